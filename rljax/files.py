@@ -1,9 +1,9 @@
-"""Reading and writing files: bytes, text, JSON, YAML and arrays, with errors that name the file and
+"""Reads and writes files: bytes, text, JSON, YAML and arrays, with errors that name the file and
 the place.
 
-Every file that a stranger may have written is opened here and nowhere else: a regular file, of a
-bounded size, and no git-lfs pointer. Whatever a parser of a stranger's bytes may raise becomes an
-InputError here, too. What a field must hold is decided where it is used.
+Every untrusted file is opened here and nowhere else: a regular file, of a bounded size, and no
+git-lfs pointer. An exception of a parser of untrusted bytes becomes an InputError here, too. The
+code that uses a field decides what it must hold.
 """
 
 import contextlib
@@ -43,8 +43,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # as JSON writes 
 
 
 def leads_nowhere(error: Exception) -> bool:
-    """Returns whether no file can be there under that name, so that another try finds none
-    either."""
+    """Returns whether no file can exist under that name, so that another try finds none either."""
     known = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     return isinstance(error, known) or (
         isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG)
@@ -52,14 +51,15 @@ def leads_nowhere(error: Exception) -> bool:
 
 
 class Unreadable(InputError):
-    """A file could not be read now, which says nothing of what it holds."""
+    """An error for a file that could not be read now, which says nothing about its content."""
 
 
 def open_file(path: str | Path, largest: int | None = None) -> int:
-    """A file descriptor for reading a regular file of at most `largest` bytes.
+    """Returns a file descriptor for reading a regular file of at most `largest` bytes. Raises
+    InputError for any other file, and Unreadable if it cannot be read now.
 
-    A pipe, which would wait for ever, or a device, which never ends, is refused before a byte is
-    read.
+    A pipe, which would wait for ever, or a device, which never ends, is refused before a byte
+    is read.
     """
     try:
         # Of a pipe, opening alone would wait; of a file it makes no difference.
@@ -111,7 +111,8 @@ def _require_plain(path: str | Path, file: int, largest: int | None) -> None:
 
 
 def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """The bytes of a file."""
+    """Returns the bytes of a file. Raises InputError as `open_file`, and for a file without content
+    to read."""
     file = open_file(path, largest)
     try:
         with os.fdopen(file, "rb") as stream:
@@ -126,7 +127,8 @@ def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
 
 
 def read_bytes(file: int, path: Path, begin: int, out) -> None:
-    """Fills the contiguous array `out` with the bytes of `file` from `begin`."""
+    """Fills the contiguous array `out`, of any shape and dtype, with the bytes of `file` from
+    `begin`. Raises InputError if it cannot be read or is too short."""
     view = memoryview(out.reshape(-1).view("u1"))
     while view:
         try:
@@ -145,13 +147,14 @@ def read_bytes(file: int, path: Path, begin: int, out) -> None:
 
 
 def file_sha256(path: str | Path) -> str:
-    """The SHA-256 of a file of any size, in hexadecimal."""
+    """Returns the SHA-256 of a file of any size, in hexadecimal."""
     with os.fdopen(open_file(path), "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
-    """The file as text; a byte order mark is dropped."""
+    """Returns the file as text, without a byte order mark. Raises InputError as `read_data`, and
+    for a file that is not UTF-8."""
     data = read_data(path, largest)
     try:
         return data.decode("utf-8-sig")
@@ -160,10 +163,10 @@ def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
 
 
 def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
-    """(number from 1, text without its end) of every line from the byte `offset` on; a byte order
-    mark is dropped.
+    """Yields (number from 1, text without its end) of every line from the byte `offset` on, without
+    a byte order mark. Raises InputError as `raw_lines`, and for a line that is not UTF-8.
 
-    Not as splitlines() parts them: U+2028 and its kin may stand inside a line.
+    Lines are not those of splitlines(): U+2028 and its kin may be inside a line.
     """
     for number, data in enumerate(raw_lines(path, offset), start=1):
         try:
@@ -173,7 +176,8 @@ def read_lines(path: str | Path, offset: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def raw_lines(path: str | Path, offset: int = 0) -> Iterator[bytes]:
-    """The bytes of every line, with its end, from the byte `offset` on."""
+    """Yields the bytes of every line, with its end, from the byte `offset` on. Raises InputError as
+    `open_file`, and for a line of more than LONGEST_LINE bytes."""
     with os.fdopen(open_file(path), "rb") as stream:
         stream.seek(offset)
         number = 0
@@ -209,11 +213,12 @@ def parse_json(
     unique: bool = False,
     mends: bool = False,
 ) -> object:
-    """The value written in `text`, of at most MOST_LEVELS levels, whose texts UTF-8 can encode.
+    """Returns the value written in `text`, of at most MOST_LEVELS levels, whose texts UTF-8 can
+    encode. Raises InputError for any other text, and for more than `most_values` values.
 
     `location` is the file, or the file and the line. `unique`: a name that stands twice in an
     object, of which one value would be lost, is refused. `mends`: half a surrogate pair becomes
-    U+FFFD, for what is only shown; by default it is refused.
+    U+FFFD, for texts that are only shown; by default it is refused.
     """
     if not isinstance(text, str):
         text = _decoded(text, location)
@@ -269,8 +274,9 @@ def _mended(value: object) -> object:
 
 
 def parse_yaml(text: str | bytes, location: str, loader: type | None = None) -> object:
-    """The value written in YAML, of at most MOST_LEVELS levels and MOST_VALUES values where all
-    that aliases repeat is counted. By default with `yaml.SafeLoader`, which runs nothing."""
+    """Returns the value written in YAML, of at most MOST_LEVELS levels and MOST_VALUES values,
+    counting all that aliases repeat. The default loader is `yaml.SafeLoader`, which runs nothing.
+    Raises InputError for any other text."""
     import yaml
 
     if not isinstance(text, str):
@@ -319,7 +325,7 @@ def _loader_class() -> type:
 
 
 def parse_toml(text: str, location: str) -> dict:
-    """The tables written in TOML."""
+    """Returns the tables written in TOML. Raises InputError for any other text."""
     import tomllib
 
     try:
@@ -329,8 +335,8 @@ def parse_toml(text: str, location: str) -> dict:
 
 
 def parse_number(text: str, kind: type = int) -> int | float | None:
-    """The number of a kind, int or float, that is written in ASCII; None of any other text. Python
-    alone reads the digits of every script, and raises of more than 4,300."""
+    """Returns the number of a kind, int or float, that is written in ASCII; None for any other
+    text. int() itself reads the digits of every script, and raises for more than 4,300."""
     try:
         return kind(text) if text.isascii() else None
     except (ValueError, OverflowError):
@@ -338,13 +344,13 @@ def parse_number(text: str, kind: type = int) -> int | float | None:
 
 
 def is_whole_number(text: str) -> bool:
-    """Returns whether a text is a number of a step, an index or a count, as `int` reads it for
-    sure."""
+    """Returns whether a text is a whole number, such as a step, an index or a count, that
+    `int` reads."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 def once(pairs: Sequence[tuple[str, object]], location: str) -> dict:
-    """The dict of a mapping as it is written. Raises InputError where a name stands twice."""
+    """Returns the dict of a mapping as it is written. Raises InputError if a name stands twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         seen = set()
@@ -354,7 +360,8 @@ def once(pairs: Sequence[tuple[str, object]], location: str) -> dict:
 
 
 def read_arrays(path: str | Path) -> dict:
-    """{name: array} of an .npz file; nothing in it is unpickled."""
+    """Returns {name: array} of an .npz file; nothing in it is unpickled. Raises InputError for a
+    file that is none, or unpacks to more than LARGEST_ARRAYS bytes."""
     import zipfile
 
     import numpy as np
@@ -375,14 +382,14 @@ def read_arrays(path: str | Path) -> dict:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """Returns the first line of the message of an error."""
     return next(iter(str(error).split("\n")), "")[:300]
 
 
 @contextlib.contextmanager
 def strangers_bytes(location: str, fix: str = "") -> Iterator[None]:
-    """Makes an InputError of whatever a parser of a stranger's bytes raises in the block: such a
-    parser has an exception for each way in which they may be wrong, MemoryError among them."""
+    """Turns any exception of a parser of untrusted bytes in the block into an InputError: such a
+    parser has one for each way in which they may be wrong, MemoryError among them."""
     try:
         yield
     except InputError:
@@ -456,7 +463,8 @@ def _require_bounded(value: object, location: str) -> None:
 
 
 def parse_row(line: str, path: str | Path, number: int) -> object:
-    """The value of line `number` of a .jsonl file. Raises InputError that says what the line is."""
+    """Returns the value of line `number` of a .jsonl file. Raises InputError that says what the
+    line is."""
     location = f"{path}: line {number}"
     try:
         return parse_json(line, location)
@@ -506,8 +514,8 @@ def _table_of(line: str) -> str:
 
 
 def require_shallow(value: object, location: str) -> None:
-    """Raises InputError for a value of more than MOST_LEVELS levels, on which code that follows
-    them down would end."""
+    """Raises InputError for a value of more than MOST_LEVELS levels, which would end code that
+    recurses into it."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_LEVELS):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
@@ -520,17 +528,19 @@ def require_shallow(value: object, location: str) -> None:
 
 
 def read_json(path: str | Path, *, mends: bool = False) -> object:
-    """The JSON value that the file holds; `mends` as parse_json has it."""
+    """Returns the JSON value of a file; `mends` as in parse_json. Raises InputError as `read_text`
+    and `parse_json`."""
     return parse_json(read_text(path, LARGEST_OBJECT), str(path), MOST_VALUES, mends=mends)
 
 
 def read_json_object(path: str | Path) -> dict:
-    """The JSON object that the file holds."""
+    """Returns the JSON object of a file. Raises InputError as `read_json`, and for any
+    other value."""
     return json_object(read_text(path, LARGEST_OBJECT), path)
 
 
 def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> dict:
-    """The JSON object that is the text of a file."""
+    """Returns the JSON object that is the text of a file. Raises InputError for any other text."""
     value = parse_json(text, str(path), most_values)
     if not isinstance(value, dict):
         raise InputError(
@@ -543,15 +553,15 @@ def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> 
 
 
 def how_to_get_data(name: str) -> str:
-    """Returns the spelling for a text that may be the name of a data set of the hub; "" for another
-    text."""
+    """Returns how to write the name of a data set of the hub, for a text that may be one; "" for
+    another text."""
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix in DATA_FILES:
         return ""
     return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"
 
 
 def near_path(path: str) -> str:
-    """The path that is there and that `path` misspells in one of its parts; "" where none is."""
+    """Returns the existing path that `path` misspells in one of its parts; "" if there is none."""
     folder, name = os.path.split(path.rstrip("/"))
     if os.path.isdir(folder or "."):
         close = near_names(name, sorted(os.listdir(folder or ".")), 1)
@@ -561,10 +571,12 @@ def near_path(path: str) -> str:
 
 
 def data_files(spec: str) -> list[str]:
-    """The files of rows that a text names: one, several with commas between them, or a pattern of
-    a file's name such as "rows/part_*.jsonl", which are taken in the order of their names.
+    """Returns the files of rows that a text names: one, several with commas between them, or
+    a pattern of a file's name such as "rows/part_*.jsonl", which are taken in the order of
+    their names.
 
-    Raises InputError for a pattern that fits no file; a file that is named may be missing."""
+    Raises InputError for a pattern that fits no file; a file that is named may be missing.
+    """
     parts = [part.strip() for part in spec.split(",")]
     if os.path.lexists(spec) or not all(part.endswith(DATA_FILES) for part in parts):
         parts = [spec]
@@ -588,7 +600,8 @@ def data_files(spec: str) -> list[str]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a whole file or none: what was there before stays until the new text is complete."""
+    """Writes a whole file or none: the old one stays until the new text is complete. Raises
+    InputError if it cannot be written."""
     path = Path(path)
     hidden = path.with_name(f".{path.name}")
     try:
@@ -604,8 +617,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def yaml_text(values: dict, *, blocks: bool = False) -> str:
-    """A dict as YAML that reads to the same values; `blocks`: texts of several lines as they are,
-    as scripts are read."""
+    """Returns a dict as YAML that reads to the same values; `blocks`: texts of several lines are
+    written as blocks, which are easier to read."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -621,13 +634,13 @@ def yaml_text(values: dict, *, blocks: bool = False) -> str:
 
 
 def write_json(path: str | Path, value: object) -> None:
-    """Writes a value as a whole JSON file."""
+    """Writes a value as a whole JSON file. Raises InputError as `write_text`."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_rows(path: str | Path, rows: Iterable[dict]) -> dict:
-    """Writes a whole .jsonl file -> {"file", "rows", "sha256"}. Half a surrogate pair, which no
-    file can hold, becomes U+FFFD."""
+    """Writes a whole .jsonl file; returns {"file", "rows", "sha256"}. Half a surrogate pair, which
+    no file can hold, becomes U+FFFD. Raises InputError as `write_text`."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     text = _mended("".join(lines))
     write_text(path, text)

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: a step on disk or under a URL, whole or not there."""
+"""Checkpoints of a run: each step is complete, on disk or under a URL, or does not exist."""

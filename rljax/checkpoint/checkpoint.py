@@ -1,9 +1,9 @@
-"""Checkpoints: roles, optimizer state, data position, PRNG, trackers' offsets: one folder per
-step, of the disk or of a store.
+"""Checkpoints: roles, optimizer state, data position, random keys and trackers' offsets, in one
+folder for each step, on disk or in a store.
 
 `state.json` holds everything that is not an array. `manifest.json` holds a SHA-256 of every file
-and is written last: what has none is no checkpoint. A save copies the arrays to host memory and
-goes on in a thread; what becomes of it is raised at the next step.
+and is written last: a folder without it is no checkpoint. A save copies the arrays to host memory
+and goes on in a thread; an error in it is raised at the next step.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ POLL_S = 5.0  # between two looks at whether a host that others wait for has fai
 
 
 class Checkpoints:
-    """The checkpoints of one run: `folder/00000012/...`, a path or a URL. `keep` newest are kept,
-    and the best.
+    """The checkpoints of one run: `folder/00000012/...`, a path or a URL. The `keep` newest are
+    kept, and the best.
 
     On several hosts all call `prepare`, `latest`, `save`, `start_save`, `wait` and `read_arrays`.
     `before_commit` is called, on the first host, when the arrays are written.
@@ -61,15 +61,17 @@ class Checkpoints:
         self._fault: BaseException | None = None
 
     def prepare(self) -> None:
-        """Makes the folder and removes saves that were killed half-way. For the run alone: another
-        reader would remove a save in progress."""
+        """Makes the folder and removes saves that were killed half-way. Only the run may call
+        it: another reader would remove a save in progress. Raises InputError, on all hosts, if
+        it cannot."""
         _on_first(self.storage.prepare)
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, oldest first; whole or not."""
+        """Returns the steps that have a folder, oldest first, complete or not."""
         return self.storage.steps()
 
     def path(self, step: int) -> str | Path:
+        """Returns the path or URL of the checkpoint of a step."""
         return self.storage.at(step)
 
     def check_room(self, needed: int) -> None:
@@ -79,15 +81,15 @@ class Checkpoints:
     # -- saving --
 
     def save(self, step: int, arrays, state: dict) -> str | Path:
-        """Write everything of `step`; `state` is JSON. Returns the folder once it is complete.
-        Nothing is left of a save that fails."""
+        """Writes everything of `step` and waits for it; `state` is JSON. Returns the folder once it
+        is complete. A save that fails leaves nothing, and raises InputError."""
         self.start_save(step, arrays, state)
         self.wait()
         return self.path(step)
 
     def start_save(self, step: int, arrays, state: dict) -> None:
-        """Copies everything of `step` to host memory and writes it beside the steps that follow.
-        Raises what has become of the save before."""
+        """Copies everything of `step` to host memory and writes it during the steps that follow.
+        Raises InputError if it cannot begin, or if the save before has failed."""
         self.wait()
         text = json.dumps({"step": step, "hosts": hosts.count(), **state}, indent=1)
         try:
@@ -104,20 +106,21 @@ class Checkpoints:
         self._saving.start()
 
     def wait(self) -> None:
-        """Until the save that was begun is on the disk or in the store. Raises what went wrong."""
+        """Waits until the save that was begun is on the disk or in the store. Raises its error, if
+        it has failed."""
         if self._saving is not None:
             self._saving.join()
         self.check()
 
     def check(self) -> None:
-        """Raises what went wrong in a save that has ended; does not wait."""
+        """Raises the error of a save that has failed; does not wait."""
         if self._saving is not None and not self._saving.is_alive():
             self._saving, fault, self._fault = None, self._fault, None
             if fault is not None:
                 raise fault
 
     def close(self) -> None:
-        """Waits for a save without raising what went wrong: that has been said."""
+        """Waits for a save without raising its error, which was raised before."""
         if self._saving is not None:
             self._saving.join()
 
@@ -205,8 +208,8 @@ class Checkpoints:
                     warnings.warn(f"checkpoint of step {step} stays: {error}", stacklevel=2)
 
     def best(self) -> int | None:
-        """The step whose state has the highest `best_metric` ("-name": the lowest); ties go to the
-        earlier one."""
+        """Returns the step whose state has the highest `best_metric` ("-name": the lowest); ties go
+        to the earlier one."""
         if not self.best_metric:
             return None
         scored, name = [], self.best_metric.removeprefix("-")
@@ -317,8 +320,8 @@ class Checkpoints:
         return "" if own == {step} else f"{path} is that of step {' and '.join(map(str, own))}"
 
     def latest(self) -> int | None:
-        """The newest whole checkpoint, None if there is none at all; says which damaged ones it
-        passes over."""
+        """Returns the newest undamaged checkpoint, None if there is none at all; warns of damaged
+        ones that it passes over. Raises InputError if all are damaged."""
         steps = _on_first(self.steps)
         for step in reversed(steps):
             problem = self.damage(step)
@@ -339,16 +342,17 @@ class Checkpoints:
         return None
 
     def read_state(self, step: int) -> dict:
+        """Returns the content of state.json. Raises InputError if it cannot be read."""
         with self._readable(step):
             text = self.storage.read_state(step)
         return parse_json(text, str(self.storage.at(step, STATE)))
 
     def read_arrays(self, step: int, like, *, some: bool = False):
-        """The arrays of `step`, with the shapes, dtypes and shardings of `like`; `some`: it may
-        hold others beside them.
+        """Returns the arrays of `step`, with the shapes, dtypes and shardings of `like`; `some`: it
+        may hold others beside them. Raises InputError if they do not fit `like`.
 
-        Raises Damaged, on all hosts, where a store's arrays are not those that were saved: that
-        shows only now, and `latest` passes over them from then on.
+        Raises Damaged, on all hosts, if a store's arrays are not those that were saved: that shows
+        only now, and `latest` passes over them from then on.
         """
         path = self.storage.at(step, ARRAYS)
 
@@ -425,7 +429,8 @@ def _unreadable(what: str, error: BaseException, more: str = "") -> Unreadable:
 def check_fingerprints(
     saved: dict[str, str], now: dict[str, str], allowed: tuple[str, ...]
 ) -> None:
-    """Refuse to go on with another config or other data, unless the change is allowed by name.
+    """Raises InputError if the config or the data are not those of the checkpoint, unless the
+    change is allowed by name.
 
     A field that the checkpoint's version of the code did not have was at its default then.
     """
@@ -447,9 +452,9 @@ def check_fingerprints(
 
 
 def reads_steps(config: Config) -> bool:
-    """Returns whether the first steps of a run may differ with the number of all: a schedule, a
-    mixture or a role of the user's own is spread over it, or an evaluation at the end counts for
-    patience."""
+    """Returns whether the first steps of a run may depend on the number of all its steps: a
+    schedule, a mixture or a role of the user's own is spread over it, or an evaluation at the end
+    counts for patience."""
     optimizers = (config.actor_optimizer, config.critic_optimizer)
     schedules = [resolve(one.schedule, NAMESPACES["schedule"]) for one in optimizers]
     spread = any("steps" in schedule.parameters for schedule in schedules)

@@ -1,6 +1,6 @@
-"""Checkpoints in a local folder, which all hosts share: arrays by orbax, into a hidden folder that
-is renamed when its manifest is written, so that a kill at any moment leaves whole folders only.
-"""
+"""Checkpoints in a local folder, which all hosts share. Orbax writes the arrays into a hidden
+folder that is renamed when its manifest is written, so that a kill at any moment leaves complete
+folders only."""
 
 import contextlib
 import functools
@@ -43,11 +43,12 @@ class DiskFolder:
         self.folder = folder
 
     def at(self, step: int, name: str = "") -> Path:
-        """The path of a checkpoint, or of a file in it."""
+        """Returns the path of a checkpoint, or of a file in it."""
         return self.folder / f"{step:08d}" / name
 
     def prepare(self) -> None:
-        """Makes the folder and removes saves that were killed half-way."""
+        """Makes the folder and removes saves that were killed half-way. Raises InputError for a
+        file with the name of a checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             if STEP.fullmatch(path.name) and not path.is_dir():
@@ -60,15 +61,15 @@ class DiskFolder:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, oldest first; whole or not."""
+        """Returns the steps that have a folder, oldest first, complete or not."""
         if not self.folder.is_dir():
             return []
         folders = (p for p in self.folder.iterdir() if STEP.fullmatch(p.name) and p.is_dir())
         return sorted(int(p.name) for p in folders)
 
     def check_room(self, needed: int) -> None:
-        """Raises InputError unless the disk has room for two checkpoints of `needed` bytes, those
-        that are there among them, and for one beside them."""
+        """Raises InputError unless the disk has room for two checkpoints of `needed` bytes,
+        including those that are there, and for one beside them."""
         there = sum(p.stat().st_size for step in self.steps() for p in _files(self.at(step)))
         # Of a folder that is not made yet: of the one that it will be made in.
         folder = next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())
@@ -93,8 +94,8 @@ class DiskFolder:
         self._hidden(step).mkdir()
 
     def begin(self, step: int, arrays) -> Callable[[], dict]:
-        """Copies the arrays to host memory -> what writes this host's part of them and returns
-        {name: bytes and SHA-256} of its files."""
+        """Copies the arrays to host memory; returns a function that writes this host's part of them
+        and returns {name: bytes and SHA-256} of its files."""
         muted = contextlib.ExitStack()
         try:
             muted.enter_context(_muted())
@@ -116,8 +117,8 @@ class DiskFolder:
         return written
 
     def commit(self, step: int, files: dict[str, dict], state: str) -> None:
-        """Writes what is no array, the manifest, and gives the folder its name. On the first
-        host."""
+        """Writes everything but the arrays, then the manifest, and gives the folder its name.
+        Called on the first host."""
         hidden = self._hidden(step)
         (hidden / STATE).write_text(state)
         files = {**files, STATE: _facts(hidden / STATE)}
@@ -131,39 +132,41 @@ class DiskFolder:
         _sync(self.folder)
 
     def abandon(self, step: int) -> None:
-        """Removes what a save that failed has left."""
+        """Removes what is left of a save that failed."""
         shutil.rmtree(self._hidden(step), ignore_errors=True)
 
     def remove(self, step: int) -> None:
+        """Removes a checkpoint."""
         shutil.rmtree(self.at(step))
 
     def left_over(self) -> list[int]:
-        """Saves that never became whole; `prepare` has removed them."""
+        """Returns the saves that never became complete: none, as `prepare` has removed them."""
         return []
 
     # -- reading --
 
     def sizes(self, step: int) -> dict[str, int]:
-        """{name: bytes} of everything in a checkpoint that is no folder, but for its manifest."""
+        """Returns {name: bytes} of all files in a checkpoint except its manifest."""
         folder = self.at(step)
         return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
 
     def read(self, step: int, name: str) -> str:
-        """The text of a file."""
+        """Returns the text of a file."""
         return read_text(self.at(step, name), LARGEST_DATA)
 
     def read_state(self, step: int) -> str:
-        """The text of state.json."""
+        """Returns the text of state.json."""
         return self.read(step, STATE)
 
     def altered(self, step: int, name: str, sha256: str) -> str:
-        """Compares a file with its manifest entry -> the difference, or ""."""
+        """Compares a file with its manifest entry; returns the difference, or ""."""
         if _digest(self.at(step, name)) == sha256:
             return ""
         return f"{self.at(step, name)} has another SHA-256 than when it was saved"
 
     def read_arrays(self, step: int, like, fits: Callable[[str], InputError]):
-        """The arrays of `step`, with the shapes, dtypes and shardings of `like`."""
+        """Returns the arrays of `step`, with the shapes, dtypes and shardings of `like`. Raises
+        `fits(why)` if they cannot be read as these."""
         abstract = jax.tree.map(_as_written, like)
         try:
             with _muted(), ocp.StandardCheckpointer() as checkpointer:
@@ -173,7 +176,8 @@ class DiskFolder:
             raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
 
     def read_some(self, step: int, like, fits: Callable[[str], InputError]):
-        """Those arrays alone that `like` holds."""
+        """Returns the arrays of `step` that `like` holds. Raises `fits(why)` if they cannot
+        be read."""
         options = ocp.args.PyTreeRestore(
             item=like,
             restore_args=ocp.checkpoint_utils.construct_restore_args(like),

@@ -47,7 +47,7 @@ RESTORE = "restore the file, or use another step"  # of what is damaged
 
 
 class Damaged(InputError):
-    """Raised where the bytes read are not those that were saved."""
+    """An error for bytes that are not those that were saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Part:
 
 
 def named_leaves(tree) -> list[tuple[str, object]]:
-    """(path, leaf) of every array of a tree: "actor/params/layers/q"."""
+    """Returns (path, leaf) of every array of a tree; a path is such as "actor/params/layers/q"."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in flat]
 
@@ -78,9 +78,9 @@ def _moved(bounds, origin) -> Index:
 
 
 def snapshot(tree) -> list[Part]:
-    """The parts of the arrays that this host writes, copied to its memory.
+    """Returns the parts of the arrays that this host writes, copied to its memory.
 
-    What several hosts hold they write together, each some rows of it.
+    Arrays that several hosts hold are written by all of them, some rows each.
     """
     leaves = named_leaves(tree)
     for _, x in leaves:
@@ -136,7 +136,8 @@ def _pieces(parts: list[Part]) -> Iterator[bytes]:
 
 
 def write(store: Store, parts: list[Part]) -> dict[str, dict]:
-    """Puts the parts of this host -> {name: bytes and SHA-256} of the files."""
+    """Puts the parts of this host into the store; returns {name: bytes and SHA-256} of
+    the files."""
     head = f"{ARRAYS}/{hosts.index():04d}"
     index, offset = [], 0
     for part in parts:
@@ -194,7 +195,7 @@ class _Location:
 
 class Reader:
     """Reads the arrays of one checkpoint in its own store; `files` is {name: bytes and SHA-256} of
-    its manifest."""
+    its manifest. Raises Damaged for an index that cannot be read."""
 
     def __init__(self, store: Store, files: Mapping[str, dict]):
         for name, facts in files.items():
@@ -238,7 +239,8 @@ class Reader:
         others.append(location)
 
     def read(self, name: str) -> bytes:
-        """A file whose bytes are those that were saved; read once more where they are not."""
+        """Returns the bytes of a file, which it reads again if their SHA-256 is wrong. Raises
+        Damaged for a file that is missing, not in the manifest, or wrong twice."""
         if name not in self.files:
             raise Damaged(f"{self.store.at(name)} is not in the manifest", fix=RESTORE)
         for _ in range(2):
@@ -253,8 +255,8 @@ class Reader:
         )
 
     def array(self, name: str, like) -> jax.Array:
-        """The array with the shape, dtype and sharding of `like`: the parts of this host's own
-        devices are read."""
+        """Returns an array with the shape, dtype and sharding of `like`; reads the parts of this
+        host's own devices. Raises Damaged if the pieces do not cover it exactly once."""
         dtype = np.dtype(like.dtype)
         indices = like.sharding.addressable_devices_indices_map(like.shape).values()
         wanted = {
@@ -267,7 +269,7 @@ class Reader:
         )
 
     def kind(self, name: str) -> str:
-        """Dtype and shape of a saved array, as text."""
+        """Returns the dtype and shape of a saved array, as text."""
         locations = self.locations.get(name)
         if locations is None:
             return "missing"
@@ -351,7 +353,8 @@ def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
 
 
 def read(reader: Reader, like, fits: Callable[[str], InputError]):
-    """The arrays of a tree like `like`; `fits(why)` is the error where they are others."""
+    """Returns the arrays of a tree like `like`. Raises `fits(why)` if their dtypes or shapes
+    differ, and Damaged for bytes that are not those that were saved."""
     leaves = named_leaves(like)
     for name, x in leaves:
         wanted = f"{np.dtype(x.dtype).name}{list(x.shape)}"

@@ -1,6 +1,5 @@
-"""Checkpoints under a URL. The manifest, which is put last, is the commit: a step without one does
-not exist, and what a killed save has left is passed over and removed at the next one.
-"""
+"""Checkpoints under a URL. The manifest, which is put last, commits a step: a step without one does
+not exist, and the files of a killed save are passed over and removed at the next one."""
 
 import hashlib
 import json
@@ -24,13 +23,14 @@ class StoreFolder:
 
     @property
     def folder(self) -> str:
+        """URL of the checkpoints."""
         return self.store.url
 
     def _store(self, step: int) -> Store:
         return Store(self.at(step))
 
     def at(self, step: int, name: str = "") -> str:
-        """The URL of a checkpoint, or of a file in it."""
+        """Returns the URL of a checkpoint, or of a file in it."""
         return "/".join(filter(None, [self.store.url, f"{step:08d}", name]))
 
     def prepare(self) -> None:
@@ -42,16 +42,16 @@ class StoreFolder:
         return [int(name) for name in self.store.folders() if STEP.fullmatch(name)]
 
     def steps(self) -> list[int]:
-        """Steps that have a manifest, oldest first."""
+        """Returns the steps that have a manifest, oldest first."""
         there = [step for step in self._folders() if self._store(step).exists(MANIFEST)]
         return sorted(there)
 
     def left_over(self) -> list[int]:
-        """Saves that never became whole."""
+        """Returns the saves that never became complete, oldest first."""
         return sorted(set(self._folders()) - set(self.steps()))
 
     def check_room(self, needed: int) -> None:
-        """A store does not say how much room it has."""
+        """Does nothing: a store does not say how much room it has."""
 
     # -- writing --
 
@@ -60,13 +60,13 @@ class StoreFolder:
         self.remove(step)
 
     def begin(self, step: int, arrays) -> Callable[[], dict]:
-        """Copies the arrays to host memory -> what writes this host's part of them and returns
-        {name: bytes and SHA-256} of its files."""
+        """Copies the arrays to host memory; returns a function that writes this host's part of them
+        and returns {name: bytes and SHA-256} of its files."""
         parts = snapshot(arrays)
         return lambda: write(self._store(step), parts)
 
     def commit(self, step: int, files: dict[str, dict], state: str) -> None:
-        """Writes what is no array, and the manifest. On the first host."""
+        """Writes everything but the arrays, then the manifest. Called on the first host."""
         store, data = self._store(step), state.encode()
         store.put(STATE, data)
         digest = hashlib.sha256(data).hexdigest()
@@ -75,14 +75,14 @@ class StoreFolder:
         store.put(MANIFEST, text.encode())
 
     def abandon(self, step: int) -> None:
-        """Removes what a save that failed has left, if the store lets it."""
+        """Removes what is left of a save that failed, if the store allows it."""
         try:
             self.remove(step)
         except OSError:
             pass
 
     def remove(self, step: int) -> None:
-        """The manifest first: from then on the step does not exist."""
+        """Removes a checkpoint, the manifest first: from then on the step does not exist."""
         store = self._store(step)
         store.remove(MANIFEST)
         store.remove_folder("")
@@ -90,20 +90,21 @@ class StoreFolder:
     # -- reading --
 
     def sizes(self, step: int) -> dict[str, int]:
-        """{name: bytes} of the files of a checkpoint, but for its manifest."""
+        """Returns {name: bytes} of the files of a checkpoint except its manifest."""
         sizes = self._store(step).sizes()
         return {name: size for name, size in sizes.items() if name != MANIFEST}
 
     def read(self, step: int, name: str) -> str:
-        """The text of a file."""
+        """Returns the text of a file."""
         return self._store(step).read(name).decode()
 
     def read_state(self, step: int) -> str:
-        """The text of state.json, as the manifest knows it."""
+        """Returns the text of state.json. Raises Damaged if it is not the one in the manifest."""
         return self._reader(step, only_state=True).read(STATE).decode()
 
     def altered(self, step: int, name: str, sha256: str) -> str:
-        """Compares a small file with its manifest entry -> the difference, or ""."""
+        """Compares state.json with its manifest entry; returns the difference, or "". Other files
+        are compared when they are read."""
         if name != STATE:
             return ""
         data = self._store(step).read(name)
@@ -126,7 +127,9 @@ class StoreFolder:
             ) from None
 
     def read_arrays(self, step: int, like, fits: Callable[[str], InputError]):
-        """The arrays of `step` that `like` holds, with its shapes, dtypes and shardings."""
+        """Returns the arrays of `step` that `like` holds, with its shapes, dtypes and
+        shardings. Raises `fits(why)` if they are others, and Damaged for bytes that are not
+        those that were saved."""
         return read(self._reader(step), like, fits)
 
     read_some = read_arrays

@@ -17,6 +17,7 @@ SHOWN = 600  # characters of what a tool answers
 
 
 def main(options: ChatOptions) -> None:
+    """Asks the questions of the terminal, or the one that is given, and shows the answers."""
     from rljax.policies import load_policy
     from rljax.serving.chat import Chat
     from rljax.tracking.screen import Terminal

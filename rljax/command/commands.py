@@ -1,4 +1,4 @@
-"""Table of the commands, and main(), which finds the one that is meant."""
+"""The table of the commands, and main(), which runs the one that is named."""
 
 import atexit
 import contextlib
@@ -192,7 +192,7 @@ COMMANDS = {
 
 @printable_streams()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`rljax COMMAND ...` -> never: ends the process with the command's exit code."""
+    """Runs `rljax COMMAND ...` and ends the process with the command's exit code."""
     last = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["--version"]:
@@ -216,9 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(
     name: str, arguments: Sequence[str] | None = None, program: str = "", *, last: bool = False
 ) -> None:
-    """Runs a command and ends the process with its exit code; so does a Ctrl-C, without a
-    traceback, at any moment that the command does not answer it itself. `last`: nothing else runs
-    in this process afterwards, as where the arguments are those of the process."""
+    """Runs a command and ends the process with its exit code. A Ctrl-C ends it, too, without a
+    traceback, at any moment at which the command does not answer it itself. `last`: nothing else
+    runs in this process afterwards, as when the arguments are those of the process."""
     last = last or arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

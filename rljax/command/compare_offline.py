@@ -16,6 +16,8 @@ _CAPABILITIES_OF = {"PPO": "ppo", "DPO": "preference", "KTO": "kto", "DQO": "dqo
 
 
 def main(options: ComparisonOptions, given: Given) -> None:
+    """Trains and measures the methods of a config file, and prints the table. Raises InputError for
+    a file without methods()."""
     if options.capabilities:
         _print_capabilities()
         return

@@ -22,14 +22,16 @@ from rljax.config.service_options import PodOptions
 
 
 def main(options: CompletionOptions) -> None:
+    """Prints the script of a shell."""
     script = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[options.shell]
     print(script.replace("@CASES@", _cases(words(), fish=options.shell == "fish")), end="")
 
 
 def words() -> dict[str, list[str]]:
-    """{what is asked: the words that may stand there}: "" for the first word, "data" for the second
-    word of `rljax data`, "train -" for the flags of a command, "train +" for its words without a
-    flag, "pod --api=" for the values of a flag, "--config." and "--config.seed=" for fields."""
+    """Returns {what is asked: the words that may stand there}: "" for the first word, "data" for
+    the second word of `rljax data`, "train -" for the flags of a command, "train +" for its
+    words without a flag, "pod --api=" for the values of a flag, "--config." and "--config.seed="
+    for fields."""
     firsts = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
     table = {"": [*firsts, "--help", "--version"]}
     for first in firsts:

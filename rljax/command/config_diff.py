@@ -16,6 +16,7 @@ from rljax.config.run_options import DiffOptions
 
 
 def main(options: DiffOptions) -> None:
+    """Prints the fields in which two configs differ."""
     configs = [load_config_file(path) for path in options.configs]
     default, rows = Config(), {}
     for name in field_names(Config):

@@ -17,6 +17,7 @@ from rljax.config.run_options import ShowOptions
 
 
 def main(options: ShowOptions, given: Given) -> None:
+    """Prints the fields of a config."""
     if options.yaml or options.json:
         values = config_as_data(given.config, only_changed=options.changed)
         print(to_yaml(values).rstrip() if options.yaml else json.dumps(values, indent=2))
@@ -32,5 +33,5 @@ def main(options: ShowOptions, given: Given) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as JSON writes it."""
+    """Returns a value as JSON writes it."""
     return json.dumps(value, ensure_ascii=False)

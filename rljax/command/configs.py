@@ -17,6 +17,7 @@ from rljax.config.flags import shipped_configs
 
 
 def main(_: Options) -> None:
+    """Prints the configs that ship, with the first sentence of each."""
     files = shipped_configs()
     rows = []
     for name, file in files.items():
@@ -31,7 +32,7 @@ def main(_: Options) -> None:
 
 
 def first_sentence(doc: str) -> str:
-    """The first sentence of a docstring, whole, however many lines it has."""
+    """Returns the first sentence of a docstring, whole, however many lines it has."""
     paragraph = " ".join(doc.partition("\n\n")[0].split())
     end = re.search(r"(?<!\b\w)(?<!vs)(?<! al)\.(?= |$)|:$", paragraph)
     return paragraph[: end.start()] + "." if end else paragraph

@@ -24,6 +24,7 @@ SHORT = "quickstart:demo"  # the config where none is given
 
 
 def main(options: DemoOptions, given: Given) -> int:
+    """Trains the demo; returns the exit code."""
     fields = {**given.fields, **options.fields()}
     path = "real/sums" if options.real and given.path == SHORT else given.path
     loaded = load_config_file(path)

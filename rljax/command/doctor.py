@@ -15,6 +15,7 @@ _MARK = {"fine": "ok", "warning": "warning", "broken": "BROKEN"}
 
 
 def main(options: DoctorOptions) -> int:
+    """Prints the findings; returns the exit code."""
     from rljax.doctor import examine
 
     findings = list(dict.fromkeys(examine(options)))

@@ -22,6 +22,7 @@ from rljax.report.run_warnings import MOST_TRUNCATED, too_many_truncated
 
 
 def main(options: EvaluateOptions) -> None:
+    """Evaluates a policy and prints its metrics."""
     from rljax.files import write_json
 
     if options.suites:

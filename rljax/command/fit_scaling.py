@@ -13,6 +13,7 @@ from rljax.config.run_options import ScalingOptions
 
 
 def main(options: ScalingOptions) -> None:
+    """Fits the curves of the runs and prints the table."""
     from rljax.evaluation.scaling import fit_runs
     from rljax.files import write_json
 

@@ -15,6 +15,8 @@ from rljax.errors import InputError
 
 
 def main(options: InspectOptions, given: Given) -> None:
+    """Prints rows of the data as the model reads them. Raises InputError for --kind without
+    --model, and for a config that `validate` refuses."""
     if options.kind and not options.model:
         raise InputError(
             "--kind is read with --model alone", fix="rljax inspect DATA --model=MODEL"

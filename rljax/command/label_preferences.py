@@ -11,6 +11,7 @@ from rljax.config.policy_options import PreferenceOptions
 
 
 def main(options: PreferenceOptions) -> None:
+    """Labels the pairs and prints the counts."""
     from rljax.datagen.preferences import label_preferences
 
     for name, count in label_preferences(options).items():

@@ -13,6 +13,7 @@ from rljax.config.policy_options import LabelOptions
 
 
 def main(options: LabelOptions) -> None:
+    """Labels the lines and prints the metrics of each checkpoint."""
     from rljax.datagen.saved_labels import label_saved
 
     result = label_saved(options)

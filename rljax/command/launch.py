@@ -1,5 +1,5 @@
 """Code that all commands share: arguments to options and config, --help, tables, and errors as text
-with exit code 2. Imports no model code, so that --help and a misspelt flag answer at once."""
+with exit code 2. It imports no model code, so that --help and a misspelt flag answer at once."""
 
 import ast
 import dataclasses
@@ -40,10 +40,9 @@ _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: its name, what it is for, its options, whether it takes a config ("", "optional",
-    "needed", or the one that it takes where none is given), its module in this folder ("": the one
-    of its name), whether one host alone can run it, and whether it prints the config alone, so that
-    nothing it names runs."""
+    """A command: its name, a line about it, its options, whether it takes a config ("", "optional",
+    "needed", or the default one), its module in this folder ("": the one of its name), whether one
+    host alone can run it, and whether it only prints the config, so that nothing it names runs."""
 
     name: str
     about: str
@@ -56,10 +55,11 @@ class Command:
     data_with: str = ""  # the option with which the argument is data, and no config
 
     def file(self) -> str:
+        """Returns the name of its module."""
         return self.module or self.name.replace(" ", "_")
 
     def doc(self) -> str:
-        """The docstring of its module, which is not imported for it."""
+        """Returns the docstring of its module, without importing it."""
         text = Path(__file__).with_name(f"{self.file()}.py").read_text(encoding="utf-8")
         return ast.get_docstring(ast.parse(text)) or ""
 
@@ -75,13 +75,14 @@ class Given:
     data: str = ""  # the argument of a command that takes data in place of a config
 
     def config_arguments(self, *, trust_code: bool = False) -> list[str]:
-        """The arguments that give another process the same config, and the same trust in it."""
+        """Returns the arguments that give another process the same config, and the same trust
+        in it."""
         fields = [f"--config.{name}={text}" for name, text in self.fields.items()]
         return [f"--config={self.path}", *fields, *(["--trust_code"] if trust_code else [])]
 
 
 def launch(command: Command, arguments: list[str], program: str) -> int:
-    """Runs a command -> its exit code. An InputError is printed, exit code 2, or 171 where
+    """Runs a command; returns its exit code. An InputError is printed, with exit code 2, or 171 if
     hosts are late."""
     _quiet()
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -187,8 +188,8 @@ def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def config_as_data(config: Config, *, only_changed: bool) -> dict:
-    """The config, or its fields that differ from the defaults, as JSON and YAML that --config
-    reads have it."""
+    """Returns the config, or its fields that differ from the defaults, as the JSON and YAML that
+    --config reads have it."""
     if not only_changed:
         return to_dict(config)
     out: dict = {}
@@ -210,7 +211,7 @@ def _quiet() -> None:
 
 
 def complain(error: InputError) -> int:
-    """Prints the error -> the exit code."""
+    """Prints the error; returns the exit code."""
     print(f"error: {error}", file=sys.stderr)
     return error.exit_code
 

@@ -9,6 +9,7 @@ import sys
 
 
 def main() -> None:
+    """Answers the prompts on standard input."""
     asked = json.load(sys.stdin)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -19,6 +19,7 @@ from rljax.config.run_options import PipelineOptions
 
 
 def main(options: PipelineOptions, given: Given) -> int:
+    """Runs the stages; returns the exit code."""
     from rljax.experiments.pipeline import run_stages
     from rljax.experiments.stages import make_stages
     from rljax.experiments.sweep import Stopped

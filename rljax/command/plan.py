@@ -19,6 +19,8 @@ from rljax.errors import InputError
 
 
 def main(options: PlanOptions, given: Given) -> int:
+    """Prints the plan; returns the exit code. Raises InputError for a --json file in no folder, and
+    for --search on a chip without known figures."""
     refuse_early(given.config)
     if options.json and not Path(options.json).absolute().parent.is_dir():  # before the compiles
         raise InputError("--json", value=options.json, rule="no such folder", fix="make it first")

@@ -13,6 +13,7 @@ from rljax.errors import InputError
 
 
 def main(options: PlayOptions, given: Given) -> None:
+    """Plays an episode and prints it. Raises InputError for a config without an environment."""
     config = given.config
     refuse_early(config)  # before JAX is imported
     if not config.environment.function:

@@ -26,6 +26,7 @@ from rljax.files import yaml_text
 
 
 def main(options: PodOptions) -> int:
+    """Runs a verb; returns the exit code."""
     if options.verb in ("slurm", "jobset", "sky"):
         print(_text(options), end="")
         return 0

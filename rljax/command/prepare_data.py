@@ -18,6 +18,7 @@ from rljax.config.data_options import PrepareOptions
 
 
 def main(options: PrepareOptions) -> None:
+    """Writes the files and prints the counts."""
     from rljax.data.rows.prepare import prepare
 
     counts = prepare(options)

@@ -13,6 +13,7 @@ from rljax.config.run_options import PushOptions
 
 
 def main(options: PushOptions) -> None:
+    """Pushes the model and prints the files."""
     from rljax.report.publish import publish
 
     how = dataclasses.asdict(options)

@@ -37,7 +37,8 @@ Prompt = str | list[dict]
 
 
 def run_real(given: Given, count: int) -> int:
-    """Trains by the config, compares `count` answers, and prints what came of it -> exit code."""
+    """Trains by the config, compares `count` answers, and prints the results; returns the exit
+    code. Raises InputError if the model of the demo is not installed."""
     config = given.config
     if not config.model:
         raise InputError(
@@ -79,7 +80,7 @@ def run_real(given: Given, count: int) -> int:
 
 
 class Stages:
-    """Seconds of named parts of the demo."""
+    """The seconds of named parts of the demo."""
 
     def __init__(self):
         self.seconds = {}
@@ -87,11 +88,13 @@ class Stages:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds of the block under a name."""
         begun = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - begun
 
     def total(self) -> float:
+        """Returns the seconds since the start."""
         return time.monotonic() - self.started
 
 
@@ -114,7 +117,7 @@ def _last_text(prompt: Prompt) -> str:
 
 
 def rljax_answers(folder: str, rows: Sequence[dict], limit: int) -> tuple[list[str], int]:
-    """(the texts, the tokens of the longest prompt)."""
+    """Returns (the texts, the tokens of the longest prompt)."""
     saved = load_policy(folder)
     longest = saved.model.config.max_tokens - limit
     prompts, _ = saved.encode(rows, max_tokens=longest, overlong="error")
@@ -124,12 +127,12 @@ def rljax_answers(folder: str, rows: Sequence[dict], limit: int) -> tuple[list[s
 
 
 def missing(*packages: str) -> list[str]:
-    """Those of the packages that are not installed."""
+    """Returns the packages that are not installed."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 def transformers_answers(folder: str, prompts: Sequence[Prompt], limit: int) -> list[str] | None:
-    """Texts of transformers; None, with a line that says why, where it cannot be asked."""
+    """Returns the texts of transformers; None, with a line that says why, if it cannot be asked."""
     if absent := missing("torch", "transformers"):
         print(
             f"transformers: not compared, {' and '.join(absent)} is not installed; "
@@ -151,8 +154,8 @@ def transformers_answers(folder: str, prompts: Sequence[Prompt], limit: int) -> 
 def served_answers(
     folder: str, prompts: Sequence[Prompt], limit: int, tokens: int
 ) -> list[str] | None:
-    """Texts of a server whose slots hold so many `tokens`; None, with a line that says why, where
-    it cannot be asked."""
+    """Returns the texts of a server whose slots hold so many `tokens`; None, with a line that says
+    why, if it cannot be asked."""
     if absent := missing("starlette", "uvicorn"):
         print(
             f"serve: not compared, {' and '.join(absent)} is not installed; "
@@ -174,7 +177,8 @@ class _NotServed(Exception):
 
 @contextlib.contextmanager
 def server(folder: str, tokens: int) -> Iterator[str]:
-    """Starts `rljax serve` on a free port, yields its address, and ends it."""
+    """Starts `rljax serve` on a free port, yields its address, and ends it. Raises an error with
+    its last lines if it ends before it listens."""
     command = [sys.executable, "-P", "-m", "rljax", "serve", folder, "--port=0", "--slots=4"]
     with child([*command, f"--tokens={tokens}"], stderr=subprocess.STDOUT) as process:
         timer = threading.Timer(_START_S, process.kill)
@@ -193,6 +197,8 @@ def server(folder: str, tokens: int) -> Iterator[str]:
 
 
 def openai_client(address: str):
+    """Returns a function that asks a server for the greedy answer to a prompt, by the client
+    of OpenAI."""
     import openai
 
     http = openai.DefaultHttpxClient(trust_env=False)  # this machine is behind no proxy
@@ -209,7 +215,7 @@ def openai_client(address: str):
 
 
 def http_client(address: str):
-    """The same requests by the standard library, where openai is not installed."""
+    """Returns the same function by the standard library, for machines without openai."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(model: str, prompt: Prompt, limit: int) -> str:
@@ -230,7 +236,7 @@ def http_client(address: str):
 
 @contextlib.contextmanager
 def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
-    """A process that ends with this one, whatever ends this one but SIGKILL."""
+    """Yields a process that ends with this one, unless SIGKILL ends this one."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, **how
     )
@@ -261,7 +267,8 @@ def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
 def compare(
     name: str, prompts: Sequence[Prompt], ours: Sequence[str], theirs: Sequence[str]
 ) -> dict:
-    """{same, of} -> how many answers are equal, and prints that; the first different ones, too."""
+    """Returns {same, of}, the number of equal answers, and prints it with the first
+    different ones."""
     triples = zip(prompts, ours, theirs, strict=True)
     different = [(p, a, b) for p, a, b in triples if a != b]
     same = len(ours) - len(different)

@@ -10,6 +10,7 @@ from rljax.config.run_options import ReplayOptions
 
 
 def main(options: ReplayOptions) -> int:
+    """Prints the operations of the replay; returns the exit code."""
     from rljax.training.replay import replay
 
     step = None if options.step == "first" else int(options.step)

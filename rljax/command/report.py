@@ -8,6 +8,7 @@ from rljax.config.run_options import ReportOptions
 
 
 def main(options: ReportOptions) -> None:
+    """Writes the page and prints its path."""
     from rljax.report.comparison import write_pages
 
     print(write_pages(options.runs, options.out or None))

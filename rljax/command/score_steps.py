@@ -8,6 +8,7 @@ from rljax.config.policy_options import ScoreOptions
 
 
 def main(options: ScoreOptions) -> None:
+    """Scores the lines and prints the metrics."""
     from rljax.evaluation.process_models import evaluate_scorer, score_table
     from rljax.files import write_json
     from rljax.tracking.screen import Terminal

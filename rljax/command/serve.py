@@ -9,6 +9,7 @@ from rljax.config.service_options import ServeOptions
 
 
 def main(options: ServeOptions) -> None:
+    """Serves until a signal."""
     from rljax.serving.saved import serve
 
     serve(options)

@@ -23,6 +23,7 @@ from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failur
 
 
 def main(options: SweepOptions, given: Given) -> int:
+    """Runs the members and prints the table; returns the exit code."""
     from rljax.experiments import sweep
     from rljax.hosts.cluster import find
     from rljax.report.comparison import write_pages

@@ -29,6 +29,7 @@ _OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_
 
 
 def main(options: TrainOptions, given: Given) -> int:
+    """Trains, or with --dry_run shows what a run would begin with; returns the exit code."""
     if not options.dry_run:
         return train_and_tell(given)[1]
     _refuse_early(given)
@@ -46,7 +47,7 @@ def _refuse_early(given: Given) -> None:
 
 
 def train_and_tell(given: Given) -> tuple:
-    """Trains, and prints what came of it -> (the TrainedRun, the exit code)."""
+    """Trains, and prints the results; returns (the TrainedRun, the exit code)."""
     _refuse_early(given)
     # Only now: a mistyped path is answered without loading JAX.
     from rljax.report.run_warnings import fault_lines
@@ -86,8 +87,8 @@ def _say(text: str) -> None:
 
 
 def measured_lines(summary: Mapping) -> Iterator[str]:
-    """Lines that say what the evaluations measured, each number with its step. After the last
-    update means: of an evaluation that came after it."""
+    """Yields lines about the evaluations, each number with its step. "After the last update" is
+    said of an evaluation that came after it."""
     first, steps = summary["sft_steps"], summary["steps"]
     last = summary["last_evaluation"] or {"step": first, "accuracy": None, "eval": None}
     came_after = steps - last["step"]
@@ -115,8 +116,8 @@ def _interval(accuracy: Mapping) -> str:
 
 
 def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str]:
-    """Lines that name what a run has written, into a folder or a URL, and the commands that go on
-    from there."""
+    """Yields lines that name the files that a run has written, into a folder or a URL, and the
+    commands that go on from there."""
     there, checkpoints = _written(folder)
     for name, path in (
         ("report", "report.html"),

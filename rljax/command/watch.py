@@ -12,6 +12,7 @@ from rljax.config.run_options import WatchOptions
 
 
 def main(options: WatchOptions) -> None:
+    """Shows the runs."""
     from rljax.report.watch import watch
 
     watch(options.runs, metrics=options.metrics, every_s=options.every_s, once=options.once)

@@ -32,20 +32,23 @@ OWN_NAME = "one of its functions, or a dotted name of your own, such as 'my_modu
 
 
 class Problems(list):
-    """Collects what is wrong; each entry names the field, the value, the rule and the fix."""
+    """Collects the problems of a config; each entry names the field, the value, the rule and
+    the fix."""
 
     def check(self, ok: bool, field: str, value, rule: str, fix: str) -> bool:
+        """Adds a problem unless `ok`; returns `ok`."""
         if not ok:
             self.add(field, value, f"{rule}. Fix: {fix}")
         return ok
 
     def add(self, field: str, value, text: object) -> None:
+        """Adds a problem; a long value is cut."""
         shown = repr(value)
         shown = shown if len(shown) <= 200 else shown[:200] + "..."
         self.append(f"{field}={shown}: {text}")
 
     def refuse(self) -> None:
-        """Raises InputError that lists all of them, if there are any."""
+        """Raises InputError that lists all problems, if there are any."""
         if self:
             listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(self, 1))
             text = f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}"
@@ -66,13 +69,15 @@ def refuse_early(config: Config) -> None:
 
 
 def check_types(config: Config, problems: Problems) -> None:
-    """Every field holds a value of its annotated type: a typo such as lr="1e-6" is caught here."""
+    """Adds a problem for every value that is not of the annotated type of its field: a typo such as
+    lr="1e-6" is caught here."""
     for name, value, rule, fix in wrong_types(config):
         problems.check(False, name, value, rule, fix)
 
 
 def check_fields(config: Config, problems: Problems) -> None:
-    """Ranges, choices and rules of the fields, each by itself, as it is declared."""
+    """Adds a problem for every field that breaks its own declaration: its range, choices
+    or rule."""
     for name, spec in FIELDS.items():
         value = value_of(config, name)
         if rule := spec.problem(value):
@@ -86,7 +91,8 @@ def _each(config: Config, field: str) -> tuple[str, ...]:
 
 
 def check_paths(config: Config, problems: Problems) -> None:
-    """Data, models and tokenizer that are named by a path exist; what will be written is free."""
+    """Adds a problem for every path of data, models or tokenizer that does not exist. Paths that
+    will be written are not looked at."""
     for field in MODELS:
         spec, kind = value_of(config, field), FIELDS[field].path
         if not spec or field == "model" and not (is_path(spec) or is_no_component(spec)):
@@ -143,9 +149,9 @@ def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
 
 
 def is_no_component(spec: str) -> bool:
-    """Returns whether the text of a model can be no component: it has no brackets, and is neither a
-    name nor the dotted path of a function, or its module is not there ("Qwen2.5-0.5B",
-    "my.model")."""
+    """Returns whether the text of a model can be no component: it has no brackets, and is
+    neither a name nor the dotted path of a function, or its module does not exist
+    ("Qwen2.5-0.5B", "my.model")."""
     if "(" in spec or ".py:" in spec:
         return False
     parts = spec.split(".")
@@ -204,7 +210,7 @@ def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) ->
 
 
 def check_names(config: Config, problems: Problems) -> None:
-    """Fields that may change at a resume."""
+    """Adds a problem for every name in checkpoint.allow_changed that is no field."""
     choices = ("data", *field_names(config))
     for name in config.checkpoint.allow_changed:
         close = near_names(name, choices, 1)
@@ -220,9 +226,9 @@ def _check_bare_names(config: Config, problems: Problems) -> None:
 
 
 def check_bare_name(field: str, text: str, problems: Problems) -> bool:
-    """Adds a problem, and returns False, where a component of a field is a name without a dot that
-    its namespace has not: another trainer's name, a component of another field, or a misspelling.
-    """
+    """Adds a problem, and returns False, if a component of a field is a name without a dot
+    that its namespace does not have: another trainer's name, a component of another field, or
+    a misspelling."""
     stage = FIELDS[field].component
     if not stage or is_path(text):
         return True
@@ -251,7 +257,7 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
 
 
 def functions_of(module: str) -> list[str]:
-    """Every name that the source of a module of ours defines or imports."""
+    """Returns every name that the source of a module of ours defines or imports."""
     body = _source_of(module)
     named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     imports = [node for node in body if isinstance(node, ast.ImportFrom)]
@@ -259,7 +265,8 @@ def functions_of(module: str) -> list[str]:
 
 
 def components_of(module: str) -> list[str]:
-    """The functions that a namespace offers: those of its `__all__`, else those that it defines."""
+    """Returns the functions that a namespace offers: those of its `__all__`, else those that
+    it defines."""
     body = _source_of(module)
     for node in body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":

@@ -36,8 +36,8 @@ _TAGS = {_CORE + name for name in ("str", "int", "float", "bool", "null", "seq",
 
 
 def read_config(file: str) -> Config:
-    """The config of a JSON or YAML file, such as a run's config.json. What is absent has its
-    default; every unknown field and wrong type is listed."""
+    """Returns the config of a JSON or YAML file, such as a run's config.json. A field that is
+    absent has its default. Raises InputError that lists every unknown field and wrong type."""
     values = {name: value for name, value in _read(file).items() if name not in LISTS}
     try:
         read = value_of_json if _is_json(file) else value_of_text
@@ -47,8 +47,9 @@ def read_config(file: str) -> Config:
 
 
 def read_entries(file: str, name: str) -> list[dict]:
-    """The list `sweep` or `pipeline` of a JSON or YAML file. Fields of the config have their
-    types; other names, such as options of a stage's command, are JSON's scalars."""
+    """Returns the list `sweep` or `pipeline` of a JSON or YAML file. Fields of the config have
+    their types; other names, such as options of a stage's command, have the scalars of JSON. Raises
+    InputError if it is no list of mappings."""
     entries = _read(file).get(name)
     if entries is None:
         fix = f"write {name}: and behind it a list of fields and their values, an entry for each"
@@ -61,7 +62,8 @@ def read_entries(file: str, name: str) -> list[dict]:
 
 
 def to_yaml(values: Config | Mapping) -> str:
-    """A config, or some of its fields, as YAML that `read_config` reads to the same values."""
+    """Returns a config, or some of its fields, as YAML that `read_config` reads to the
+    same values."""
     return yaml_text(to_dict(values) if isinstance(values, Config) else dict(values))
 
 

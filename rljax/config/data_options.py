@@ -8,7 +8,7 @@ from rljax.config.options import TrustOptions
 
 @dataclasses.dataclass(frozen=True)
 class PrepareOptions(Options):
-    """rljax data prepare."""
+    """Options of `rljax data prepare`."""
 
     source: str = option("", "Path, folder, tfds:NAME, or a function that returns rows")
     out: str = option("", "Folder for train.parquet, test.parquet and counts.json")
@@ -27,7 +27,7 @@ class PrepareOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class InspectOptions(TrustOptions):
-    """rljax inspect."""
+    """Options of `rljax inspect`."""
 
     model: str = option(
         "",

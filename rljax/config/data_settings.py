@@ -105,7 +105,7 @@ class DataConfig(Settings):
 
 @dataclasses.dataclass
 class SFTConfig(Settings):
-    """Supervised steps before the dataflow. steps 0 = none."""
+    """Supervised steps before the dataflow; steps=0 takes none."""
 
     steps: int = option(0, "0 = none", low=0)
     data: str = option("", '"" = the task\'s demonstrations', component="data")
@@ -120,7 +120,7 @@ class SFTConfig(Settings):
 @dataclasses.dataclass
 class PretrainingSettings(Settings):
     """Examples whose loss is added to that of the actor, beside its rollouts (PPO-ptx): coef x the
-    mean NLL of their target tokens. Of dataflows that take `pretraining`: ppo, safe_rlhf."""
+    mean NLL of their target tokens. Read by dataflows that take `pretraining`: ppo, safe_rlhf."""
 
     data: str = option(
         "",

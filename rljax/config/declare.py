@@ -31,8 +31,8 @@ def kind_name(kind: type) -> str:
 
 
 def cast(value: object, kind: type) -> object:
-    """The value as a field of a type holds it, by the rules of ml_collections.ConfigDict: a whole
-    number becomes a number, a list a tuple; any other is returned as it is."""
+    """Returns the value as a field of a type holds it, by the rules of ml_collections.ConfigDict: a
+    whole number becomes a number, a list a tuple; any other is returned as it is."""
     if kind is float and type(value) is int and abs(value) < 2**53:
         return float(value)
     if isinstance(value, list) and typing.get_origin(kind) is tuple:
@@ -95,6 +95,7 @@ class Spec:
 
     @property
     def help_text(self) -> str:
+        """Help of the option, which says whether it is needed."""
         return f"{self.help} (needed)" if self.required else self.help
 
     def problem(self, value, most: int | None = None) -> str:
@@ -124,17 +125,19 @@ class Spec:
 
 
 def option(default: object, help: str, **spec) -> typing.Any:
-    """A field of the config or of the options of a command; `spec` are fields of `Spec`."""
+    """Declares a field of the config or of the options of a command; `spec` are fields
+    of `Spec`."""
     return dataclasses.field(default=default, metadata={"spec": Spec(help, **spec)})
 
 
 def section(make: Callable[[], object], needs: str = "") -> typing.Any:
-    """A section of the config; nothing reads it while its field `needs` is off."""
+    """Declares a section of the config; nothing reads it while its field `needs` is off."""
     return dataclasses.field(default_factory=make, metadata={"spec": Spec("", needs=needs)})
 
 
 def declared(kind: type, prefix: str = "", switches: tuple[str, ...] = ()) -> dict[str, Spec]:
-    """{dotted name: declaration} of every field of a class and of its sections, in their order."""
+    """Returns {dotted name: declaration} of every field of a class and of its sections, in
+    their order."""
     out = {}
     for field in dataclasses.fields(kind):
         name, spec = prefix + field.name, field.metadata["spec"]
@@ -168,10 +171,10 @@ LIMITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of the options of a command; by itself, of one that has none."""
+    """Base class of the options of a command; used itself by commands that have none."""
 
     def conflicts(self) -> Iterable[tuple[str, object, str]]:
-        """(field, value, rule) of options that do not go together."""
+        """Returns (field, value, rule) of options that do not go together."""
         return ()
 
 
@@ -192,7 +195,7 @@ def check_options(options: Options) -> None:
 
 
 def define_flags(kind: type, into) -> None:
-    """A flag for every option of a class; `into` is absl's FlagValues."""
+    """Defines a flag for every option of a class; `into` is absl's FlagValues."""
     from absl import flags
 
     define = {
@@ -217,8 +220,10 @@ def define_flags(kind: type, into) -> None:
 def parse_flags(
     kind: type, into, argv: Sequence[str], config_flag: Callable[[str], str] | None = None
 ) -> list[str]:
-    """Parses the flags of a class into absl's FlagValues -> the arguments without a flag. Of a
-    command that takes a config, `config_flag` says which of its flags another flag means."""
+    """Parses the flags of a class into absl's FlagValues; returns the arguments without a flag.
+    For a command that takes a config, `config_flag` says which of its flags another flag means.
+    Raises InputError for an unknown flag, a value that is not of its type, and a flag that is
+    given twice."""
     from absl import flags
 
     specs = {spec.flag: spec for spec in declared(kind).values()}
@@ -248,8 +253,9 @@ def parse_flags(
 
 
 def parsed_options(kind: type, positional: Sequence[str], parsed):
-    """The options of a class, checked, from parsed flags (absl's FlagValues) and the arguments
-    without a flag."""
+    """Returns the options of a class, checked, from parsed flags (absl's FlagValues) and
+    the arguments without a flag. Raises InputError for arguments that are left over, and
+    as `check_options`."""
     values, rest = {}, tuple(positional)
     for name, spec in declared(kind).items():
         if spec.positional:
@@ -277,8 +283,8 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
 
 
 def option_flags(kind: type, values: Mapping[str, object]) -> list[str]:
-    """The flags that set options of a class to these values. Raises InputError for a name that the
-    class has not."""
+    """Returns the flags that set options of a class to these values. Raises InputError for a name
+    that the class does not have."""
     known, out = {name: spec.flag for name, spec in declared(kind).items()}, []
     for name, value in values.items():
         if name not in known:
@@ -293,7 +299,8 @@ def option_flags(kind: type, values: Mapping[str, object]) -> list[str]:
 
 
 def options_of(kind: type, values: Mapping[str, object]):
-    """The options of a class with these values, checked as those of the command line are."""
+    """Returns the options of a class with these values, checked as those of the command
+    line are."""
     from absl import flags
 
     into = flags.FlagValues()
@@ -303,8 +310,8 @@ def options_of(kind: type, values: Mapping[str, object]):
 
 
 def option_words(kind: type) -> dict[str, tuple[str, ...]]:
-    """{flag as it is typed: the values it may have, where they are few}: {"--rows=": (), "--ids":
-    (), "--noids": (), "--split=": ("train", "test")}."""
+    """Returns {flag as it is typed: its values, if they are few}: {"--rows=": (), "--ids": (),
+    "--noids": (), "--split=": ("train", "test")}."""
     out = {}
     for spec in declared(kind).values():
         if spec.positional:
@@ -317,14 +324,14 @@ def option_words(kind: type) -> dict[str, tuple[str, ...]]:
 
 
 def options_usage(kind: type) -> str:
-    """The arguments without a flag, as --help writes them: "[CHECKPOINT]"."""
+    """Returns the arguments without a flag, as --help writes them: "[CHECKPOINT]"."""
     names = [n for n, spec in declared(kind).items() if spec.first or spec.positional]
     return "".join(f" {name.upper()}" for name in names)
 
 
 def options_help(kind: type, width: int, words: Iterable[str] = ()) -> list[str]:
-    """Lines for --help: every option with its default, its type and what it is for; with `words`
-    those whose flag or help holds them."""
+    """Returns lines for --help: every option with its default, its type and its help; with `words`
+    only those whose flag or help holds them."""
     lines = []
     for name, spec in declared(kind).items():
         if is_about(words, spec.flag, spec.help):
@@ -335,7 +342,7 @@ def options_help(kind: type, width: int, words: Iterable[str] = ()) -> list[str]
 
 
 def shown_default(default: object) -> str:
-    """The default of an option as its flag has it."""
+    """Returns the default of an option as its flag has it."""
     if isinstance(default, bool):
         return str(default).lower()
     listed = ",".join(map(str, default)) if isinstance(default, tuple) else default
@@ -350,8 +357,8 @@ def _without_none(hint):
 
 
 def split_at_commas(text: str) -> list[str]:
-    """The parts of a list: commas inside of brackets, as in "gsm8k(shots=8, data='a,b')", part
-    nothing. Brackets that do not close are text like any other."""
+    """Returns the parts of a list. Commas inside brackets, as in "gsm8k(shots=8, data='a,b')", do
+    not separate; brackets that do not close are text like any other."""
     parts, start, depth, quote = [], 0, 0, ""
     for index, character in enumerate(text):
         if quote:
@@ -367,7 +374,8 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
-    """ "4,1,4" -> (1, 4). Raises InputError that names the flag."""
+    """Returns (1, 4) of "1,4,1": whole numbers, sorted and without repetition. Raises InputError
+    that names the flag."""
     parts = text.split(",")
     if not all(is_whole_number(part.strip()) for part in parts):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The config as text for --help: every field with its default, its type and what it is for."""
+"""The config as text for --help: every field with its default, its type and its help."""
 
 import dataclasses
 import textwrap
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 
 def is_about(words: Iterable[str], *texts: str) -> bool:
-    """Returns whether every one of the words stands in one of the texts, in letters of any case."""
+    """Returns whether every one of the words stands in one of the texts, in upper or lower case."""
     return all(any(word.lower() in text.lower() for text in texts) for word in words)
 
 
 def config_help(config, width: int, words: Iterable[str] = (), prefix: str = "") -> list[str]:
-    """Lines for --help: all fields of a config, a section after the other; with `words` those whose
-    name or help holds them."""
+    """Returns lines for --help: all fields of a config, section by section; with `words` only those
+    whose name or help holds them."""
     lines, sections = [], []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
@@ -29,12 +29,13 @@ def config_help(config, width: int, words: Iterable[str] = (), prefix: str = "")
 
 
 def flag_lines(flag: str, kind: object, text: str, width: int) -> list[str]:
-    """A flag with its default, its type and what it is for, wrapped to the width."""
+    """Returns the lines of a flag with its default, its type and its help, wrapped to the width."""
     out = [f"  {flag}  ({type_text(kind)})"]
     return out + textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
 def type_text(kind: object) -> str:
+    """Returns a type as --help writes it: "whole number", "text, ...", "a | b"."""
     if isinstance(kind, types.UnionType):
         return " or ".join(type_text(k) for k in typing.get_args(kind) if k is not type(None))
     if typing.get_origin(kind) is typing.Literal:
@@ -45,6 +46,7 @@ def type_text(kind: object) -> str:
 
 
 def value_text(value: object) -> str:
+    """Returns a value as --help writes it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) if value else "()"
     return repr(value) if isinstance(value, str) else str(value).lower()

@@ -38,7 +38,8 @@ from rljax.suggest import elsewhere, near_names, plain
 
 
 def shipped_configs() -> dict[str, Path]:
-    """{name: file} of the configs that come with the library: "quickstart", "presets/dapo"."""
+    """Returns {name: file} of the configs that come with the library:
+    "quickstart", "presets/dapo"."""
     package = Path(__file__).resolve().parent.parent
     # Installed from a wheel they lie in the package, in a clone beside it.
     homes = (package / "configs", package.parent / "configs")
@@ -53,8 +54,8 @@ _DATA = (".json", ".yaml", ".yml")
 
 
 def split_config(path: str) -> tuple[str, str]:
-    """(the file, folder or name of a config, its variant): of "my.py:tiny" ("my.py", "tiny"). What
-    is there under the whole name has no variant, whatever colons it holds."""
+    """Returns (file, folder or name of a config, its variant): of "my.py:tiny" ("my.py", "tiny").
+    If the whole name exists as a path it has no variant, whatever colons it holds."""
     if os.path.lexists(path):
         return path, ""
     name, _, variant = path.partition(":")
@@ -62,8 +63,9 @@ def split_config(path: str) -> tuple[str, str]:
 
 
 def config_file(path: str) -> str:
-    """The file that --config names, without its variant: a path, one of the shipped configs, or the
-    config.json of a run folder."""
+    """Returns the file that --config names, without its variant: a path, one of the shipped
+    configs, or the config.json of a run folder. Raises InputError if there is none, or it is no
+    .py, .json or .yaml file."""
     name = split_config(path)[0]
     if os.path.isfile(name):
         if not name.lower().endswith((".py", *_DATA)):
@@ -99,8 +101,8 @@ def is_shipped(path: str) -> bool:
 
 
 def shipped_config(path: str) -> Config | None:
-    """The config of a path that ships, whose values nobody has set; None of a file of the user's
-    own."""
+    """Returns the config of a path that ships, whose values nobody has set; None for a file of the
+    user's own."""
     return load_config_file(path) if path and is_shipped(path) else None
 
 
@@ -111,8 +113,9 @@ def is_data(path: str) -> bool:
 
 
 def load_config_file(path: str, later: Container[str] = ()) -> Config:
-    """The config of a file; `file.py:text` calls get_config(text). Errors name file and line. The
-    required placeholders of a ConfigDict that are set `later`, by flags, need no value."""
+    """Returns the config of a file; `file.py:text` calls get_config(text). The required
+    placeholders of a ConfigDict that are set `later`, by flags, need no value. Raises InputError,
+    with file and line, if it cannot be loaded."""
     name, argument = split_config(path)
     file = config_file(path)
     if is_data(file):
@@ -148,7 +151,8 @@ def load_config_file(path: str, later: Container[str] = ()) -> Config:
 
 
 def config_module(path: str):
-    """The module of a config file."""
+    """Returns the module of a Python config file, which it runs. Raises InputError for a file of
+    data, and for one that fails or has no get_config()."""
     file = config_file(path)
     if is_data(file):
         fix = "`rljax configs` lists those that ship"
@@ -172,8 +176,8 @@ def config_module(path: str):
 
 def listed(path: str, name: str, fix: str, variant: str = "") -> object:
     """Returns what the function `name` of a Python config file yields, given the variant if it
-    takes one; of JSON and YAML the list of that name: mappings of fields and options. Raises
-    InputError where there is none."""
+    takes one; for JSON and YAML the list of that name: mappings of fields and options. Raises
+    InputError if there is none."""
     file = config_file(path)
     if is_data(file):
         return read_entries(file, name)
@@ -184,8 +188,8 @@ def listed(path: str, name: str, fix: str, variant: str = "") -> object:
 
 
 def load_named_config(path: str, trusted: bool) -> Config:
-    """The config that a member of a sweep or a stage names. Where a data file that nobody has said
-    to trust names it, it is data, too, or one that ships: no Python of a stranger is run."""
+    """Returns the config that a member of a sweep or a stage names. Raises InputError for a Python
+    file, other than one that ships, unless `trusted`: a file of data runs no code of its author."""
     if not (trusted or is_data(path) or is_shipped(path)):
         raise InputError(
             "config names a Python file",
@@ -216,8 +220,9 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
 
 
 def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], list[str]]:
-    """(the value of --config, {field: text} of --config.FIELD, all other arguments), in any order,
-    as absl reads flags. What the texts are is for rljax.config.texts, where all are looked at."""
+    """Returns (the value of --config, {field: text} of --config.FIELD, all other arguments), in any
+    order, as absl reads flags. rljax.config.texts reads the texts. Raises InputError for a flag
+    without a value or given twice."""
     from absl import flags
 
     own = arguments[: list(arguments).index("--")] if "--" in arguments else arguments
@@ -246,8 +251,8 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
 
 
 def config_flag(flag: str) -> str:
-    """Returns the answer to a flag that no command has, where it is a field of the config, or the
-    name of one elsewhere: "fields of the config are written --config.steps=VALUE. "."""
+    """Returns the answer to a flag that no command has, if it is a field of the config, or the name
+    of one elsewhere: "fields of the config are written --config.steps=VALUE. "."""
     known = field_names(Config)
     if text := elsewhere(flag):
         return f"use {elsewhere_text(text, '--config.')}. "

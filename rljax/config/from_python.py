@@ -1,13 +1,13 @@
-"""The arguments of `rljax.train` -> a Config.
+"""Makes a Config of the arguments of `rljax.train`.
 
 A field is named as a config file names it, by its dotted name or as a dict of its section, or by
-its last part alone where no other field ends in it:
+its last part alone if no other field ends in it:
 
     {"actor_optimizer.lr": 1e-5}    actor_optimizer={"lr": 1e-5}    samples_per_prompt=8
 
-A function stands where a config has the name of one, and rows (rljax.config.python_rows) where it
-has a file of them; both are written to files, so that the config stays text and the run can go on
-elsewhere.
+A function stands where a config has the name of one, and rows (rljax.config.python_rows) where
+it has a file of them; both are written to files, so that the config stays text and the run can
+go on elsewhere.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ def config_from(
     fields: Mapping,
     unread: Callable[[Config], Container[str]] = lambda config: (),
 ) -> Config:
-    """The config of a call: `config`, itself or by the name that --config takes ("" = the
+    """Returns the config of a call: `config`, itself or by the name that --config takes ("" = the
     defaults), with the rest set. None leaves a field as it is. A last part that several fields have
-    is that of the one that is not among the fields that the config has `unread`. Raises InputError.
-    """
+    means the one that is not among the fields that the config has `unread`. Raises InputError for
+    names that are no fields, and values that cannot be written as text or files."""
     if isinstance(config, str | os.PathLike):
         base = load_config_file(str(config)) if str(config) else Config()
     elif isinstance(config, Config) or is_config_dict(config):
@@ -103,8 +103,8 @@ def _the_one_read(names: list[str], unread: Container[str]) -> str:
 
 
 def named(fields: Mapping) -> list[tuple[list[str], object]]:
-    """(the fields that a name may be, value) of all that is given; a dict is a section. Raises
-    InputError that says of every name that is no field."""
+    """Returns (the fields that a name may mean, value) of all that is given; a dict is a section.
+    Raises InputError that answers every name that is no field."""
     found, wrong = [], []
     for name, value in _leaves(fields):
         try:
@@ -159,8 +159,8 @@ def _full_names(name: str) -> list[str]:
 def as_text(
     name: str, value: object, folder: Path, kind: type | None = None, *, where: str = WHERE
 ) -> object:
-    """A value as the config holds it; functions and rows are written to files of `folder`. `kind`:
-    of an item of a list. Raises InputError that begins with `where`."""
+    """Returns a value as the config holds it; functions and rows are written to files of `folder`.
+    `kind`: the type of an item of a list. Raises InputError that begins with `where`."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number of NumPy or JAX
     if isinstance(value, os.PathLike):

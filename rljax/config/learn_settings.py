@@ -8,8 +8,8 @@ from rljax.config.names import Settings
 
 @dataclasses.dataclass
 class OptimizerConfig(Settings):
-    """An optimizer and its learning rate, by name; the gradient is clipped before, to a global norm
-    of `clip_norm` (0 = not)."""
+    """An optimizer and its learning rate, by name. Before it the gradient is clipped to a global
+    norm of `clip_norm` (0 = not)."""
 
     name: str = option(
         "adamw",
@@ -57,9 +57,9 @@ class OptimizerConfig(Settings):
 
 @dataclasses.dataclass
 class BatchConfig(Settings):
-    """prompts_per_step x samples_per_prompt sequences are generated; each optimizer step takes
-    sequences_per_optimizer_step of them, computed at most tokens_per_microbatch (padded) at a
-    time."""
+    """Sizes of a batch: prompts_per_step x samples_per_prompt sequences are generated; each
+    optimizer step takes sequences_per_optimizer_step of them, computed at most
+    tokens_per_microbatch (padded) at a time."""
 
     prompts_per_step: int = option(128, "prompts drawn for a step", low=1)
     samples_per_prompt: int = option(
@@ -83,8 +83,8 @@ class BatchConfig(Settings):
 
 @dataclasses.dataclass
 class AlgorithmConfig(Settings):
-    """Functions of the parts of an algorithm. KL coefficients of 0 mean that no reference model is
-    loaded."""
+    """Functions of the parts of an algorithm. With KL coefficients of 0 no reference model
+    is loaded."""
 
     advantage: str = option(
         "group_relative", "of rljax.advantages", component="advantage", learn=True

@@ -14,7 +14,7 @@ _SIZE = {
 
 @dataclasses.dataclass
 class MeshConfig(Settings):
-    """Sizes of the mesh axes; one may be -1 = what is left of the devices."""
+    """Sizes of the mesh axes; one may be -1 and takes the remaining devices."""
 
     data: int = option(1, "rows, with whole weights on every device", **_SIZE)
     fsdp: int = option(-1, "rows and weights", **_SIZE)
@@ -35,7 +35,7 @@ class MeshConfig(Settings):
     )
 
     def sizes(self) -> dict[str, int]:
-        """The size of every axis, outermost first."""
+        """Returns {axis: size} of every axis, outermost first."""
         return {
             name: getattr(self, name) for name in ("data", "fsdp", "expert", "context", "tensor")
         }
@@ -110,9 +110,9 @@ class ModelSettings(Settings):
 
 @dataclasses.dataclass
 class MemoryConfig(Settings):
-    """Settings of what is kept in host memory while the devices do not need it. The numbers of a
-    run stay the same up to rounding; each use costs a copy to the devices, and for a state one
-    back."""
+    """Settings of arrays that are kept in host memory while the devices do not need them. The
+    numbers of a run stay the same up to rounding; each use costs a copy to the devices, and for a
+    state one back."""
 
     optimizer_on_host: bool = option(
         False, "the optimizers' moments, fetched for each optimizer step"
@@ -128,7 +128,7 @@ class MemoryConfig(Settings):
 @dataclasses.dataclass
 class LoraSettings(Settings):
     """Low-rank adapters on the actor (and critic), which then train nothing else; the reference
-    shares their base. rank 0 = off: all weights are trained."""
+    shares their base. rank=0 trains all weights."""
 
     rank: int = option(0, "0 = off", low=0)
     alpha: float = option(

@@ -1,4 +1,4 @@
-"""Names of config fields: the base class that refuses all others, and what to say of those."""
+"""Names of config fields: the base class that refuses all other names, and the answers to those."""
 
 import dataclasses
 import os
@@ -30,7 +30,8 @@ OFTEN_MEANT = {
 
 
 class UnknownField(InputError, AttributeError):
-    """A config has no such field. An AttributeError too, which is what hasattr and copy expect."""
+    """An error for a name that is no field of the config. It is an AttributeError, too, which
+    hasattr and copy expect."""
 
 
 def _with_home(value: object) -> object:
@@ -78,7 +79,8 @@ class Settings:
 
 
 def field_names(config, prefix: str = "") -> list[str]:
-    """Dotted names of all fields of a config or its class: ["model", ..., "batch.epochs", ...]."""
+    """Returns the dotted names of all fields of a config or its class: ["model", ...,
+    "batch.epochs", ...]."""
     names = []
     for field in dataclasses.fields(config):
         name, kind = prefix + field.name, field.type
@@ -87,9 +89,9 @@ def field_names(config, prefix: str = "") -> list[str]:
 
 
 def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
-    """The fields that a name is likely to mean: those whose last part is the same, else those whose
-    last part it misspells or begins; of these the ones of its section, if there are any.
-    None where it resembles none."""
+    """Returns the fields that a name is likely to mean: those whose last part is the same, else
+    those whose last part it misspells or begins; if there are any in its section, only these. None
+    if it resembles none."""
     last = {field: field.rpartition(".")[2] for field in known}
     section, _, wanted = name.rpartition(".")
     found = [field for field in known if last[field] == wanted]
@@ -103,7 +105,8 @@ def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
 
 
 def elsewhere_text(text: str, prefix: str = "") -> str:
-    """A text of the tables of rljax.suggest with `prefix` before its fields, such as --config."""
+    """Returns a text of the tables of rljax.suggest with `prefix` before its fields, such
+    as --config."""
     preset = "--config=" if prefix.startswith("--") else ""
     return re.sub("`([^`]+)`", lambda m: f"`{_written(m[1], prefix, preset)}`", text)
 
@@ -113,8 +116,8 @@ def _written(target: str, prefix: str, preset: str) -> str:
 
 
 def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "") -> Iterator[str]:
-    """Yields the answers to names that are no fields: of each of the first MOST_PROBLEMS, then of
-    how many more there are."""
+    """Yields the answers to names that are no fields: to each of the first MOST_PROBLEMS, then the
+    number of the others."""
     more = 0
     for number, name in enumerate(names):
         if number < MOST_PROBLEMS:
@@ -126,8 +129,8 @@ def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "")
 
 
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns the answer to a name that is no field: what it is called here where another trainer
-    has it, its fields where it is a section, or the field it resembles."""
+    """Returns the answer to a name that is no field: its name here if another trainer has it, its
+    fields if it is a section, or the field that it resembles."""
     if len(name) > _LONGEST_NAME:
         return f"{prefix}{name[:_LONGEST_NAME]}...: no such field"
     known, text = list(known), elsewhere(name)

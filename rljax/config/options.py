@@ -1,5 +1,5 @@
-"""Options that several commands have: see rljax.config.declare. Nothing heavy is imported: --help
-answers at once."""
+"""Options that several commands have: see rljax.config.declare. Nothing heavy is imported, so
+--help answers at once."""
 
 import dataclasses
 
@@ -27,6 +27,7 @@ class TrustOptions(Options):
 
 
 def step_option():
+    """Declares the step of a run: latest, best, or a number."""
     return option(
         "latest",
         "Of a run: latest, best, or the number of a checkpoint",
@@ -36,18 +37,22 @@ def step_option():
 
 
 def temperature_option():
+    """Declares a sampling temperature."""
     return option(None, "Of the samples; default: the run's, or 1.0", above=0)
 
 
 def prompt_tokens_option():
+    """Declares the limit of prompts, in tokens."""
     return option(None, "Longer prompts are dropped; default: the run's, or 512", low=1)
 
 
 def response_tokens_option():
+    """Declares the limit of responses, in tokens."""
     return option(None, "Of a response; default: the run's, or 512", low=1)
 
 
 def dtype_option(help: str, *known: str):
+    """Declares a dtype, one of those that are `known` or ""."""
     return option(
         "",
         f"{help}: {', '.join(known)}",
@@ -57,6 +62,8 @@ def dtype_option(help: str, *known: str):
 
 
 def jsonl_option(help: str, **spec):
+    """Declares the path of a .jsonl file."""
+
     def fits(path):
         return not path or path.endswith(".jsonl")
 

@@ -21,9 +21,9 @@ TFDS = "tfds:"
 
 
 def kind_of_text(spec: str) -> str:
-    """Returns what the text of a data or model field names: "tfds", a repository of the "hub", an
-    "url", a "file" or folder here, or a "component", which is a function. Whoever reads such a
-    field, or says whether it may be trusted, asks this function, so that none of them runs what
+    """Returns what the text of a data or model field names: "tfds", a repository of the "hub", a
+    "url", a "file" or folder here, or a "component", which is a function. All code that reads such
+    a field, or decides whether it may be trusted, asks this function, so that none runs what
     another took for data."""
     spec = spec.strip()
     if spec.startswith(TFDS):
@@ -47,17 +47,19 @@ def is_path(spec: str) -> bool:
 
 
 def to_dict(config: Config) -> dict:
-    """The resolved config, JSON-ready."""
+    """Returns the resolved config, ready for JSON."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def from_dict(value: Mapping, where: str) -> Config:
-    """The Config that `to_dict` wrote: what is absent has its default; types are for validate()."""
+    """Returns the Config that `to_dict` wrote: an absent field has its default. Raises InputError
+    for unknown fields; validate() checks types."""
     return with_overrides(Config(), flat_fields(value, Config), where)
 
 
 def as_config(config: object, where: str) -> Config:
-    """The Config of a Config or of an ml_collections.ConfigDict. Raises InputError for others."""
+    """Returns the Config of a Config or of an ml_collections.ConfigDict. Raises InputError
+    for others."""
     if is_config_dict(config):
         return Config.from_config_dict(config, f"{where}: the ConfigDict")
     if isinstance(config, Config):
@@ -68,7 +70,7 @@ def as_config(config: object, where: str) -> Config:
 
 
 def changed_fields(config: Config) -> dict[str, object]:
-    """{dotted field: value} of all that differs from the defaults."""
+    """Returns {dotted field: value} of all that differs from the defaults."""
     default = Config()
     values = {
         name: (value_of(config, name), value_of(default, name)) for name in field_names(Config)
@@ -77,7 +79,8 @@ def changed_fields(config: Config) -> dict[str, object]:
 
 
 def fingerprints(config: Config) -> dict[str, str]:
-    """{dotted field: digest of its value} of all fields that change the run's numbers."""
+    """Returns {dotted field: digest of its value} of all fields that change the numbers of
+    a run."""
     out = {}
     for name, spec in FIELDS.items():
         if not spec.may_change:
@@ -89,7 +92,7 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 
 def row_tokens(config: Config) -> int:
-    """Columns of a row: prompt and response, or a whole episode."""
+    """Returns the columns of a row, in tokens: prompt and response, or a whole episode."""
     prompt, response = config.data.max_prompt_tokens, config.sampler.max_response_tokens
     environment = config.environment
     if not environment.function:
@@ -99,26 +102,26 @@ def row_tokens(config: Config) -> int:
 
 
 def model_fields(config: Config) -> dict:
-    """The fields of ModelConfig that a run says, whatever the family of its models."""
+    """Returns the fields of ModelConfig that a config sets, whatever the family of its models."""
     settings = config.model_settings
     tokens = max(row_tokens(config), config.offline.max_tokens, config.pretraining.max_tokens)
     return {**dataclasses.asdict(settings), "rope_tokens": tokens}
 
 
 def microbatch_tokens(config: Config) -> int:
-    """batch.tokens_per_microbatch; its default where 0 leaves it to a plan, and none is asked."""
+    """Returns batch.tokens_per_microbatch; its default if it is 0, which leaves it to a plan."""
     return config.batch.tokens_per_microbatch or BatchConfig.tokens_per_microbatch
 
 
 def microbatch_rows(config: Config, rows: int, row_tokens: int, shards: int = 1) -> int:
-    """The most rows that divide `rows`, are a multiple of `shards`, and hold <= microbatch_tokens;
-    `shards` rows where even those are more."""
+    """Returns the most rows that divide `rows`, are a multiple of `shards`, and hold <=
+    microbatch_tokens; `shards` rows if even those are more."""
     most = max(microbatch_tokens(config) // row_tokens, shards)
     return next((r for r in splits(rows, shards) if r <= most), rows)
 
 
 def splits(rows: int, shards: int) -> list[int]:
-    """The rows that a microbatch may have, most first: divisors of `rows`, multiples of
-    `shards`."""
+    """Returns the numbers of rows that a microbatch may have, in descending order: divisors of
+    `rows`, multiples of `shards`."""
     parts = rows // shards if rows % shards == 0 else 0
     return [rows // n for n in range(1, parts + 1) if parts % n == 0]

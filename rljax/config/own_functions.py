@@ -1,10 +1,10 @@
-"""A Python function -> the text by which a config names it.
+"""Turns a Python function into the text by which a config names it.
 
-A config holds text, and what scores samples are other processes. So a function of an importable
-module is named by that module. A function that lives in a notebook or in the running script is
-written to a file: its source, and what it reads there: imports, other functions and classes of the
-same place, and values that can be written as literals. The file's name has a digest of its text, so
-another version of the function is another component, in this process and to a resumed run.
+A config holds text, and other processes score samples. So a function of an importable module is
+named by that module. A function that lives in a notebook or in the running script is written to a
+file: its source, and what it reads there: imports, other functions and classes of the same place,
+and values that can be written as literals. The file's name has a digest of its text, so another
+version of the function is another component, in this process and to a resumed run.
 """
 
 import ast
@@ -33,10 +33,11 @@ CONFIG_MODULE = (
 
 
 def component_text(function: Callable, folder: Path, what: str = "function") -> str:
-    """The component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f" for
-    which a file is written; the options of a functools.partial are those of the text.
+    """Returns the component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f"
+    for which a file is written; the options of a functools.partial become those of the text.
 
-    Raises InputError where other processes could not have the function."""
+    Raises InputError if other processes could not have the function.
+    """
     options = {}
     while isinstance(function, functools.partial):
         options = {**function.keywords, **options}
@@ -75,7 +76,8 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
 
 
 def write_once(path: Path, text: str) -> None:
-    """Writes a file whose name says its content, at once; one that is there is left alone."""
+    """Writes a file whose name holds the digest of its content, at once; a file that exists is left
+    alone. Raises InputError if it cannot be written."""
     if path.is_file():
         return
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -87,7 +89,7 @@ def write_once(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def not_written(path: Path) -> Iterator[None]:
-    """Raises InputError where a file of what the run was given cannot be written."""
+    """Raises InputError if a file for an argument of the run cannot be written within the block."""
     try:
         yield
     except OSError as error:

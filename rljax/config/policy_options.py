@@ -17,13 +17,14 @@ from rljax.config.options import (
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
-    """The k of pass@k, best-of-k and majority@k that are taken where none are set."""
+    """Returns the k of pass@k, best-of-k and majority@k that are taken if none are set."""
     return tuple(k for k in (1, 4, 8) if k <= samples)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(CompilerOptions, TrustOptions):
-    """rljax evaluate. None: as the run's config.json says, else the default of Config."""
+    """Options of `rljax evaluate`. None means the value in the run's config.json, else the default
+    of Config."""
 
     checkpoint: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
@@ -72,10 +73,12 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     answers: str = jsonl_option("Write the greedy response to every prompt here, and its score")
 
     def ks_of(self, samples: int) -> tuple[int, ...]:
-        """`ks`; where none are set, those of 1, 4 and 8 that so many samples allow."""
+        """Returns `ks`; if none are set, those of 1, 4 and 8 that so many samples allow."""
         return self.ks or default_ks(samples)
 
     def conflicts(self):
+        """Yields --search_model without --search, k above the samples, options that suites do not
+        read, and length_buckets below 1 token."""
         if self.search_model and not self.search:
             yield "search_model", self.search_model, "needs --search"
         samples = 8 if self.samples is None else self.samples
@@ -98,7 +101,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RejectionOptions(CompilerOptions, TrustOptions):
-    """rljax sample. None: as the run's config.json says."""
+    """Options of `rljax sample`. None means the value in the run's config.json."""
 
     checkpoint: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
@@ -136,6 +139,8 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     epochs: int = option(1, "RAFT: of SFT on each selection", low=1)
 
     def conflicts(self):
+        """Yields an --out that is no .jsonl file or named twice, a missing --min_reward, --top_k
+        above the samples, and --process_samples without --trajectories."""
         if not self.iterations and self.out and not self.out.endswith(".jsonl"):
             yield "out", self.out, "the name of a .jsonl file"
         files = [file for file in (self.out, self.pairs, self.trajectories) if file]
@@ -152,7 +157,8 @@ class RejectionOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class LabelOptions(CompilerOptions, TrustOptions):
-    """rljax label steps. None: as the run's config.json says, else the default of Config."""
+    """Options of `rljax label steps`. None means the value in the run's config.json, else the
+    default of Config."""
 
     checkpoints: tuple[str, ...] = option(
         (), "Run folders, RUN@STEP, model folders, or OWNER/NAME of the hub", required=True
@@ -184,6 +190,7 @@ class LabelOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of prompts, programs and completions", low=0)
 
     def conflicts(self):
+        """Yields --completer and --replay with --search."""
         for name in ("completer", "replay") if self.search else ():
             if value := getattr(self, name):
                 yield name, value, "no completions with --search: its simulations are the labels"
@@ -191,7 +198,7 @@ class LabelOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceOptions(CompilerOptions, TrustOptions):
-    """rljax label preferences. None: as the run's config.json says."""
+    """Options of `rljax label preferences`. None means the value in the run's config.json."""
 
     data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
     out: str = option("", "Where the pairs are written, jsonl", required=True)
@@ -211,13 +218,14 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of the samples", low=0)
 
     def conflicts(self):
+        """Yields --judge unless exactly one of --judge and --reward_model is set."""
         if bool(self.judge) == bool(self.reward_model):
             yield "judge", self.judge, "exactly one of --judge and --reward_model labels the pairs"
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions(CompilerOptions):
-    """rljax score steps."""
+    """Options of `rljax score steps`."""
 
     reward_model: str = option("", "A folder of a process reward model", required=True)
     data: str = option("", "File or folder of rows with completions and labels", required=True)
@@ -228,7 +236,7 @@ class ScoreOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonOptions(CompilerOptions, TrustOptions):
-    """rljax compare: the same for every method."""
+    """Options of `rljax compare`, the same for every method."""
 
     out: str = option("", "Folder of the comparison")
     seeds: tuple[int, ...] = option(
@@ -243,6 +251,7 @@ class ComparisonOptions(CompilerOptions, TrustOptions):
     capabilities: bool = option(False, "Print what PPO, DPO, KTO and DQO need, and stop")
 
     def conflicts(self):
+        """Yields a missing --out, and seeds that are named twice."""
         if not (self.out or self.capabilities):
             yield "out", self.out, "needed: the folder of the comparison"
         if len(set(self.seeds)) < len(self.seeds):
@@ -251,7 +260,7 @@ class ComparisonOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PlayOptions(CompilerOptions, TrustOptions):
-    """rljax play."""
+    """Options of `rljax play`."""
 
     human: bool = option(False, "You type the replies; a line that ends with \\ goes on")
     policy: str = option("", "Who replies: a run folder, RUN@STEP, a model folder, or OWNER/NAME")
@@ -262,6 +271,7 @@ class PlayOptions(CompilerOptions, TrustOptions):
     seed: int = option(0, "Of the episode, and of the policy's samples", low=0)
 
     def conflicts(self):
+        """Yields --human unless exactly one player is named, and --greedy without --policy."""
         if sum(map(bool, (self.human, self.policy, self.script))) != 1:
             yield "human", self.human, "exactly one of --human, --policy and --script plays"
         if self.greedy and not self.policy:

@@ -1,10 +1,10 @@
-"""Rows that a Python program holds -> the lines of a .jsonl file.
+"""Turns rows that a Python program holds into the lines of a .jsonl file.
 
-A `datasets.Dataset` or `IterableDataset`, a DataFrame of pandas or polars, a Table of
-pyarrow, a dict of columns, a list of dicts, or whatever gives dicts one by one. None of these
-libraries is imported: each is known by the method that turns it into dicts. A missing cell of
-a table (None, NaN, NA, NaT) is absent from its row; a value that JSON has no type for is
-refused with its location.
+Rows are a `datasets.Dataset` or `IterableDataset`, a DataFrame of pandas or polars, a Table of
+pyarrow, a dict of columns, a list of dicts, or any iterator of dicts. None of these libraries is
+imported: each is recognised by the method that turns it into dicts. A missing cell of a table
+(None, NaN, NA, NaT) is absent from its row; a value that JSON has no type for is refused with
+its location.
 """
 
 import datetime
@@ -37,8 +37,8 @@ def is_section(value: object) -> bool:
 
 
 def is_columns(value: object) -> bool:
-    """Returns whether a value is a dict of columns, lists or arrays of cells, and none of
-    tables."""
+    """Returns whether a value is a dict of columns, which are lists or arrays of cells,
+    not tables."""
     if not isinstance(value, Mapping) or not all(map(_is_column, value.values())):
         return False
     return any(not _is_rows(column) for column in value.values())
@@ -57,8 +57,8 @@ def _is_rows(column: object) -> bool:
 
 
 def splits_of(value: Mapping) -> dict[str, object] | None:
-    """The fields `train` and `test` of a DatasetDict, or of any dict of tables by split; None for
-    another dict. Raises InputError where no split is called train."""
+    """Returns the fields `train` and `test` of a DatasetDict, or of any dict of tables by split;
+    None for another dict. Raises InputError if no split is called train."""
     if not value or any(isinstance(table, str | Mapping) for table in value.values()):
         return None
     if is_columns(value) or not all(hasattr(table, "__iter__") for table in value.values()):
@@ -75,8 +75,8 @@ def splits_of(value: Mapping) -> dict[str, object] | None:
 
 
 def rows_of(value: object, what: str) -> Iterator[dict]:
-    """The rows of a value as dicts of values that JSON has. Raises InputError that names row and
-    column of what it has not, and where there are no rows, or no end of them."""
+    """Yields the rows of a value as dicts of values that JSON has. Raises InputError that names row
+    and column of any other value, and if there are no rows, or no end of them."""
     count = 0
     for count, (row, of_table) in enumerate(_dicts(value, what), 1):
         yield _plain_row(row, what, count, of_table)
@@ -277,7 +277,8 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
 
 
 def lines_of(value: object, what: str) -> Iterator[str]:
-    """The lines of the .jsonl file of a value's rows."""
+    """Yields the lines of the .jsonl file of a value's rows. Raises InputError as `rows_of`, and if
+    an iterator gives more than MOST_BYTES."""
     size = 0
     for row in rows_of(value, what):
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Fixes for whoever calls rljax from Python: a field that an error names as a flag is worded as an
+"""Fixes for users of rljax from Python: a field that an error names as a flag is worded as an
 argument, and a command's help as Python's."""
 
 import contextlib
@@ -23,7 +23,8 @@ _FIELD = re.compile(rf"(?<![\w.\-\"'])((?:[a-z]\w*\.)+[a-z]\w*)=({_VALUE})")
 
 @contextlib.contextmanager
 def in_python(function: str) -> Iterator[None]:
-    """Words an InputError for whoever has called `function`, "rljax.train", from Python."""
+    """Rewords an InputError raised in the block for callers of `function`, "rljax.train",
+    from Python."""
     try:
         yield
     except InputError as error:
@@ -32,8 +33,9 @@ def in_python(function: str) -> Iterator[None]:
 
 
 def python_words(text: str, function: str = "rljax.train") -> str:
-    """`--config.steps=3` as steps=3, `--config.checkpoint.keep=1` as checkpoint={"keep": 1}, other
-    flags as arguments, and the help of a command as help(rljax.train)."""
+    """Returns a text with `--config.steps=3` as steps=3,
+    `--config.checkpoint.keep=1` as checkpoint={"keep": 1}, other flags as arguments,
+    and the help of a command as help(rljax.train)."""
     what, mark, fix = text.partition("Fix: ")
     return _words(what, function) + mark + _FIELD.sub(_assignment, _words(fix, function))
 
@@ -58,7 +60,7 @@ def _arguments(flags: str) -> str:
 
 
 def argument(field: str, value: str) -> str:
-    """A field as an argument of rljax.train: batch={"epochs": 2}."""
+    """Returns a field as an argument of rljax.train: batch={"epochs": 2}."""
     section, _, last = field.rpartition(".")
     return _argument(section, {last: value})
 

@@ -14,7 +14,8 @@ _SECONDS = {
 
 @dataclasses.dataclass
 class SamplerConfig(Settings):
-    """temperature is that of the sampler and of every log-prob of the trainer."""
+    """Sampling of responses. `temperature` is that of the sampler and of every log-prob of
+    the trainer."""
 
     dtype: str = option(
         "",
@@ -131,7 +132,8 @@ class SamplerConfig(Settings):
 
 @dataclasses.dataclass
 class RewardConfig(Settings):
-    """function: of rljax.rewards, dotted, or "file.py:function"; a call ends at timeout_s."""
+    """Scoring of responses. `function` is one of rljax.rewards, a dotted name, or
+    "file.py:function"; a call of it ends after timeout_s."""
 
     function: str = option(
         "",
@@ -331,7 +333,7 @@ class RolloutSettings(Settings):
 
     @property
     def steps_ahead(self) -> int:
-        """`ahead`, or what it is where the config does not say."""
+        """`ahead`, or its default if the config does not set it."""
         if self.ahead != -1:
             return self.ahead
         return max(1, self.max_staleness // 2) if self.max_staleness else 0

@@ -9,7 +9,7 @@ from rljax.files import is_whole_number
 
 @dataclasses.dataclass(frozen=True)
 class DemoOptions(Options):
-    """rljax demo."""
+    """Options of `rljax demo`."""
 
     real: bool = option(
         False, "Train a pretrained model, SmolLM2-135M-Instruct, by the config real/sums"
@@ -22,18 +22,20 @@ class DemoOptions(Options):
     )
 
     def conflicts(self):
+        """Yields --model without --real."""
         if self.model and not self.real:
             yield "model", self.model, "needs --real; the short demo has a model of its own"
 
     def fields(self) -> dict[str, str]:
-        """The fields of the config that the options set, as --config.FIELD=TEXT has them."""
+        """Returns the fields of the config that the options set, as --config.FIELD=TEXT
+        has them."""
         given = {"model": self.model, "run_dir": self.out, "seed": self.seed}
         return {name: str(value) for name, value in given.items() if value not in ("", None)}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(TrustOptions):
-    """rljax train."""
+    """Options of `rljax train`."""
 
     dry_run: bool = option(
         False, "Check the config, print the plan, two rows and their rewards, and stop"
@@ -45,7 +47,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclasses.dataclass(frozen=True)
 class CompletionOptions(Options):
-    """rljax completion."""
+    """Options of `rljax completion`."""
 
     shell: str = option(
         "",
@@ -59,20 +61,21 @@ class CompletionOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ShowOptions(Options):
-    """rljax config show."""
+    """Options of `rljax config show`."""
 
     yaml: bool = option(False, "Print it as YAML that --config reads")
     json: bool = option(False, "Print it as JSON that --config reads")
     changed: bool = option(False, "Only what differs from the defaults")
 
     def conflicts(self):
+        """Yields --json with --yaml."""
         if self.yaml and self.json:
             yield "json", True, "either --yaml or --json"
 
 
 @dataclasses.dataclass(frozen=True)
 class DiffOptions(Options):
-    """rljax config diff."""
+    """Options of `rljax config diff`."""
 
     configs: tuple[str, ...] = option(
         (),
@@ -83,13 +86,14 @@ class DiffOptions(Options):
     json: bool = option(False, "Print {field: {a, b, default}} as JSON")
 
     def conflicts(self):
+        """Yields configs that are not two."""
         if self.configs and len(self.configs) != 2:
             yield "configs", self.configs, "two configs are compared"
 
 
 @dataclasses.dataclass(frozen=True)
 class DoctorOptions(Options):
-    """rljax doctor."""
+    """Options of `rljax doctor`."""
 
     run: str = option("", "A run folder, and its checkpoints; or where one will be", first=True)
     jax: bool = option(True, "Start JAX and the sandbox, in a process of their own; --nojax: not")
@@ -102,13 +106,14 @@ class DoctorOptions(Options):
     json: bool = option(False, "Print the findings as JSON")
 
     def conflicts(self):
+        """Yields ports outside of 1 to 65535."""
         if not all(0 < port < 65_536 for port in self.ports):
             yield "ports", self.ports, "each between 1 and 65535"
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(TrustOptions):
-    """rljax plan."""
+    """Options of `rljax plan`."""
 
     topology: str = option(
         "",
@@ -150,6 +155,8 @@ class PlanOptions(TrustOptions):
     )
 
     def conflicts(self):
+        """Yields options that only --simulate reads without it, and with it those that it lacks or
+        does not take."""
         read = (
             "lengths",
             "turns",
@@ -186,7 +193,7 @@ class PlanOptions(TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ReportOptions(Options):
-    """rljax report."""
+    """Options of `rljax report`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     out: str = option("", "Of several runs: the file of their comparison")
@@ -194,7 +201,7 @@ class ReportOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class WatchOptions(Options):
-    """rljax watch."""
+    """Options of `rljax watch`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     metrics: tuple[str, ...] = option((), "Names or patterns, such as 'reward/*'")
@@ -204,7 +211,7 @@ class WatchOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PushOptions(Options):
-    """rljax push."""
+    """Options of `rljax push`."""
 
     run: str = option("", "A run folder", required=True, first=True)
     to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True, first=True)
@@ -223,7 +230,7 @@ class PushOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ReplayOptions(CompilerOptions, TrustOptions):
-    """rljax replay."""
+    """Options of `rljax replay`."""
 
     run: str = option("", "A run folder", required=True, first=True)
     step: str = option(
@@ -236,7 +243,7 @@ class ReplayOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(TrustOptions):
-    """rljax sweep."""
+    """Options of `rljax sweep`."""
 
     out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the members and print their commands")
@@ -249,7 +256,7 @@ class SweepOptions(TrustOptions):
     )
 
     def share(self) -> tuple[int, int] | None:
-        """(index, count), None where this machine runs every member."""
+        """Returns (index, count) of --member_of; None if this machine runs every member."""
         return _share(self.member_of)
 
 
@@ -261,7 +268,7 @@ def _share(text: str) -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineOptions(TrustOptions):
-    """rljax pipeline."""
+    """Options of `rljax pipeline`."""
 
     out: str = option("", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the stages and print their commands")
@@ -272,7 +279,7 @@ class PipelineOptions(TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ScalingOptions(Options):
-    """rljax scaling."""
+    """Options of `rljax scaling`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     metric: str = option("eval/accuracy", "Of metrics.jsonl, what is fitted", required=True)

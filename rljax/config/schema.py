@@ -23,8 +23,8 @@ from rljax.config.values import of_config_dict
 
 @dataclasses.dataclass
 class EvaluateConfig(Settings):
-    """Greedy accuracy on held-out prompts: before, after, and every `every_steps` (0 = only those
-    two).
+    """Greedy accuracy on held-out prompts: before, after, and every `every_steps` (0 = only
+    those two).
 
     A reward of at least `correct_at` counts as right.
     """
@@ -57,8 +57,8 @@ class EvaluateConfig(Settings):
 
 @dataclasses.dataclass
 class CheckpointConfig(Settings):
-    """Everything that the run needs to go on bitwise. every_steps 0 = only at the end and on
-    SIGTERM."""
+    """Checkpoints, which hold everything that a run needs to go on bitwise. every_steps=0 saves
+    only at the end and on SIGTERM."""
 
     every_steps: int = option(50, "0 = only at the end", low=0, may_change=True)
     keep: int = option(2, "how many of the newest are kept", low=1, may_change=True)
@@ -76,8 +76,8 @@ class CheckpointConfig(Settings):
 
 @dataclasses.dataclass
 class HostsConfig(Settings):
-    """Several processes that make one run: how long they wait for each other. With one process
-    nothing of it is read. The hosts are found by their environment: see docs/pods/tpu_vm.md."""
+    """Times for which the processes of one run wait for each other; with one process nothing reads
+    them. The hosts are found by their environment: see docs/pods/tpu_vm.md."""
 
     init_timeout_s: float = option(1800.0, "until all hosts have started", low=1, may_change=True)
     heartbeat_s: float = option(
@@ -94,7 +94,7 @@ class HostsConfig(Settings):
 
 @dataclasses.dataclass
 class Config(Settings):
-    """One experiment."""
+    """The config of one experiment."""
 
     model: str = option(
         "",
@@ -193,8 +193,8 @@ class Config(Settings):
     checkpoint: CheckpointConfig = section(CheckpointConfig)
 
     def to_config_dict(self):
-        """The fields as a locked ml_collections.ConfigDict, of which `from_config_dict` makes an
-        equal config."""
+        """Returns the fields as a locked ml_collections.ConfigDict, of which `from_config_dict`
+        makes an equal config."""
         from ml_collections import ConfigDict
 
         return ConfigDict(dataclasses.asdict(self)).lock()
@@ -203,12 +203,13 @@ class Config(Settings):
     def from_config_dict(
         cls, values, where: str = "the ConfigDict", *, later: Container[str] = ()
     ) -> "Config":
-        """The config of an ml_collections.ConfigDict of all fields or some.
+        """Returns the config of an ml_collections.ConfigDict of all fields or some.
 
         The others, and those that are None, have their defaults. References are resolved, and a
         function is named by its text. Raises InputError, which begins with `where`, for unknown
-        fields, values of wrong types, and required placeholders that are not set, except for
-        fields that are set `later`."""
+        fields, values of wrong types, and required placeholders that are not set, except for fields
+        that are set `later`.
+        """
         return of_config_dict(values, cls(), where, later)
 
 

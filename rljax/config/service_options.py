@@ -9,7 +9,7 @@ from rljax.config.options import CompilerOptions, TrustOptions, dtype_option, st
 
 @dataclasses.dataclass(frozen=True)
 class ServeOptions(CompilerOptions, TrustOptions):
-    """rljax serve."""
+    """Options of `rljax serve`."""
 
     model: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
@@ -62,7 +62,7 @@ class ServeOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ChatOptions(CompilerOptions, TrustOptions):
-    """rljax chat."""
+    """Options of `rljax chat`."""
 
     model: str = option(
         "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
@@ -93,7 +93,7 @@ class ChatOptions(CompilerOptions, TrustOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PodOptions(Options):
-    """rljax pod. Which verb reads which of these is in READ_BY."""
+    """Options of `rljax pod`. READ_BY says which verb reads which of them."""
 
     verb: str = option("", "See above", first=True, required=True)
     type: str = option("", "TPU of one slice: v5litepod-16, v4-32, v6e-256, v5p:4x4x4, ...")
@@ -130,6 +130,7 @@ class PodOptions(Options):
     )
 
     def conflicts(self):
+        """Yields an unknown verb, and options that the verb does not read."""
         known = self.READ_BY
         if self.verb and self.verb not in known:
             yield "verb", self.verb, f"one of {', '.join(known)}"

@@ -1,5 +1,5 @@
-"""Texts as values of config fields: of --config flags and of YAML, read by the types of the
-fields."""
+"""Reads texts as values of config fields, those of --config flags and of YAML, by the types of
+the fields."""
 
 import ast
 import itertools
@@ -25,9 +25,9 @@ def with_texts(
     prefix: str,
     read: Callable[[object, type], object] | None = None,
 ) -> Config:
-    """The config with {field: text} set, each text read by the type of its field with `read`, by
-    default as a flag. Raises InputError that lists every unknown field and every text that is no
-    such value."""
+    """Returns the config with {field: text} set. Each text is read by the type of its field with
+    `read`, by default as a flag. Raises InputError that lists every unknown field and every text
+    that is no such value."""
     known, values, problems = kinds(), {}, []
     flag_value = _flags_of(texts.keys() & known.keys()) if texts and not read else None
     names = unknown_fields((field for field in texts if field not in known), list(known), prefix)
@@ -70,7 +70,8 @@ def _flags_of(fields: Iterable[str]) -> Callable[[str, str], object]:
 
 
 def shown_value(value: object, read: Callable | None) -> str:
-    """A value as its file has it. What aliases of YAML nest may be endless: it is named alone."""
+    """Returns a value as its file has it. A list or a mapping, which aliases of YAML may make
+    endless, is only named as such."""
     if isinstance(value, list | Mapping):
         return "a list" if isinstance(value, list) else "a mapping"
     text = json.dumps(value) if read is value_of_json or value is None else str(value)
@@ -78,12 +79,13 @@ def shown_value(value: object, read: Callable | None) -> str:
 
 
 def kinds() -> dict[str, type]:
-    """{dotted field: its type}."""
+    """Returns {dotted field: its type}."""
     return {name: spec.kind for name, spec in FIELDS.items()}
 
 
 def value_of_text(text: object, kind: type):
-    """A text as a value of a field's type; a list, which YAML may hold, as a tuple."""
+    """Returns a text as a value of a field's type; a list, which YAML may hold, as a tuple. Raises
+    ValueError with the rule for any other text."""
     if typing.get_origin(kind) is tuple and isinstance(text, (str, list)):
         (item, _) = typing.get_args(kind)
         parts = text if isinstance(text, list) else _parts(text)
@@ -102,7 +104,8 @@ def value_of_text(text: object, kind: type):
 
 
 def value_of_json(value: object, kind: type):
-    """A value of JSON, which has types, as one of a field's type; a list as a tuple."""
+    """Returns a value of JSON, which has types, as one of a field's type; a list as a tuple. Raises
+    ValueError with the rule for a value of another type."""
     if value is None:
         raise ValueError(_NO_NULL)
     rule = type_problem(value, kind, "")[0]

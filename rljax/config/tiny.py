@@ -43,7 +43,7 @@ def tiny(config: Config) -> Config:
 
 
 def tiny_offline(config: Config) -> Config:
-    """The same for a dataflow that learns from a file: embedded rows of its kind, 60 steps."""
+    """Does the same for a dataflow that learns from a file: embedded rows of its kind, 60 steps."""
     config.model = (
         "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
     )
@@ -62,8 +62,8 @@ def tiny_offline(config: Config) -> Config:
 
 
 def tiny_agent(config: Config) -> Config:
-    """The model, the optimizers and the batch of configs/agents: seconds a step on two cores. A
-    short supervised phase teaches how calls and moves are written."""
+    """Sets the model, the optimizers and the batch of configs/agents: seconds a step on two cores.
+    A short supervised phase teaches how calls and moves are written."""
     config.model = (
         "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32, init_std=0.05)"
     )

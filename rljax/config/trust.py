@@ -230,8 +230,8 @@ def _is_harmless_value(value: object, kind: object) -> bool:
 
 
 def require_trust(path: str, config: Config, trust_code: bool) -> None:
-    """Raises InputError where `config`, as it was read from `path`, asks for trust and has none.
-    One in JSON or YAML that is given with --trust_code needs it once."""
+    """Raises InputError if `config`, as it was read from `path`, asks for trust and has none. One
+    in JSON or YAML that is given with --trust_code needs it once."""
     if not is_data(path):
         return  # Python, which has run as it was read
     file = config_file(path)
@@ -243,8 +243,8 @@ def require_trust(path: str, config: Config, trust_code: bool) -> None:
 
 def vouch(config: Config, source: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
     """Notes that the user of this machine uses this config from `source`, the path or URL of its
-    file, so that it needs no trust again -> whether it could be noted. `folder`: where the files of
-    the run lie, if not beside it."""
+    file, so that it needs no trust again; returns whether it could be noted. `folder`: where the
+    files of the run lie, if not beside it."""
     try:
         note = _note(config, source, folder)
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ def _note(config: Config, source: str | os.PathLike, folder: str | os.PathLike) 
 
 
 def own_names(config: Config) -> set[str]:
-    """The functions of the user's own that the texts of a config name."""
+    """Returns the user's own functions that the texts of a config name."""
     values = (value_of(config, field) for field in _DEFAULTS)
     texts = [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
     texts += [match[1] for text in texts if (match := _ROLES.fullmatch(text))]

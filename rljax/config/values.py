@@ -1,7 +1,8 @@
-"""Values of a config by the dotted names of their fields, and an ml_collections.ConfigDict as such.
+"""Values of a config by the dotted names of their fields, and the fields of a ConfigDict
+of ml_collections.
 
-ml_collections is imported where a config is written as a ConfigDict; one that is read has been made
-by a Python file or program, which imported it.
+ml_collections is imported only to write a config as a ConfigDict; a ConfigDict that is read was
+made by a Python file or program, which imported it.
 """
 
 import copy
@@ -24,15 +25,16 @@ _MOST_LEVELS = 4  # of sections in each other: a ConfigDict may hold itself
 
 
 def value_of(config: Settings, name: str):
-    """The value of a dotted field; of "" the config itself."""
+    """Returns the value of a dotted field; for "" the config itself."""
     for part in filter(None, name.split(".")):
         config = getattr(config, part)
     return config
 
 
 def flat_fields(value: Mapping, kind: type[Settings], prefix: str = "") -> dict[str, object]:
-    """{dotted name: value}. Only what the config has as a section is taken apart, and one level of
-    what it has not, so that other frameworks' fields are recognised."""
+    """Returns {dotted name: value}. Sections of the config are taken apart, and one level of
+    unknown mappings, so that other frameworks' fields are recognised. Raises InputError for a field
+    that stands twice."""
     out: dict[str, object] = {}
     for name, item in value.items():
         field = kind.__dataclass_fields__.get(name) if isinstance(name, str) else None
@@ -48,8 +50,8 @@ def flat_fields(value: Mapping, kind: type[Settings], prefix: str = "") -> dict[
 
 
 def with_overrides(config: Settings, overrides: Mapping[str, object], where: str):
-    """A copy with {dotted field: value} set. Raises InputError that lists every unknown field;
-    types are for `validate`, which lists every problem at once."""
+    """Returns a copy with {dotted field: value} set. Raises InputError that lists every unknown
+    field; `validate` checks types, and lists every problem at once."""
     known = dict.fromkeys(field_names(config))
     strange = (str(name) for name in overrides if name not in known)
     if problems := list(unknown_fields(strange, list(known))):
@@ -80,9 +82,9 @@ def is_config_dict(value: object) -> bool:
 
 
 def of_config_dict(values, config: Settings, where: str, later: Container[str]):
-    """A copy of `config` with the fields of a ConfigDict set. Raises InputError that names every
-    unknown field, every value of a wrong type, and every required placeholder that is not set and
-    not among the fields that are set `later`."""
+    """Returns a copy of `config` with the fields of a ConfigDict set. Raises InputError that names
+    every unknown field, every value of a wrong type, and every required placeholder that is not set
+    and not among the fields that are set `later`."""
     unset: list[str] = []
     flat = flat_fields(_resolved(values, where, unset), type(config))
     if unset := [name for name in unset if name not in later]:

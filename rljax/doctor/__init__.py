@@ -1,8 +1,8 @@
-"""`rljax doctor`: what is wrong with a machine, an installation, a shell or a run folder, each with
-one line that mends it.
+"""`rljax doctor`: faults of a machine, an installation, a shell or a run folder, each with one line
+that mends it.
 
-A check is a generator of findings, and looks at what it names itself: variables, folders,
-metadata. Only `probe`, `network` and the checkpoints of a run folder import JAX.
+A check is a generator of findings, and reads what it is about itself: variables, folders, metadata.
+Only `probe`, `network` and the checkpoints of a run folder import JAX.
 """
 
 import os
@@ -20,7 +20,7 @@ __all__ = ["Finding", "examine"]
 
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
-    """The findings of all checks that the options ask for."""
+    """Yields the findings of all checks that the options ask for."""
     yield from packages(os.environ)
     yield from environment(os.environ, options.disk_gb, options.run)
     if options.run:

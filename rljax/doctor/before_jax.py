@@ -1,6 +1,5 @@
-"""Faults that end a process as JAX starts: the checks of `rljax doctor` that every command which
-needs a device makes first. Imports no JAX.
-"""
+"""Faults that end a process as JAX starts: the checks of `rljax doctor` that every command that
+needs a device makes first. Imports no JAX."""
 
 import functools
 import os
@@ -24,13 +23,14 @@ _VARIABLES, _DEVICES = (os.path.join("jax", "_src", f"{x}.py") for x in ("config
 
 @functools.cache
 def refuse_what_ends_jax() -> None:
-    """Raises InputError for a package that is missing or too old, and for a variable at which JAX
-    would end without a word of ours."""
+    """Raises InputError for a package that is missing or too old, and for a variable that would
+    make JAX end the process without a message of ours."""
     for finding in fatal(os.environ):
         raise InputError(finding.what, fix=finding.fix)
 
 
 def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the findings of packages and variables that end a process as JAX starts."""
     yield from unmet_requirements()
     yield from jax_ends(env)
     flags = env.get("XLA_FLAGS", "").split()
@@ -46,7 +46,8 @@ def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def refused_xla_flag(err: str) -> Finding | None:
-    """The finding of a process that ended at XLA_FLAGS, by what it printed; None of another."""
+    """Returns the finding of a process that ended at XLA_FLAGS, by what it printed; None for
+    another end."""
     if value := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", err):
         name = f"--{value[2]}"
         return broken(
@@ -72,8 +73,8 @@ def refused_xla_flag(err: str) -> Finding | None:
 
 
 def no_device(error: BaseException) -> InputError | None:
-    """The error of a JAX that does not take a variable or has found no device; None for an
-    exception of anything else."""
+    """Returns the error of a JAX that does not accept a variable or has found no device; None for
+    any other exception."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     said = (str(error) or type(error).__name__).splitlines()[0][:300]
     if any(file.endswith(_DEVICES) for file in files):
@@ -86,8 +87,8 @@ def no_device(error: BaseException) -> InputError | None:
 
 
 def how_to_start(env: Mapping[str, str], error: str) -> str:
-    """Names the fix for a JAX that does not start: an import that fails is of the installation,
-    everything else of the variables that JAX reads, where some are set."""
+    """Returns the fix for a JAX that does not start: an import that fails is a fault of the
+    installation, everything else of the variables that JAX reads, if some are set."""
     names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
     if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
         return f"unset {' '.join(names)}; the one that the error is about is enough"

@@ -1,5 +1,5 @@
 """Faults of a machine and of its environment variables: a table of conditions, the values that they
-find, the rules and the fixes."""
+match, the rules and the fixes."""
 
 import os
 import re
@@ -166,11 +166,13 @@ def _broken(rules, env: Variables) -> Iterator[Finding]:
 
 
 def jax_ends(env: Variables) -> Iterator[Finding]:
-    """Findings of variables at which JAX ends, whatever the machine has."""
+    """Yields findings of variables that make JAX end, whatever the machine has."""
     return _broken(_JAX_ENDS, env)
 
 
 def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
+    """Yields findings of variables, of the cache of compiled programs, and of the room on
+    the disk."""
     yield from _broken(RULES, env)
     cache = _cache()
     if not why_not_written(cache):

@@ -12,7 +12,7 @@ from pathlib import Path
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """One line of the result. `broken`: a run would fail, hang or be wrong; `warning`: it would be
-    slower, or could be; `fine`: what is there."""
+    slower, or could be; `fine`: a fact."""
 
     name: str
     status: str
@@ -21,14 +21,17 @@ class Finding:
 
 
 def broken(name: str, what: str, fix: str) -> Finding:
+    """Returns a finding that ends a run or makes it wrong."""
     return Finding(name, "broken", what, fix)
 
 
 def warning(name: str, what: str, fix: str) -> Finding:
+    """Returns a finding that slows a run down, or may."""
     return Finding(name, "warning", what, fix)
 
 
 def fine(name: str, what: str) -> Finding:
+    """Returns a finding without a fault."""
     return Finding(name, "fine", what)
 
 
@@ -51,14 +54,14 @@ def is_installed(module: str) -> bool:
 
 
 def platforms(env: Mapping[str, str]) -> list[str]:
-    """The platforms that JAX_PLATFORMS names, or its older spelling JAX_PLATFORM_NAME."""
+    """Returns the platforms that JAX_PLATFORMS names, or its older spelling JAX_PLATFORM_NAME."""
     listed = env.get("JAX_PLATFORMS") or env.get("JAX_PLATFORM_NAME") or ""
     return [part for part in listed.split(",") if part]
 
 
 def why_not_written(folder: Path) -> str:
-    """Why no file can be written into a folder, or into the folder above that would hold it; ""
-    where it can. Nothing is left behind."""
+    """Returns why no file can be written into a folder, or into the folder above that would hold
+    it; "" if it can. Nothing is left behind."""
     there = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     if not there.is_dir():
         return f"{there} is no folder"

@@ -1,8 +1,8 @@
-"""The hosts of a run: whether all come, and reach each other both ways. Every host runs this at the
-same time, as it would run `rljax train`.
+"""Checks the hosts of a run: whether all come, and reach each other both ways. Every host runs this
+at the same time, as it would run `rljax train`.
 
-They meet at the coordinator's port, as a run does. Then each listens at every port that is looked
-at, calls all others there, and counts who has called it.
+They meet at the coordinator's port, as a run does. Then each listens at every port that is checked,
+calls all others there, and counts the hosts that have called it.
 """
 
 import concurrent.futures
@@ -26,7 +26,7 @@ _OPEN = "open the port between the hosts in both directions (firewall, security 
 def hosts_network(
     env: MutableMapping[str, str], ports: Sequence[int], timeout_s: float
 ) -> Iterator[Finding]:
-    """Broken ports and names between this host and the others."""
+    """Yields findings of ports and names that do not work between this host and the others."""
     from rljax.hosts.cluster import find  # with JAX
     from rljax.hosts.rendezvous import meet
 

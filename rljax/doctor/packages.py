@@ -1,5 +1,5 @@
-"""Installed packages, by their metadata alone: what is missing, too old, or hides another one.
-Nothing of them is imported."""
+"""Installed packages, by their metadata alone: packages that are missing, too old, or hide another
+one. None of them is imported."""
 
 import contextlib
 import itertools
@@ -25,6 +25,8 @@ LIBRARIES = (
 
 
 def packages(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields findings of installed packages: versions, unmet requirements, plugins of another
+    version of jaxlib, and files that hide a library."""
     yield fine("python", f"{platform.python_version()}, {sys.executable}")
     listed = [f"{name} {have}" for name in SHOWN if (have := _version(name))]
     yield fine("versions", ", ".join(listed))
@@ -51,8 +53,8 @@ def _version(name: str) -> str:
 
 
 def unmet_requirements() -> Iterator[Finding]:
-    """The packages that rljax requires and that are missing or too old, each looked up by its own
-    name, in milliseconds."""
+    """Yields findings of packages that rljax requires and that are missing or too old, each looked
+    up by its own name, in milliseconds."""
     for one in filter(None, map(_parsed, _required_by_us())):
         name, have = re.sub(r"[-_.]+", "-", one.name).lower(), _version(one.name)
         if not have:
@@ -91,7 +93,7 @@ def _required_by_us() -> list[str]:
 
 
 def hidden_libraries(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(file, name) of every file on PYTHONPATH that hides a library."""
+    """Yields (file, name) of every file on PYTHONPATH that hides a library."""
     for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
         for name in LIBRARIES:
             file = os.path.join(folder, f"{name}.py")

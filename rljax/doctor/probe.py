@@ -1,6 +1,6 @@
 """Starts JAX, the sandbox and a look at the hosts' variables, in a process of its own: `python -m
-rljax.doctor.probe` prints a line of JSON for each. What ends or hangs that process ends no other.
-"""
+rljax.doctor.probe` prints a line of JSON for each finding. A fault that ends or hangs that process
+ends no other."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from rljax.runs.units import human_bytes
 
 
 def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
-    """Runs this module as a process -> its answer, and how it ended."""
+    """Runs this module as a process; yields its findings, and one about how it ended."""
     command = [sys.executable, "-P", "-m", "rljax.doctor.probe"]
     path = os.pathsep.join(folder for folder in sys.path if folder)
     try:
@@ -56,6 +56,7 @@ def _last_line(text: str) -> str:
 
 
 def main() -> None:
+    """Prints the findings of this process, a line of JSON each."""
     import jax
 
     for finding in (*_devices(jax), *_hosts(), *_sandbox()):

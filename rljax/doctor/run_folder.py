@@ -1,4 +1,4 @@
-"""A run folder: whether a run could go on there, and what is wrong with its checkpoints."""
+"""Checks whether a run could go on in its folder, and what is wrong with its checkpoints."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from rljax.runs.store import is_url
 
 
 def run_folder(folder: str | Path) -> Iterator[Finding]:
-    """Findings of a run folder on this machine's disk."""
+    """Yields findings of a local run folder."""
     if is_url(str(folder)):
         yield warning(
             "run_folder_of_a_url",

@@ -1,5 +1,5 @@
 """The first hour with a pod: a small run that is started, killed and resumed, and one that goes on
-with half of the hosts, with a manifest of what was seen."""
+with half of the hosts, with a manifest of the results."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,8 @@ class Stage:
 
 
 def accept_here(hosts: int, devices: int, out: Path) -> dict:
-    """Runs it with processes of this machine, and returns the manifest, which it writes, too."""
+    """Runs the stages with processes of this machine; writes and returns the manifest. Raises
+    InputError for less than two hosts, and if `out` holds an earlier one."""
     if hosts < 2:
         raise InputError(
             "--hosts", value=hosts, fix="--hosts=2 or more: half of them go on after the kill"
@@ -84,8 +85,9 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
 
 
 def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
-    """Runs it on a pod of a cloud, which is asked for if it is not there; `out` is a bucket. The
-    manifest is written here, into runs/accept."""
+    """Runs the stages on a pod of a cloud, which is asked for if it is not there; `out` is a
+    bucket. Writes the manifest here, into runs/accept, and returns it. Raises InputError for an
+    `out` that is no URL, and if no checkpoint comes in time."""
     from rljax.runs.store import Store, is_url
 
     if not is_url(out):
@@ -131,7 +133,8 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
 
 
 def weights(run: Path) -> str:
-    """SHA-256 of each file of the exported policy."""
+    """Returns the SHA-256 of each file of the exported policy, joined by spaces; "" if there
+    are none."""
     files = sorted((run / "policy").glob("*.safetensors"))
     return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 

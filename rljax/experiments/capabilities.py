@@ -1,6 +1,5 @@
 """Needs and abilities of an algorithm, derived from its dataflow's parameters: the table of the
-comparison in arXiv 2410.09302, for any dataflow, the user's own included.
-"""
+comparison in arXiv 2410.09302, for any dataflow, the user's own included."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
@@ -11,7 +10,7 @@ PROPERTIES = ("no reward model", "no online sampling", "unbalanced samples", "pr
 
 
 def capabilities(dataflow: str) -> dict[str, bool]:
-    """{property: whether the dataflow has it}, of `PROPERTIES`.
+    """Returns {property: whether the dataflow has it} of `PROPERTIES`.
 
     no reward model      it has no role that scores what was sampled, and does not train one
     no online sampling   it reads rows of a file, not prompts to sample from
@@ -35,5 +34,5 @@ def capabilities(dataflow: str) -> dict[str, bool]:
 
 
 def capability_table(dataflows: dict[str, str]) -> list[dict]:
-    """One row per {name: dataflow}: {"method": name, property: bool, ...}."""
+    """Returns one row per {name: dataflow}: {"method": name, property: bool, ...}."""
     return [{"method": name, **capabilities(text)} for name, text in dataflows.items()]

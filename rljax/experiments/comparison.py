@@ -58,12 +58,13 @@ def _ended(rows: Sequence[dict]) -> list[dict]:
 
 
 def correct_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Demonstrations: every right completion, as often as it was sampled."""
+    """Returns demonstrations: every right completion, as often as it was sampled."""
     return [_plain(row, "completion") for row in _ended(rows) if row["reward"] >= correct_at]
 
 
 def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Demonstrations: one right completion of every prompt that has one (rejection sampling)."""
+    """Returns demonstrations: one right completion of every prompt that has one
+    (rejection sampling)."""
     out = []
     for group in _by_prompt(rows):
         fits = [row["reward"] >= correct_at and not row["truncated"] for row in group]
@@ -73,7 +74,7 @@ def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 
 def pair_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Pairs: best and worst completion of every prompt whose rewards do not all tie."""
+    """Returns pairs: best and worst completion of every prompt whose rewards do not all tie."""
     out = []
     for group in _by_prompt(_ended(rows)):
         pair = best_and_worst([row["reward"] for row in group])
@@ -84,17 +85,18 @@ def pair_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 
 def labelled_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Every completion, and whether it is right."""
+    """Returns every completion with a label, whether it is right."""
     return [{**_plain(r, "completion"), "label": r["reward"] >= correct_at} for r in _ended(rows)]
 
 
 def outcome_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Trajectories: every completion, its reward at the end, the sampler's log-probs."""
+    """Returns trajectories: every completion with its reward at the end and the
+    sampler's log-probs."""
     return [_plain(row, "completion", "reward", "truncated", "logprobs") for row in rows]
 
 
 def process_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Trajectories whose rewards are those of the steps."""
+    """Returns trajectories with the rewards of their steps."""
     names = ("steps", "process_scores", "reward", "truncated", "logprobs")
     return [_plain(row, *names) for row in rows]
 
@@ -111,7 +113,7 @@ ROWS: dict[str, Callable[[Sequence[dict], float], list[dict]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A row of the table: its name, what it reads (`ROWS`), and fields of the config."""
+    """A row of the table: its name, the rows that it reads (`ROWS`), and fields of the config."""
 
     name: str
     rows: str
@@ -119,12 +121,13 @@ class Method:
 
     @property
     def folder(self) -> str:
+        """Name of its folder."""
         return re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")
 
 
 def read_methods(items: Iterable[Mapping[str, object]], where: str) -> list[Method]:
-    """The methods that a config file's methods() yields: {"name", "rows", "dataflow", dotted fields
-    ...}. Raises InputError that lists every problem."""
+    """Returns the methods that a config file's methods() yields: {"name", "rows", "dataflow",
+    dotted fields ...}. Raises InputError that lists every problem."""
     methods, problems = [], []
     for number, item in enumerate(items):
         name, rows = item.get("name", ""), item.get("rows", "")
@@ -282,7 +285,8 @@ def _held_out(config: Config) -> str:
 
 def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> dict:
     """Evaluates the policy of a folder on held-out prompts; returns {"greedy": [right or not, per
-    prompt], "sampled": [share right of test_samples, per prompt]}, None where rewards failed."""
+    prompt], "sampled": [share of the test_samples that are right, per prompt]}, None for a prompt
+    whose rewards failed."""
     saved = load_policy(folder)
     data = _held_out(config)
     records = load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
@@ -346,7 +350,9 @@ def compare(
     *,
     on_cell: Callable[[dict], None] = lambda cell: None,
 ) -> dict:
-    """Every cell that is not finished, in order, and the table of all; OUT/results.json holds it.
+    """Trains and measures every cell that is not finished, in order; returns the table of all,
+    which OUT/results.json holds. Raises InputError if the base policy would be a model with
+    random weights.
 
     `config` is that of the base policy: it is trained, or, with steps=0, it is the model as it is.
     Every method starts from it, takes `options.steps` optimizer steps of offline.examples_per_step
@@ -387,8 +393,9 @@ def compare(
 
 
 def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dict:
-    """Mean of values [seeds, prompts] and a 95 % bootstrap interval that draws seeds anew, then
-    prompts of each: both vary. NaN = unknown."""
+    """Returns the mean of values [seeds, prompts] with a 95 % bootstrap interval that resamples
+    seeds, then prompts of each: both vary. NaN = unknown. Raises InputError for another shape, and
+    if no value is known."""
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or np.all(np.isnan(values)):
         raise InputError(
@@ -409,8 +416,8 @@ def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dic
 
 
 def summarise(cells: Sequence[dict]) -> list[dict]:
-    """One row per method, in order: greedy and sampled accuracy with intervals, each seed's own,
-    and the difference to the base policy of the same seed, prompt by prompt."""
+    """Returns one row per method, in order: greedy and sampled accuracy with intervals, each seed's
+    own, and the difference to the base policy of the same seed, prompt by prompt."""
     names = list(dict.fromkeys(cell["method"] for cell in cells))
 
     def values(name: str, column: str) -> np.ndarray:

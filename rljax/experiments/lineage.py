@@ -1,4 +1,4 @@
-"""Lineage: what a stage of a pipeline was made of and what it made, by SHA-256."""
+"""The inputs and outputs of a stage of a pipeline, by SHA-256."""
 
 import hashlib
 import re
@@ -27,10 +27,11 @@ _PATHS = {
 
 
 def digest(path: str | Path) -> str:
-    """The SHA-256 of a file, or of the names and SHA-256s of the files in a folder, in order.
+    """Returns the SHA-256 of a file, or of the names and SHA-256s of the files in a folder,
+    in order.
 
-    Of a run's folder what it has exported counts, else its checkpoints: its metrics hold times, and
-    its report is written anew.
+    In the folder of a run only its exports count, or else its checkpoints: its metrics hold times,
+    and its report is written anew.
     """
     path = Path(path)
     if not path.is_dir():
@@ -62,8 +63,8 @@ def _read_from(field: str, text: str) -> Iterator[Path]:
 
 
 def inputs_of(fields: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """{field: {path: SHA-256}} of all that the fields of a config, or the options of a command,
-    name and that is there."""
+    """Returns {field: {path: SHA-256}} of all existing paths that the fields of a config, or the
+    options of a command, name."""
     found = {}
     for field, value in fields.items():
         if field in _WRITTEN:

@@ -1,9 +1,9 @@
-"""Pipelines: runs the stages that a config file yields, each from what the ones before it made.
+"""Pipelines: runs the stages that a config file yields, each from the outputs of those before it.
 
-OUT/STAGE/ is the folder of a stage, and stage.json in it says what it was made of: its settings,
-its inputs and outputs with their SHA-256, its final metrics. OUT/lineage.json has them all. The
-same command again goes on: a finished stage is kept, an interrupted run resumes at its last
-checkpoint. Nothing in these files but the times and the command depends on where it was stopped.
+OUT/STAGE/ is the folder of a stage, and stage.json in it has its settings, its inputs and outputs
+with their SHA-256, and its final metrics. OUT/lineage.json has them all. The same command again
+goes on: a finished stage is kept, an interrupted run resumes at its last checkpoint. Only the times
+and the command in these files depend on where it was stopped.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ _OF_THE_CLOCK = (
 
 
 def record_of(stage: Stage) -> dict:
-    """The stage.json of a stage; {} while there is none."""
+    """Returns the stage.json of a stage; {} if there is none. Raises InputError for one that is no
+    record of a stage."""
     path = stage.folder / RECORD
     record = read_json_object(path) if path.exists() else {}
     missing = {"command", "status"} - record.keys()
@@ -66,10 +67,10 @@ def record_of(stage: Stage) -> dict:
 def run_stages(
     stages: Sequence[Stage], where: str, redo: Sequence[str] = ()
 ) -> Iterator[tuple[Stage, dict, bool]]:
-    """Every stage in order -> (stage, its record, whether it was finished before).
+    """Runs every stage in order; yields (stage, its record, whether it was finished before).
 
-    Raises InputError where the folder of a stage holds one with other settings or inputs, and
-    Stopped where a signal has stopped a run, which has saved.
+    Raises InputError if the folder of a stage holds one with other settings or inputs, and Stopped
+    if a signal has stopped a run, which has saved.
     """
     home = stages[0].home
     _check_redo(stages, redo)

@@ -72,8 +72,8 @@ _RUNS = (*_POLICIES, "against", "completer", "search_model")  # or may
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage. `values` are what pipeline() has yielded for it, `settings` the Config or the
-    options that they make; in both {NAME} stands for the folder of a stage."""
+    """One stage. `values` are those that pipeline() has yielded for it, `settings` the Config or
+    the options that they make; in both {NAME} stands for the folder of a stage."""
 
     name: str
     command: str
@@ -84,22 +84,23 @@ class Stage:
 
     @property
     def folder(self) -> Path:
+        """Folder of the stage."""
         return self.home / self.name
 
     @property
     def config(self) -> Config | None:
-        """The config of a "train" stage."""
+        """Config of a "train" stage; None for other commands."""
         return self.settings if isinstance(self.settings, Config) else None
 
     def fields(self) -> dict[str, object]:
-        """{field or option: value}."""
+        """Returns {field or option: value}."""
         if self.config is not None:
             return {name: value_of(self.config, name) for name in field_names(Config)}
         names = [field.name for field in dataclasses.fields(self.settings)]
         return {name: getattr(self.settings, name) for name in names}
 
     def in_folder(self, home: Path) -> "Stage":
-        """The stage with the folders of the stages in `home` in its values and settings."""
+        """Returns the stage with the folders of the stages in `home` in its values and settings."""
         fields = self.fields()
         changed = {k: v for k in fields if (v := _put(fields[k], home)) != fields[k]}
         if self.config is not None:
@@ -110,7 +111,7 @@ class Stage:
         return dataclasses.replace(self, values=values, settings=settings)
 
     def compared(self) -> dict[str, object]:
-        """The fields and options that a stage must have in common with what its folder holds."""
+        """Returns the fields and options that must be equal to those of the stage in its folder."""
         if self.config is not None:
             return {k: _with_whole_paths(v) for k, v in fingerprints(self.config).items()}
         fields = {k: v for k, v in self.fields().items() if k != "compilation_cache"}
@@ -118,16 +119,16 @@ class Stage:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
     def shown(self) -> dict:
-        """The fields of the config that differ from its defaults, or the options."""
+        """Returns the fields of the config that differ from its defaults, or the options."""
         return self.compared() if self.config is None else changed_fields(self.config)
 
     def needs(self) -> tuple[str, ...]:
-        """The stages whose folders it reads."""
+        """Returns the stages whose folders it reads."""
         found = dict.fromkeys(n for value in self.fields().values() for n in _references(value))
         return tuple(name for name in found if name != self.name)
 
     def outputs(self) -> tuple[str, ...]:
-        """The files and folders that it makes for others, relative to its folder."""
+        """Returns the files and folders that it makes for others, relative to its folder."""
         if self.config is not None:
             if not self.config.export:
                 return ()
@@ -138,7 +139,7 @@ class Stage:
         return tuple(Path(file).name for file in named.values() if file)
 
     def command_line(self) -> list[str]:
-        """The command that runs this stage by hand."""
+        """Returns the command that runs this stage by hand."""
         values = self.in_folder(self.home).values
         if self.config is not None:
             fields = {k: v for k, v in values.items() if k != "config"}
@@ -200,10 +201,11 @@ def make_stages(
     arguments: Sequence[str] = (),
     trusted: bool = True,
 ) -> list[Stage]:
-    """The stages, each one valid. Raises InputError that lists every problem of every stage.
+    """Returns the stages, each one valid. Raises InputError that lists every problem of
+    every stage.
 
-    `base` is the config of the file, `arguments` the flags that gave it. `trusted`: what the stages
-    name may be code of others.
+    `base` is the config of the file, `arguments` the flags that gave it. `trusted`: the stages may
+    name code of others.
     """
     try:
         items = list(listed)

@@ -40,7 +40,7 @@ TRAIN = (sys.executable, "-m", "rljax", "train")
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One run of the sweep; `name` is its folder's."""
+    """One run of the sweep; `name` is the name of its folder."""
 
     name: str
     overrides: Mapping[str, object]
@@ -48,22 +48,24 @@ class Member:
 
     @property
     def folder(self) -> Path:
+        """Folder of the run."""
         return Path(self.config.run_dir)
 
     def summary(self) -> dict:
-        """summary.json of the run; {} while there is none."""
+        """Returns summary.json of the run; {} if it cannot be read."""
         try:
             return read_json_object(self.folder / "summary.json")
         except InputError:
             return {}
 
     def finished(self) -> bool:
+        """Returns whether the run has finished."""
         return self.summary().get("status") == "finished"
 
 
 def member_name(overrides: Mapping[str, object]) -> str:
-    """A folder's name from the overrides: "lr=1e-05,seed=1", the last part of each field; a config
-    file of the member's own comes first, "dapo,seed=1"."""
+    """Returns the name of a folder for the overrides: "lr=1e-05,seed=1", the last part of each
+    field; a config file of the member's own comes first, "dapo,seed=1"."""
     parts = [
         Path(str(value).partition(":")[0]).stem
         if name == "config"
@@ -77,7 +79,8 @@ def member_name(overrides: Mapping[str, object]) -> str:
 
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
-    """The fields that the command line changed in the config of a file: {dotted field: value}."""
+    """Returns {dotted field: value} of the fields that the command line changed in the config of
+    a file."""
     names = field_names(config)
     plain = load_config_file(path, later=names)
     values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
@@ -87,9 +90,10 @@ def changes_of(config: Config, path: str) -> dict[str, object]:
 def make_members(
     base: Config, listed: object, folder: Path, where: str, trusted: bool = True
 ) -> list[Member]:
-    """The members, each one valid. Raises InputError that lists every problem of every member.
+    """Returns the members, each one valid. Raises InputError that lists every problem of
+    every member.
 
-    `trusted`: what they name may be code of others.
+    `trusted`: they may name code of others.
     """
     changed = None  # the command line's overrides, which members with their own file get, too
     try:
@@ -176,14 +180,15 @@ def _check_same_run(member: Member) -> None:
 
 
 def flag(name: str, value: object) -> str:
-    """The command-line flag that sets a field."""
+    """Returns the command-line flag that sets a field."""
     if isinstance(value, (tuple, list)):
         value = repr(tuple(value))
     return f"--config.{name}={value}"
 
 
 def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = TRAIN) -> list[str]:
-    """The command that runs one member; `arguments` hold --config and the flags of all members."""
+    """Returns the command that runs one member; `arguments` hold --config and the flags of
+    all members."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
     own = overrides.pop("config", None)
     if own is not None:
@@ -193,6 +198,7 @@ def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = 
 
 
 def without_config(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments without --config and its value."""
     kept, rest = [], iter(arguments)
     for argument in rest:
         if argument == "--config":
@@ -203,7 +209,7 @@ def without_config(arguments: Sequence[str]) -> list[str]:
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT arrived, here or at another host: the member got it and has saved."""
+    """Raised for SIGTERM or SIGINT, here or at another host: the member got it and has saved."""
 
 
 def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
@@ -245,10 +251,12 @@ def run_members(
     host: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Member, int | None]]:
-    """Each member that is not finished, in order -> (member, exit code); None = was finished.
+    """Runs each member that is not finished, in order; yields (member, exit code), None for one
+    that was finished. Raises Stopped if a signal has stopped a member.
 
-    `host`: the number of this one of those that run a member together. `env`: variables of the
-    members' processes."""
+    `host`: the number of this one of the hosts that run a member together. `env`: variables of the
+    members' processes.
+    """
     name = f"log-{host:03d}.txt" if host else "log.txt"
     for member in members:
         if member.finished():
@@ -260,7 +268,7 @@ def run_members(
 
 
 def result_rows(members: Sequence[Member]) -> list[dict]:
-    """One row per member, from its summary.json."""
+    """Returns one row per member, from its summary.json."""
     rows = []
     for member in members:
         summary = member.summary()
@@ -273,7 +281,7 @@ def result_rows(members: Sequence[Member]) -> list[dict]:
 
 def write_result(rows: list[dict], folder: Path, share: int = 0) -> Path:
     """Writes sweep.json. Machines with a share each may write at the same time: the last is right,
-    and none finds another one's half."""
+    and none reads half of another one."""
     own = folder / f".{RESULT}-{share}"
     write_json(own, rows)
     os.replace(own, folder / RESULT)
@@ -281,7 +289,7 @@ def write_result(rows: list[dict], folder: Path, share: int = 0) -> Path:
 
 
 def table(rows: list[dict]):
-    """The summary as a rich table; the highest accuracy after training stands in bold."""
+    """Returns the summary as a rich table; the highest accuracy after training is bold."""
     from rich.table import Table
 
     def shown(value: dict | None) -> str:

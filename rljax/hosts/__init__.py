@@ -1,9 +1,11 @@
-"""The hosts of a run: one process each, all running the same command, the same programs in the
+"""The hosts of a run: one process each, all running the same command and the same programs in the
 same order.
 
-The only room that imports what JAX has for several processes. Whatever the host program decides,
-it decides from values that all hosts have: config, data, arrays that `rljax.arrays.fetch` brings,
-and what `gather`, `share` and `agree` return. With one process each of these is the identity.
+Only this package imports what JAX has for several processes. A decision of the host program is made
+from values that all hosts have: config, data, arrays that `rljax.arrays.fetch` brings, and what
+`gather`, `share` and `agree` return. With one process each of these is the identity. With several,
+each may raise HostFailed if another host has ended, and RuntimeError if the hosts are at different
+places of the program.
 """
 
 import contextlib
@@ -67,9 +69,10 @@ _stops = Stops()
 
 
 def start(init_timeout_s: float = 1800, heartbeat_s: float = 30, env=os.environ) -> None:
-    """Finds the hosts of this run and connects them; with one process nothing, and no network.
+    """Finds the hosts of this run and connects them; with one process it does nothing and needs
+    no network.
 
-    Call it before JAX looks at a device. Raises InputError where hosts do not come.
+    Call it before JAX looks at a device. Raises InputError if hosts do not come.
     """
     if _exchange is not None:
         return
@@ -114,7 +117,7 @@ def _connect(shown: list[str], heartbeat_s: float) -> None:
 
 
 def refuse_several(what: str) -> None:
-    """Raises InputError where several hosts run together: `what` is work for one of them."""
+    """Raises InputError if several hosts run together: `what` is work for one of them."""
     cluster = None if _exchange is not None else find(os.environ)
     if cluster is not None or count() > 1:
         number, found = (cluster.hosts, cluster.found_by) if cluster else (count(), "this run")
@@ -127,12 +130,12 @@ def refuse_several(what: str) -> None:
 
 
 def count() -> int:
-    """The number of hosts."""
+    """Returns the number of hosts."""
     return 1 if _exchange is None else _exchange.count
 
 
 def index() -> int:
-    """The number of this host, from 0."""
+    """Returns the number of this host, from 0."""
     return 0 if _exchange is None else _exchange.index
 
 
@@ -142,37 +145,38 @@ def first() -> bool:
 
 
 def names() -> tuple[str, ...]:
-    """The hosts, for messages."""
+    """Returns the names of the hosts, for messages."""
     return (socket.gethostname(),) if _exchange is None else _exchange.names
 
 
 def client() -> Client | None:
-    """The key-value store of the hosts; None with one process."""
+    """Returns the key-value store of the hosts; None with one process."""
     return None if _exchange is None else _exchange.client
 
 
 def gather(value) -> list:
-    """The JSON value of every host, in their order. Floats come back bit for bit, NaN too."""
+    """Returns the JSON value of every host, in their order. Floats come back bit for bit,
+    NaN too."""
     return [value] if _exchange is None else _gathered(value, _caller())
 
 
 def share(value):
-    """The JSON value of the first host; what the others pass is ignored."""
+    """Returns the JSON value of the first host; those that the others pass are ignored."""
     if _exchange is None:
         return value
     return _gathered(None if _exchange.index else value, _caller())[0]
 
 
 def agree(flag: bool, where: str = "") -> bool:
-    """Returns whether any host says so. `where` names the call in the program, and is compared,
-    too."""
+    """Returns whether `flag` is true on any host. `where` names the call in the program; hosts with
+    different ones are an error."""
     if _exchange is None:
         return bool(flag)
     return any(_gathered(bool(flag), where or _caller()))
 
 
 def wait(name: str, timeout_s: float = 1800) -> None:
-    """Waits for all hosts. Raises InputError that names those which do not come."""
+    """Waits for all hosts. Raises InputError that names those that do not come."""
     if _exchange is not None:
         _exchange.wait(name, timeout_s)
 
@@ -183,13 +187,14 @@ def mine(groups: int) -> list[int]:
 
 
 def raise_if_failed() -> None:
-    """Raises HostFailed where another host has said that it ended."""
+    """Raises HostFailed if another host has said that it ended."""
     if _exchange is not None:
         _exchange.raise_if_failed()
 
 
 def fail(error: BaseException) -> None:
-    """Says why this host ends, here and to the others, and ends its process; nothing with one.
+    """Says why this host ends, here and to the others, and ends its process; does nothing with
+    one process.
 
     The exit codes are those of `rljax.hosts.shutdown`.
     """
@@ -199,7 +204,7 @@ def fail(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """An error inside is told to the other hosts at once, before this one clears up behind it."""
+    """Tells an error inside the block to the other hosts at once, before this one cleans up."""
     try:
         yield
     except (HostFailed, StopAgreed):
@@ -214,10 +219,11 @@ def telling() -> Iterator[None]:
 def watched(
     folder: Path, stall_s: float, told: Callable[[], str | None], keep: Callable[[], object]
 ) -> Iterator[None]:
-    """The time in which the hosts watch each other, and keep what they print, in `folder`.
+    """Lets the hosts watch each other in the block, and keep what they print in `folder`; does
+    nothing with one process.
 
     `told` returns the name of a signal once this host is to stop; `keep` puts the files of the
-    folder where they stay, before an early end. Nothing with one process.
+    folder where they stay, before an early end.
     """
     global _watchdog
     if _exchange is None or _ending is None:
@@ -246,15 +252,15 @@ def watched(
 
 
 def asked_to_stop() -> str:
-    """Why any host was told to stop; "" if none was, or where none may. Hosts hear of it at
-    different times: what it cuts short ends in an exchange, which then raises StopAgreed."""
+    """Returns why any host was told to stop; "" if none was, or where none may. Hosts hear of it at
+    different times: an exchange then raises StopAgreed on all of them."""
     if _exchange is None or _watchdog is None or not _stops.allowed:
         return ""
     return _exchange.asked() or _watchdog.stop_reason
 
 
 def stop_agreed(told: str | None) -> str:
-    """An exchange: why the hosts stop here, all of them; "" if they do not. `told` is what this
+    """Exchanges why the hosts stop here; returns the reason, "" if they do not. `told` is what this
     host was told."""
     if _exchange is None:
         return told or ""
@@ -263,13 +269,13 @@ def stop_agreed(told: str | None) -> str:
 
 
 def may_stop() -> contextlib.AbstractContextManager:
-    """Inside, whatever the hosts exchange raises StopAgreed on all of them alike, once any of them
-    was told to stop. Nothing with one process."""
+    """Lets the hosts stop in the block: every exchange raises StopAgreed on all of them alike, once
+    any of them was told to stop. Does nothing with one process."""
     return _stops.may_stop()
 
 
 def stop_here() -> None:
-    """Raises StopAgreed on all hosts where they may stop, and one of them was told to."""
+    """Raises StopAgreed on all hosts if they may stop, and one of them was told to."""
     if _exchange is not None and _stops.allowed:
         _gathered(None, "stop_here")
 

@@ -18,19 +18,20 @@ class Client(Protocol):
         """Writes a key; an old value is replaced."""
 
     def set_first(self, key: str, value: str) -> bool:
-        """Writes a key unless there is one; whether it was written."""
+        """Writes a key unless it exists; returns whether it was written."""
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """The value of a key, waiting until there is one; None after timeout_s."""
+        """Returns the value of a key, waiting until it exists; None after timeout_s."""
 
     def delete(self, key: str) -> None:
-        """Removes a key, and what lies under it."""
+        """Removes a key, and all keys under it."""
 
     def barrier(self, name: str, timeout_s: float) -> list[int]:
-        """Waits for all hosts -> those that have not come after timeout_s. A name serves once."""
+        """Waits for all hosts; returns those that have not come after timeout_s. A name
+        serves once."""
 
     def list(self, prefix: str) -> dict[str, str]:
-        """Every key that lies under `prefix`, which ends with "/"."""
+        """Returns {key: value} of every key under `prefix`, which ends with "/"."""
 
 
 class CoordinationService:
@@ -41,9 +42,11 @@ class CoordinationService:
         self._client = distributed.global_state.client
 
     def set(self, key: str, value: str) -> None:
+        """Writes a key; an old value is replaced."""
         self._client.key_value_set(key, value, allow_overwrite=True)
 
     def set_first(self, key: str, value: str) -> bool:
+        """Writes a key unless it exists; returns whether it was written."""
         try:
             self._client.key_value_set(key, value, allow_overwrite=False)
         except jax.errors.JaxRuntimeError as error:
@@ -53,6 +56,7 @@ class CoordinationService:
         return True
 
     def get(self, key: str, timeout_s: float) -> str | None:
+        """Returns the value of a key, waiting until it exists; None after timeout_s."""
         try:
             return self._client.blocking_key_value_get(key, max(1, int(timeout_s * 1000)))
         except jax.errors.JaxRuntimeError as error:
@@ -61,9 +65,12 @@ class CoordinationService:
             raise
 
     def delete(self, key: str) -> None:
+        """Removes a key, and all keys under it."""
         self._client.key_value_delete(key)
 
     def barrier(self, name: str, timeout_s: float) -> list[int]:
+        """Waits for all hosts; returns those that have not come after timeout_s, as JAX's error
+        names them."""
         try:
             self._client.wait_at_barrier(name, max(1, int(timeout_s * 1000)))
         except jax.errors.JaxRuntimeError as error:
@@ -75,4 +82,5 @@ class CoordinationService:
         return []
 
     def list(self, prefix: str) -> dict[str, str]:
+        """Returns {key: value} of every key under `prefix`."""
         return dict(self._client.key_value_dir_get(prefix))

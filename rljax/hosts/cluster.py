@@ -34,7 +34,7 @@ _NODES = re.compile(rf"{_NODE.pattern}(?:,{_NODE.pattern})*")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The hosts of a run and this one's index among them. Processes and hosts are one here."""
+    """The hosts of a run and this one's index among them; a host is one process."""
 
     coordinator: str  # HOST:PORT of host 0
     hosts: int
@@ -49,14 +49,16 @@ class Cluster:
 
 
 def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Cluster | None:
-    """The cluster that the variables describe; None for one process, which needs none.
+    """Returns the cluster that the variables describe; None for one process, which needs none.
 
     In this order: ours (RLJAX_COORDINATOR, RLJAX_HOSTS, RLJAX_HOST; in a JobSet RLJAX_HOSTS alone),
-    a TPU with several workers, SLURM with several tasks, SkyPilot with several nodes.
+    a TPU with several workers, SLURM with several tasks, SkyPilot with several nodes. Raises
+    InputError for variables that are incomplete or contradict each other, and for more than
+    MOST_HOSTS hosts.
 
     Args:
-        metadata: an attribute's name -> its value, on a TPU VM. Asked only where the variables do
-            not say how many workers there are.
+        metadata: returns the value of an attribute by its name, on a TPU VM. Asked only if the
+            variables do not say how many workers there are.
     """
     for find in (_ours, _tpu_of_variables, lambda env: _tpu_vm(env, metadata), _slurm, _skypilot):
         cluster = find(env)
@@ -229,11 +231,12 @@ def _slice_worker(
 
 
 def corrected(env: Mapping[str, str], cluster: Cluster | None) -> tuple[dict, str]:
-    """({variable: its value, or None to remove it}, a warning) for what libtpu would misread.
+    """Returns ({variable: its value, or None to remove it}, a warning) for variables that libtpu
+    would misread.
 
     The number of slices is counted while the pods of a preempted slice still end, so that a
     restarted run waits for a slice that never comes (ray PR 62893); and Kaggle may leave a warning
-    where addresses should stand.
+    in the place of addresses.
     """
     changes: dict[str, str | None] = {}
     texts = []
@@ -277,7 +280,8 @@ def _slurm(env: Mapping[str, str]) -> Cluster | None:
 
 
 def node_names(listed: str) -> list[str]:
-    """ "a[1-3,07],b" -> a1 a2 a3 a07 b."""
+    """Returns the names in a list of SLURM: a1 a2 a3 a07 b of "a[1-3,07],b". Raises InputError for
+    a text of another form, and for too many nodes."""
     listed = listed.strip()
     if not _NODES.fullmatch(listed):
         raise _wrong_nodes(listed, "NAME or NAME[1-3,7], ...")
@@ -447,8 +451,9 @@ def _with_port(address: str, port: int) -> str:
 
 
 def tpu_vm_metadata(env: Mapping[str, str]) -> Metadata | None:
-    """Returns the metadata server that `environment` may ask, on a machine that has TPU chips;
-    elsewhere None, and nothing is asked. GCE_METADATA_IP, as JAX reads it, names another server."""
+    """Returns a function that asks the metadata server for an attribute, for `environment`, on a
+    machine that has TPU chips; elsewhere None. It raises InputError if the server does not answer.
+    GCE_METADATA_IP, as JAX reads it, names another server."""
     address = env.get("GCE_METADATA_IP")
     chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
     if not address and not (chips and importlib.util.find_spec("libtpu")):
@@ -482,7 +487,8 @@ def tpu_vm_metadata(env: Mapping[str, str]) -> Metadata | None:
 
 
 def find(env: MutableMapping[str, str]) -> Cluster | None:
-    """The cluster of this process, once the variables that libtpu would misread are corrected."""
+    """Returns the cluster of this process, after correcting the variables that libtpu would
+    misread. Raises InputError as `environment`."""
     cluster = environment(env, tpu_vm_metadata(env))
     changes, warning = corrected(env, cluster)
     for name, value in changes.items():

@@ -1,8 +1,8 @@
 """Keeps what a host prints in a file, and says why it ended when the host itself no longer can.
 
 `Console` starts this file as a process of its own: it copies the output, outlives the host for a
-moment, and translates what JAX's last lines mean ("tasks: 3") into the names of hosts. A thread
-could do neither: JAX ends a process by abort, and kill -9 leaves no last word.
+moment, and translates JAX's last lines ("tasks: 3") into the names of hosts. A thread could do
+neither: JAX ends a process by abort, and after kill -9 it prints nothing.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Console:
             os.write(self._facts, json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        """An end that needs no last words. The output goes where it went before."""
+        """Ends the copy without a final message. The output goes where it went before."""
         self._say({"bye": True})
         self._redirect(*self._kept)
         with contextlib.suppress(subprocess.TimeoutExpired):  # children of ours may print on

@@ -1,7 +1,8 @@
-"""Exchanges between hosts: JSON of every host on all, decisions that all take alike, barriers.
+"""Exchanges between hosts: JSON of every host on all, decisions that all make alike, barriers.
 
 Every host calls the same exchanges in the same order. Each carries the line of the program from
-which it is called; two hosts at different places are an error that names both, not a hang.
+which it is called, so that two hosts at different places raise an error that names both, and do
+not hang.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ POLL_S = 1.0  # between two looks at whether another host has failed
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a run ends: of the first host that failed, which is the reason of what others see."""
+    """The reason for which a run ends: that of the first host that failed, which caused what
+    others see."""
 
     host: int
     reason: str
@@ -27,14 +29,16 @@ class Failure:
 
     @classmethod
     def read(cls, text: str) -> "Failure":
+        """Reads what `text` wrote."""
         return cls(**json.loads(text))
 
     def text(self) -> str:
+        """Returns the failure as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
 
 class HostFailed(Exception):
-    """Another host has ended the run; the message says which and why."""
+    """An error for a run that another host has ended; the message says which and why."""
 
 
 @dataclasses.dataclass
@@ -50,10 +54,11 @@ class Exchange:
     agreed: str = ""  # the same of any host, once all know of it
 
     def gather(self, value, where: str) -> list:
-        """The JSON value of every host, in their order.
+        """Returns the JSON value of every host, in their order. Raises RuntimeError if the hosts
+        are at different places of the program, and HostFailed if one has ended.
 
-        The first host collects and hands out: 2 x hosts messages, and what an exchange has left
-        in the store is removed at the next one, when everybody has read it.
+        The first host collects and distributes the values: 2 x hosts messages. The keys of an
+        exchange are removed at the next one, when everybody has read them.
         """
         number, self.calls = self.calls, self.calls + 1
         here = f"rljax/exchange/{number}/"
@@ -80,7 +85,7 @@ class Exchange:
         return list(values)
 
     def wait(self, name: str, timeout_s: float) -> None:
-        """A barrier of all hosts. Raises InputError that names those which have not come."""
+        """Waits for all hosts. Raises InputError that names those that have not come."""
         number, self.calls = self.calls, self.calls + 1
         with heartbeat.waiting():
             missing = self.client.barrier(f"rljax/wait/{number}/{name}", timeout_s)
@@ -100,7 +105,7 @@ class Exchange:
         return text
 
     def raise_if_failed(self) -> None:
-        """Raises HostFailed where another host has said that it ended."""
+        """Raises HostFailed if another host has said that it ended."""
         for text in self.client.list(FAILED).values():
             failure = Failure.read(text)
             if failure.host != self.index:

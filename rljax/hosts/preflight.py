@@ -1,6 +1,5 @@
-"""Hosts that differ are refused before anything is compiled: several programs that are not the same
-end in a hang, or in numbers that nobody can explain.
-"""
+"""Refuses hosts that differ before anything is compiled: programs that are not the same end in a
+hang, or in numbers that nobody can explain."""
 
 import hashlib
 import os
@@ -30,7 +29,7 @@ _MOST_NAMES = 4  # of hosts with the same value
 
 
 def require_same(facts: Mapping[str, str]) -> None:
-    """Raises InputError, on every host, where hosts differ in a fact; its table names them."""
+    """Raises InputError, on every host, if hosts differ in a fact; its table names them."""
     differences = table(hosts.gather(dict(facts)), hosts.names())
     if differences:
         raise InputError(
@@ -41,8 +40,8 @@ def require_same(facts: Mapping[str, str]) -> None:
 
 
 def table(every: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
-    """A line for each fact that is not equal on all hosts, and for each of its values which hosts
-    have it, the rarest first; "" where all are equal."""
+    """Returns a line for each fact that is not equal on all hosts, with the hosts that have each of
+    its values, the rarest first; "" if all are equal."""
     lines = []
     for fact in dict.fromkeys(name for facts in every for name in facts):
         having: dict[str, list[str]] = {}
@@ -58,8 +57,8 @@ def table(every: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
 
 
 def of_this_host() -> dict[str, str]:
-    """Versions, the code of rljax, and the variables that compilers read. JAX looks at no device
-    for it."""
+    """Returns versions, the code of rljax, and the variables that compilers read. JAX does not look
+    at a device for it."""
     facts = {"python": platform.python_version()}
     facts |= {f"version of {name}": _version(name) for name in _PACKAGES}
     facts["code of rljax"] = digest(sorted(Path(__file__).parents[1].rglob("*.py")))
@@ -83,7 +82,7 @@ def _version(package: str) -> str:
 
 
 def digest(files: Sequence[Path]) -> str:
-    """The beginning of the SHA-256 of files, by their names and contents."""
+    """Returns the beginning of the SHA-256 of files, by their names and contents."""
     hashed = hashlib.sha256()
     for path in files:
         try:

@@ -1,4 +1,5 @@
-"""One key for a compiled program on all hosts: what the first has written the others read."""
+"""One key for a compiled program on all hosts, so that programs of the first host are read by
+the others."""
 
 import hashlib
 
@@ -10,11 +11,12 @@ from rljax import hosts
 
 
 def same_keys() -> None:
-    """Makes the keys of JAX's persistent cache equal on all hosts. All of them call it.
+    """Makes the keys of JAX's persistent cache equal on all hosts. All of them call it; with one
+    process it does nothing.
 
     A part of a key is the fingerprint of the devices as the runtime knows them. That of CPUs has
-    the number of the process in it, so that no host but the first would ever find a program; where
-    fingerprints differ, those of all hosts together take its place. Nothing with one process.
+    the number of the process in it, so that no host but the first would ever find a program. If
+    fingerprints differ, those of all hosts together take its place.
     """
     if hosts.count() == 1:
         return

@@ -1,11 +1,11 @@
-"""Hosts meet before JAX connects them, so that whoever is missing, comes twice or calls the wrong
-address is named after seconds; JAX's own start waits, and then names nobody.
+"""The meeting of hosts before JAX connects them, so that a host that is missing, comes twice or
+calls the wrong address is named after seconds; JAX's own start waits, and then names nobody.
 
 The first host listens at the coordinator's port; every other one says who it is, and all hear at
 once that everybody is there, or what is wrong. Then the port is free again, for JAX.
 
-Whoever else calls or answers, such as a scanner of ports, is passed over: what it says is read up
-to a limit, in bytes and in time, and is nothing unless it has the form of what a host says.
+Other callers, such as a scanner of ports, are passed over: what they send is read up to a limit, in
+bytes and in time, and ignored unless it has the form of a host's message.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ _SAME = "start the same command on every host (of a TPU VM: --worker=all)"
 
 
 class HostsLate(InputError):
-    """Hosts that did not come in time: another start may find them there."""
+    """An error for hosts that did not come in time: another start may find them there."""
 
     exit_code = 171  # as where a host has failed: see rljax.hosts.shutdown
 
 
 def meet(cluster: Cluster, timeout_s: float) -> list[str]:
-    """Waits until all hosts have come -> their addresses. Raises, on all of them that have come,
-    HostsLate if one does not come within timeout_s, InputError if two are the same."""
+    """Waits until all hosts have come; returns their addresses. Raises, on all of them that have
+    come, HostsLate if one does not come within timeout_s, and InputError if two are the same."""
     who = f"host {cluster.host} of {cluster.hosts}"
     say(f"{who}, coordinator {cluster.coordinator}, found by {cluster.found_by}; waiting")
     reply = _listen(cluster, timeout_s) if cluster.host == 0 else _call(cluster, timeout_s)
@@ -49,8 +49,8 @@ def meet(cluster: Cluster, timeout_s: float) -> list[str]:
 
 
 def lines(connection: socket.socket, most: int, deadline: float) -> Iterator[bytes]:
-    """The lines that the other side sends, each of at most `most` bytes. Raises TimeoutError at the
-    deadline, a moment of time.monotonic, ValueError for a longer line."""
+    """Yields the lines that the other side sends, each of at most `most` bytes. Raises TimeoutError
+    at the deadline, a time of time.monotonic, and ValueError for a longer line."""
     held = b""
     while True:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -66,6 +66,7 @@ def lines(connection: socket.socket, most: int, deadline: float) -> Iterator[byt
 
 
 def say(text: str) -> None:
+    """Prints a line of the hosts to standard error."""
     print(f"hosts: {text}", file=sys.stderr, flush=True)
 
 

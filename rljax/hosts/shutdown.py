@@ -39,7 +39,7 @@ _PARTNER_LOST = re.compile("Gloo|NCCL|by peer|Socket closed|UNAVAILABLE|DEADLINE
 
 
 class Ending:
-    """The end of one host, by whichever thread comes first."""
+    """The end of one host, by whichever thread is first."""
 
     def __init__(self, exchange: Exchange, heartbeat_s: float):
         self.exchange, self.heartbeat_s = exchange, heartbeat_s
@@ -49,14 +49,14 @@ class Ending:
         self._told: tuple[BaseException, float] | None = None  # this host's own error, and when
 
     def fail(self, error: BaseException) -> None:
-        """Ends this process for an error of its own, or that of a host which it learned of."""
+        """Ends this process for an error of its own, or of another host."""
         self._first.acquire()
         if _lost_a_partner(error):
             self._named_by_heartbeats()
         self._end_by(error, self.tell_of(error))
 
     def stalled(self, reason: str) -> None:
-        """Ends this process, and all others, since nothing moves any more."""
+        """Ends this process, and all others, because nothing moves any more."""
         self._first.acquire()
         self._end(self.tell(reason, STALLED), STALLED)
 
@@ -78,7 +78,7 @@ class Ending:
             self._end_by(error, failure)
 
     def tell_of(self, error: BaseException) -> Failure:
-        """Tells the others of an error of this host -> the failure that counts."""
+        """Tells the others of an error of this host; returns the failure that counts."""
         if _lost_a_partner(error) or isinstance(error, HostFailed):
             return self._known() or Failure(self.exchange.index, str(error), FAILED)
         self._told = self._told or (error, time.monotonic())
@@ -86,7 +86,8 @@ class Ending:
         return self.tell(f"{type(error).__name__}: {error}{_phase()}", code)
 
     def tell(self, reason: str, code: int) -> Failure:
-        """Tells the others -> the failure that counts: the first one."""
+        """Tells the others a reason and an exit code; returns the failure that counts: the
+        first one."""
         mine = Failure(self.exchange.index, reason, code)
         try:
             if self.exchange.client.set_first(FIRST_FAILED, mine.text()):
@@ -169,7 +170,7 @@ def _phase() -> str:
 
 
 def saved(step: int) -> None:
-    """Leaves word that a checkpoint is whole: restarts are counted anew from there."""
+    """Notes that a checkpoint is complete: restarts are counted anew from there."""
     if path := os.environ.get(LAST_SAVED):
         with open(path, "w") as file:
             file.write(str(step))

@@ -1,7 +1,7 @@
 """Stopping inside a step, at a place on which all hosts agree.
 
-Whoever is told to stop says so with the next thing that the hosts exchange anyway, so that all know
-it at the same place of the program, whichever of them was told.
+A host that is told to stop says so with the next value that the hosts exchange anyway, so that all
+know it at the same place of the program.
 """
 
 import contextlib
@@ -19,12 +19,13 @@ _ENDS = ("TRUE", "TERMINATE_ON_HOST_MAINTENANCE")  # of the machine; a migration
 
 
 class StopAgreed(BaseException):
-    """All hosts stop here. Not an Exception: no reward and no retry may take it for a fault."""
+    """Raised on all hosts to stop them. Not an Exception, so that no reward and no retry takes it
+    for a fault."""
 
 
 class Notices:
-    """The reason for which this host is to stop: what `received` returns (a signal's name), or a
-    notice of the cloud that the machine is about to go."""
+    """The reason for which this host is to stop: the signal that `received` returns, or a notice of
+    the cloud that the machine will be taken away."""
 
     def __init__(self, received: Callable[[], str | None]):
         self.received, self.notice = received, ""
@@ -46,8 +47,8 @@ class Notices:
 
 
 def metadata_server() -> str:
-    """Returns the address of the machine's metadata server; "" if it is none of Google's: then
-    nothing is asked."""
+    """Returns the address of the machine's metadata server; "" for a machine that is not of
+    Google Cloud."""
     host = os.environ.get("GCE_METADATA_IP", "")
     with contextlib.suppress(OSError):
         if not host and "Google" in Path("/sys/class/dmi/id/product_name").read_text():
@@ -65,15 +66,15 @@ def _metadata(url: str, name: str) -> str:
 
 
 class Stops:
-    """Returns whether an exchange of the hosts may end what runs now."""
+    """Decides whether an exchange of the hosts may end what runs now."""
 
     def __init__(self) -> None:
         self.allowed = 0
 
     @contextlib.contextmanager
     def may_stop(self) -> Iterator[None]:
-        """Inside, an exchange after which all hosts know of a reason to stop raises StopAgreed, on
-        all of them alike."""
+        """Lets exchanges in the block raise StopAgreed, on all hosts alike, once they know of a
+        reason to stop."""
         self.allowed += 1
         try:
             yield

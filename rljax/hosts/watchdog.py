@@ -1,9 +1,9 @@
 """Watches the hosts from a thread: ends this one when another has failed, and never lets a run
 stand still in silence.
 
-Every host says every few seconds where it is. Where the hosts that are furthest behind have given
-no sign of life for longer than their phase may take, all write the stacks of their threads into
-the run folder and the first host names who stands where; at twice that time all end.
+Every host reports every few seconds where it is. If the hosts that are furthest behind have given
+no sign of life for longer than their phase may take, all write the stacks of their threads into the
+run folder and the first host names which stand where; at twice that time all end.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ MOVED_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The phase that a host reported, the reason for which it was told to stop, and when we read
-    it."""
+    """The phase that a host reported, the reason for which it was told to stop, and the time at
+    which this host read it."""
 
     current: CurrentPhase
     stop: str
@@ -39,25 +39,28 @@ class Seen:
     read_s: float
 
     def silent_s(self, now: float) -> float:
-        """Since its last sign of life; a host that says nothing at all gives none, either."""
+        """Returns the seconds since its last sign of life; a host that reports nothing
+        gives none."""
         return self.current.silent_s + now - self.read_s
 
 
 def behind(seen: Mapping[int, Seen]) -> list[int]:
-    """The hosts that the others wait for: the furthest behind, without those that only wait."""
+    """Returns the hosts that the others wait for: the furthest behind, without those that
+    only wait."""
     least = min(one.current.entered for one in seen.values())
     last = [k for k, one in seen.items() if one.current.entered == least]
     return [k for k in last if not seen[k].current.waiting] or last
 
 
 def stall(seen: Mapping[int, Seen], now: float) -> float:
-    """Returns how long the hosts that are behind have been silent, in multiples of what they may
-    be; below 1: nothing is wrong."""
+    """Returns how long the hosts that are behind have been silent, as a multiple of the allowed
+    time; below 1 nothing is wrong."""
     return min(seen[k].silent_s(now) / seen[k].current.limit_s for k in behind(seen))
 
 
 def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> str:
-    """ "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts wait in learn"."""
+    """Returns a text such as "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts
+    wait in learn"."""
     last = behind(seen)
     shown = [names[k] for k in last[:4]] + [f"{len(last) - 4} more"] * (len(last) > 4)
     current = seen[last[0]].current
@@ -76,7 +79,8 @@ def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> s
 
 
 class Watchdog:
-    """The thread of one host. `folder` gets the stacks; `stall_s` as in config.hosts."""
+    """The thread that watches the others for one host. `folder` gets the stacks; `stall_s` as
+    in config.hosts."""
 
     def __init__(
         self,
@@ -95,11 +99,12 @@ class Watchdog:
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> "Watchdog":
+        """Starts the thread; returns itself."""
         self.thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends the thread, and takes back what was said: another run may follow."""
+        """Ends the thread, and removes the report of this host: another run may follow."""
         self.over.set()
         self.thread.join(5.0)
         with contextlib.suppress(Exception):  # the store may be gone
@@ -107,8 +112,8 @@ class Watchdog:
 
     @property
     def stop_reason(self) -> str:
-        """Why any host was told to stop, as soon as it is heard of; the hosts have not agreed on a
-        place yet."""
+        """Reason for which any host was told to stop, as soon as this one hears of it; the hosts
+        have not agreed on a place yet."""
         return next((one.stop for one in self.seen.values() if one.stop), "")
 
     def _watch(self) -> None:

@@ -1,12 +1,12 @@
 """Asks the hub over the session of `huggingface_hub`, and keeps the files in that library's cache.
 
-Whoever answers at HF_ENDPOINT may lie. So an answer is read up to a limit, a file gets its name in
-the cache from the digest that the hub lists, once its bytes have that digest, and nothing that an
-answer says becomes a path before it was looked at.
+The server at HF_ENDPOINT may lie. So an answer is read up to a limit; a file gets its name in the
+cache from the digest that the hub lists, once its bytes have that digest; and nothing in an answer
+becomes a path before it was checked.
 
-Beside a repository's snapshots lies rljax/COMMIT.json: which files the commit has, their SHA-256
-(of small files git's own digest), and which of them were compared with it here. So a commit that
-was read once needs no network, and a copy that is cut short is never taken for a whole one.
+Beside a repository's snapshots lies rljax/COMMIT.json: the files of the commit, their SHA-256 (of
+small files git's own digest), and which of them were compared with it here. So a commit that was
+read once needs no network, and a copy that is cut short is never taken for a whole one.
 """
 
 import concurrent.futures
@@ -58,8 +58,8 @@ _DIGEST = re.compile("[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 
 @dataclasses.dataclass(frozen=True)
 class RepoFile:
-    """A file of a repository as the hub lists it. `sha256` of a file in its large storage, else ""
-    and `git` is the SHA-1 by which git knows the content."""
+    """A file of a repository as the hub lists it. `sha256` is set for a file in its large storage;
+    else it is "" and `git` is the SHA-1 by which git knows the content."""
 
     size: int
     sha256: str = ""
@@ -67,11 +67,12 @@ class RepoFile:
 
     @property
     def digest(self) -> str:
+        """SHA-256 of a file in the large storage, else the SHA-1 of git."""
         return self.sha256 or self.git
 
 
 def library():
-    """The package huggingface_hub. Raises InputError where it is not installed."""
+    """Returns the package huggingface_hub. Raises InputError if it is not installed."""
     try:
         import huggingface_hub
         import huggingface_hub.constants
@@ -86,13 +87,13 @@ def library():
 
 
 def page(name: HubName) -> str:
-    """The address of the repository's page."""
+    """Returns the address of the repository's page."""
     prefix = "datasets/" if name.kind == "dataset" else ""
     return f"{library().constants.ENDPOINT}/{prefix}{name.repository}"
 
 
 def home(name: HubName) -> Path:
-    """The repository's folder in the cache."""
+    """Returns the repository's folder in the cache."""
     folder = f"{name.kind}s--{name.repository.replace('/', '--')}"
     return Path(library().constants.HF_HUB_CACHE).expanduser() / folder
 
@@ -101,12 +102,12 @@ def home(name: HubName) -> Path:
 
 
 class Unreachable(Exception):
-    """The hub gives no answer at all, or none that is its own."""
+    """An error for a hub that gives no answer, or none that is its own."""
 
 
 def ask(name: HubName, question: Callable):
-    """Asks the hub, again where a server is in trouble. Raises Unreachable, or InputError for an
-    answer that is a refusal."""
+    """Asks the hub, again if a server is in trouble; returns the answer of `question`. Raises
+    Unreachable, and InputError for a refusal."""
     library()
     from huggingface_hub import errors
 
@@ -219,8 +220,8 @@ def _body(answer, most: int) -> Iterator[bytes]:
 
 
 def information(name: HubName) -> dict:
-    """The object by which the hub answers for a repository at a revision: nothing in it is checked
-    but its size. A question for `ask`."""
+    """Returns the JSON object with which the hub answers for a repository at a revision, for `ask`.
+    Only its size is checked; raises ValueError for an answer that is no object."""
     revision = f"/revision/{quote(name.revision, safe='')}" if name.revision else ""
     constants = library().constants
     url = f"{constants.ENDPOINT}/api/{name.kind}s/{name.repository}{revision}?blobs=true"
@@ -286,14 +287,16 @@ def _refused(name: HubName, error, status: int) -> InputError:
 
 
 def resolve(name: HubName) -> str:
-    """The commit of a repository's revision: of one process always the same. Without a network, the
-    commit that the revision was here at last."""
+    """Returns the commit of a repository's revision, the same throughout a process. Without a
+    network it is the last one that the revision had here. Raises InputError if the repository
+    cannot be found."""
     return name.revision if name.pinned else commit_of(dataclasses.replace(name, path=""))
 
 
 @functools.cache
 def commit_of(name: HubName) -> str:
-    """resolve, of a name without a path that is no commit."""
+    """Returns what `resolve` does, for a name without a path that is no commit. Raises InputError
+    if the repository cannot be found."""
     revision = name.revision or _DEFAULT
     ref = home(name).joinpath("refs", *revision.split("/"))
     try:
@@ -362,7 +365,8 @@ def _not_here(name: HubName, problem: str) -> InputError:
 
 
 def listing(name: HubName) -> dict[str, RepoFile]:
-    """{path: RepoFile} of the files of a commit."""
+    """Returns {path: RepoFile} of the files of a commit. Raises InputError if they are not known
+    here and the hub gives no answer."""
     entries = _record(name)[0]
     if entries:
         return entries
@@ -398,8 +402,9 @@ def _write_record(name: HubName, entries: dict[str, RepoFile], compared: set[str
 
 
 def fetch(name: HubName, paths: Iterable[str]) -> Path:
-    """The folder of a commit in which these files of it are, each of them compared with the digest
-    that the hub lists. Files that are there already are not asked for."""
+    """Downloads the files of a commit that are not here, and compares each with the digest that the
+    hub lists; returns the folder of the commit. Raises InputError for a file that the commit does
+    not have, or whose bytes are wrong, and for a disk without room."""
     entries, folder = listing(name), home(name) / "snapshots" / name.revision
     compared = _record(name)[1]
     paths = list(paths)
@@ -569,7 +574,7 @@ def _other_file(name: HubName, path: str, entry: RepoFile, digest: str) -> Input
 
 
 def file_digest(path: str | Path, entry: RepoFile) -> str:
-    """The digest of a file, of the kind that its entry has."""
+    """Returns the digest of a file, of the kind that its entry has."""
     if entry.sha256:
         digest = hashlib.sha256()
     else:

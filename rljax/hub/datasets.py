@@ -36,7 +36,7 @@ _SHARD = re.compile(r"(?:^|/)([A-Za-z]\w*(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*$")
 
 @dataclasses.dataclass(frozen=True)
 class SplitFiles:
-    """The files of a split, in order, and what was chosen, for people."""
+    """The files of a split, in order, and a text that says which subset and split were chosen."""
 
     repository: str
     files: tuple[Path, ...]
@@ -45,8 +45,9 @@ class SplitFiles:
 
 
 def split_files(spec: str, split: str) -> SplitFiles:
-    """The files that hold the rows of a data set's split, downloaded where they are not here.
-    Raises InputError that lists what there is."""
+    """Returns the files that hold the rows of a data set's split, downloading those that are not
+    here. Raises InputError, with a list of what there is, for a subset or split that the data set
+    does not have."""
     name = data_name(spec.replace("{split}", split))
     name = name.at(client.resolve(name))
     repository = dataclasses.replace(name, path="")

@@ -1,8 +1,8 @@
 """Patterns of files as fsspec reads them, matched in time that is linear in the path.
 
 `*` stays in a folder, `**` does not, `**/` may be no folder at all, `?` and `[a-z]` are one
-character. A regular expression would try all ways to share a path among the stars of a stranger's
-pattern.
+character. A regular expression would try all ways to share a path among the stars of an
+untrusted pattern.
 """
 
 import bisect
@@ -20,7 +20,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 def is_glob(pattern: str) -> bool:
-    """Returns whether a pattern is more than a path."""
+    """Returns whether a pattern has wildcards."""
     return bool(_GLOB.search(pattern))
 
 
@@ -33,7 +33,9 @@ class Files:
         self._letters = 0  # that patterns were compared with
 
     def matching(self, pattern: str) -> list[str]:
-        """The paths that a pattern fits, in order; a folder means what is in it."""
+        """Returns the paths that a pattern fits, in order; a folder stands for the files in it.
+        Raises InputError for a pattern that is too long, and if the patterns so far were compared
+        with too many letters of names."""
         if pattern in self._known:
             return [pattern]
         if not is_glob(pattern):
@@ -67,10 +69,10 @@ class Files:
 
 @functools.lru_cache(maxsize=256)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Returns whether a path fits a pattern, as a function of the path.
+    """Returns a function of a path: whether it fits the pattern.
 
-    Walks through the path with all states of the pattern that it may be in, as the bits of a
-    number; where a character leads is kept, so that most are one look into a dictionary.
+    It walks through the path with the set of states that the pattern may be in, as the bits of a
+    number; transitions are cached, so that most take one look into a dictionary.
     """
     steps = _steps(pattern)
     moves: dict[tuple[int, str], int] = {}

@@ -1,7 +1,7 @@
-"""The folder of a model: a local one as it is, what it takes of a repository of the hub, or the
-folder that is made of a GGUF file.
+"""The folder of a model: a local one as it is, the files of a repository of the hub that are
+needed, or the folder that is made of a GGUF file.
 
-Only JSON, chat templates, safetensors and GGUF are ever asked for: no pickle, and no code.
+Only JSON, chat templates, safetensors and GGUF are ever downloaded: no pickle, and no code.
 """
 
 from pathlib import Path
@@ -29,9 +29,10 @@ _NEEDED = {
 
 
 def model_folder(spec: str | Path, *parts: str) -> Path:
-    """The folder of a model with these parts in it (all but an adapter's: none named): the local
-    one that `spec` is, or the copy of a repository of the hub, downloaded where it is not here. Of
-    a GGUF file, or of a folder that holds one and no config.json, it is the folder made of it."""
+    """Returns the folder of a model with these `parts` in it (none named: all but an adapter's):
+    the local folder `spec`, or the copy of a repository of the hub, downloaded if it is not here.
+    For a GGUF file, or a folder that holds one and no config.json, it is the folder made of it.
+    Raises InputError if the repository cannot be found."""
     name = model_name(spec)
     if name is None:
         return Path(spec) if ADAPTER in parts else _local_folder(Path(spec))
@@ -138,13 +139,14 @@ def _lacks(name: HubName, file: str, rule: str, entries: dict) -> InputError:
 
 
 def model_card(name: HubName) -> Path:
-    """README.md of a model of the hub. Raises InputError where it has none."""
+    """Returns the path of README.md of a model of the hub. Raises InputError if it has none."""
     name = name.at(client.resolve(name))
     return client.fetch(name, ["README.md"]) / "README.md"
 
 
 def digests(spec: str | Path) -> dict[str, str]:
-    """{file: SHA-256 that the hub lists} of the weights of a repository; {} of a local folder."""
+    """Returns {file: SHA-256 that the hub lists} of the weights of a repository; {} for a
+    local folder."""
     name = model_name(spec)
     if name is None:
         return {}
@@ -159,7 +161,8 @@ def digests(spec: str | Path) -> dict[str, str]:
 
 
 def pinned(spec: str) -> str:
-    """The hf:// path of a model or data set with the commit that it has now."""
+    """Returns the hf:// path of a model or data set with the commit that it has now. Raises
+    InputError if it cannot be found."""
     name = parse(spec) if is_hub(spec) else model_name(spec)
     if name is None or name.pinned:
         return spec

@@ -51,6 +51,7 @@ class HubName:
         return f"{SCHEME}{prefix}{self.repository}{at}" + (f"/{self.path}" if self.path else "")
 
     def at(self, commit: str) -> "HubName":
+        """Returns the same name at a commit."""
         return dataclasses.replace(self, revision=commit)
 
     @property
@@ -61,7 +62,7 @@ class HubName:
 
 def is_path(text: object) -> bool:
     """Returns whether a value is a path in a repository that any file system takes, and that stays
-    inside of the folder it is put in."""
+    inside the folder it is put in."""
     return (
         isinstance(text, str)
         and len(text) <= _LONGEST_PATH
@@ -80,7 +81,7 @@ def is_hub(text: object) -> bool:
 
 
 def parse(text: str | Path) -> HubName:
-    """The repository that an hf:// text names. Raises InputError for one that names none."""
+    """Returns the repository that an hf:// text names. Raises InputError for any other text."""
     rest, kind = re.sub(r"\Ahf:/(?!//)/?", "", str(text)), "model"
     if rest.startswith(DATASETS):
         rest, kind = rest.removeprefix(DATASETS), "dataset"
@@ -98,8 +99,8 @@ def parse(text: str | Path) -> HubName:
 
 
 def model_name(text: str | Path) -> HubName | None:
-    """The repository that the text of a model field names; None for a local path. A bare
-    OWNER/NAME is one where no file or folder has that name."""
+    """Returns the repository that the text of a model field names; None for a local path. A bare
+    OWNER/NAME is one unless a file or folder has that name."""
     if is_hub(text):
         return _of_kind(text, "model")
     text = str(text)
@@ -109,7 +110,8 @@ def model_name(text: str | Path) -> HubName | None:
 
 
 def data_name(text: str) -> HubName | None:
-    """The repository that the text of a data field names; None for what is not hf://."""
+    """Returns the repository that the text of a data field names; None for a text that is
+    not hf://."""
     return _of_kind(text, "dataset") if is_hub(text) else None
 
 
@@ -122,5 +124,5 @@ def _of_kind(text: str | Path, kind: str) -> HubName:
 
 
 def names_in(text: str) -> list[str]:
-    """Every hf:// path in a text, such as folder='hf://OWNER/NAME' of a maker of a role."""
+    """Returns every hf:// path in a text, such as folder='hf://OWNER/NAME' of a maker of a role."""
     return _INSIDE.findall(text)

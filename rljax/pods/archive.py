@@ -1,4 +1,4 @@
-"""The code of the working folder as one file, the same bytes for the same code."""
+"""The code of the working folder as one file, with the same bytes for the same code."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ _LEFT_OUT = ("runs", "__pycache__", ".git", ".venv", "venv", "node_modules")
 def code_archive(folder: Path, into: Path) -> str:
     """Writes `into`, a .tar.gz of the folder's files, and returns its SHA-256. In a git checkout
     these are the files that git knows or does not ignore; elsewhere all but runs/, hidden folders
-    and environments."""
+    and environments. Raises InputError for no files, and for more than MOST_BYTES."""
     files = _of_git(folder)
     if files is None:
         files = _of_folder(folder)

@@ -1,7 +1,7 @@
 """TPU pods of Google Cloud by its command gcloud: of the Cloud TPU API, and of Compute Engine.
 
-gcloud alone knows who asks: nothing here reads credentials. The Cloud TPU API gets no new versions,
-so TPU7x and later are Compute Engine's; v4 and v5e are not there.
+Only gcloud handles credentials: nothing here reads them. The Cloud TPU API gets no new versions, so
+TPU7x and later are on Compute Engine; v4 and v5e are not there.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ ABSENT, WAITING, ACTIVE, GONE = "absent", "waiting", "active", "gone"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A host: its slice, and the words by which gcloud finds it."""
+    """A host: its slice, and the arguments by which gcloud finds it."""
 
     slice_index: int
     name: str  # NAME:WORKER or the name of a VM, for messages, too
@@ -29,7 +29,8 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Cloud:
-    """A pod that is there or shall be. A service has create, state, delete and machines."""
+    """A pod that exists or shall exist. A service has create, state, delete and machines. Every
+    method that runs gcloud raises InputError if it is not installed."""
 
     pod: Pod
     name: str
@@ -38,7 +39,7 @@ class Cloud:
     spot: bool
 
     def gcloud(self, *words: str, check: bool = True) -> subprocess.CompletedProcess:
-        """Runs gcloud; what it says on an error is the InputError's text."""
+        """Runs gcloud. With `check` a failure raises InputError with its message."""
         done = subprocess.run(
             self.command(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
@@ -52,6 +53,8 @@ class Cloud:
         return done
 
     def command(self, *words: str) -> list[str]:
+        """Returns the command line of gcloud with these words. Raises InputError if it is
+        not installed."""
         if shutil.which("gcloud") is None:
             raise InputError(
                 "gcloud is not installed",
@@ -61,7 +64,8 @@ class Cloud:
         return ["gcloud", *words, *project, "--quiet"]
 
     def described(self, *words: str) -> dict | list | None:
-        """Asks gcloud to describe or list a resource; None where there is no such thing."""
+        """Returns the description or list of a resource; None if there is none. Raises InputError
+        for any other failure of gcloud."""
         done = self.gcloud(*words, "--format=json", check=False)
         if done.returncode == 0:
             return json.loads(done.stdout or "null")
@@ -74,12 +78,12 @@ class Cloud:
         )
 
     def ssh(self, machine: Machine, command: str) -> list[str]:
-        """The gcloud command that runs a shell command on a host."""
+        """Returns the gcloud command that runs a shell command on a host."""
         words = (*self._ssh, "ssh", machine.target, *machine.flags, f"--command={command}")
         return self.command(*words, f"--zone={self.zone}")
 
     def copy(self, machine: Machine, files: Sequence[str], folder: str) -> list[str]:
-        """The one that copies files into a folder of its home."""
+        """Returns the gcloud command that copies files into a folder of the home of a host."""
         target = f"{machine.target}:{folder}"
         return self.command(
             *self._ssh, "scp", *files, target, *machine.flags, f"--zone={self.zone}"
@@ -93,6 +97,8 @@ class CloudTpu(Cloud):
     _resource = ("compute", "tpus", "queued-resources")
 
     def create(self) -> None:
+        """Asks for the pod. Raises InputError for a version that the API does not have, and if
+        gcloud fails."""
         if not self.pod.figures.runtime:
             raise InputError(f"the Cloud TPU API has no {self.pod.version}", fix="--api=compute")
         nodes = (f"--node-id={self.name}",)
@@ -110,7 +116,7 @@ class CloudTpu(Cloud):
         )
 
     def state(self) -> tuple[str, str]:
-        """(one of the states, the service's own word)."""
+        """Returns (one of the states, the service's own word)."""
         words = (*self._resource, "describe", self.name, f"--zone={self.zone}")
         found = self.described(*words)
         if found is None:
@@ -121,7 +127,8 @@ class CloudTpu(Cloud):
         return (ACTIVE if state == "ACTIVE" else WAITING), state
 
     def delete(self) -> None:
-        """Deletes the request and its nodes; a resource that does not exist counts as deleted."""
+        """Deletes the request and its nodes; a resource that does not exist counts as deleted.
+        Raises InputError if it cannot be deleted."""
         words = (*self._resource, "delete", self.name, f"--zone={self.zone}", "--force")
         done = self.gcloud(*words, check=False)
         if done.returncode and self.state()[0] != ABSENT:
@@ -132,6 +139,7 @@ class CloudTpu(Cloud):
             )
 
     def machines(self) -> list[Machine]:
+        """Returns the hosts of all slices, in their order."""
         several = self.pod.slices > 1
         nodes = [f"{self.name}-{k}" if several else self.name for k in range(self.pod.slices)]
         return [
@@ -142,8 +150,8 @@ class CloudTpu(Cloud):
 
 
 class ComputeEngine(Cloud):
-    """Compute Engine: per slice a managed instance group, whose workload policy joins its machines
-    by ICI. All of its machines come, or none."""
+    """Compute Engine: for each slice a managed instance group, whose workload policy joins its
+    machines by ICI. Either all of its machines come, or none."""
 
     _ssh = ("compute",)
 
@@ -156,6 +164,8 @@ class ComputeEngine(Cloud):
         return [f"{self.name}-{k}" for k in range(self.pod.slices)]
 
     def create(self) -> None:
+        """Makes what is missing of the policy, the template and the groups. Raises InputError for a
+        version that Compute Engine does not have, and if gcloud fails."""
         figures = self.pod.figures
         if not figures.image:
             raise InputError(f"Compute Engine has no {self.pod.version}", fix="--api=tpu")
@@ -213,6 +223,7 @@ class ComputeEngine(Cloud):
             )
 
     def state(self) -> tuple[str, str]:
+        """Returns (one of the states, the numbers of machines in each state of the service)."""
         counts = {ACTIVE: 0, WAITING: 0, GONE: 0}
         words = []
         for group in self._groups:
@@ -239,6 +250,8 @@ class ComputeEngine(Cloud):
         )
 
     def delete(self) -> None:
+        """Deletes groups, template and policy; those that do not exist count as deleted. Raises
+        InputError if one cannot be deleted."""
         parts = [
             ("compute", "instance-groups", "managed", "delete", group, f"--zone={self.zone}")
             for group in self._groups
@@ -257,6 +270,7 @@ class ComputeEngine(Cloud):
                 )
 
     def machines(self) -> list[Machine]:
+        """Returns the hosts of all slices, in the order of their names."""
         found = []
         for k, group in enumerate(self._groups):
             names = sorted(item["instance"].rpartition("/")[2] for item in self._instances(group))
@@ -265,6 +279,8 @@ class ComputeEngine(Cloud):
 
 
 def cloud(api: str, pod: Pod, name: str, zone: str, project: str, spot: bool) -> Cloud:
+    """Returns the pod on the service `api`, "tpu" or another text for Compute Engine. Raises
+    InputError for no zone."""
     if not zone:
         raise InputError("no --zone", fix="such as --zone=us-west4-a")
     kind = CloudTpu if api == "tpu" else ComputeEngine

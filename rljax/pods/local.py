@@ -1,4 +1,4 @@
-"""Several hosts on this machine: processes on loopback, each with virtual CPU devices."""
+"""Several hosts on one machine: processes on loopback, each with virtual CPU devices."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ OTHERS_S = 60.0  # from the end of one host by a failure to the end of all
 
 
 def run_local(command: Sequence[str], hosts: int, devices: int) -> int:
-    """Runs the command as `hosts` processes and prints what they say, "[3] ...". Returns the exit
+    """Runs the command as `hosts` processes and prints their output, "[3] ...". Returns the exit
     code of the first that failed, 0 if none did. SIGTERM and Ctrl-C go to all of them."""
     port = _free_port()
     processes, threads, ended = [], [], {}
@@ -96,7 +96,7 @@ def _wait(processes: list[subprocess.Popen], ended: dict[int, int]) -> None:
 
 
 def print_lines(stream, host: int) -> None:
-    """Prints what a host says, "[3] ...", until it ends."""
+    """Prints the output of a host, "[3] ...", until it ends."""
     with stream:
         for line in stream:
             text = line.decode(errors="replace").rstrip("\n")

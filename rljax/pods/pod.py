@@ -11,8 +11,8 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """Figures of a TPU version, and its names. Of the documentation of Cloud TPU and of GKE
-    ("TPU versions", "Plan TPUs in GKE"), read for 2026-11."""
+    """Figures of a TPU version, and its names, from the documentation of Cloud TPU and of GKE ("TPU
+    versions", "Plan TPUs in GKE"), read for 2026-11."""
 
     most_chips: int  # of a whole pod
     dimensions: int  # of its torus
@@ -73,11 +73,13 @@ class Pod:
 
     @property
     def chips_per_host(self) -> int:
-        """Slices of v5e and v6e of up to 8 chips are one host; every other host has 4."""
+        """Number of chips of a host: all chips of a slice of v5e and v6e of up to 8 chips,
+        else 4."""
         return self.chips if self.figures.dimensions == 2 and self.chips <= 8 else 4
 
     @property
     def hosts_per_slice(self) -> int:
+        """Number of hosts of one slice."""
         return self.chips // self.chips_per_host
 
     @property
@@ -92,6 +94,7 @@ class Pod:
 
     @property
     def figures(self) -> Version:
+        """Figures of its TPU version."""
         return VERSIONS[self.version]
 
     @property
@@ -102,10 +105,12 @@ class Pod:
 
     @property
     def topology_text(self) -> str:
+        """Topology as text: "4x4"."""
         return "x".join(map(str, self.topology))
 
     @property
     def machine_type(self) -> str:
+        """Machine type of its hosts on Compute Engine and GKE."""
         return self.figures.machine.format(self.chips_per_host)
 
     def __str__(self) -> str:
@@ -116,8 +121,9 @@ class Pod:
 
 
 def read_pod(text: str, slices: int = 1) -> Pod:
-    """ "v5litepod-16", "v5e-16", "v4-32" (two cores a chip, as the Cloud TPU API counts) or
-    "v5p:4x4x4" -> the pod, of so many slices; "2xv5e:16x16" says them itself."""
+    """Returns the pod of "v5litepod-16", "v5e-16", "v4-32" (two cores a chip, as the Cloud TPU API
+    counts) or "v5p:4x4x4", with so many slices; "2xv5e:16x16" says their number itself. Raises
+    InputError for a version or a shape that does not exist, and for two numbers of slices."""
     if several := re.fullmatch(r"([1-9]\d{0,2})x(?=[a-z])(.*)", text):
         if slices != 1 and slices != int(several[1]):
             raise InputError(
@@ -164,7 +170,7 @@ def read_pod(text: str, slices: int = 1) -> Pod:
 
 @functools.cache
 def topologies(version: str) -> tuple[tuple[int, ...], ...]:
-    """Every shape of a slice, by its chips."""
+    """Returns every shape of a slice of a version, in the order of its chips."""
     if VERSIONS[version].dimensions == 2:
         return tuple(_shape(text) for text in _FLAT)
     most = VERSIONS[version].most_chips

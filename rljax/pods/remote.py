@@ -1,5 +1,5 @@
-"""A command on every host of a pod of Google Cloud: start, logs, stop, and babysit, which asks for
-the pod again when it was taken away."""
+"""Runs a command on every host of a pod of Google Cloud: start, logs, stop, and babysit, which asks
+for the pod again when it was taken away."""
 
 import collections
 import shlex
@@ -30,6 +30,7 @@ _LAST_HOST_S = 300.0  # from the end of the first host to that of the last; its 
 
 
 def say(text: str) -> None:
+    """Prints a line about the pod to standard error."""
     print(f"pod: {text}", file=sys.stderr, flush=True)
 
 
@@ -37,8 +38,9 @@ def say(text: str) -> None:
 
 
 def bring_up(cloud: Cloud, poll_s: float, *, again: bool = False) -> None:
-    """Waits until the pod is there; one that was taken away is deleted and asked for again. Whether
-    gcloud works at all is seen at the first question, unless it did before: `again`."""
+    """Waits until the pod is there; one that was taken away is deleted and asked for again. Raises
+    InputError if it does not come. A gcloud that does not work is an error at the first question,
+    unless it worked before: `again`."""
     state, word = _state(cloud, poll_s) if again else cloud.state()
     if state == GONE:
         say(f"{cloud.name} is {word}: deleted, and asked for again")
@@ -79,8 +81,9 @@ def _state(cloud: Cloud, poll_s: float) -> tuple[str, str]:
 
 
 def everywhere(cloud: Cloud, machines: Sequence[Machine], command: Callable) -> list[str]:
-    """Runs the gcloud command that `command(machine)` gives, for all hosts at once -> what each
-    printed. A connection that fails is tried again: new machines take a while to listen."""
+    """Runs the gcloud command that `command(machine)` returns, on all hosts at once; returns what
+    each printed. A connection that fails is tried again: new machines take a while to listen.
+    Raises InputError if a command fails."""
 
     def run(machine: Machine) -> str:
         for wait_s in (2.0, 10.0, 30.0, None):
@@ -115,7 +118,8 @@ def _on_host(cloud: Cloud, *words: str) -> Callable:
 
 
 def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
-    """Sends the code of the working folder and starts the command on every host."""
+    """Sends the code of the working folder and starts the command on every host; returns the hosts.
+    Raises InputError as `everywhere` and `code_archive`."""
     words = host_command(command, supervised=True)
     machines = cloud.machines()
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +146,7 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
 
 def default_setup(folder: Path) -> str:
     """Returns the command that fills the environment of a host: rljax (see `templates.package`),
-    and what the folder's requirements.txt names."""
+    and the packages in the folder's requirements.txt."""
     more = " -r requirements.txt" if (folder / "requirements.txt").is_file() else ""
     return f"pip install --quiet {package('tpu,gcs', folder)}{more}"
 
@@ -175,7 +179,7 @@ def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, s
 
 
 def logs(cloud: Cloud) -> int:
-    """Prints the logs of all hosts, "[3] ...", until the command ends -> its exit code."""
+    """Prints the logs of all hosts, "[3] ...", until the command ends; returns its exit code."""
     codes = _Logs(cloud, cloud.machines()).wait()
     return _worst(codes)
 
@@ -230,7 +234,8 @@ def _worst(codes: Sequence[int]) -> int:
 
 
 def run(cloud: Cloud, command: Sequence[str], setup: str) -> int:
-    """start and logs."""
+    """Starts the command on a pod that is up, and prints its logs; returns its exit code. Raises
+    InputError for no command, a pod that is not up, and as `start`."""
     host_command(command, supervised=True)  # that there is one, before the cloud is asked
     setup = setup or default_setup(Path.cwd())
     if cloud.state()[0] != ACTIVE:

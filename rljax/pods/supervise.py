@@ -1,5 +1,5 @@
-"""Runs a command, and again after what a new start can mend: exit codes of rljax runs say which
-(rljax.hosts.shutdown)."""
+"""Runs a command, and again after a fault that a new start can mend: the exit codes of rljax runs
+say which (rljax.hosts.shutdown)."""
 
 import contextlib
 import json
@@ -21,10 +21,11 @@ LAST_WORDS, LAST_SAVED = "RLJAX_LAST_WORDS", "RLJAX_LAST_SAVED"
 
 
 def supervise(command: Sequence[str], first_pause_s: float = 10.0) -> int:
-    """The command's last exit code. SIGTERM and Ctrl-C go to the command and end the restarts.
+    """Runs a command to its end; returns its last exit code. SIGTERM and Ctrl-C go to the command
+    and end the restarts.
 
     It is started again at most MOST_RESTARTS times without a newer checkpoint, after pauses that
-    double, and never while a process of the one before still runs: it may hold the chips.
+    double, and never while a process of the last start still runs: it may hold the chips.
     """
     failed_in_a_row, saved = 0, -1
     with tempfile.TemporaryDirectory() as folder, _Told() as told:
@@ -122,7 +123,8 @@ def _say_tpu_logs(lines: int = 10) -> None:
 
 
 def code_of_the_failure(path: str) -> int | None:
-    """Reads the exit code of the host that failed from its last message; None if there are none."""
+    """Returns the exit code of the host that failed, from its last message; None if there
+    is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with open(path) as file:
             return json.load(file)["code"]

@@ -18,13 +18,14 @@ GRACE_S = 300  # from the scheduler's SIGTERM to its SIGKILL: the run saves in t
 
 
 def shell_command(words: Sequence[str], *, supervised: bool) -> str:
-    """The command of every host as text for a shell. `train ...` is rljax's; what names a program
-    stays as it is."""
+    """Returns the command of every host as text for a shell. `train ...` is rljax's; words that
+    name a program stay as they are. Raises InputError for no command."""
     return shlex.join(host_command(words, supervised=supervised))
 
 
 def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
-    """The same as arguments. `supervised`: restarted on its host after what a restart can mend."""
+    """Returns the command of every host as arguments. `supervised`: restarted on its host after a
+    fault that a restart can mend. Raises InputError for no command."""
     if not words:
         raise InputError(
             "no command",
@@ -39,9 +40,9 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
 
 
 def package(extras: str, folder: Path) -> str:
-    """Returns what pip installs on a host, as a word of a shell: rljax with `extras` from
-    $RLJAX_SOURCE (a clone, a wheel or a URL that pip reads on the host), else from the checkout in
-    `folder`."""
+    """Returns the requirement of rljax for pip on a host, as a word of a shell: rljax with `extras`
+    from $RLJAX_SOURCE (a clone, a wheel or a URL that pip reads on the host), else from the
+    checkout in `folder`. Raises InputError if there is neither."""
     source, project = os.environ.get("RLJAX_SOURCE", ""), folder / "pyproject.toml"
     if source:
         return shlex.quote(
@@ -76,7 +77,7 @@ def slurm(
     partition: str,
     account: str,
 ) -> str:
-    """A script for sbatch: one task per node, which takes all GPUs of it."""
+    """Returns a script for sbatch: one task per node, which takes all its GPUs."""
     options = {
         "job-name": name,
         "nodes": nodes,
@@ -116,8 +117,9 @@ def slurm(
 def jobset(
     pod: Pod, command: Sequence[str], *, name: str, image: str, queue: str, spot: bool
 ) -> dict:
-    """A JobSet of GKE: one job per slice, one pod per host. Kueue admits it where `queue` is
-    named."""
+    """Returns a JobSet of GKE: one job per slice, one pod per host. Kueue admits it if `queue`
+    is named. Raises InputError for a name that DNS does not allow, and for several slices of
+    one host."""
     _check_dns(name)
     if pod.slices > 1 and pod.hosts_per_slice == 1:
         raise InputError(
@@ -220,8 +222,9 @@ def sky(
     bucket: str,
     spot: bool,
 ) -> dict:
-    """A task of SkyPilot, for `sky jobs launch`: a TPU slice, or `nodes` machines with GPUs such as
-    H100:8. `bucket` is mounted at /runs."""
+    """Returns a task of SkyPilot, for `sky jobs launch`: a TPU slice, or `nodes` machines with GPUs
+    such as H100:8. `bucket` is mounted at /runs. Raises InputError for several slices, for neither
+    a pod nor accelerators, and for a TPU version that SkyPilot does not have."""
     if pod is not None and pod.slices > 1:
         raise InputError("SkyPilot starts one slice", value=str(pod), fix="--slices=1, or JobSet")
     if pod is None and not accelerators:

@@ -1,4 +1,4 @@
-"""Policies on disk, and sampling them: what evaluation, datagen, serving and commands read."""
+"""Policies on disk and how they are sampled, for evaluation, datagen, serving and commands."""
 
 from rljax.policies.sampling import ROWS_PER_CALL, Completion, Policy, filled_chunks, sample_all
 from rljax.policies.saved import SavedPolicy, load_named_policy, load_policy

@@ -1,4 +1,4 @@
-"""Sampling a policy on a list of prompts, in calls of one shape."""
+"""Samples a policy on a list of prompts, in calls of one shape."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The policy that `sample_all` samples: an actor, the tokenizer of its texts, how it samples,
-    the columns that prompts are padded to, and the layout of their images."""
+    """The policy that `sample_all` samples: an actor, the tokenizer of its texts, its sampling
+    rules, the columns that prompts are padded to, and the layout of their images."""
 
     actor: Actor
     tokenizer: Tokenizer
@@ -33,11 +33,12 @@ class Policy:
     images: ImageLayout | None = None  # of the prompts, where they have any
 
     def greedy(self) -> "Policy":
+        """Returns the policy with greedy sampling."""
         return dataclasses.replace(self, sampling=self.sampling.greedy())
 
     def continuing(self, prompt_tokens: int) -> "Policy":
-        """The policy on prompts that end with the beginning of a response: its thinking budget
-        would be counted anew there, so it has none."""
+        """Returns the policy for prompts that end with the beginning of a response. It has no
+        thinking budget, which would be counted anew there."""
         sampling = dataclasses.replace(self.sampling, thinking_tokens=())
         return dataclasses.replace(self, sampling=sampling, prompt_tokens=prompt_tokens)
 
@@ -46,8 +47,8 @@ class Policy:
 class Completion:
     """One completion of a prompt; `prompt` is an index into the prompts that were sampled.
 
-    logprobs: of the sampler, one per id, NaN where the token was forced. reward: NaN where it
-    failed, or where there is none. parts: the named parts of its score.
+    logprobs: of the sampler in nats, one per id, NaN if the token was forced. reward: NaN if it
+    failed, or if there is none. parts: the named parts of its score.
     """
 
     prompt: int
@@ -62,6 +63,7 @@ class Completion:
 
     @property
     def truncated(self) -> bool:
+        """Returns whether anything but the end of the response ended it."""
         return self.finish_reason != "stop"
 
     @property
@@ -71,8 +73,8 @@ class Completion:
 
 
 def filled_chunks(items: Sequence, size: int) -> Iterator[tuple[int, list]]:
-    """(where it starts, items) of every chunk of `size`; the last one is filled up with its last
-    item, so that all have one shape and one compiled program."""
+    """Yields (index of the first, items) of every chunk of `size`; the last one is filled up with
+    its last item, so that all have one shape and one compiled program."""
     for start in range(0, len(items), size):
         chunk = list(items[start : start + size])
         yield start, chunk + [chunk[-1]] * (size - len(chunk))
@@ -94,11 +96,11 @@ def sample_all(
     starts: Sequence[int] | None = None,
     prompts_per_call: int | None = None,
 ) -> list[Completion]:
-    """n completions of every prompt, those of one prompt after another; scored where a `scorer` is
-    given.
+    """Samples n completions of every prompt, those of one prompt after another, and scores them if
+    a `scorer` is given. Raises InputError for no prompts. `key`: a scalar random key.
 
     `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
-    reward reads: before the prompt's end where a prompt ends with the beginning of a response.
+    reward reads: before the prompt's end if a prompt ends with the beginning of a response.
     `prompts_per_call` bounds memory; None: so many that about ROWS_PER_CALL rows are sampled by one
     call. With a player of episodes a completion is an episode: its first seat's row, and the text
     of its last turn.

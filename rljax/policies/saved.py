@@ -1,4 +1,4 @@
-"""Policies on disk. A run may still be training: nothing here writes into its folder."""
+"""Policies on disk. Their run may still be training: nothing here writes into its folder."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ class SavedPolicy:
     generation: dict = dataclasses.field(default_factory=dict)
 
     def actor(self) -> Actor:
-        """An actor without an optimizer."""
+        """Returns an actor without an optimizer."""
         optimizer = optax.identity()
         state = dataclasses.replace(new_train_state({}, optimizer), params=self.params)
         decoding = decoding_of(self.config, self.tokenizer)
@@ -60,8 +60,8 @@ class SavedPolicy:
     def sampling(
         self, *, temperature: float | None = None, max_response_tokens: int | None = None
     ) -> Sampling:
-        """Returns the policy's sampling rules: as its config says (top_k, stop strings, ...), but
-        for what is given."""
+        """Returns the policy's sampling rules: those of its config (top_k, stop strings, ...),
+        except for the arguments that are given."""
         changes = {"temperature": temperature, "max_response_tokens": max_response_tokens}
         changes = {name: value for name, value in changes.items() if value is not None}
         sampler = dataclasses.replace(self.config.sampler, **changes)
@@ -70,16 +70,17 @@ class SavedPolicy:
     def encode(
         self, records: Sequence[dict], *, max_tokens: int | None = None, overlong: str = "drop"
     ) -> tuple[list[PromptRecord], dict[str, int]]:
-        """Prompts as `sample_all` reads them, and counts. Prompts of more than `max_tokens` (None:
-        data.max_prompt_tokens) are dropped."""
+        """Returns prompts as `sample_all` reads them, and counts. `overlong` says what becomes of
+        prompts of more than `max_tokens` (None: data.max_prompt_tokens), as data.overlong does.
+        Raises InputError if no prompt is left."""
         limit = max_tokens or self.config.data.max_prompt_tokens
         how = dict(max_prompt_tokens=limit, overlong=overlong, images=self.images)
         return encode_prompts(records, self.tokenizer, **how)
 
     def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
-        """The policy as it samples on `prompts`; `sampling` are arguments of `sampling`. It has as
-        many slots as have room in memory, where the config does not say how many: they change no
-        sample. Raises InputError where a response would not fit into the model's context."""
+        """Returns the policy that samples on `prompts`; `sampling` are arguments of `sampling`. It
+        has as many slots as have room in memory, if the config does not say how many: they change
+        no sample. Raises InputError if a response would not fit into the model's context."""
         longest = max(len(prompt.token_ids) for prompt in prompts)
         how = self.sampling(**sampling)
         check_length(longest, how.max_response_tokens, self.model)
@@ -94,9 +95,9 @@ class SavedPolicy:
         return Policy(actor, self.tokenizer, how, longest, images)
 
     def player(self, text: str) -> Player:
-        """The player of this policy's samples: responses that the reward `text` scores, with the
-        score of the config's reward.model where it reads that, or episodes of the environment of
-        the config, if it has one. Close it: it runs in processes of its own."""
+        """Returns the player of this policy's samples: responses that the reward `text` scores,
+        with the score of the config's reward.model if it reads that, or episodes of the environment
+        of the config, if it has one. The caller closes it: it runs in processes of its own."""
         mesh = self.model.mesh
 
         def opened() -> Reward:
@@ -120,12 +121,13 @@ def load_policy(
     trust_code: bool = False,
     read: Callable[[Config], Config] = untrained,
 ) -> SavedPolicy:
-    """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder; either
-    may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or a
-    number.
+    """Loads the policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder;
+    either may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or
+    a number.
 
-    A run folder is data: where its config names functions outside of rljax it is refused, unless
-    trust_code says that they may run. `read` returns what of the run's config is used.
+    A run folder is data: if its config names functions outside of rljax it is refused, unless
+    trust_code says that they may run. `read` returns the part of the run's config that is used.
+    Raises InputError for a folder that is none of these, and for a step that the run has not saved.
 
     All devices here share the weights, whatever mesh the run was trained on.
     """
@@ -195,8 +197,8 @@ def _run_policy(
 
 
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
-    """The policy of a folder or of a repository of the hub, or of RUN@STEP: a step of a run, latest
-    or best."""
+    """Loads the policy of a folder or of a repository of the hub, or of RUN@STEP: a step of a run,
+    latest or best. Raises InputError as `load_policy`."""
     folder, at, step = name.rpartition("@")
     if at and not is_folder(name) and (is_folder(folder) or hub.model_name(name) is None):
         return load_policy(folder, step, trust_code=trust_code)

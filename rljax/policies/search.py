@@ -21,8 +21,9 @@ from rljax.setup.weights import scalar_model
 
 
 def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, reads: Reads) -> Policy:
-    """The policy that decodes by the search `method`, guided by the value model of `folder` ("":
-    none): a Hugging Face folder with a scalar head, or a run whose critic it is."""
+    """Returns the policy that decodes by the search `method`, guided by the value model of `folder`
+    ("": none): a Hugging Face folder with a scalar head, or a run whose critic it is. Raises
+    InputError for a policy of episodes, which cannot be searched."""
     if saved.config.environment.function:
         rule = "a search continues one response; episodes are sampled"
         raise InputError("--search", value=method, rule=rule, fix="leave --search out")

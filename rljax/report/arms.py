@@ -1,5 +1,5 @@
-"""Runs that differ in their seeds alone are one arm of an experiment: its mean over seeds, with an
-interval, and how arms differ on the same seeds.
+"""Runs that differ only in their seeds form one arm of an experiment: its mean over seeds, with an
+interval, and the differences of arms on the same seeds.
 
 Intervals are Student's t over seeds, 95 %. They say what another set of seeds might give.
 """
@@ -29,8 +29,8 @@ class Arm:
 
 
 def averaged(runs: Sequence[Run]) -> tuple[list[Run], dict[int, str]]:
-    """The runs that means over seeds are taken of, and {id(run): why it is none} of the others: the
-    last steps of a run that has not finished are not those of its neighbours that have."""
+    """Returns the runs that means over seeds are taken of, and {id(run): why it is left out} of the
+    others: the last steps of a run that has not finished are not those of runs that have."""
     left_out = {id(run): "no config.json" for run in runs if not run.config}
     settings: dict[str, list[Run]] = {}
     for run in runs:
@@ -57,8 +57,8 @@ def _setting(fields: Mapping[str, object]) -> str:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """The arms, in the order of their first runs; [] where no two runs differ in the seed alone,
-    or two have the same seed, too."""
+    """Returns the arms, in the order of their first runs; [] if no two runs differ only in their
+    seeds, or two have equal seeds, too."""
     fields = [listing(run.config) for run in runs]
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(fields):
@@ -101,7 +101,8 @@ def _names(configs: Sequence[Mapping]) -> list[str]:
 
 
 def interval(values: Sequence[float]) -> dict:
-    """Mean of values, one per seed, with its t interval; none from one seed, or from none."""
+    """Returns the mean of values, one per seed, as {"value", "n"}, and with two or more "low" and
+    "high" of its t interval."""
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
     n = len(known)
@@ -113,9 +114,9 @@ def interval(values: Sequence[float]) -> dict:
 
 
 def seeds_needed(differences: Sequence[float]) -> int | None:
-    """Returns how many seeds tell the mean of paired differences from 0 with 80 % power, were mean
-    and spread as measured: the least n at which the t test of the intervals has it (noncentral t).
-    None where nothing says so."""
+    """Returns the number of seeds that tell the mean of paired differences from 0 with 80 % power,
+    if mean and spread are as measured: the least n at which the t test of the intervals has it
+    (noncentral t). None if there is no such number."""
     known = np.asarray(differences, np.float64)
     known = known[np.isfinite(known)]
     if len(known) < 2 or known.mean() == 0:
@@ -136,7 +137,8 @@ def _power(size: float, n: int) -> float:
 
 
 def mean_series(arm: Arm, key: str) -> Series:
-    """The mean over seeds of a metric at each step that all seeds have, with its interval."""
+    """Returns the mean over seeds of a metric at each step that all seeds have, with
+    its interval."""
     columns = [dict(zip(*run.columns(key), strict=True)) for run in arm.runs]
     x = sorted(set.intersection(*(set(column) for column in columns)))
     found = [interval([column[at] for column in columns]) for at in x]
@@ -149,7 +151,8 @@ def mean_series(arm: Arm, key: str) -> Series:
 
 
 def paired(arm: Arm, other: Arm, values: Mapping[int, float]) -> list[float]:
-    """arm - other on the seeds of both; `values` has a number for each run, by id(run)."""
+    """Returns arm - other on the seeds that both have; `values` has a number for each run,
+    by id(run)."""
     theirs = dict(zip(other.seeds, other.runs, strict=True))
     return [
         values[id(run)] - values[id(theirs[seed])]

@@ -1,6 +1,6 @@
-"""The model card of what a run has trained: README.md with front matter, as the hub shows it.
+"""The model card of a trained model: README.md with front matter, as the hub shows it.
 
-It says what was measured and how, and nothing that was not.
+It says what was measured and how, and nothing else.
 """
 
 import re
@@ -36,7 +36,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
 def front_matter(text: str) -> dict:
-    """The front matter of a README.md; {} where it has none that can be read."""
+    """Returns the front matter of a README.md; {} if it has none that can be read."""
     match = _FRONT_MATTER.match(text)
     try:
         value = parse_yaml(match[1], "README.md") if match else {}
@@ -46,8 +46,9 @@ def front_matter(text: str) -> dict:
 
 
 def base_of(run: Run, told: str = "") -> hub.HubName | None:
-    """The model of the hub that a run started from: the one its user names, else its config's; None
-    for random weights and for a local folder of which nobody says where it came from."""
+    """Returns the model of the hub that a run started from: `told` by the user, else that of the
+    config; None for random weights and for a local folder of unknown origin. Raises InputError for
+    a `told` that names no model of the hub."""
     if told:
         name = hub.model_name(told)
         if name is None:
@@ -63,7 +64,7 @@ def base_of(run: Run, told: str = "") -> hub.HubName | None:
 
 
 def license_of(base: hub.HubName | None) -> str:
-    """The license that the base's own card names; "" where it cannot be read."""
+    """Returns the license that the base's own card names; "" if it cannot be read."""
     if base is None:
         return ""
     try:
@@ -86,11 +87,11 @@ def model_card(
     tokenizer: bool = True,
     generation: bool = False,
 ) -> str:
-    """README.md of a repository with the `part` (policy, adapter, reward_model) of a run: card.md
-    without the lines of which a word is missing; `evaluations` are (name, result) of `rljax
-    evaluate --out`. `tokenizer`: transformers can read the tokenizer that is beside the weights,
-    which the alphabet of a task is not. `generation`: what ends a response is beside them, in
-    generation_config.json."""
+    """Returns README.md of a repository with the `part` (policy, adapter, reward_model) of a run:
+    card.md without the lines whose words are missing; `evaluations` are (name, result) of `rljax
+    evaluate --out`. `tokenizer`: transformers can read the tokenizer beside the weights, which it
+    cannot if that is the alphabet of a task. `generation`: generation_config.json, beside them,
+    says what ends a response."""
     words = {
         "front_matter": yaml_text(_head(run, part, base, license)).rstrip(),
         "name": _text(repository.rpartition("/")[2]),
@@ -233,7 +234,8 @@ def _separate(name: str, result: dict) -> str:
 
 
 def read_evaluation(path: str | Path) -> tuple[str, dict]:
-    """(its name, the result) of a file that `rljax evaluate --out` wrote."""
+    """Returns (name, result) of a file that `rljax evaluate --out` wrote. Raises InputError for any
+    other file."""
     result = read_json(path)
     fields = result if isinstance(result, dict) else {}
     if not isinstance(fields.get("metrics"), dict) or "checkpoint" not in fields:

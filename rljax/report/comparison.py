@@ -1,7 +1,6 @@
 """Several runs on one page: their curves over one another, their final numbers, and the fields of
-their configs that differ. Runs that differ in the seed alone are drawn as one line, their mean. No
-claim is made of which is better: intervals stand beside the numbers.
-"""
+their configs that differ. Runs that differ only in their seeds are drawn as one line, their mean.
+The page does not claim which is better: intervals stand beside the numbers."""
 
 import contextlib
 import dataclasses
@@ -56,8 +55,8 @@ FEW = 5  # runs, up to which every chart names them
 
 
 def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path | str]:
-    """The folders, where one that holds no run itself, such as a sweep's, stands for the runs in
-    it."""
+    """Returns the folders of runs; a folder that holds no run itself, such as a sweep's, is
+    replaced by those of the runs in it."""
     out = []
     for folder in folders:
         inside, is_run = _runs_in(folder)
@@ -78,7 +77,8 @@ def _runs_in(folder: str | os.PathLike) -> tuple[list[Path | str], bool]:
 def write_pages(
     folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
 ) -> Path | str:
-    """Writes the report of one run, or the comparison of several, and returns its path."""
+    """Writes the report of one run, or the comparison of several, and returns its path. Raises
+    InputError for a folder without a run, and if the page cannot be written."""
     try:
         paths = run_folders(folders)
         if out is None and list(map(Path, paths)) == list(map(Path, folders[:1])):
@@ -97,7 +97,8 @@ def write_comparison(
     folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
 ) -> Path | str:
     """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
-    folder that is named, else in the working folder."""
+    folder that is named, else in the working folder. Raises InputError for no folders, and for one
+    that does not exist."""
     paths = run_folders(folders)
     if not paths:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")
@@ -125,7 +126,7 @@ def write_comparison(
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """The folders' names, with as many folders above them as tell them apart."""
+    """Returns the folders' names, with as many folders above them as tell them apart."""
     paths = [run.folder.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
         names = [str(Path(*parts[-depth:])) for parts in paths]

@@ -1,4 +1,5 @@
-"""The curves of a run as HTML: which metrics share a chart, what each means, what is folded."""
+"""The curves of a run as HTML: which metrics share a chart, what each means, and which are
+folded away."""
 
 import dataclasses
 import fnmatch
@@ -19,7 +20,7 @@ TIME_ORDER = ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """The metrics that match a pattern, in the order of the patterns, as the lines of one chart."""
+    """One chart: the metrics that match a pattern are its lines, in the order of the patterns."""
 
     title: str  # "" = each metric gets a chart of its own
     unit: str
@@ -176,11 +177,13 @@ _NEVER_FLAT = ("reward/mean", "eval/accuracy", "eval/loss")
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
+    """Returns whether the name of a metric matches any of the patterns."""
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def curves(run: Run) -> str:
-    """All sections of charts; what belongs to none of them is folded into the last."""
+    """Returns the HTML of all sections of charts; metrics of no section are folded into
+    the last."""
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
     for name, charts in GROUPS.items():
@@ -227,7 +230,7 @@ def repeats(run: Run, key: str) -> bool:
 
 
 def spans(run: Run) -> list[Span]:
-    """Shades every phase but RL; nothing to tell apart in a run of one phase."""
+    """Returns a shaded span for every phase but RL; none for a run of one phase."""
     starts = []
     for row in run.rows:
         if row["phase"] and (not starts or starts[-1][0] != row["phase"]):
@@ -243,7 +246,7 @@ def spans(run: Run) -> list[Span]:
 
 
 def series_of(run: Run, key: str, phase: str | None = None) -> Series:
-    """A metric over the steps, with its interval where it has one and its meaning."""
+    """Returns a metric over the steps, with its interval, if it has one, and its meaning."""
     x, y = run.columns(key, phase)
     known = run.meanings.get(key)
     title = known.line() if known else ""
@@ -292,8 +295,8 @@ def _figure(run: Run, chart: Chart, lines: Sequence[Series], phase: str | None =
 
 
 def flat_value(lines: Sequence[Series]) -> float | None:
-    """The value of lines of three points or more that all stay at it, but for rounding; None where
-    any moves, or they are at different values."""
+    """Returns the value of lines of three points or more that all stay at it, except for rounding;
+    None if any moves, or they are at different values."""
     every = [line.y[np.isfinite(line.y)] for line in lines if line.x.size]
     if not every or min(map(len, every)) < 3:
         return None
@@ -334,6 +337,7 @@ def _times(run: Run) -> list[str]:
 
 
 def time_split(run: Run) -> str:
+    """Returns a bar for each phase of how its seconds were spent, as HTML."""
     keys = sorted(
         _times(run), key=lambda k: TIME_ORDER.index(k) if k in TIME_ORDER else len(TIME_ORDER)
     )
@@ -350,7 +354,8 @@ def time_split(run: Run) -> str:
 
 
 def cost(run: Run) -> list[str]:
-    """The chart of device-seconds of each step: its seconds times the devices of the run."""
+    """Returns the chart of device-seconds of each step: its seconds times the devices of
+    the run."""
     totals: dict[float, float] = {}
     for key in _times(run):
         for x, seconds in zip(*run.columns(key), strict=True):
@@ -374,8 +379,8 @@ def _timelines(run: Run) -> str:
 
 
 def distance(run: Run) -> dict[float, float]:
-    """{step: sqrt KL(policy || reference)}, KL in nats per response: the mean over the sampled
-    tokens of log policy - log reference, times their number per response."""
+    """Returns {step: sqrt KL(policy || reference)}, KL in nats per response: the mean over the
+    sampled tokens of log policy - log reference, times their number per response."""
     names = ("ref_kl/k1", "response_tokens/mean")
     kl, length = (dict(zip(*run.columns(key), strict=True)) for key in names)
     found = {x: kl[x] * length[x] for x in kl if x in length}
@@ -383,10 +388,10 @@ def distance(run: Run) -> dict[float, float]:
 
 
 def rewards_by_distance(run: Run) -> list[str]:
-    """A chart of the reward that is trained on, and one of what else is known of the same policy:
-    the parts of the reward, such as one with weight 0, and the held-out accuracy. Where the first
-    still rises while the others fall, the reward is over-optimised (Gao et al., arXiv 2210.10760).
-    """
+    """Returns a chart of the reward that is trained on, and one of other measures of the same
+    policy: the parts of the reward, such as one with weight 0, and the held-out accuracy. If
+    the first still rises while the others fall, the reward is over-optimised (Gao et al.,
+    arXiv 2210.10760)."""
     at = distance(run)
     parts = [k for k in run.keys() if matches(k, ("reward/part/*",)) and not repeats(run, k)]
     trained = [_series(run, key, at) for key in ("reward/mean",)]

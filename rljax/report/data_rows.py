@@ -1,4 +1,5 @@
-"""The data of a run as the model reads them: rows with what is learned marked, what ends a turn."""
+"""The data of a run as the model reads them: rows with the learned tokens marked, and what ends
+a turn."""
 
 from collections.abc import Mapping
 
@@ -9,7 +10,7 @@ _PERCENTILES = ("50 %", "90 %", "99 %", "longest")
 
 
 def data_rows(run: Run) -> str:
-    """The section of the data, by data.json; "" for a run that has none."""
+    """Returns the section about the data, by data.json; "" for a run that has none."""
     notes = [note for note in _list(run.data.get("notes")) if isinstance(note, str)]
     rows = [row for row in _list(run.data.get("rows")) if isinstance(row, Mapping)]
     if not notes and not rows:

@@ -12,7 +12,8 @@ def shares(*estimates: Estimate) -> bool:
 
 
 def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
-    """The value and its interval in percent (points for a difference), or as plain numbers."""
+    """Returns the value and its interval in percent (points for a difference), or as
+    plain numbers."""
 
     def one(v: float) -> str:
         text = f"{100 * v:.1f}" if as_share else short(v)
@@ -32,8 +33,8 @@ def table(
     *,
     wraps: bool = False,
 ) -> str:
-    """A section with a table. Cells are HTML, the first of each row is its heading; the title, the
-    headings of columns and the note are plain text. `wraps`: cells are sentences."""
+    """Returns a section with a table. Cells are HTML, the first of each row is its heading; the
+    title, the headings of columns and the note are plain text. `wraps`: cells are sentences."""
     if not rows:
         return ""
     heading = f"<h2>{escaped(title)}</h2>" if title else ""

@@ -1,5 +1,5 @@
-"""The head of a page: what was trained, by which command and code, on what, and where its files
-are."""
+"""The head of a page: what was trained, by which command and code, on what, and where its
+files are."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ FILES = (
 
 
 def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
-    """Raises InputError where no run has begun in the folder, which the user knows as `shown`."""
+    """Raises InputError if no run has begun in the folder, which the user knows as `shown`."""
     folder = Path(folder)
     if not any((folder / name).exists() for name in FILES) and not is_locked(folder):
         raise InputError(
@@ -67,8 +67,8 @@ FACTS = {
 
 
 def field(config: Mapping, dotted: str) -> object:
-    """The value of a dotted field of a config, by its name where it is a section; None where it is
-    absent."""
+    """Returns the value of a dotted field of a config, or the name of a section; None if it
+    is absent."""
     value: object = config
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -78,7 +78,8 @@ def field(config: Mapping, dotted: str) -> object:
 
 
 def short_name(value: object) -> str:
-    """ "decoder" of "decoder(layers=2, ...)", the last part of a path, NAME of hf://OWNER/NAME."""
+    """Returns "decoder" of "decoder(layers=2, ...)", the last part of a path, NAME
+    of hf://OWNER/NAME."""
     if is_hub(value):
         with contextlib.suppress(InputError):
             return parse(str(value)).repository.rpartition("/")[2]
@@ -87,8 +88,8 @@ def short_name(value: object) -> str:
 
 
 def title_of(run: Run) -> str:
-    """The run's name where its config has one, else what was trained: "SFT and GRPO of decoder on
-    letter_count", else the folder's name."""
+    """Returns the run's name if its config has one, else what was trained: "SFT and GRPO of decoder
+    on letter_count", else the folder's name."""
     name, dataflow = run.config.get("name"), field(run.config, "dataflow")
     if isinstance(name, str) and name:
         return name
@@ -105,13 +106,14 @@ def title_of(run: Run) -> str:
 
 
 def title(run: Run) -> str:
-    """The title of the page, and the name of the run folder."""
+    """Returns the title of the page, and the name of the run folder, as HTML."""
     name = escaped(run.folder.resolve().name)
     return f'<h1>{escaped(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
 
 
 def facts(run: Run) -> str:
-    """Facts of the config, the files, and folded: the command, the code, the machine."""
+    """Returns the HTML of facts of the config, the files, and folded: the command, the code,
+    the machine."""
     return f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
 
 
@@ -144,7 +146,7 @@ def _started(run: Run, name: str) -> object:
 
 
 def size(count: float) -> str:
-    """Bytes for people: 812 B, 3.4 MB."""
+    """Returns bytes for people: 812 B, 3.4 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -207,7 +209,7 @@ def _origin(run: Run) -> str:
 
 
 def listing(config: Mapping, prefix: str = "") -> dict[str, object]:
-    """The fields of a config by their dotted names."""
+    """Returns the fields of a config by their dotted names."""
     out: dict[str, object] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:

@@ -1,5 +1,5 @@
-"""A run inside a notebook's output: the headline, two curves, completions before and after; and
-the whole report in a frame."""
+"""A run inside a notebook's output: the headline, two curves, completions before and after; and the
+whole report in a frame."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _CHARTS = [chart for charts in GROUPS.values() for chart in charts if chart.patt
 
 
 def inline(run_dir: str | os.PathLike) -> str:
-    """A run folder -> HTML for the output of a cell."""
+    """Returns the HTML of a run folder for the output of a cell."""
     with local_copy(run_dir) as folder:
         run = read_run(folder)
     figures = []
@@ -35,15 +35,15 @@ def inline(run_dir: str | os.PathLike) -> str:
 
 
 def frame(page: str, height: int) -> str:
-    """A page in a frame of its own, whose style does not reach the notebook and in which no script
-    runs: completions are strangers' text."""
+    """Returns a page in a frame of its own, whose style does not reach the notebook and in which no
+    script runs: completions are text of strangers."""
     text = escaped(page)
     style = f"width: 100%; height: {height}px; border: 0"
     return f'<iframe sandbox="allow-same-origin" srcdoc="{text}" style="{style}"></iframe>'
 
 
 def framed_report(report: Path | str) -> str:
-    """report.html of a run folder or a URL, in a frame."""
+    """Returns the report.html of a run folder or a URL in a frame."""
     folder, _, name = str(report).rpartition("/")
     with local_copy(folder) as copy:
         return frame((Path(copy) / name).read_text(encoding="utf-8"), 720)

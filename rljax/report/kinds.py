@@ -1,5 +1,5 @@
-"""Tables of the held-out accuracy by difficulty and by source: easy, medium, hard, overall. Of one
-run before and after, of several runs the mean with an interval over them."""
+"""Tables of the held-out accuracy by difficulty and by source: easy, medium, hard, overall. For one
+run before and after, for several runs the mean with an interval over them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ _ORDER = {name: at for at, name in enumerate(("easy", "medium", "hard"))}
 
 
 def kinds_of(runs: Sequence[Run], kind: str) -> list[str]:
-    """The names of the difficulties or sources that the runs log: easy, medium and hard first, else
-    in order, "level 2" before "level 10"."""
+    """Returns the names of the difficulties or sources that the runs log: easy, medium and hard
+    first, else in order, "level 2" before "level 10"."""
     start = f"eval/{kind}/"
     keys = {key for run in runs for key in run.keys() if key.startswith(start)}
     bounds = {f"{key}{end}" for key in keys for end in ("_low", "_high")}
@@ -35,7 +35,8 @@ def _natural(name: str) -> list:
 
 
 def of_a_run(run: Run) -> str:
-    """The tables of one run: its first and its last evaluation, with intervals over prompts."""
+    """Returns the tables of one run: its first and its last evaluation, with intervals
+    over prompts."""
     rows = {"first": 0, "last": -1}
     return _tables(
         [run],
@@ -46,8 +47,8 @@ def of_a_run(run: Run) -> str:
 
 
 def of_runs(groups: Mapping[str, Sequence[Run]]) -> str:
-    """The tables of several runs: the last evaluation, the mean of the runs of each group with
-    Student's 95 % interval over them; of a single run with its interval over prompts."""
+    """Returns the tables of several runs at their last evaluation: the mean of the runs of each
+    group with Student's 95 % interval over them; for a single run its interval over prompts."""
     runs = [run for group in groups.values() for run in group]
     rows = [
         (f"{name} (n = {len(group)})", lambda key, group=group: _mean(group, key))
@@ -80,7 +81,8 @@ def _cell(found: Estimate | None) -> str:
 
 
 def value_at(run: Run, key: str, at: int) -> Estimate | None:
-    """The first or the last value of a metric with the interval that was logged beside it."""
+    """Returns the first or the last value of a metric with the interval that was logged
+    beside it."""
     ends = {
         name: run.columns(f"{key}{end}")[1]
         for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))

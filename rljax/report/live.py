@@ -1,6 +1,7 @@
 """Renews report.html while a run goes on, in a process of its own: `python -m rljax.report RUN`.
 
-The run never waits for it and cannot fail by it; of several minutes one second of one core is used.
+The run never waits for it and cannot fail by it; it takes about one second of one core in
+several minutes.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ LONGEST_S = 600.0  # of one report
 @contextlib.contextmanager
 def renewed_report(folder: Path, every_minutes: float) -> Iterator[None]:
     """Writes the report of `folder` after a minute and then every `every_minutes` until the block
-    ends; 0 = never. When it has ended, nothing writes there any more."""
+    ends; 0 = never. After the block nothing writes there any more."""
     ended = threading.Event()
     thread = threading.Thread(target=_renew, args=(folder, every_minutes, ended), daemon=True)
     if every_minutes:

@@ -1,7 +1,7 @@
-"""A run folder -> one self-contained `report.html`; `python -m rljax.report RUN`.
+"""Writes one self-contained `report.html` of a run folder: `python -m rljax.report RUN`.
 
 The page needs no network and no script. A killed run and a run that never started get a report,
-too. Which changes a run may claim is decided in `run_folder`.
+too. `run_folder` decides which changes a run may claim.
 """
 
 import json
@@ -172,7 +172,7 @@ def _body(run: Run) -> str:
 
 
 def write_page(path: Path, title: str, body: str) -> Path:
-    """Writes a page at once: who reads `path` meanwhile sees the old one whole."""
+    """Writes a page at once: a reader of `path` sees the old one whole until then."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # two may write the page at once
     # "replace": a completion may hold lone surrogates, which UTF-8 has no bytes for
     try:
@@ -184,12 +184,13 @@ def write_page(path: Path, title: str, body: str) -> Path:
 
 
 def page_of(run: Run) -> str:
-    """The report as one text."""
+    """Returns the report as one text."""
     return document(title_of(run), _body(run)).encode("utf-8", errors="replace").decode()
 
 
 def write_report(run_dir: str | os.PathLike) -> Path | str:
-    """Write `report.html` into the run folder, which may be a URL, and return its path."""
+    """Writes `report.html` into the run folder, which may be a URL, and returns its path. Raises
+    InputError for a folder that does not exist, or without a run."""
     if not is_folder(run_dir):
         raise InputError("no such run folder", value=str(run_dir), fix="name a folder of a run")
     with local_copy(run_dir) as folder:
@@ -199,7 +200,8 @@ def write_report(run_dir: str | os.PathLike) -> Path | str:
 
 
 def put_back(page: Path, folder: str | os.PathLike) -> Path | str:
-    """The path of a page that was written into a `local_copy` of a folder."""
+    """Returns the path of a page that was written into a `local_copy` of a folder, after putting it
+    into that folder."""
     if not is_url(folder):
         return page
     store = Store(str(folder))

@@ -1,4 +1,4 @@
-"""The page of a pipeline: pipeline.html beside its lineage.json, a row for each stage, and the
+"""The page of a pipeline: pipeline.html beside its lineage.json, with a row for each stage, and the
 answers of the stages that were evaluated on the same prompts, side by side."""
 
 import json

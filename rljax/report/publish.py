@@ -1,7 +1,7 @@
-"""Puts what a run has trained on the hub, with its model card, report and config.
+"""Puts a trained model on the hub, with its model card, report and config.
 
-Nothing but what is listed here leaves the machine: weights and tokenizer as the run exported them,
-and pages without keys, machines or folders. Checkpoints and their optimizer states stay.
+Only what is listed here leaves the machine: weights and tokenizer as the run exported them, and
+pages without keys, machines or folders. Checkpoints and their optimizer states stay.
 """
 
 import contextlib
@@ -49,8 +49,10 @@ def publish(
     out: str = "",
 ) -> Published:
     """Pushes the `part` of a run ("": its adapter, else its policy, else its reward model) to a
-    repository of the hub, which is made private where it is new, unless `public`. With `out` the
-    folder is written there and nothing is pushed."""
+    repository of the hub, which is made private if it is new, unless `public`. With `out` the
+    folder is written there and nothing is pushed. Raises InputError for a repository that is no
+    OWNER/NAME, a run without that part, an adapter whose base is not named, an `out` that is not
+    empty, and a push that fails."""
     name = hub.parse(repository if hub.is_hub(repository) else f"hf://{repository}")
     if name.kind != "model" or name.revision or name.path:
         raise InputError(

@@ -1,5 +1,5 @@
-"""Removes what a page or a model card that leaves this machine must not say: keys, passwords, the
-names of machines and of the user's own folders."""
+"""Removes what a page or a model card that leaves this machine must not say: keys, passwords, and
+the names of machines and of the user's own folders."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _SIGNED = re.compile(
 
 
 def redacted(text: str) -> str:
-    """The text without keys, passwords and the path of the user's home folder."""
+    """Returns the text without keys, passwords and the path of the user's home folder."""
     text = _KEYS.sub(HIDDEN, text)
     text = _NAMED.sub(lambda m: m[1] + (m[2] or "") + HIDDEN, text)
     text = _SIGNED.sub(rf"\1{HIDDEN}", _USER.sub(r"\1", text))
@@ -35,7 +35,8 @@ def redacted(text: str) -> str:
 
 
 def redacted_values(value: object) -> object:
-    """A value of JSON with every text in it redacted; of a name that says so, all of it."""
+    """Returns a value of JSON with every text in it redacted; a text in a field that is named like
+    a secret is hidden whole."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):

@@ -28,7 +28,7 @@ MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
 
 
 def rows_by_step(rows: Iterable[Mapping]) -> dict[float, list[Mapping]]:
-    """{step: its rows}, without those of which the step is no number."""
+    """Returns {step: its rows}, without those whose step is no number."""
     steps: dict[float, list[Mapping]] = {}
     for row in rows:
         if is_number(row.get("step")) and math.isfinite(row["step"]):
@@ -43,7 +43,8 @@ def is_number(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder as read: one row per step, with "x" (steps counted through) and "phase"."""
+    """The content of a run folder: one row per step, with "x" (steps counted through)
+    and "phase"."""
 
     folder: Path
     rows: list[dict]
@@ -75,7 +76,7 @@ class Run:
         return np.array([row["x"] for row in self.rows], float), phases
 
     def columns(self, key: str, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) of a metric, in one phase or in all."""
+        """Returns (steps [N], values [N]) of a metric, in one phase or in all."""
         if key not in self._numbers:
             return np.zeros(0), np.zeros(0)
         indices, values = self._numbers[key]
@@ -84,9 +85,11 @@ class Run:
         return steps[indices][kept], values[kept]
 
     def keys(self) -> list[str]:
+        """Returns the names of the metrics that are numbers."""
         return list(self._numbers)
 
     def phases(self) -> list[str]:
+        """Returns the names of the phases, in their order."""
         return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
 
     def ended(self) -> bool:
@@ -99,7 +102,8 @@ class Run:
         return not self.ended() and is_locked(self.folder)
 
     def steps(self) -> tuple[int, int | None]:
-        """The last step that was logged, and the step that the run ends at, where it is known."""
+        """Returns the last step that was logged, and the step that the run ends at, None if it is
+        not known."""
         last, sft = int(self.rows[-1]["step"]) if self.rows else 0, self.config.get("sft")
         own, first = self.config.get("steps"), sft.get("steps") if isinstance(sft, Mapping) else 0
         if not (is_number(own) and is_number(first)):
@@ -109,7 +113,7 @@ class Run:
         return last, int(first + own)
 
     def devices(self) -> int:
-        """Number of devices that it runs on; 0 where nothing says so."""
+        """Returns the number of devices that it runs on; 0 if nothing says so."""
         device = self.summary.get("device") or (
             self.starts[-1].get("device") if self.starts else ""
         )
@@ -117,8 +121,8 @@ class Run:
         return int(found[1]) if found else 0
 
     def trained(self) -> str:
-        """The name of the training between the two evaluations, that of the last phase; RL in a run
-        whose rows name no phase."""
+        """Returns the name of the training between the two evaluations, that of the last phase; RL
+        if the rows name no phase."""
         name, algorithm = (self.phases() or ["rl"])[-1], self.config.get("algorithm")
         if name == "preference" and isinstance(algorithm, Mapping):  # one dataflow of many losses
             name = str(algorithm.get("preference_loss", name)).partition("(")[0]
@@ -176,7 +180,7 @@ def _read_json(path: Path, notes: list[str]) -> dict:
 
 
 def read_run(folder: Path) -> Run:
-    """Everything that a run folder holds; what cannot be read becomes a note."""
+    """Returns the content of a run folder; a file that cannot be read becomes a note."""
     notes: list[str] = []
     rows = _merge(_read_rows(folder / "metrics.jsonl", notes))
     samples = _read_rows(folder / "samples.jsonl", notes)
@@ -213,7 +217,7 @@ def _warnings(run: Run) -> list[str]:
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970 as a date, in the zone of this computer."""
+    """Returns a time, in seconds since 1970, as a date in the zone of this computer."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
     except (ValueError, OverflowError, OSError):
@@ -238,8 +242,8 @@ def _unfinished(run: Run) -> str:
 
 
 def equal_rewards(steps: int, row: Mapping) -> str:
-    """The warning about `steps` steps in a row whose rewards are all equal; `row` has the metrics
-    of the last one."""
+    """Returns the warning about `steps` steps in a row whose rewards are all equal; `row` has the
+    metrics of the last one."""
     if row.get("reward/all_equal"):
         value = next((v for k, v in sorted(row.items()) if k.startswith("reward/source/")), None)
         number = f", {value:g}" if is_number(value) else ""
@@ -254,8 +258,8 @@ def equal_rewards(steps: int, row: Mapping) -> str:
 
 
 def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
-    """Warnings about the rewards: failures above MOST_FAILED, and steps in a row whose rewards are
-    all equal."""
+    """Returns warnings about the rewards: failures above MOST_FAILED, and steps in a row whose
+    rewards are all equal."""
     notes, failing, steps, worst = [], [], 0, (0, None)
     for row in rows:
         numbers = {name: value for name, value in row.items() if is_number(value)}
@@ -280,7 +284,7 @@ def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval; the bounds are None where no valid interval was recorded."""
+    """A value with its 95 % interval; the bounds are None if no valid interval was recorded."""
 
     value: float
     low: float | None = None
@@ -289,7 +293,7 @@ class Estimate:
 
 
 def estimate(data: object) -> Estimate | None:
-    """`{"value", "low", "high", "n"}` or a bare number as an `Estimate`."""
+    """Returns `{"value", "low", "high", "n"}` or a bare number as an `Estimate`."""
     fields = data if isinstance(data, Mapping) else {"value": data}
     value, low, high, n = (fields.get(key) for key in ("value", "low", "high", "n"))
     if not is_number(value) or not math.isfinite(value):
@@ -300,7 +304,8 @@ def estimate(data: object) -> Estimate | None:
 
 
 def difference(before: Estimate, after: Estimate, recorded: object = None) -> Estimate:
-    """after - before: the recorded (paired) one, else from the two intervals as if independent.
+    """Returns after - before: the recorded (paired) difference, else one from the two intervals as
+    if independent.
 
     low = d - √((a - a_low)² + (b_high - b)²), high likewise (Newcombe 1998, method 10).
     """
@@ -316,7 +321,7 @@ def difference(before: Estimate, after: Estimate, recorded: object = None) -> Es
 
 
 def change_in_words(change: Estimate) -> str:
-    """ "improved" or "fell" only where the interval of the difference excludes zero."""
+    """Returns "improved" or "fell" only if the interval of the difference excludes zero."""
     if change.low is not None and change.low > 0:
         return "improved"
     if change.high is not None and change.high < 0:
@@ -325,7 +330,8 @@ def change_in_words(change: Estimate) -> str:
 
 
 def pairs(summary: Mapping) -> list[tuple[str, Estimate, Estimate, Estimate]]:
-    """(name, before, after, difference) of every `<name>_before` with its `<name>_after`."""
+    """Returns (name, before, after, difference) of every `<name>_before` with
+    its `<name>_after`."""
     out = []
     for key in summary:
         name = key.removesuffix("_before")

@@ -1,4 +1,4 @@
-"""Warnings of a run, in words: what its counted faults mean, and when one is said again."""
+"""Warnings of a run, in words: what its counted faults mean, and how often one is repeated."""
 
 import math
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ _MEANINGS = {
 def fault_lines(
     faults: Mapping[str, float], last_steps: Mapping[str, int], steps: int
 ) -> list[str]:
-    """A line for each counted fault of a run of so many steps: "12 steps whose rewards were all
-    equal: ... (the last at step 25 of 71)", where the last step of the fault is known."""
+    """Returns a line for each counted fault of a run of so many steps: "12 steps whose rewards were
+    all equal: ... (the last at step 25 of 71)", if the last step of the fault is known."""
     lines = []
     for name, count in list(faults.items()):  # a run may add to them
         meaning = _MEANINGS.get(name)
@@ -44,15 +44,15 @@ def fault_lines(
 
 
 def is_said(before: float, after: float) -> bool:
-    """Returns whether a warning that was counted from `before` to `after` is said: the first time,
-    and at 10, 100, 1000 ..."""
+    """Returns whether a warning that was counted from `before` to `after` is logged: the first
+    time, and at 10, 100, 1000 ..."""
     if before < 1 or after < 1:
         return after > before
     return math.floor(math.log10(after)) > math.floor(math.log10(before))
 
 
 def too_many_truncated(share: float) -> str:
-    """The warning about a share of responses that were cut off."""
+    """Returns the warning about a share of responses that were cut off."""
     return (
         f"{share:.0%} of the responses were cut off at sampler.max_response_tokens: the "
         "cut part was not scored. Raise it, or ask for shorter answers"

@@ -16,7 +16,7 @@ MOST_STEPS, MOST_A_STEP, MOST_CHARACTERS = 50, 16, 4000  # of the browser: a pag
 
 
 def completions(run: Run) -> str:
-    """The sections of completions; "" for a run that recorded none."""
+    """Returns the sections about completions; "" for a run that recorded none."""
     best, worst = best_and_worst(run.samples)
     out = []
     for title, rows in (("Best completions", best), ("Worst completions", worst)):
@@ -35,7 +35,8 @@ def _is_scored(row: Mapping) -> bool:
 
 
 def best_and_worst(samples: Sequence[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
-    """The best and the worst distinct completions of the last part of the run; none is in both."""
+    """Returns the best and the worst distinct completions of the last part of the run; none is
+    in both."""
     distinct = {(str(row.get("prompt")), str(row.get("response"))): row for row in late(samples)}
     ranked = sorted(filter(_is_scored, distinct.values()), key=lambda r: (-r["reward"], -r["step"]))
     best = ranked[: min(BEST, (len(ranked) + 1) // 2)]
@@ -43,7 +44,7 @@ def best_and_worst(samples: Sequence[Mapping]) -> tuple[list[Mapping], list[Mapp
 
 
 def late(samples: Sequence[Mapping]) -> list[Mapping]:
-    """The samples of the last part of the run."""
+    """Returns the samples of the last part of the run."""
     rl = [row for row in samples if row.get("phase") in ("rl", "RL")] or samples
     steps = sorted({row["step"] for row in rl if is_number(row.get("step"))})
     first = steps[int(len(steps) * (1 - LAST_PART))] if steps else 0
@@ -51,11 +52,11 @@ def late(samples: Sequence[Mapping]) -> list[Mapping]:
 
 
 def of_prompts(samples: Sequence[Mapping], most: int) -> str:
-    """The best completion, the one nearest to the mean and the worst of each prompt, side by side,
-    of the prompts whose rewards differ most; "" where no prompt has two rewards.
+    """Returns the best completion, the one nearest to the mean and the worst of each prompt, side
+    by side, for the prompts whose rewards differ most; "" if no prompt has two rewards.
 
     `prompt_mean` of a row is the mean reward of all samples of its prompt; without it the mean is
-    that of the rows that there are.
+    over the rows that there are.
     """
     groups: dict[tuple, list[Mapping]] = {}
     for row in filter(_is_scored, samples):
@@ -98,7 +99,7 @@ def _text(row: Mapping, key: str) -> str:
 
 
 def sample(row: Mapping) -> str:
-    """A completion with its reward, its prompt and what was expected."""
+    """Returns a completion with its reward, its prompt and the expected answer, as HTML."""
     prompt, response, truth = (_text(row, key) for key in ("prompt", "response", "ground_truth"))
     expected = f" · expected <code>{truth}</code>" if truth else ""
     failed = "" if row.get("status") in ("ok", None) else f" · {_text(row, 'status')}"

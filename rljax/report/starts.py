@@ -27,7 +27,7 @@ GIT_TIMEOUT_S = 3.0  # a working folder on a slow disk must not hold a run up
 
 
 def git_state(folder: str | os.PathLike) -> dict:
-    """{"commit", "dirty"} of the git repository that `folder` is in; {} where it is in none.
+    """Returns {"commit", "dirty"} of the git repository that `folder` is in; {} if it is in none.
     `dirty`: tracked files differ from the commit."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
@@ -53,7 +53,7 @@ def _git(folder: str | os.PathLike, *arguments: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """{name: version} of Python and of the libraries that numbers depend on."""
+    """Returns {name: version} of Python and of the libraries that numbers depend on."""
     names = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
@@ -68,9 +68,8 @@ def record_start(
     warnings: Sequence[str] = (),
 ) -> None:
     """Adds a line about this start to the folder: `step` steps are done, `device` is "8 x TPU v5e",
-    `memory` the line of the plan, `compiled_for` what programs depend on, `warnings` what was said
-    before the first step. Where it cannot be
-    written, there is a warning."""
+    `memory` the line of the plan, `compiled_for` what programs depend on, `warnings` those before
+    the first step. If it cannot be written, there is a warning."""
     here = os.path.realpath(".")  # also of a folder that is gone
     row = {
         "time": time.time(),
@@ -95,7 +94,7 @@ def record_start(
 
 
 def read_starts(folder: Path) -> list[dict]:
-    """The lines of `starts.jsonl`; none where there is no such file."""
+    """Returns the lines of `starts.jsonl`; none if there is no such file."""
     try:
         rows = read_jsonl(folder / FILE)
     except (OSError, InputError):
@@ -104,14 +103,14 @@ def read_starts(folder: Path) -> list[dict]:
 
 
 def last_start(folder: Path) -> float | None:
-    """Returns the time of the last start, in seconds since 1970; None where nothing says so."""
+    """Returns the time of the last start, in seconds since 1970; None if nothing says so."""
     starts = read_starts(folder)
     return starts[-1]["time"] if starts else None
 
 
 def peak_memory(devices: Sequence) -> Mapping[str, int]:
-    """The most bytes that were in use so far: of this process on the host, and of any of the
-    devices, where they say so."""
+    """Returns the most bytes that were in use so far: by this process on the host, and on any of
+    the devices, if they say so."""
     kilobyte = 1 if sys.platform == "darwin" else 1024
     out = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte}
     stats = [device.memory_stats() or {} for device in devices]

@@ -100,7 +100,7 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
 
 
 def document(title: str, body: str) -> str:
-    """A whole page of HTML: no script, nothing that is loaded from elsewhere."""
+    """Returns a whole page of HTML: no script, nothing that is loaded from elsewhere."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -109,7 +109,7 @@ def document(title: str, body: str) -> str:
 
 
 def link(target: str, text: str) -> str:
-    """A link to a file, relative to the page; `text` is HTML. No name of a file is an address: a
-    colon is quoted."""
+    """Returns a link to a file, relative to the page; `text` is HTML. A colon in the name of a file
+    is quoted, so that no name is read as an address."""
     quoted = urllib.parse.quote(target, errors="surrogateescape")
     return f'<a href="{escaped(quoted)}">{text}</a>'

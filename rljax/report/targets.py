@@ -1,7 +1,7 @@
-"""Published results of what the configs set up, to stand beside what a run has obtained.
+"""Published results of the setups in the configs, to stand beside those of a run.
 
 A number of a small model on a small task is never called comparable: a run is compared with a
-result only where its model and its data are those of the publication.
+result only if its model and its data are those of the publication.
 """
 
 import dataclasses
@@ -107,8 +107,8 @@ TARGETS = (
 
 
 def config_of(run: Run) -> str:
-    """The name of the config file that a run was started from, "" where its command names none:
-    "vapo" of `rljax train presets/vapo:tiny`."""
+    """Returns the name of the config file that a run was started from, "" if its command names
+    none: "vapo" of `rljax train presets/vapo:tiny`."""
     for start in reversed(run.starts):
         try:
             words = shlex.split(str(start.get("command", "")))
@@ -126,14 +126,14 @@ def config_of(run: Run) -> str:
 
 
 def targets_of(run: Run) -> list[Target]:
-    """The published results of the config that a run was started from."""
+    """Returns the published results of the config that a run was started from."""
     name = config_of(run)
     return [target for target in TARGETS if name in target.configs]
 
 
 def differences(run: Run, target: Target) -> str:
-    """Describes how the setting of a run differs from that of a published result; "" where its
-    model and its held-out data are the same."""
+    """Returns how the setting of a run differs from that of a published result; "" if its model and
+    its held-out data are the same."""
     model = str(short_name(field(run.config, "model")) or "unknown")
     if target.model.lower() != model.lower():
         return f"not comparable: the model is {model}, not {target.model}"
@@ -147,8 +147,9 @@ LATE = " at the last evaluation, which is not after the last step"
 
 
 def obtained(runs: Sequence[Run]) -> str:
-    """The accuracy at the end, or at the last evaluation, which is then said, as HTML: of a single
-    run with its interval over prompts, of several the mean with Student's interval over them."""
+    """Returns the accuracy at the end, or at the last evaluation, which is then said, as HTML:
+    for a single run with its interval over prompts, for several the mean with Student's interval
+    over them."""
     known = [(found, at_end) for run in runs for found, at_end in _accuracy(run)]
     if not known:
         return "not evaluated"
@@ -167,8 +168,8 @@ def _accuracy(run: Run) -> Iterator[tuple[Estimate, bool]]:
 
 
 def expected(groups: Mapping[str, Sequence[Run]]) -> str:
-    """The table of expected and obtained numbers, of runs that were made alike under each name; ""
-    where nothing is published of their config."""
+    """Returns the table of expected and obtained numbers; each name stands for runs that were made
+    alike. "" if nothing is published about their config."""
     every = [run for runs in groups.values() for run in runs]
     named = {config_of(run) for run in every}
     got = "<br>".join(

@@ -23,7 +23,7 @@ WIDTH, LEFT, RIGHT, TOP, TRACK, GAP, AXIS = 1080, 92, 12, 6, 44, 10, 20
 
 
 def scored_while_decoding(timings: Timings) -> float:
-    """Seconds in which both a sequence was decoded and a sample was scored."""
+    """Returns the seconds in which both a sequence was decoded and a sample was scored."""
     decoding = _union([(a, b) for name, a, b in timings.spans if name == "generate"])
     both = [
         (max(a, c), min(b, d))
@@ -45,7 +45,7 @@ def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def record_of(timings: Timings, step: int, seconds: float) -> dict:
-    """The record of a step."""
+    """Returns the record of a step."""
 
     def since(t):
         return round(t - timings.begun_s, 4)
@@ -76,12 +76,12 @@ def _thin(points: list) -> list:
 
 
 def write(folder: Path, records: Sequence[Mapping]) -> None:
-    """The records of a run, in its folder."""
+    """Writes the records of a run into its folder."""
     (folder / FILE).write_text(json.dumps(list(records)) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> list[dict]:
-    """The records that `write` wrote; none where there is no file, or it was cut short."""
+    """Returns the records that `write` wrote; none if there is no file, or it was cut short."""
     try:
         records = read_json(folder / FILE)
     except InputError:
@@ -109,7 +109,7 @@ def _are_rows(rows: object, width: int) -> bool:
 
 
 def figure(record: Mapping) -> str:
-    """A <figure>: lanes of decoding, scoring and learning over the seconds of one step."""
+    """Returns a <figure>: lanes of decoding, scoring and learning over the seconds of one step."""
     total = max(float(record["seconds"]), 1e-6)
 
     def x(t):

@@ -1,8 +1,8 @@
 """The episodes of a run as HTML: what was read and written, turn by turn and token by token.
 
 Rows are those of rljax.tracking.episodes. Tokens that the policy chose are shaded, the darker the
-less likely; forced ones have a dashed line; what the policy only read is grey; a turn with a call
-that could not be parsed is red. Nothing of a text reaches the page unescaped.
+less likely; forced ones have a dashed line; text that the policy only read is grey; a turn with a
+call that could not be parsed is red. Every text is escaped.
 """
 
 import math
@@ -29,7 +29,7 @@ LEGEND = (
 
 
 def transcripts(run: Run) -> str:
-    """The section of episodes; "" for a run that recorded none."""
+    """Returns the section about episodes; "" for a run that recorded none."""
     steps = rows_by_step(run.episodes)
     if not steps:
         return ""

@@ -1,8 +1,8 @@
-"""Run folders in a terminal: curves as charts of text, the newest completions, renewed while the
-runs go on. A folder is only read, so that a run on this machine, on another one that shares the
-disk, or under a URL can be followed, and a finished one looked at.
+"""Run folders in a terminal: curves as charts of text and the newest completions, renewed while the
+runs go on. A folder is only read, so a run can be followed on this machine, on another one that
+shares the disk, or under a URL, and a finished one looked at.
 
-Where the output is no terminal, each new step is a line of plain text.
+If the output is no terminal, each new step is a line of plain text.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ SHOWN = 2  # completions of a run
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-    """Size of the screen, and whether it shows more than ASCII."""
+    """Size of the screen in characters, and whether it shows only ASCII."""
 
     width: int
     height: int
@@ -60,8 +60,8 @@ def watch(
     console: rich.console.Console | None = None,
 ) -> None:
     """Shows the runs until all of them have ended, or `once`. `metrics` are names or patterns of
-    what is charted. A folder that holds runs, such as a sweep's, stands for those in it, also for
-    those that begin later."""
+    the charted metrics. A folder that holds runs, such as a sweep's, stands for those in it, even
+    those that begin later. Raises InputError for a folder that does not exist, or without a run."""
     console = console or Terminal(highlight=False)
     for folder in folders:
         if not is_folder(folder):
@@ -123,8 +123,8 @@ def all_ended(runs: Mapping[str, Run]) -> bool:
 
 
 def frame(runs: Mapping[str, Run], metrics: Sequence[str], screen: Screen) -> list[str]:
-    """The lines of one picture, none wider than the screen and no more than it has: a line for
-    each run, the charts, and with the room that is left the newest completions."""
+    """Returns the lines of one picture, none wider than the screen and no more than it has: a line
+    for each run, the charts, and in the remaining room the newest completions."""
     marks = _marks(len(runs), screen.ascii_only)
     lines = [
         one_line(f"{mark} {state(name, run)}", screen.width)
@@ -146,7 +146,7 @@ def frame(runs: Mapping[str, Run], metrics: Sequence[str], screen: Screen) -> li
 
 
 def state(name: str, run: Run) -> str:
-    """One line about a run: its name, what it trains, where it stands."""
+    """Returns one line about a run: its name, what it trains, and its progress."""
     last, total = run.steps()
     status = run.summary.get("status") if run.ended() else None
     if status is None:
@@ -183,7 +183,8 @@ def _matching(pattern: str, known: Sequence[str]) -> list[str]:
 
 
 def missing(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
-    """A line for each pattern that no metric of the runs matches, with the names that there are."""
+    """Returns a line for each pattern that no metric of the runs matches, with the names that
+    there are."""
     known, lines = _known(runs), []
     for pattern in metrics if known else ():
         if not _matching(pattern, known):
@@ -220,8 +221,9 @@ def text_chart(
     width: int,
     ascii_only: bool = False,
 ) -> list[str]:
-    """A chart of CHART_ROWS + 2 lines of `width` columns: title with the last values, the curves as
-    marks, and the first and last step. A column is the mean of the finite values in it."""
+    """Returns a chart of CHART_ROWS + 2 lines of `width` columns: title with the last values, the
+    curves `lines`, each (x [N], y [N]), as marks, and the first and last step. A column is the mean
+    of the finite values in it."""
     known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in lines]
     lasts = " ".join(short(float(y[-1])) for _, y in known if len(y))
     head = one_line(f"{title}  {lasts}", width)
@@ -256,7 +258,7 @@ def text_chart(
 
 
 def newest(run: Run, width: int) -> list[str]:
-    """The best and the worst of the completions that were recorded last, a line each."""
+    """Returns the best and the worst of the completions that were recorded last, a line each."""
     steps = [row["step"] for row in run.samples if is_number(row.get("step"))]
     rows = [row for row in run.samples if steps and row.get("step") == steps[-1]]
     rows = [row for row in rows if is_number(row.get("reward"))]
@@ -278,7 +280,8 @@ def newest(run: Run, width: int) -> list[str]:
 def new_lines(
     read: Callable[[], Mapping[str, Run]], metrics: Sequence[str], every_s: float
 ) -> Iterator[str]:
-    """A line for each step that is new, and one for each run that has ended, until all have."""
+    """Yields a line for each step that is new, and one for each run that has ended, until
+    all have."""
     seen: dict[str, float] = {}
     ended: set[str] = set()
     said: set[str] = set()

@@ -1,6 +1,5 @@
-"""The run folder: made, looked at and locked before a run begins, so that one process writes it and
-what cannot be written is said before anything is trained.
-"""
+"""The run folder. It is made, checked and locked before a run begins, so that one process writes
+it, and folders that cannot be written are reported before anything is trained."""
 
 import contextlib
 import errno
@@ -46,8 +45,8 @@ FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard", "p
 
 
 def make_folder(path: str | Path) -> Path:
-    """The run folder, made if it is not there. Raises InputError where it cannot be made or
-    written, or where something else has the name of a file of the run."""
+    """Makes the run folder if it is not there. Raises InputError if it cannot be made or written,
+    or if something else has the name of a file of the run."""
     folder = Path(path)
     try:
         str(folder).encode()  # the libraries that write checkpoints take UTF-8 only
@@ -68,8 +67,8 @@ def make_folder(path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def removed_if_empty(folder: Path) -> Iterator[None]:
-    """Removes the folder, and those above it, which an attempt that fails has made and into which
-    it has written nothing."""
+    """Removes the folder, and those above it, that an attempt that fails has made and into which it
+    has written nothing."""
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         yield
@@ -109,7 +108,8 @@ def disk_fault(error: BaseException) -> str:
 
 
 def not_written(what: str, folder: Path, error: BaseException, fix: str) -> InputError:
-    """The error of a write that failed while a run went on, with what is left of the disk."""
+    """Returns the error of a write that failed while a run went on, with what is left of
+    the disk."""
     reason = disk_fault(error) or str(error).partition("\n")[0][:200]
     free = free_bytes(folder)
     rule = f"{reason}; {human_bytes(free)} free there" if free is not None else reason
@@ -150,7 +150,7 @@ def whole_export(folder: Path) -> Iterator[None]:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Bytes that can be written into a folder; None if its file system does not say."""
+    """Returns the bytes that can be written into a folder; None if its file system does not say."""
     try:
         disk = shutil.disk_usage(folder)
     except OSError:
@@ -183,11 +183,11 @@ def _check_kind(path: Path, kind, name: str) -> bool:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds the run folder for this process. Raises InputError that names the process that holds
-    it; one that is dead loses it.
+    it; a process that is dead loses it.
 
-    A process of this kernel is dead when its lock (flock) is gone and no process has its id and
-    its start time; one of another host, when its heartbeat has stopped for STALE_S seconds, which
-    is waited for until it beats again.
+    A process of this kernel is dead if its lock (flock) is gone and no process has its id and its
+    start time; a process of another host, if its heartbeat has stopped for STALE_S seconds, for
+    which this waits.
     """
     path = folder / LOCK
     try:
@@ -277,7 +277,7 @@ def _try_lock(file: int) -> bool:
 
 
 def is_open_at(file: int, path: Path) -> bool:
-    """Returns whether `path` is still the open file, and nobody has removed or replaced it."""
+    """Returns whether `path` is still the open file, and has not been removed or replaced."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
     except OSError:
@@ -285,7 +285,7 @@ def is_open_at(file: int, path: Path) -> bool:
 
 
 def describe_process() -> dict:
-    """Returns the lock's record of the process that holds it."""
+    """Returns the record of this process that its lock holds."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
@@ -340,7 +340,7 @@ def _beats_elsewhere(file: int, folder: Path, holder: dict) -> bool:
 
 
 def held(folder: str | Path, holder: dict) -> InputError:
-    """The error that names who holds a run folder."""
+    """Returns the error that names who holds a run folder."""
     who = f"process {holder.get('pid', '(unknown)')} on host {holder.get('host', '(unknown)')}"
     fix = "wait until it ends, end it, or choose another run_dir"
     if holder.get("boot") != _boot():

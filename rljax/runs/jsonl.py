@@ -44,7 +44,8 @@ NON_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 def plain(value: object) -> object:
-    """`value` as JSON data (floats may be non-finite); what is no number becomes text."""
+    """Returns `value` as JSON data (floats may be non-finite); values of other types
+    become text."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):
@@ -60,6 +61,7 @@ def plain(value: object) -> object:
 
 
 def encoded(value: object) -> object:
+    """Returns JSON data with the non-finite floats as the strings "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
@@ -80,7 +82,8 @@ def _decode(value: object, key: str = "") -> object:
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
-    """The rows of a jsonl file, of a URL too; a line torn by a kill in mid-write is left out."""
+    """Returns the rows of a jsonl file, which may be a URL. A last line that a kill has torn is
+    left out. Raises FileNotFoundError if there is no file."""
     rows = []
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
@@ -159,7 +162,8 @@ class _JsonlFile:
 
 
 class JsonlTracker:
-    """The jsonl files; when a call returns, the system holds its lines."""
+    """The jsonl files of a run. When a call returns, its lines have been handed to the operating
+    system. Raises InputError if the run folder cannot be written."""
 
     def __init__(self, run_dir: str | os.PathLike):
         self.run_dir = run_dir = Path(run_dir)
@@ -176,31 +180,35 @@ class JsonlTracker:
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends the metrics of a step to metrics.jsonl."""
         self.files["metrics.jsonl"].write({"step": int(step), **plain(metrics)})
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Appends samples of a step to samples.jsonl."""
         for row in rows:
             self.files["samples.jsonl"].write({"step": int(step), **plain(row)})
 
     def episodes(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Appends episodes of a step to episodes.jsonl."""
         for row in rows:
             if EPISODES not in self.files:
                 self.files[EPISODES] = _JsonlFile(self.run_dir / EPISODES)
             self.files[EPISODES].write({"step": int(step), **plain(row)})
 
     def offsets(self) -> dict[str, int]:
-        """Bytes of each file, synced to disk: what a checkpoint stores."""
+        """Returns the bytes of each file, synced to disk, for a checkpoint."""
         return {EPISODES: 0} | {name: file.sync() for name, file in self.files.items()}
 
     def lost(self) -> str:
-        """Returns what of the files was lost, "" if nothing was."""
+        """Returns a text about rows that were lost, "" if none were."""
         for file in self.files.values():
             if not file.lost and not is_open_at(file.file.fileno(), file.path):
                 file.lost = f"{file.path} was removed or replaced while it was written"
         return "; ".join(file.lost for file in self.files.values() if file.lost)
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """Cut the files back to a checkpoint's `offsets`, so resumed files equal uninterrupted."""
+        """Cuts the files back to a checkpoint's `offsets`, so that those of a resumed run equal
+        those of an uninterrupted one."""
         for name, file in self.files.items():
             target, size = offsets.get(name), file.size()
             if target is None or size == target:
@@ -214,5 +222,6 @@ class JsonlTracker:
                 LOG.warning("%s: rows are missing", file.lost)
 
     def close(self) -> None:
+        """Closes the files."""
         for file in self.files.values():
             file.file.close()

@@ -1,7 +1,7 @@
-"""A run folder under a URL: the run writes a folder of this machine, and what changes there is put
-to the store, with every checkpoint and every minute. A restart fetches it back.
+"""A run folder under a URL. The run writes a local folder, and its changes are put to the store,
+with every checkpoint and every minute. A restart fetches it back.
 
-An object store cannot append, so metrics.jsonl grows here and is put whole.
+An object store cannot append, so metrics.jsonl grows locally and is put whole.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _RESUMED = ("tensorboard",)  # folders that a restart goes on with
 
 
 class Mirror:
-    """Keeps the files of `folder` in `store`; `only` names the folders that a host which is not the
+    """Keeps the files of `folder` in `store`; `only` names the folders that a host other than the
     first puts."""
 
     def __init__(self, store: Store, folder: Path, only: tuple[str, ...] = ()):
@@ -36,7 +36,7 @@ class Mirror:
         self.thread = threading.Thread(target=self._renew, daemon=True, name="mirror")
 
     def fetch(self) -> None:
-        """Brings what a restart reads or goes on writing."""
+        """Gets the files that a restart reads or goes on writing."""
         for name in self.store.sizes():
             top, _, below = name.partition("/")
             if name == LOCK or top in _ELSEWHERE:
@@ -48,7 +48,7 @@ class Mirror:
                 self.known[name] = None
 
     def fetch_from(self, folder: str, start: str) -> None:
-        """Brings the files of a folder whose names begin so, which are appended to."""
+        """Gets the files of a folder whose names begin with `start`, which are appended to."""
         for name in self.store.sizes(folder, below=False):
             if name.startswith(start):
                 path = f"{folder}/{name}"
@@ -56,7 +56,8 @@ class Mirror:
                 self.known[path] = _signature(self.folder / path)
 
     def put(self) -> None:
-        """Puts what has changed, and removes what is gone. Raises OSError where that fails."""
+        """Puts files that have changed, and removes those that are gone. Raises OSError if a
+        request fails."""
         with self.lock:
             here = self._files()
             gone = [name for name in self.known if name not in here and self._is_gone(name)]
@@ -131,8 +132,9 @@ def _signature(path: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def local_copy(folder: str | os.PathLike, inside: Sequence[str] = ()) -> Iterator[Path]:
-    """A folder as a local one: of one under a URL a copy of the files that lie in it, and in the
-    folders `inside` it, for as long as the block lasts. Its last parts are named alike."""
+    """Yields a folder as a local one. Of a URL it is a copy, for as long as the block lasts, of the
+    files in the folder itself and in the folders `inside` it; the last parts of its path are those
+    of the URL."""
     if not is_url(folder):
         yield local_path(folder)
         return

@@ -1,7 +1,9 @@
-"""Files under a URL (gs://, s3://, anything fsspec knows): whole files put, read, listed, removed.
+"""Files under a URL (gs://, s3://, anything fsspec knows): whole files are put, read, listed
+and removed.
 
-An object store has no append and no rename, and a put is seen whole or not at all. Whatever else
-may go wrong with a request is met here: it is tried again, and a file that was put is looked at.
+An object store has no append and no rename, and a put is seen whole or not at all. Other failures
+of a request are handled here: it is tried again, and the size of a file that was put is checked. A
+request that fails however often it is tried raises StoreError, an OSError.
 """
 
 import functools
@@ -32,7 +34,7 @@ _FINAL = (  # what another try does not mend
 
 
 class StoreError(OSError):
-    """A request that failed however often it was tried."""
+    """An error of a request that failed however often it was tried."""
 
 
 def is_url(path: str | os.PathLike) -> bool:
@@ -43,18 +45,19 @@ def is_url(path: str | os.PathLike) -> bool:
 
 
 def local_path(path: str | os.PathLike) -> Path:
-    """A path that is no URL; file:// is taken off."""
+    """Returns the path of a local folder, without file://."""
     found = _SCHEME.match(str(path))
     return Path(str(path)[found.end() :]) if found else Path(path)
 
 
 def is_folder(path: str | os.PathLike) -> bool:
-    """Returns whether there is a folder, which under a URL is there when a file is in it."""
+    """Returns whether a folder exists; a folder under a URL exists if a file is in it."""
     return bool(Store(str(path)).sizes()) if is_url(path) else local_path(path).is_dir()
 
 
 class Store:
-    """The files under one URL. Names are relative to it, parts joined by "/"."""
+    """The files under one URL. Names are relative to it, parts joined by "/". Raises InputError if
+    the package of its file system is not installed."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -64,18 +67,18 @@ class Store:
         return self.url
 
     def at(self, name: str) -> str:
-        """The URL of a file, for messages."""
+        """Returns the URL of a file, for messages."""
         return f"{self.url}/{name}" if name else self.url
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
+        """Returns the bytes of a file. Raises FileNotFoundError if there is none."""
         return self._tried("read", name, lambda: self.files.cat_file(self._path(name)))
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes a whole file, and looks whether all of it has arrived."""
+        """Writes a whole file, and checks that all of it has arrived."""
 
         def once() -> None:
             self.files.pipe_file(self._path(name), data)
@@ -105,8 +108,8 @@ class Store:
             raise StoreError(f"{there} of {size} bytes have arrived")
 
     def sizes(self, folder: str = "", *, below: bool = True) -> dict[str, int]:
-        """{name: bytes} of the files of a folder, and of those `below` it; names are relative to
-        the folder."""
+        """Returns {name: bytes} of the files of a folder, and of those `below` it; names are
+        relative to the folder."""
         sizes = {}
         for facts in self._inside(folder):
             name = facts["name"].rstrip("/").rpartition("/")[2]
@@ -118,7 +121,7 @@ class Store:
         return sizes
 
     def folders(self, folder: str = "") -> list[str]:
-        """The names of the folders in a folder."""
+        """Returns the names of the folders in a folder, sorted."""
 
         found = (facts for facts in self._inside(folder) if facts["type"] != "file")
         return sorted(facts["name"].rstrip("/").rpartition("/")[2] for facts in found)
@@ -145,8 +148,8 @@ class Store:
         ]
 
     def exists(self, name: str) -> bool:
-        """Returns whether there is a file of that name. Not by fsspec's `isfile`, to which every
-        failure of the request means that there is none."""
+        """Returns whether there is a file of that name. It does not call fsspec's `isfile`, which
+        takes every failure of the request for no file."""
 
         def once() -> bool:
             self.files.invalidate_cache()

@@ -1,7 +1,7 @@
 """The lock of a run folder under a URL, where there is no flock: an object with a heartbeat.
 
-Who finds one waits to see whether its heart beats. Should two take it at the same moment, or a
-holder that was thought dead come back, the one whose name is gone from it stops.
+A process that finds one waits to see whether it beats. If two take it at the same moment, or a
+holder that was thought dead comes back, the one whose name is gone from it stops.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ LONG_DEAD_S = 600.0  # by the clocks of two machines: nobody waits for that
 
 
 class StoreLock:
-    """Holds the run folder of a store for this process; `check` says whether it still does."""
+    """Holds the run folder of a store for this process; `check` raises if another one has
+    taken it."""
 
     def __init__(self, store: Store):
         self.store = store
@@ -34,7 +35,7 @@ class StoreLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator["StoreLock"]:
-        """Takes the lock for the block. Raises InputError that names who has it."""
+        """Takes the lock for the block. Raises InputError that names its holder."""
         self._wait_for_the_dead()
         self._beat()
         self.check()
@@ -51,7 +52,7 @@ class StoreLock:
                     self.store.remove(LOCK)
 
     def check(self) -> None:
-        """Raises InputError where another process has taken the run folder."""
+        """Raises InputError if another process has taken the run folder."""
         holder = self._holder()
         if holder and holder.get("id") != self.own["id"]:
             raise held(self.store.url, holder)

@@ -1,8 +1,8 @@
-"""Numbers with units, for people. Imports nothing, so that errors can be said at once."""
+"""Numbers with units, for people. It imports nothing, so that errors can be shown at once."""
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes for people: 512 B, 90 kB, 0.776 MB, 20.5 GB."""
+    """Returns a number of bytes for people: 512 B, 90 kB, 0.776 MB, 20.5 GB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e5, "MB")):
         if count >= unit:
             return f"{count / max(unit, 1e6):.3g} {name}"
@@ -10,5 +10,5 @@ def human_bytes(count: float) -> str:
 
 
 def human_count(count: float) -> str:
-    """A number of things for people, to four digits: 109,400, 7,242,000,000."""
+    """Returns a number of things for people, to four digits: 109,400, 7,242,000,000."""
     return f"{float(f'{count:.4g}'):,.0f}"

@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint over the sampler: text in and out by HTTP.
 
-The decode thread (worker), the fields of a request and their bounds (fields), text as tokens come
-(text), the JSON of answers (answers), counters (metrics). The routes (app), who may ask (guard) and
-HTTP (connections) need the extra `serve`: starlette and uvicorn.
+The modules are: the decode thread (worker), the fields of a request and their bounds (fields), the
+text of a response while its tokens come (text), the JSON of answers (answers), and counters
+(metrics). The routes (app), the check of who may ask (guard) and HTTP (connections) need the extra
+`serve`: starlette and uvicorn.
 """

@@ -18,7 +18,7 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None):
-    """An error in OpenAI's form."""
+    """Returns the JSON of an error in OpenAI's form."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -65,7 +65,7 @@ class Answer:
         self._version = 0
 
     def take(self, piece: TokenChunk) -> Delta:
-        """Accounts for a piece and returns what it adds."""
+        """Adds a piece to the answer and returns what it adds to its choice."""
         text = self._texts[piece.sample]
         before = len(self._echo(piece.sample))
         parts, offsets = [], []
@@ -89,19 +89,21 @@ class Answer:
         return delta
 
     def unsampled(self) -> list[Delta]:
-        """Accounts for choices of no token at all; returns what each adds."""
+        """Ends every choice without a token; returns what each adds. For requests that only echo
+        their prompts."""
         deltas = [Delta(i, "", [], [], [], REASONS[FinishReason.LENGTH]) for i in range(self.left)]
         self._deltas, self.left = [[delta] for delta in deltas], 0
         return deltas
 
     def sequences(self) -> list[tuple[list[int], Sampling]]:
-        """Prompt and response of every choice, once nothing is left."""
+        """Returns (the ids of prompt and response, Sampling) of every choice, once nothing
+        is left."""
         said = [self._joined(deltas) for deltas in self._deltas]
         asked = [self.request.requests[one.choice // self.request.n] for one in said]
         return [([*ids, *one.tokens], s) for (ids, s), one in zip(asked, said, strict=True)]
 
     def encoded(self) -> str:
-        """The answer as JSON, once nothing is left."""
+        """Returns the whole answer as JSON text, once nothing is left."""
         # Piece by piece, which json.dumps would not do: it keeps all other threads waiting, and
         # log-probs of many samples are long.
         return "".join(json.JSONEncoder().iterencode(self._whole()))
@@ -112,19 +114,20 @@ class Answer:
         return self._framed(kind, choices) | {"usage": self.usage()}
 
     def chunk(self, delta: Delta, *, first: bool) -> dict:
-        """One server-sent chunk; `first` of its choice."""
+        """Returns the JSON of one server-sent chunk. `first`: it is the first chunk of
+        its choice."""
         chat = self.request.chat
         choice = self._choice(delta, first=first, delta=True)
         return self._chunked("chat.completion.chunk" if chat else "text_completion", [choice])
 
     def usage_chunk(self) -> dict:
-        """The chunk that only counts tokens."""
+        """Returns the JSON of the chunk that holds nothing but the counts of tokens."""
         kind = "chat.completion.chunk" if self.request.chat else "text_completion"
         return self._framed(kind, []) | {"usage": self.usage()}
 
     def usage(self) -> dict:
-        """Tokens that were read and drawn, EOS included; a prompt counts once however many samples
-        it has."""
+        """Returns the counts of tokens that were read and sampled, EOS included. A prompt counts
+        once, however many samples it has."""
         prompt = sum(len(ids) for ids, _ in self.request.requests)
         return {
             "prompt_tokens": prompt,

@@ -53,10 +53,13 @@ def make_app(
     stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
 ) -> Starlette:
-    """The ASGI application that serves `worker` as the model `name`. `calls`: a format of
-    rljax.environments.calls. `hosts` and `origins`: as in Guard. `images`: how the model reads
-    images; None of a model of text. `stops`: stop strings of every response, those of the run.
-    `defaults`: fields of requests that name none, such as temperature."""
+    """Returns the ASGI application that serves `worker` as the model `name`. Raises InputError for
+    `calls` that are no format.
+
+    `calls`: a format of rljax.environments.calls. `hosts` and `origins`: as in Guard. `images`: how
+    the model reads images; None for a model of text. `stops`: stop strings of every response, those
+    of the run. `defaults`: values of fields that a request leaves out, such as temperature.
+    """
     origins = [origin.lower().rstrip("/") for origin in origins]
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
     requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer), images, stops, defaults)
@@ -106,7 +109,7 @@ def make_app(
 
 
 class Loading:
-    """The ASGI application of a server whose model is not there yet: every answer is a 503, until
+    """The ASGI application of a server whose model is still loading: every answer is a 503, until
     `app` is set."""
 
     app: Starlette | None = None
@@ -346,7 +349,8 @@ class _EventStream(Response):
 @contextlib.contextmanager
 def in_background(app, host: str = "127.0.0.1", port: int = 0, limits: ConnectionLimits = LIMITS):
     """Serves `app` on a thread of its own and yields the address: for notebooks, and for a trainer
-    that serves its policy."""
+    that serves its policy. Raises InputError if the address cannot be bound, and RuntimeError if
+    the server does not start."""
     server, sock = http_server(app, limits), listen(host, port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

@@ -15,8 +15,9 @@ from rljax.serving.text import StopStrings, text_stream
 
 
 class CallStream:
-    """As `TextStream`; once it is finished, `calls` are those of the response, as OpenAI's API
-    writes them, and `reasoning` what the format keeps apart."""
+    """The text of a response with tool calls, as `TextStream` gives it for one without. Once it is
+    finished, `calls` are those of the response in OpenAI's form, and `reasoning` is the text that
+    the format keeps apart from the answer."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class CallStream:
 
     @property
     def characters(self) -> int:
+        """Characters of the text so far, those that are held back included."""
         return self._text.characters
 
     def push(self, token: int) -> str:

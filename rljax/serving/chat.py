@@ -39,8 +39,8 @@ def answer():
 
 
 class Chat:
-    """Questions to a policy, one after the other. With a chat template it remembers what was said;
-    without one every question stands alone."""
+    """A conversation with a policy. With a chat template it remembers what was said; without one
+    every question stands alone."""
 
     def __init__(self, policy: SavedPolicy, options: ChatOptions):
         settings, context = policy.config.environment, policy.model.config.max_tokens
@@ -100,8 +100,9 @@ class Chat:
         self.messages = []
 
     def ask(self, question: str) -> Iterator[tuple[str, str]]:
-        """Plays one episode; yields (kind, text) while it goes: pieces of TEXT, each CALL, each
-        ANSWER that is read next, and at last END with the reason."""
+        """Plays one episode and yields (kind, text) while it goes: pieces of TEXT, each CALL, each
+        ANSWER that is read next, and at last END with the reason. Raises InputError if a turn ends
+        without an answer, as with logits that are not finite."""
         self._asked += 1
         episode, sample, log, turns = self._episode(question), None, 0, 0
         said = self._asked

@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections: how many, how long a client may take over its part, and how a server
-starts.
+"""HTTP/1.1 connections: how many a server takes, how long a client may take for its part, and how a
+server starts.
 
-What uvicorn leaves open: a client that sends half a request, or reads no answer, would keep its
+uvicorn bounds neither: a client that sends half a request, or reads no answer, would keep its
 connection for ever. Every refusal is JSON in OpenAI's form.
 """
 
@@ -29,7 +29,7 @@ CHUNK_LINES = 8192
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of clients. Over `connections` they get a 503."""
+    """Limits of clients, in connections and seconds. A client over `connections` gets a 503."""
 
     connections: int = 512
     headers_s: float = 10.0  # from the first moment to the last header
@@ -42,9 +42,9 @@ LIMITS = ConnectionLimits()
 
 
 def connections_for(samples: int) -> int:
-    """Returns how many connections a server of so many samples needs: one for each, as many that
-    are told to come back, and some for /health. Fewer where this process may not open so many
-    files."""
+    """Returns the number of connections that a server of so many samples needs: one for each
+    sample, as many again for clients that are told to come back, and some for /health. It is lower
+    if this process may not open so many files."""
     needed, files = 2 * samples + 64, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     # Up to twice as many are open before they are closed without a word.
     return needed if files == resource.RLIM_INFINITY else min(needed, files // 3)
@@ -156,7 +156,8 @@ async def _refuse_all(scope, receive, send) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one."""
+    """Returns a socket bound to host and port; port 0 takes a free one. Raises InputError if the
+    address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -170,7 +171,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def http_server(app, limits: ConnectionLimits = LIMITS) -> uvicorn.Server:
-    """The server of an ASGI application; its run(sockets=[...]) returns after SIGINT or SIGTERM."""
+    """Returns the server of an ASGI application. Its run(sockets=[...]) returns after SIGINT
+    or SIGTERM."""
 
     async def until_cancelled(scope, receive, send) -> None:
         with contextlib.suppress(asyncio.CancelledError):  # the server ends: no traceback of it

@@ -1,5 +1,5 @@
-"""Settings of sampling that neither a request nor an option names: of a run, as it sampled;
-of a model folder, as its generation_config.json says; else as the caller does."""
+"""Defaults of sampling for requests and options that set nothing: the settings of a run, or those
+in the generation_config.json of a model folder, or else a temperature of the caller."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ _NOT_DONE = {
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """The fields of Sampling that hold where nobody gives one, and who says so."""
+    """Values of the fields of Sampling that a request leaves out, and where they come from."""
 
     temperature: float = API_TEMPERATURE
     top_k: int = 0
@@ -44,10 +44,11 @@ class Defaults:
     not_done: tuple[str, ...] = ()  # what the source asks for beside them
 
     def fields(self) -> dict[str, float | int]:
+        """Returns {name of a field of Sampling: value}."""
         return {name: getattr(self, name) for name in FIELDS}
 
     def line(self) -> str:
-        """The fields in a line, without those that are off."""
+        """Returns the fields in a line, without those that are off."""
         off = vars(Defaults())
         named = [n for n in FIELDS if n == "temperature" or getattr(self, n) != off[n]]
         text = ", ".join(f"{name} {getattr(self, name):g}" for name in named)
@@ -58,8 +59,9 @@ class Defaults:
 
 
 def defaults_of(policy: SavedPolicy, temperature: float) -> Defaults:
-    """The defaults of a saved policy. `temperature`: where neither its run nor its model's
-    generation_config.json names one."""
+    """Returns the defaults of a saved policy. `temperature` is used if neither its run nor its
+    generation_config.json sets one. Raises InputError for a generation_config.json with values that
+    Sampling does not accept."""
     if policy.step is not None:
         own = {name: getattr(policy.config.sampler, name) for name in FIELDS}
         return Defaults(**own, source="as the run sampled")

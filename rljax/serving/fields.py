@@ -1,6 +1,6 @@
 """Parses a request: from OpenAI's JSON to prompts and Sampling.
 
-A field that we do not know, or cannot honour, is refused by its name: a client must not believe
+A field that is not known, or cannot be honoured, is refused by its name: a client must not believe
 that it was obeyed.
 """
 
@@ -122,7 +122,7 @@ _NEUTRAL_IN_COMPLETIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class ParsedRequest:
-    """A request that was read. `requests`: ids and Sampling of each prompt; n samples of each."""
+    """A parsed request. `requests`: ids and Sampling of each prompt; n samples of each."""
 
     chat: bool
     requests: list[tuple[list[int], Sampling]]
@@ -143,13 +143,14 @@ class ParsedRequest:
 
 @dataclasses.dataclass(frozen=True)
 class RequestLimits:
-    """Limits of a single request. Checked before any text is tokenized or rendered."""
+    """Limits of a single request, checked before any text is tokenized or rendered."""
 
     tokens: int  # of a slot: prompt and response together
     samples: int  # prompts x n
 
     def check(self, name: str, prompts: list, n: int, response_tokens: int | None) -> None:
-        """Raises InputError for prompts (texts, or lists of ids) that can never be served."""
+        """Raises InputError for prompts (texts, or lists of ids) that can never be served: n below
+        1, too many samples, or more tokens than a slot has. A text counts as one token here."""
         if n < 1:
             _refuse("n", n, fix="send at least 1")
         if len(prompts) * n > self.samples:
@@ -166,7 +167,8 @@ class RequestLimits:
                 _refuse(name, f"{len(prompt)} characters", rule, fix=fix)
 
     def check_images(self, tokens: int, response_tokens: int | None) -> None:
-        """Raises InputError where the images alone do not fit; before they become text."""
+        """Raises InputError if the `tokens` of the images and the response do not fit a slot.
+        Called before images become text."""
         if tokens + (response_tokens or 1) > self.tokens:
             rule = f"images and response do not fit a slot, which has {self.tokens} tokens"
             fix = "fewer or smaller images, a lower max_tokens, or longer slots"
@@ -174,7 +176,7 @@ class RequestLimits:
 
 
 class UnknownModel(InputError):
-    """The request names a model that is not served."""
+    """An error for a request that names a model that is not served."""
 
 
 # -- types
@@ -403,9 +405,13 @@ def read_completion(
     stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
 ) -> ParsedRequest:
-    """The body of POST /v1/completions for the model that is served as `name`. `stops`: the stop
-    strings of the run that is served, beside those of the request. `defaults`: of fields that the
-    request does not name."""
+    """Parses the body of POST /v1/completions for the model that is served as `name`. Raises
+    InputError for a field that is not known, not of its type or out of range, and for prompts that
+    can never be served; UnknownModel for another model.
+
+    `stops`: the stop strings of the run that is served, beside those of the request. `defaults`:
+    values of fields that the request leaves out.
+    """
     fields = _read(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
@@ -440,8 +446,12 @@ def read_chat(
     stops: Sequence[str] = (),
     defaults: Mapping[str, float] | None = None,
 ) -> ParsedRequest:
-    """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
-    how the model writes tool calls. `reader`: how it reads images."""
+    """Parses the body of POST /v1/chat/completions, and raises as `read_completion`; InputError
+    also for messages that the chat template does not accept, and for images or tools that the model
+    does not read. Without a limit the response fills the slot.
+
+    `calls`: how the model writes tool calls. `reader`: how it reads images.
+    """
     fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)

@@ -17,10 +17,11 @@ from rljax.serving.answers import error_body
 
 
 class Guard:
-    """The ASGI application `app` for requests to `hosts`, from programs and from `origins` (in
-    lower case, without a slash at the end).
+    """The ASGI application `app`, for requests to `hosts` from programs and from pages of `origins`
+    (in lower case, without a slash at the end). All others get a 403.
 
-    Addresses, localhost and this machine's own name need no mention; "*" is every one."""
+    IP addresses, localhost and this machine's own name need no mention; "*" stands for all.
+    """
 
     def __init__(self, app, hosts: Sequence[str] = (), origins: Sequence[str] = ()):
         self._app = app

@@ -22,8 +22,10 @@ _decoding = threading.Lock()  # one request's pixels at a time are in memory as 
 
 
 def split_images(messages: object) -> tuple[object, list[Source]]:
-    """Messages with {"type": "image"} in the place of each image, as templates want them, and the
-    images. What is no message, or no part with an image, stays, to be refused by name."""
+    """Returns the messages with {"type": "image"} in the place of each image, as chat templates
+    expect them, and the images. Raises InputError for an image that is no data URL or not in a
+    message of the user, and for too many of them. Any other malformed message stays, to be refused
+    later by name."""
     sources: list[Source] = []
     if not isinstance(messages, list):
         return messages, sources
@@ -104,7 +106,8 @@ def _url(part: Mapping, location: str) -> str:
 
 
 def opened(sources: Sequence[Source], reader: ImageReader | None) -> tuple[Image, ...]:
-    """The images, of which the headers alone were read."""
+    """Returns the images of a request, with only their headers read. Raises InputError for a model
+    that reads no images, for a file that is no image, and for too many pixels."""
     if not sources:
         return ()
     if reader is None:
@@ -130,8 +133,8 @@ def opened(sources: Sequence[Source], reader: ImageReader | None) -> tuple[Image
 def decoded(
     images: Sequence[Image], ids: Sequence[int], reader: ImageReader | None
 ) -> PromptImages | None:
-    """The images of a prompt as the sampler reads them; None without any. Takes as long as the
-    images are large, so it is done on a thread."""
+    """Returns the images of a prompt as the sampler reads them, or None if it has none. Decoding
+    takes long for large images, so it is called on a thread."""
     if not images:
         return None
     reader.check(ids, None, images)

@@ -31,7 +31,7 @@ HEAD_CHUNK_TOKENS = 256
 
 @dataclasses.dataclass(frozen=True)
 class SlotData:
-    """The tokens of one slot: tokens and valid [1, k], lengths [1], log_prob [1, k]."""
+    """The tokens of one slot: tokens and valid (0 or 1) [1, k], lengths [1], log_prob [1, k]."""
 
     tokens: jax.Array | np.ndarray
     valid: jax.Array | np.ndarray
@@ -54,21 +54,21 @@ class ResultTokens:
     log_prob: jax.Array | np.ndarray | None = None  # [B, k] float32
 
     def copy_to_host_async(self) -> None:
-        """Start the copy to the host."""
+        """Starts the copy to the host."""
         for array in jax.tree.leaves(self):
             if isinstance(array, jax.Array):
                 array.copy_to_host_async()
 
     def convert_to_numpy(self) -> "ResultTokens":
-        """The same on the host."""
+        """Returns the same result with arrays on the host."""
         return jax.tree.map(np.asarray, self)
 
     def get_result_at_slot(self, slot: int) -> SlotData:
-        """Row `slot`."""
+        """Returns the tokens of one slot."""
         return self.get_result_at_slots((slot,))
 
     def get_result_at_slots(self, slots: Sequence[int]) -> SlotData:
-        """Rows `slots`."""
+        """Returns the tokens of N slots: tokens, valid and log_prob [N, k], lengths [N]."""
         at = np.asarray(slots)
 
         def column(pair):
@@ -81,8 +81,8 @@ class ResultTokens:
 
 
 class JetStreamTokenizer:
-    """JetStream's Tokenizer over ours. JetStream decodes token by token, so that a character of
-    several tokens is lost in its text; ids are exact."""
+    """JetStream's Tokenizer over ours. JetStream decodes token by token, so a character that takes
+    several tokens is lost in its text; the ids are exact."""
 
     def __init__(self, tokenizer, max_prefill_length: int):
         self._tokenizer, self._longest = tokenizer, max_prefill_length
@@ -101,7 +101,8 @@ class JetStreamTokenizer:
         prefill_lengths: Sequence[int] = BUCKETS,
         jax_padding: bool = True,
     ):
-        """Ids padded to a bucket [S], and how many are real: the last ones where `s` is longer."""
+        """Returns ids [S] int32, padded to a bucket, and the number of real ones. A longer text
+        keeps its last ids."""
         longest = max_prefill_length or self._longest
         ids = self._tokenizer.encode(s, add_special_tokens=is_bos)[-longest:]
         size = min((b for b in prefill_lengths if b >= len(ids)), default=longest)
@@ -110,12 +111,12 @@ class JetStreamTokenizer:
         return (jnp.asarray(padded) if jax_padding else padded), len(ids)
 
     def decode(self, token_ids: Sequence[int], **_) -> str:
-        """The text of the ids."""
+        """Returns the text of the ids."""
         return self._tokenizer.decode(token_ids)
 
 
 class JetStreamEngine:
-    """google-jetstream 0.2.2's Engine. It keeps no parameters: `load` gives the current ones."""
+    """google-jetstream 0.2.2's Engine. It keeps no parameters: `load` returns the current ones."""
 
     samples_per_slot = 1
     colocated_cpus = None
@@ -131,8 +132,13 @@ class JetStreamEngine:
         sampling: Sampling | None = None,
         seed: int = 0,
     ):
-        """`load`: () -> parameters, for load_params. `sampling` is everyone's, by default greedy;
-        its max_response_tokens is not used: JetStream ends responses, or a full slot does."""
+        """`load`: () -> parameters, for load_params. `sampling` is that of all requests, by default
+        greedy. Its max_response_tokens is not used: a response ends when JetStream says so, or at
+        the end of its slot.
+
+        Raises InputError for an engine with pages, with draft tokens or with slots of less than 17
+        tokens, and for a sampling with stop strings or thinking_tokens.
+        """
         if engine.page_tokens:
             rule = "0: JetStream's orchestrator says nothing of pages"
             raise InputError(
@@ -172,34 +178,35 @@ class JetStreamEngine:
 
     @property
     def max_concurrent_decodes(self) -> int:
-        """B."""
+        """Number of slots, B."""
         return self.engine.slots
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The trainer's."""
+        """Mesh of the model, the one that it is trained on."""
         return self.engine.model.mesh
 
     def load_params(self, *_, **__):
-        """The current parameters, no copy of them."""
+        """Returns the current parameters, not a copy."""
         return self._load()
 
     def get_prefix_destination_sharding(self) -> jax.sharding.NamedSharding:
-        """The sharding that a prefix which another engine read must have."""
+        """Returns the sharding that a prefix read by another engine must have."""
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     def get_tokenizer(self) -> None:
-        """None: there is nothing to build a tokenizer from; use build_tokenizer."""
+        """Returns None: there is no description of a tokenizer. Use build_tokenizer."""
         return None
 
     def build_tokenizer(self, metadata) -> JetStreamTokenizer:
-        """Ours, behind JetStream's names."""
+        """Returns our tokenizer with JetStream's interface. Raises InputError if the engine was
+        made without one."""
         if self._tokenizer is None:
             raise InputError("this engine was made without a tokenizer", fix="pass tokenizer=")
         return JetStreamTokenizer(self._tokenizer, self.max_prefill_length)
 
     def init_decode_state(self, *_, **__) -> dict:
-        """Empty slots, and how many prompt tokens each has."""
+        """Returns B empty slots, and the number of prompt tokens [B] in each."""
         return {
             "slots": self.engine.init_state(),
             "prompt": jnp.zeros(self.engine.slots, jnp.int32),
@@ -208,16 +215,19 @@ class JetStreamEngine:
     def prefill(
         self, *, params, existing_prefix: dict | None = None, padded_tokens, true_length: int
     ) -> dict:
-        """Read padded_tokens [S], of which true_length are real, behind existing_prefix."""
+        """Reads padded_tokens [S], of which the first true_length are real, after existing_prefix;
+        returns a prefix of one row. Raises InputError for true_length below 1, and for more tokens
+        than a slot holds."""
         cache = self._read(params, existing_prefix, padded_tokens, true_length)
         return {"cache": cache, "keys": self._keys(None, 1)}
 
     def insert(self, prefix: dict, decode_state: dict, slot: int, request_id=None) -> dict:
-        """A prefix into a slot; `decode_state` is donated."""
+        """Puts a prefix of one row into a slot; `decode_state` is donated."""
         return self.bulk_insert(prefix, decode_state, [slot])
 
     def bulk_insert(self, prefix: dict, decode_state: dict, slots: Sequence[int]) -> dict:
-        """Row i of a prefix into slots[i], or its only row into all of them."""
+        """Puts row i of a prefix into slots[i], or its only row into all of them; `decode_state` is
+        donated. Raises InputError unless there is one slot for each row, or one row."""
         cache, count = prefix["cache"], self.engine.slots
         rows = cache.length.shape[0]
         if rows not in (1, len(slots)):
@@ -246,7 +256,7 @@ class JetStreamEngine:
         }
 
     def generate(self, params, decode_state: dict) -> tuple[dict, ResultTokens]:
-        """k tokens in every slot that has not ended; `decode_state` is donated."""
+        """Samples k tokens in every slot that has not ended; `decode_state` is donated."""
         prompt = decode_state["prompt"]
         count = _response_tokens(decode_state["slots"], prompt)
         steps = self.engine.steps
@@ -296,7 +306,8 @@ class JetStreamEngine:
 
 
 class JetStreamHeadEngine(JetStreamEngine):
-    """The Engine of JetStream's last source: prefill draws the first token of each sample too."""
+    """The Engine of JetStream's last source: prefill also draws the first token of each sample. Its
+    methods raise InputError for a `sampler`: the rules of sampling are those of the engine."""
 
     use_chunked_prefill = True
 
@@ -315,7 +326,10 @@ class JetStreamHeadEngine(JetStreamEngine):
         sampler=None,
         request_id=None,
     ) -> tuple[dict, ResultTokens]:
-        """(what was read, the first token). existing_prefix: JetStream's ExistingPrefix."""
+        """Reads padded_tokens [S] after existing_prefix, JetStream's ExistingPrefix; returns a
+        prefix and the first token. Raises InputError as JetStreamEngine.prefill, and for
+        common_prefix_tokens above those that the cache of existing_prefix has read, or below them
+        if a layer has a sliding window."""
         keys = self._keys(request_id, 1)
         return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
 
@@ -331,7 +345,9 @@ class JetStreamHeadEngine(JetStreamEngine):
         num_samples: int = 1,
         request_id=None,
     ) -> tuple[dict, ResultTokens]:
-        """One prompt, num_samples first tokens: rows for bulk_insert."""
+        """Reads one prompt and draws num_samples first tokens; returns a prefix with a row for
+        each, for bulk_insert, and the tokens. Raises InputError as `prefill`, and for num_samples
+        below 1."""
         if num_samples < 1:
             raise InputError("num_samples", value=num_samples, fix="give num_samples=1 or more")
         keys = self._keys(request_id, num_samples)
@@ -343,12 +359,12 @@ class JetStreamHeadEngine(JetStreamEngine):
         return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
 
     def generate(self, params, decode_state: dict, sampler=None) -> tuple[dict, ResultTokens]:
-        """k tokens in every slot that has not ended; `decode_state` is donated."""
+        """Samples k tokens in every slot that has not ended; `decode_state` is donated."""
         _refuse(sampler)
         return super().generate(params, decode_state)
 
     def free_resource(self, slot: int) -> None:
-        """Does nothing: a slot's memory is its own."""
+        """Does nothing: a slot's memory is allocated once."""
 
     def _first(self, params, existing, padded_tokens, true_length, sampler, keys):
         """Draws the first tokens in slots, as all draws are made: here of an engine with as many
@@ -390,8 +406,8 @@ class JetStreamHeadEngine(JetStreamEngine):
 
 
 def register() -> None:
-    """Make JetStream's isinstance checks true for these classes. Imports JetStream, which imports
-    TensorFlow unless `seqio` is a stub."""
+    """Makes JetStream's isinstance checks true for these classes. Imports JetStream, which imports
+    TensorFlow unless `seqio` is a stub; raises InputError if it cannot be imported."""
     try:
         from jetstream.engine import engine_api, tokenizer_api
     except ImportError as error:

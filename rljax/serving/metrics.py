@@ -41,7 +41,7 @@ COUNTERS = {
 
 
 def prometheus_text(statistics: Mapping[str, float]) -> str:
-    """One family for each counter of Worker.statistics()."""
+    """Returns one family of metrics for each counter of Worker.statistics()."""
     lines = []
     for key, value in statistics.items():
         name, kind, meaning = COUNTERS[key]

@@ -21,7 +21,9 @@ LOGITS_COLUMNS = 64  # whose logits are held at a time
 def prompt_logprobs(
     model: Model, params, ids: Sequence[int], temperature: float, room: int
 ) -> list[float]:
-    """log softmax(logits / temperature)[ids[t]] after ids[:t], full vocabulary; 0 for the first."""
+    """Returns log softmax(logits / temperature)[ids[t]] after ids[:t], in nats, over the full
+    vocabulary; 0 for the first. Raises InputError for no ids, and for ids that the model does
+    not have."""
     batch = _one_row(model, ids, room)
     return fetch(_logprobs(model, params, batch, np.float32(temperature)))[0, : len(ids)].tolist()
 
@@ -29,8 +31,9 @@ def prompt_logprobs(
 def likeliest(
     model: Model, params, ids: Sequence[int], temperature: float, room: int, count: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """(`prompt_logprobs`, the `count` likeliest (token, log-prob) at each position, the first one
-    first), of one pass: where a token is the likeliest one, both numbers are the same."""
+    """Returns (`prompt_logprobs`, the `count` likeliest (token, log-prob) at each position in
+    descending order), of one forward pass: if a token is the likeliest one, both numbers are the
+    same. Raises InputError as `prompt_logprobs`."""
     batch = _one_row(model, ids, room)
     best, logps, own = fetch(_likeliest(model, params, batch, np.float32(temperature)))
     end = len(ids)

@@ -1,4 +1,4 @@
-"""Serving a policy on disk: from the options of `rljax serve` to a running server."""
+"""Serving of a policy on disk: from the options of `rljax serve` to a running server."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from rljax.setup.decoding import decoding_of
 
 
 def require_packages() -> None:
-    """Raises InputError where the extra of the server is not installed."""
+    """Raises InputError unless the extra of the server is installed."""
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise InputError(
@@ -38,7 +38,8 @@ def require_packages() -> None:
 
 
 def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
-    """The decode thread of a loaded policy."""
+    """Returns the decode thread of a loaded policy, with its programs compiled. Raises InputError
+    for slots longer than the model's context."""
     context = policy.model.config.max_tokens
     if options.tokens > context:
         rule = f"the model's context is {context} tokens"
@@ -101,14 +102,16 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
 
 
 def example_request(address: str, tokenizer: Tokenizer) -> str:
-    """A shell command that asks the server, in characters that its model knows."""
+    """Returns a shell command that asks the server, in characters that its model knows."""
     known = tokenizer.alphabet[:8] if isinstance(tokenizer, CharTokenizer) else "The answer is"
     body = shlex.quote(json.dumps({"prompt": known, "max_tokens": 8}))
     return f"curl {address}/v1/completions -H 'content-type: application/json' -d {body}"
 
 
 def serve(options: ServeOptions) -> None:
-    """Load, listen, and serve until SIGINT or SIGTERM."""
+    """Loads a policy, listens, and serves until SIGINT or SIGTERM. Raises InputError for options
+    out of range, a layout of "auto", an address that cannot be bound, and a policy that cannot
+    be loaded."""
     check_options(options)
     check_pages(options.page_tokens, options.pages)
     if options.layout == AUTO:

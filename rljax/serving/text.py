@@ -17,15 +17,15 @@ OPEN_TOKENS = 3  # the last ones may begin a character: one has four bytes at mo
 
 
 class StopStrings:
-    """Stop strings with what finding them character by character needs, built once for a
-    request."""
+    """Stop strings, with the tables that find them character by character (Knuth, Morris and Pratt
+    1977), built once for a request."""
 
     def __init__(self, stops: Sequence[str] = ()):
         self.stops = tuple(stops)
         self._borders = [_borders(stop) for stop in self.stops]
 
     def begin(self) -> list[int]:
-        """Counts the characters of each stop string that the text ends with, at its beginning."""
+        """Returns, for each stop string, how many of its characters an empty text ends with: 0."""
         return [0] * len(self.stops)
 
     def advance(self, matched: list[int], new: str) -> int | None:
@@ -146,9 +146,9 @@ class TextStream:
 def text_stream(
     tokenizer: Tokenizer, stops: StopStrings, decode: Callable | None = None, shown: Iterable = ()
 ) -> TextStream:
-    """The stream of a response's text up to its stop strings. `decode`: ids -> text (None: without
-    special tokens), which writes the special tokens `shown`. Where a stop string holds the text of
-    a special token it is found, and no other special token comes to be seen for that."""
+    """Returns the stream of a response's text up to its stop strings. `decode`: ids -> text (None:
+    without special tokens), which writes the special tokens `shown`. A stop string that holds the
+    text of a special token is found, and no other special token becomes visible for that."""
     if not holds_special(tokenizer, stops.stops):
         return TextStream(decode or tokenizer.decode, stops)
     texts = special_texts(tokenizer).items()

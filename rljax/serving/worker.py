@@ -1,7 +1,7 @@
-"""The decode thread: it alone touches the Sampler; every other thread sends it commands.
+"""The decode thread. It alone calls the Sampler; every other thread sends it commands.
 
-Hands new tokens to the request that they belong to, and changes the parameters between two
-dispatches.
+It hands new tokens to the request that they belong to, and changes the parameters between
+two dispatches.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class Overloaded(Exception):
-    """The queue is full; the same request may be served later."""
+    """An error for a full queue; the same request may be served later."""
 
 
 class Failed(Exception):
-    """The decode thread has ended; nothing can be served any more."""
+    """An error for a decode thread that has ended; nothing can be served any more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenChunk:
-    """New tokens of one sample of a ticket. `finish_reason` with the last ones."""
+    """New tokens of one sample of a ticket. `finish_reason` comes with the last ones."""
 
     sample: int  # prompt * n + i
     tokens: list[int]
@@ -62,8 +62,9 @@ class Worker:
         max_waiting: int = 256,
         weights: Callable = lambda params: params,
     ):
-        """At most `max_waiting` samples wait beyond those that the slots hold. `weights` makes of
-        the parameters of training those that the sampler reads (rljax.sampler.layout)."""
+        """At most `max_waiting` samples wait beyond those in the slots; raises InputError if
+        it is below 0. `weights` makes the parameters that the sampler reads from those of
+        training (rljax.sampler.layout)."""
         if max_waiting < 0:
             raise InputError("max_waiting", value=max_waiting, fix="give max_waiting=0 or more")
         self.sampler, self.version = sampler, version
@@ -86,18 +87,19 @@ class Worker:
         images: PromptImages | None = None,
     ) -> Future:
         """Submits n samples of each (prompt, sampling), all or none; `images` are those of each
-        prompt. The future's result is None;
-        it raises InputError for what can never be served, Overloaded, or Failed."""
+        prompt. The result of the future is None. It raises InputError for a request that can never
+        be served, Overloaded for a full queue, and Failed."""
         return self._call(lambda: self._submit(ticket, requests, n, images))
 
     def abort(self, ticket: Ticket) -> Future:
-        """Frees what a ticket still holds. Harmless once it is done."""
+        """Frees what a ticket still holds. It has no effect on a ticket that is done."""
         return self._call(lambda: self._abort(ticket))
 
     def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
-        """Decodes with `params` from the next dispatch on; `version` names them (by default the
-        next number). keep_cache as in Sampler.step. Returns the version; nothing reads the old
-        parameters then. They are brought to the layout of decoding on the caller's thread."""
+        """Decodes with `params` from the next dispatch on, and returns their version: `version`, by
+        default the next number. After it nothing reads the old parameters. keep_cache is as in
+        Sampler.step. The parameters are brought to the layout of decoding on the caller's thread.
+        Raises InputError for the version that is served already, and Failed."""
         params = self._weights(params)
         with self._scoring:
             return self._call(lambda: self._swap(params, version, keep_cache)).result()
@@ -105,9 +107,9 @@ class Worker:
     def prompt_logprobs(
         self, requests: Sequence[tuple[Sequence[int], Sampling]]
     ) -> list[list[float]]:
-        """log pi of each prompt's tokens after those before them, at its temperature (1 where it is
-        0, as for sampled tokens); the first is 0. One forward pass of each prompt, on the caller's
-        thread: decoding goes on."""
+        """Returns the log-probs, in nats, of each prompt's tokens after those before them, at its
+        temperature (1 for 0, as for sampled tokens); the first is 0. It takes one forward pass for
+        each prompt on the caller's thread, while decoding goes on."""
         model, room = self.sampler.engine.model, self.sampler.engine.tokens
         with self._scoring:
             return [
@@ -116,8 +118,8 @@ class Worker:
             ]
 
     def likeliest(self, sequences: Sequence[tuple[Sequence[int], Sampling]], count: int) -> list:
-        """`prompts.likeliest` of each sequence, at its temperature as `prompt_logprobs`, by the
-        parameters that are served now. On the caller's thread."""
+        """Returns `prompts.likeliest` of each sequence, at its temperature as `prompt_logprobs`,
+        with the parameters that are served now. It computes on the caller's thread."""
         model, room = self.sampler.engine.model, self.sampler.engine.tokens
         with self._scoring:
             return [
@@ -126,7 +128,7 @@ class Worker:
             ]
 
     def statistics(self) -> dict[str, float]:
-        """Counters since the start; read while decoding goes on."""
+        """Returns counters since the start, read while decoding goes on."""
         sampler = self.sampler
         return {
             "slots": sampler.engine.slots,

@@ -1,6 +1,6 @@
-"""From a config to what a run needs. setup: mesh, tokenizer, data, algorithm, phases. role_table:
-roles. rewards: what scores samples. dry_run: the programs on shapes alone.
-"""
+"""Makes what a run needs from its config. The modules are: mesh, tokenizer, data, algorithm and
+phases (setup), roles (role_table), what scores samples (rewards), and the programs on shapes
+alone (dry_run)."""
 
 from rljax.setup.from_config import build
 from rljax.setup.images import save_tokenizer, stop_ids

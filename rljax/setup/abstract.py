@@ -1,5 +1,5 @@
-"""The setup of a config of which no data, tokenizer or weight is read (of a model's folder
-config.json alone): what a plan is made of."""
+"""The setup of a config for a plan: no data, tokenizer or weight is read, and of a model's folder
+only config.json."""
 
 import dataclasses
 
@@ -28,7 +28,9 @@ class _AnyTokenizer:
 
 
 def abstract_setup(config: Config, devices=None) -> Setup:
-    """The setup of `config` on `devices` (default: all), with rows as long as it allows."""
+    """Returns the setup of `config` on `devices` (default: all), with rows as long as the config
+    allows. Raises InputError for a mesh, placement or layout that does not fit the devices, and for
+    a model whose config.json cannot be read."""
     tokenizer = _AnyTokenizer() if is_path(config.model) else load_run_tokenizer(config)
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     prompt = config.data.max_prompt_tokens

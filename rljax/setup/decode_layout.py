@@ -13,8 +13,9 @@ from rljax.setup.setup import Setup, sampled_prompts
 
 
 def with_decode_layout(setup: Setup) -> Setup:
-    """The setup with a layout of decoding where its config leaves that to the plan. Where a chip's
-    figures are not known (CPU, GPU), and where no policy samples, it is training's own."""
+    """Returns the setup with the fastest layout of decoding, if its config leaves the choice to the
+    plan. If the chip's figures are not known (CPU, GPU), or no policy samples, the layout stays
+    that of training."""
     chip = chip_of(list(setup.model.mesh.devices.flat))
     if setup.config.sampler.layout != AUTO or chip is None or not samples(setup):
         return setup
@@ -40,14 +41,15 @@ def workload(setup: Setup) -> Workload:
 
 
 def decode_costs(setup: Setup, chip: Chip, roles: dict) -> list[LayoutCost]:
-    """The costs of all layouts for the weights that the roles sample with, the fastest first."""
+    """Returns the costs of all layouts for the weights that the roles sample with, the
+    fastest first."""
     slices = slice_count(setup.model.mesh, setup.config.mesh.slices)
     inputs = (setup.model, roles["actor"].state.weights, setup.decoding, workload(setup), chip)
     return layout_costs(*inputs, slices=slices)
 
 
 def free_bytes(setup: Setup, chip: Chip, roles: dict) -> float:
-    """Bytes that a device has beside what the run holds from start to end."""
+    """Returns the bytes of a device that a run does not hold from start to end."""
     if setup.decoding.mesh is not None:  # which holds nothing else
         return chip.hbm_bytes
     parts = of_mesh(setup.model.mesh, held_parts(setup, roles))

@@ -19,7 +19,8 @@ LOOK_EVERY = 16
 
 
 def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
-    """Returns how whole batches are decoded."""
+    """Returns how whole batches are decoded. Raises InputError for a sampler.layout that cannot
+    be parsed."""
     sampler = config.sampler
     return Decoding(
         slots=sampler.slots,
@@ -42,7 +43,7 @@ def decoding_on(
     model: Model, config: Config, tokenizer: Tokenizer, mesh: Mesh | None = None
 ) -> Decoding:
     """Returns how a run with this model decodes, on a `mesh` of its own if it has one. Raises
-    InputError where its layout does not fit the devices or the model."""
+    InputError if its layout does not fit the devices or the model."""
     slices = slice_count(model.mesh, config.mesh.slices)
     decoding = decoding_of(config, tokenizer, slices)
     if mesh is not None:
@@ -52,8 +53,8 @@ def decoding_on(
 
 
 def check_slots(decoding: Decoding, model: Model, rows: int) -> None:
-    """Raises InputError where the slots of `rows` samples do not divide over devices that only
-    sample: each of them would decode all."""
+    """Raises InputError if the slots of `rows` samples do not divide over devices that only sample:
+    each of them would decode all."""
     if decoding.mesh is None or not rows:
         return
     slots, shards = decoding.slots or rows, row_shards(decoding.of(model).mesh)

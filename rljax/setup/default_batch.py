@@ -1,6 +1,5 @@
-"""The sizes of a batch that nobody has set: as many sequences as the devices learn from in seconds,
-by the number of weights. `rljax.train` without a config asks for them; a config has its own.
-"""
+"""The default sizes of a batch: as many sequences as the devices learn from in seconds, by the
+number of weights. `rljax.train` without a config asks for them; a config has its own."""
 
 import contextlib
 import math
@@ -37,11 +36,12 @@ CACHE_SHARE = 0.25  # of the memory of all devices, for keys and values
 def with_default_batch(
     config: Config, unset: Collection[str], devices, check: Callable[[Config], object]
 ) -> tuple[Config, str]:
-    """The config with the sizes of its batch, of which the `unset` ones are chosen, and a line that
-    says them ("" where nothing is chosen). `check` raises InputError for what else is wrong.
+    """Returns the config with the `unset` sizes of its batch chosen, and a line that says them (""
+    if nothing is chosen). `check` raises InputError for anything else that is wrong.
 
-    A run that goes on keeps those of its config.json. The choice is a function of the model, the
-    lengths and the machine, and the same on all hosts."""
+    A run that goes on keeps the sizes in its config.json. The choice is a function of the model,
+    the lengths and the machine, and the same on all hosts.
+    """
     if not unset or not _samples(config):
         return config, ""
     if saved := _of_the_run(config.run_dir):

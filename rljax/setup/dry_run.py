@@ -1,4 +1,5 @@
-"""The dry run: a phase's dataflow traced on shapes alone, before anything is sampled or compiled.
+"""The dry run: the dataflow of a phase traced on shapes alone, before anything is sampled
+or compiled.
 
 It finds options out of range, components that do not take or return what their stage does, batch
 fields that no stage fills, and fields of the config that nothing reads. The planner compiles the
@@ -46,7 +47,8 @@ _FIELDS = {
 
 
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
-    """The fields of a phase's batches that are filled before its dataflow runs."""
+    """Returns the names of the fields of a phase's batches that are filled before its
+    dataflow runs."""
     names = {"tokens", "segment_ids", "positions", "mask", *_FIELDS[phase.data]}
     config = setup.config
     if phase.samples:
@@ -76,12 +78,13 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
 
 
 def images_of(setup: Setup, phase: Phase) -> ImageLayout | None:
-    """The layout of the images of a phase's batches."""
+    """Returns the layout of the images of a phase's batches, or None if they have none."""
     return setup.data.example_images if phase.name == "sft" else setup.data.images
 
 
 def abstract_batch(setup: Setup, phase: Phase) -> Batch:
-    """A batch of the phase as jax.ShapeDtypeStructs, with the layout that it has on the mesh."""
+    """Returns a batch of the phase as jax.ShapeDtypeStructs, with the layout that it has on
+    the mesh."""
     config, mesh, algorithm = setup.config, setup.model.mesh, phase.algorithm
     names = batch_fields(setup, phase)
     rows, columns = algorithm.steps.rows, setup.row_tokens
@@ -122,20 +125,21 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
 
 
 def abstract_key(setup: Setup):
-    """A key of jax.random as a shape."""
+    """Returns a random key as a jax.ShapeDtypeStruct."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(setup.model.mesh))
 
 
 def roles_read(phase: Phase, roles: dict[str, Role]) -> dict[str, Role]:
-    """Those of the roles that the phase's dataflow names, as its program gets them."""
+    """Returns the roles that the phase's dataflow names, as its program gets them."""
     named = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
     return {name: role.in_program() for name, role in named.items()}
 
 
 def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
-    """The dataflow of a phase on shapes alone -> (shapes of its new roles, shapes of its metrics,
-    names of the fields of Algorithm that it read). Raises InputError for what is at fault."""
+    """Traces the dataflow of a phase on shapes alone; returns (shapes of its new roles, shapes of
+    its metrics, names of the fields of Algorithm that it read). Raises InputError for anything that
+    the module names."""
     roles = roles_read(phase, abstract_roles(setup, phase) if roles is None else roles)
     leaves, tree = jax.tree.flatten((abstract_batch(setup, phase), abstract_key(setup), roles))
     return _traced(phase.dataflow, phase.algorithm, tuple(leaves), tree)
@@ -243,9 +247,9 @@ def _check_process_reward(text: str) -> None:
 
 
 def check_fields_read(setup: Setup) -> set[str]:
-    """The dry run of every phase -> the fields of config.algorithm that neither the dataflow nor
-    its rollout reads, whatever they hold. Raises InputError where a phase fails, or where such
-    fields are set: all of them."""
+    """Dry runs every phase; returns the fields of config.algorithm that neither the dataflow nor
+    its rollout reads, whatever their values. Raises InputError if a phase fails, and for all such
+    fields that are set."""
     read: set[str] = set()
     if setup.config.reward.process_model:
         _check_process_reward(setup.config.reward.process_reward)

@@ -17,8 +17,8 @@ from rljax.setup.setup import rollout_of, sampled_prompts
 
 
 class Parts:
-    """A config and the components that it names; None where one does not resolve, which is said
-    elsewhere. `images`: rows of the data have images, which no field says."""
+    """A config and the components that it names; None for one that does not resolve, which another
+    check reports. `images`: rows of the data have images, which no field says."""
 
     def __init__(self, config: Config, images: bool = False):
         self.config, self.images = config, images
@@ -36,17 +36,17 @@ class Parts:
         return _or_none(resolve, text, NAMESPACES[home]) if text else None
 
     def rolls(self, name: str):
-        """Returns what the rollout declares as `name`, or else what algorithm.collect, which it may
-        call, does."""
+        """Returns what the rollout declares as `name`, or else what algorithm.collect does, which
+        it may call."""
         return getattr(contract_of(self.rollout), name) or getattr(contract_of(self.collect), name)
 
     @property
     def episode_rows(self) -> int:
-        """Rows of one episode."""
+        """Number of rows of one episode."""
         return len(contract_of(self.environment).seats) * self.config.environment.max_rows
 
     def texts(self) -> dict:
-        """Returns what the reason of a rule may name."""
+        """Returns {name: value} of what the reason of a rule may mention."""
         config, algorithm = self.config, self.config.algorithm
         return {
             "dataflow": config.dataflow,
@@ -67,7 +67,7 @@ def _or_none(function: Callable, *args):
 
 
 def contract_of(component: Component | None) -> Contract:
-    """The contract of a component; of none, or where its options are wrong, an empty one."""
+    """Returns the contract of a component; an empty one for None, or if its options are wrong."""
     found = _or_none(spec, component) if component is not None else None
     return Contract() if found is None else found
 
@@ -493,7 +493,7 @@ NEEDS = (
 
 
 def violations(parts: Parts) -> Iterator[tuple[Rule, str, object, str]]:
-    """(rule, field, value, reason) of each pair of features that do not go together, and of
+    """Yields (rule, field, value, reason) of each pair of features that exclude each other, and of
     each feature that lacks one it needs."""
     texts, on = parts.texts(), turned_on(parts)
     for rules, with_b in ((EXCLUDES, True), (NEEDS, False)):
@@ -503,7 +503,7 @@ def violations(parts: Parts) -> Iterator[tuple[Rule, str, object, str]]:
 
 
 def turned_on(parts: Parts) -> dict[str, list]:
-    """{feature that is on: the values of its field that turn it on}."""
+    """Returns {feature that is on: the values of its field that turn it on}."""
     out = {}
     for name, feature in FEATURES.items():
         value = value_of(parts.config, feature.field)

@@ -15,8 +15,8 @@ from rljax.setup.setup import Setup, assemble, check_context, load_model
 
 
 def build(config: Config, devices=None) -> Setup:
-    """Everything but the weights, on `devices` (default: all there are). Raises InputError for bad
-    data, tokenizer or model folders."""
+    """Returns everything that a run needs but its weights, on `devices` (default: all). Raises
+    InputError for bad data, tokenizer or model folders."""
     devices, groups = divided(config, jax.devices() if devices is None else devices)
     tokenizer = load_run_tokenizer(config)
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data

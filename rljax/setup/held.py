@@ -11,7 +11,7 @@ from rljax.setup.setup import Setup
 
 
 def held_bytes(tree, *, on_host: bool = False) -> int:
-    """Bytes of abstract arrays in the memory of one device, or in that of its host."""
+    """Returns the bytes of abstract arrays in the memory of one device, or in that of its host."""
     total = 0
     for x in jax.tree.leaves(tree):
         waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
@@ -22,7 +22,7 @@ def held_bytes(tree, *, on_host: bool = False) -> int:
 
 
 def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
-    """Those of the parts that the devices of a mesh hold."""
+    """Returns the parts that the devices of a mesh hold."""
 
     def own(tree) -> bool:
         layouts = (x.sharding for x in jax.tree.leaves(tree))
@@ -32,8 +32,8 @@ def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
 
 
 def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
-    """{name of what a run holds from start to end: its abstract arrays}. Roles share one base under
-    adapters, except that of critic_model."""
+    """Returns {name: abstract arrays} of what a run holds from start to end. Under adapters the
+    roles share one base, except that of critic_model."""
     parts = abstract_scorers(setup)
     for name, role in roles.items():
         for part, arrays in role.parts().items():

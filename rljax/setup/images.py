@@ -1,6 +1,6 @@
-"""Runs whose data have images: what they cannot do is refused with the field that asks for it,
-before anything is compiled; and what is written beside an exported model: its tokenizer, what ends
-a response, and how it reads images."""
+"""Runs whose data have images: settings that they exclude are refused before anything is compiled.
+Also writes what lies beside an exported model: its tokenizer, what ends a response, and how it
+reads images."""
 
 import contextlib
 from pathlib import Path
@@ -22,7 +22,7 @@ _GENERATION = "generation_config.json"
 
 
 def check_images(config: Config, data: Data) -> None:
-    """Raises InputError for a setting that images exclude, where rows of the data have some."""
+    """Raises InputError for a setting that images exclude, if rows of the data have images."""
     if data.images is None:
         return
     for rule, field, value, why in violations(Parts(config, images=True)):
@@ -42,7 +42,7 @@ def check_images(config: Config, data: Data) -> None:
 
 
 def stop_ids(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end a response of the run, or a turn of its episodes."""
+    """Returns the tokens that end a response of the run, or a turn of its episodes."""
     sampling = make_sampling(config, tokenizer)
     if config.environment.function:
         sampling = turn_sampling(config, sampling, tokenizer)
@@ -60,11 +60,11 @@ def _of_model(config: Config) -> dict:
 
 
 def save_tokenizer(folder: Path, config: Config, tokenizer: Tokenizer) -> None:
-    """Writes the tokenizer of a run into the folder of a model or an adapter, what ended its
+    """Writes the tokenizer of a run into the folder of a model or an adapter, with what ends its
     responses, and how its model reads images.
 
-    generation_config.json is the base's, but for what ends a response: the base may name the end of
-    a text where the run has learned the end of a turn.
+    generation_config.json is the base model's, except for what ends a response: the base may name
+    the end of a text where the run has learned the end of a turn.
     """
     path = folder / _GENERATION
     written = read_json_object(path) if path.exists() else {}

@@ -1,8 +1,8 @@
 """Placement: roles on groups of devices of their own, beside the mesh of all others.
 
 config.placement names the roles of each group. Roles of one group share its devices and run one
-after the other; different groups run at the same time. rollouts.sampler_devices is a group, too:
-what samples, beside what trains.
+after the other; different groups run at the same time. rollouts.sampler_devices is a group, too: it
+samples while the others train.
 """
 
 import dataclasses
@@ -47,6 +47,7 @@ class Group:
 
     @property
     def name(self) -> str:
+        """Names of the roles, joined by "+"."""
         return "+".join(self.roles)
 
 
@@ -61,13 +62,15 @@ def group(
     context: int = 1,
     expert: int = 1,
 ) -> Mesh:
-    """A mesh of the first so many of the `free` devices; the axes are those of config.mesh."""
+    """Makes a mesh of the first `devices` of the `free` devices; the axes are those of config.mesh.
+    Raises InputError if the sizes do not fit `devices`."""
     return make_mesh(data, fsdp, tensor, context=context, expert=expert, devices=free[:devices])
 
 
 def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
-    """The roles and the group of one text of config.placement. Raises InputError for a text that
-    cannot be followed, whatever devices there are. `own_roles`: the names of config.roles."""
+    """Returns the roles and the group of one text of config.placement. `own_roles`: the names of
+    config.roles. Raises InputError for a text that is not ROLE=group(...), a role that cannot be
+    placed, and sizes that do not divide the group, whatever devices there are."""
     names, equals, call = text.partition("=")
     roles = tuple(name.strip() for name in names.split("+"))
     if not equals or not all(roles) or not call.strip():
@@ -139,14 +142,14 @@ def _check_role(role: str, text: str, own_roles) -> None:
 
 
 def devices_apart(config: Config) -> int:
-    """The devices of all groups together."""
+    """Returns the number of devices of all groups together."""
     placed = sum(parsed(text)[1].options["devices"] for text in config.placement)
     return placed + config.rollouts.sampler_devices
 
 
 def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
-    """(the devices of config.mesh, the groups behind them). Raises InputError where the groups
-    leave none."""
+    """Returns (the devices of config.mesh, the groups behind them). Raises InputError if the groups
+    leave none, and for rollouts.sampler_devices on several processes."""
     wanted, left = devices_apart(config), list(devices)
     check_room(config, len(left))
     main, left = left[: len(left) - wanted], left[len(left) - wanted :]
@@ -162,7 +165,7 @@ def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
 
 
 def sampler_mesh(groups: tuple[Group, ...]) -> Mesh | None:
-    """The mesh that only samples, if there is one."""
+    """Returns the mesh that only samples, or None."""
     return next((group.mesh for group in groups if SAMPLER in group.roles), None)
 
 
@@ -197,5 +200,5 @@ def check_room(config: Config, devices: int) -> None:
 
 
 def dividing(rows: int, most: int) -> str:
-    """The counts of devices up to `most` that divide `rows`, for a message."""
+    """Returns the counts of devices up to `most` that divide `rows`, for a message."""
     return ", ".join(str(n) for n in range(1, most + 1) if rows % n == 0)

@@ -25,11 +25,15 @@ from rljax.setup.weights import scalar_model
 
 
 def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | None = None) -> Reward:
-    """The reward function `text` in a pool of killable workers or, for judge and rubric, asked of
-    reward.judge_model, with the score of reward.model where it reads that; where it is "" the model
-    alone. `dense`, for training, adds the scores of lines by reward.process_model, the rubrics that
+    """Opens the reward `text`: a function in a pool of processes that can be killed or, for judge
+    and rubric, one that asks reward.judge_model. It gets the score of reward.model if it reads
+    that; with "" the reward is that score alone. Raises InputError for prompts without the rubrics
+    that it reads, and for models that cannot be loaded or read other ids.
+
+    `dense`, for training, adds the scores of lines by reward.process_model, the rubrics that
     evolve, if there are any, and the costs that the dataflow reads. What the function prints goes
-    to the file `log`."""
+    to the file `log`.
+    """
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
     there = setup.model_on("reward_model")
@@ -86,8 +90,9 @@ def _share(workers: int) -> int:
 def model_scorer(
     config: Config, policy: Model, tokenizer: Tokenizer, text: str, rows: int
 ) -> ModelScorer | None:
-    """reward.model, `rows` rows at once, where the reward `text` is "" or reads its score; else
-    None."""
+    """Returns the scorer of reward.model, which reads `rows` rows at once, if the reward `text` is
+    "" or reads its score; else None. Raises InputError if reward.model is not set, or reads other
+    ids than the policy."""
     if text and not reads_model(resolve(text, NAMESPACES["reward"])):
         return None
     folder = config.reward.model
@@ -110,9 +115,9 @@ def _kept(config: Config, params: dict) -> dict:
 def text_scorer(
     config: Config, text: str, mesh, log: Path | None = None, *, apart: bool = False
 ) -> RewardPool | MeshJudge:
-    """Opens the scorer of the reward `text`: workers, or reward.judge_model on `mesh` for what it
-    can answer. What a function prints goes to the file `log`, or to stderr. `apart`: the mesh is
-    the judge's own."""
+    """Opens the scorer of the reward `text`: worker processes, or reward.judge_model on `mesh` for
+    the rewards that it can answer. What a function prints goes to the file `log`, or to stderr.
+    `apart`: the mesh is the judge's own."""
     reward, component = config.reward, resolve(text, NAMESPACES["reward"])
     if not reward.judge_model or spec(component).asks != "mesh":
         workers = reward.workers if asks_nobody(component) else _share(reward.workers)
@@ -155,8 +160,8 @@ def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
 
 
 def abstract_scorers(setup: Setup) -> dict[str, dict]:
-    """{name: weights} of the models that score samples (reward.model, reward.cost_model,
-    reward.process_model, reward.judge_model)."""
+    """Returns {name: abstract weights} of the models that score samples (reward.model,
+    reward.cost_model, reward.process_model, reward.judge_model)."""
     if not setup.needs_reward:
         return {}
     wish, found = setup.config.reward, {}

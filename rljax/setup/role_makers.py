@@ -30,18 +30,20 @@ ScheduleText = component_in(NAMESPACES["schedule"])
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Number(Role):
-    """A float32 array that a dataflow renews: a Lagrange multiplier, a moving mean."""
+    """A float32 array, scalar or [size], that a dataflow updates: a Lagrange multiplier, a
+    moving mean."""
 
     state: jax.Array
     name: str = static_field("")
 
     def replace(self, state) -> "Number":
+        """Returns a copy with another array."""
         return dataclasses.replace(self, state=state)
 
 
 @contract(safe=True)
 def number(inputs: RoleInputs, *, initial: float = 0.0, size: int = 0) -> Number:
-    """A role that holds one float32 number, or `size` of them."""
+    """Makes a role that holds one float32 number, or `size` of them."""
     return Number(inputs.number([initial] * size if size else initial), inputs.name)
 
 
@@ -57,9 +59,9 @@ def trained_policy(
     clip_norm: float = 1.0,
     optimizer: OptimizerText = "adamw",
 ) -> Actor:
-    """A second policy that the dataflow trains, with metrics named NAME/...: it starts from the
-    weights of `folder`, or from the policy's. The optimizer's options are those of
-    OptimizerConfig."""
+    """Makes a second policy that the dataflow trains, with metrics named NAME/...: it
+    starts from the weights of `folder`, or from the policy's. The optimizer's options are
+    those of OptimizerConfig."""
     model, params = inputs.setup.model, inputs.params
     if folder:
         wanted = load_config(folder, **model_fields(inputs.config))
@@ -96,9 +98,9 @@ def trained_values(
     optimizer: OptimizerText = "adamw",
     folder: str = "",
 ) -> Critic:
-    """A second critic (of costs, say), with metrics named NAME/...: it starts from the reward model
-    or cost model of `folder`, else as `critic` does. The optimizer's options are those of
-    OptimizerConfig."""
+    """Makes a second critic (of costs, say), with metrics named NAME/...: it starts from the
+    reward model or cost model of `folder`, else as `critic` does. The optimizer's options are
+    those of OptimizerConfig."""
     settings = OptimizerConfig(
         name=optimizer,
         lr=lr,
@@ -122,9 +124,11 @@ def lagrange_multiplier(
     maximum: float = 5.0,
     window: int = 128,
 ) -> Multiplier:
-    """The multiplier of a constraint E[cost] <= threshold (rljax.roles.Multiplier), with metrics
-    named NAME/...: it starts at `initial` and learns by SGD of its logarithm with rate `lr`, from
-    the mean cost of the last `window` episodes. lr=0 keeps it as it is."""
+    """Makes the multiplier of a constraint E[cost] <= threshold (rljax.roles.Multiplier), with
+    metrics named NAME/...: it starts at `initial` and learns by SGD of its logarithm with rate
+    `lr`, from the mean cost of the last `window` episodes. lr=0 keeps it as it is. Raises
+    InputError unless 0 <= initial <= maximum, maximum > 0, lr >= 0, window >= 1, and threshold and
+    maximum are finite."""
     for name, value, fits, rule in (
         ("initial", initial, 0 <= initial <= maximum, f"from 0 to maximum={maximum}"),
         ("lr", lr, lr >= 0, "0 (fixed) or more"),
@@ -150,8 +154,8 @@ def lagrange_multiplier(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Guide(Role):
-    """A frozen model with a scalar head that tells a search how good a text is. It comes from its
-    folder, so a checkpoint leaves it out."""
+    """A frozen model with a scalar head that guides a search by how good a text is. It is loaded
+    from its folder, so a checkpoint leaves it out."""
 
     trained = False
     checkpointed = False
@@ -163,6 +167,7 @@ class Guide(Role):
 
     @property
     def value(self) -> Value:
+        """The value function that the search calls."""
         return Value(self.model, self.state, self.reads, self.line_ids)
 
 
@@ -185,7 +190,7 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
 
 @contract(safe=True)
 def frozen_policy(inputs: RoleInputs, *, folder: str = "") -> Reference:
-    """A frozen policy: the one of `folder`, or the policy as the phase begins."""
+    """Makes a frozen policy: the one of `folder`, or the policy as the phase begins."""
     if not folder:
         return make_reference(inputs)
     return frozen_folder(inputs, f"role {inputs.name}", folder)

@@ -55,14 +55,15 @@ class RoleInputs:
 
     @property
     def config(self) -> Config:
+        """Config of the run."""
         return self.setup.config
 
     def optimizer(self, settings: OptimizerConfig):
-        """The optax optimizer of these settings, its schedule laid out over the phase."""
+        """Returns the optax optimizer of these settings, its schedule laid out over the phase."""
         return make_optimizer(settings, self.phase.optimizer_steps)
 
     def training(self, model: Model, params: dict, optimizer) -> TrainState:
-        """Fresh optimizer state around `params`, on the layout that programs keep."""
+        """Returns fresh optimizer state around `params`, on the layout that programs keep."""
         mesh = self.config.mesh
         crosses = slice_count(model.mesh, mesh.slices) > 1
         how = dict(
@@ -78,24 +79,25 @@ class RoleInputs:
         return start_training(model, params, optimizer, rounding=rounding, **how)
 
     def loaded(self, folder: str, model: Model) -> dict:
-        """The weights of a Hugging Face folder."""
+        """Returns the weights of a Hugging Face folder."""
         return model.abstract() if self.abstract else load_params(folder, model)
 
     def copied(self, params: dict) -> dict:
-        """The same weights in buffers of their own: a donated one cannot have two owners."""
+        """Returns the same weights in buffers of their own: a donated buffer cannot have
+        two owners."""
         return params if self.abstract else _copied(params)
 
     def number(self, value) -> jax.Array:
-        """A float32 array on every device, for small roles."""
+        """Returns a value of any shape as a float32 array on every device, for small roles."""
         value, whole = np.asarray(value, np.float32), replicated(self.setup.model.mesh)
         if self.abstract:
             return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=whole)
         return put_whole(value, whole)
 
     def frozen(self, model: Model) -> dict:
-        """The policy as it is now, in the dtype that the model multiplies in, on the mesh of
-        `model`. Under adapters the base is shared there, and only the adapters are copied: fresh
-        ones are exactly off."""
+        """Returns the policy as it is now, in the dtype that the model multiplies in, on the mesh
+        of `model`. Under adapters the base is shared on the same mesh, and only the adapters are
+        copied: fresh ones add exactly 0."""
         own, base = model.split(self.params)
         elsewhere = model.mesh != self.setup.model.mesh
         if model.config.lora and not elsewhere:
@@ -133,14 +135,16 @@ def _copied(tree: dict, like: dict | None = None) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class RoleSpec:
-    """A role's maker and conditions. `needed`: whether a dataflow that names it with default None
-    gets it."""
+    """A role's maker and conditions. `needed` decides whether a dataflow that names the role with
+    default None gets it."""
 
     make: Callable[[RoleInputs], Role]
     needed: Callable[[Setup], bool] = lambda setup: True
 
 
 def make_actor(inputs: RoleInputs, *, prefix: str = "", settings=None) -> Actor:
+    """Makes the policy that is trained, from the weights of the phase. `prefix`: before the names
+    of its metrics."""
     model = inputs.setup.model
     optimizer = inputs.optimizer(settings or inputs.phase.actor_optimizer)
     state = inputs.training(model, inputs.params, optimizer)
@@ -156,9 +160,11 @@ def scalar_start(
     folder: str = "",
     field: str = "critic_model",
 ) -> tuple[Model, dict]:
-    """The reward model of `folder`, else of critic_model, with its own config.json and head;
-    without one, the policy's body and a head of zeros, of `labels` labels. `squash`: what its
-    scores are read through; None = as its config.json says."""
+    """Returns the model and weights that a critic or reward model starts from: the reward model
+    of `folder`, else of critic_model, with its own config.json and head; without one, the
+    policy's body and a head of zeros, of `labels` labels. `squash`: the function applied to its
+    scores; None = as its config.json says. Raises InputError for a model that reads other ids
+    than the policy."""
     config, policy = inputs.config, inputs.setup.model
     squashed = {} if squash is None else {"squash": squash}
     if folder := folder or config.critic_model:
@@ -185,12 +191,15 @@ def scalar_start(
 
 
 def make_critic(inputs: RoleInputs) -> Critic:
+    """Makes the critic, which starts from critic_model or from the policy."""
     optimizer = inputs.optimizer(inputs.config.critic_optimizer)
     model, body = scalar_start(inputs)
     return Critic(inputs.training(model, body, optimizer), model, optimizer)
 
 
 def make_reward_model(inputs: RoleInputs) -> RewardModel:
+    """Makes the reward model that is trained, with the labels and the squashing function
+    of algorithm.reward_loss."""
     optimizer = inputs.optimizer(inputs.config.critic_optimizer)
     declared = spec(inputs.phase.algorithm.reward_loss)
     model, body = scalar_start(inputs, declared.labels, declared.squash)
@@ -198,7 +207,7 @@ def make_reward_model(inputs: RoleInputs) -> RewardModel:
 
 
 def make_reference(inputs: RoleInputs) -> Reference:
-    """The policy as the phase begins, frozen."""
+    """Makes the reference: the policy as the phase begins, frozen."""
     setup, model = inputs.setup, inputs.setup.model_on(inputs.name)
     parts = (inputs.frozen(model), model, inputs.config.sampler.temperature, setup.decoding)
     if model is setup.model:
@@ -208,7 +217,8 @@ def make_reference(inputs: RoleInputs) -> Reference:
 
 
 def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
-    """A frozen model of another folder, of its own size and family and the policy's vocabulary."""
+    """Makes a frozen model of another folder, of its own size and family and the policy's
+    vocabulary. Raises InputError if it reads other ids than the policy."""
     policy, tokenizer = inputs.setup.model, inputs.setup.tokenizer
     wanted = load_config(folder, **model_fields(inputs.config))
     wanted = reading_same_ids(field, folder, wanted, policy, tokenizer)
@@ -218,26 +228,31 @@ def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
 
 
 def make_teacher(inputs: RoleInputs) -> Reference:
+    """Makes the teacher, the frozen model of teacher_model."""
     return frozen_folder(inputs, "teacher_model", inputs.config.teacher_model)
 
 
 def make_kl_controller(inputs: RoleInputs) -> KLController:
+    """Makes the controller of the KL coefficient (algorithm.kl_target, kl_horizon)."""
     settings = inputs.config.algorithm
     return KLController(inputs.number(1.0), settings.kl_target, settings.kl_horizon)
 
 
 def make_baseline(inputs: RoleInputs) -> Baseline:
+    """Makes the moving mean of returns that serves as a baseline."""
     return Baseline(inputs.number([0.0, 0.0]))
 
 
 def make_seat_baseline(inputs: RoleInputs) -> SeatBaseline:
+    """Makes the moving means of returns, one for each seat of the environment."""
     text = inputs.config.environment.function
     seats = spec(resolve(text, NAMESPACES["environment"])).seats if text else ("",)
     return SeatBaseline(inputs.number(np.zeros((len(seats), 2))))
 
 
 def make_pretraining(inputs: RoleInputs) -> Pretraining:
-    """Empty rows, in whose place the run puts the examples of each step."""
+    """Makes the role of pretraining.data with empty rows, which the run replaces by the examples of
+    each step."""
     setup = inputs.setup
     mesh, rows = setup.model.mesh, setup.pretraining_rows
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
@@ -266,6 +281,7 @@ def needs_reference(setup: Setup) -> bool:
 
 
 def needs_kl_controller(setup: Setup) -> bool:
+    """Returns whether a reference is needed and algorithm.kl_target is above 0."""
     return needs_reference(setup) and setup.config.algorithm.kl_target > 0
 
 
@@ -283,7 +299,8 @@ ROLES: dict[str, RoleSpec] = {
 
 
 def own_roles(config: Config) -> dict[str, Component]:
-    """{name: maker} of config.roles. Raises InputError for a text that is no name=maker(...)."""
+    """Returns {name: maker} of config.roles. Raises InputError for a text that is not
+    name=maker(...), and for a name that another role has."""
     makers: dict[str, Component] = {}
     for text in config.roles:
         name, equals, maker = text.partition("=")
@@ -305,13 +322,13 @@ def own_roles(config: Config) -> dict[str, Component]:
 
 
 def role_table(config: Config) -> dict[str, RoleSpec]:
-    """The built-in roles and those of config.roles, by name."""
+    """Returns {name: RoleSpec} of the built-in roles and those of config.roles."""
     return {**ROLES, **{name: RoleSpec(maker) for name, maker in own_roles(config).items()}}
 
 
 def role_names(setup: Setup, phase: Phase) -> list[str]:
-    """The roles that the phase's dataflow, or the rollout of its batches, names and needs. Whatever
-    `sample` returns, the actor draws."""
+    """Returns the names of the roles that the phase's dataflow, or the rollout of its batches, asks
+    for and needs. A rollout that calls `sample` has the actor, too."""
     readers = [phase.dataflow, *([setup.rollout] if phase.samples else [])]
     drawing = "actor" if any("sample" in reader.parameters for reader in readers) else None
     names = []
@@ -324,7 +341,7 @@ def role_names(setup: Setup, phase: Phase) -> list[str]:
 
 
 def make_roles(setup: Setup, phase: Phase, params: dict) -> dict[str, Role]:
-    """{name: role} of a phase, each with fresh optimizer state, started from `params`."""
+    """Returns {name: role} of a phase, each with fresh optimizer state, started from `params`."""
     table = role_table(setup.config)
     # The actor last: its state takes the very buffers that the others copied.
     names = sorted(role_names(setup, phase), key=lambda name: name == "actor")
@@ -332,7 +349,7 @@ def make_roles(setup: Setup, phase: Phase, params: dict) -> dict[str, Role]:
 
 
 def abstract_roles(setup: Setup, phase: Phase | None = None) -> dict[str, Role]:
-    """`make_roles` without a weight: every array is a jax.ShapeDtypeStruct."""
+    """Returns the roles of `make_roles` without weights: every array is a jax.ShapeDtypeStruct."""
     phase, table = phase or setup.main, role_table(setup.config)
     params = setup.model.abstract()
     return {
@@ -342,12 +359,12 @@ def abstract_roles(setup: Setup, phase: Phase | None = None) -> dict[str, Role]:
 
 
 def role_arrays(roles: dict[str, Role]) -> dict:
-    """{name: arrays} that a checkpoint keeps."""
+    """Returns {name: arrays} that a checkpoint keeps."""
     return {name: role.arrays() for name, role in sorted(roles.items()) if role.checkpointed}
 
 
 def with_arrays(roles: dict[str, Role], arrays: dict) -> dict[str, Role]:
-    """The roles with the arrays of a checkpoint."""
+    """Returns the roles with the arrays of a checkpoint."""
     return {
         name: role.with_arrays(arrays[name]) if name in arrays else role
         for name, role in roles.items()

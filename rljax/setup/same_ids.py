@@ -1,7 +1,7 @@
-"""Check that the ids of a tokenizer mean the same to a model of another folder.
+"""Checks that the ids of a tokenizer mean the same to a model of another folder.
 
-What reads the ids of a run (reward models, critics, teachers, ...) reads them by its own embedding,
-and would not notice.
+Models that read the ids of a run (reward models, critics, teachers, ...) look them up in their own
+embedding, and would not notice a difference.
 """
 
 import os
@@ -18,7 +18,8 @@ _RESERVED = re.compile(r"reserved|unused|placeholder|dummy", re.IGNORECASE)
 
 
 def tokenizer_of(folder: str) -> Tokenizer | str:
-    """The tokenizer of a model's folder or repository; why there is none to be read."""
+    """Returns the tokenizer of a model's folder or repository, or a text that says why it cannot
+    be read."""
     try:
         if hub.model_name(folder) is None:
             here, files = hub.model_folder(folder), ("tokenizer.json", CHAR_FILE)
@@ -30,9 +31,9 @@ def tokenizer_of(folder: str) -> Tokenizer | str:
 
 
 def differing_ids(tokenizer: Tokenizer, other: Tokenizer, *, may_lack: bool = False) -> str:
-    """The first ids of `tokenizer` that are another token to `other`, or none; "" if there are
-    none. Special tokens, templates and ids that `other` alone has may differ: none of them changes
-    what an id means. `may_lack`: so may ids that `tokenizer` alone has."""
+    """Returns a text with the first ids of `tokenizer` that are another token to `other`, or none;
+    "" if there are none. Special tokens, templates and ids that only `other` has may differ: none
+    of them changes what an id means. `may_lack`: so may ids that only `tokenizer` has."""
     theirs = other.vocabulary()
     wrong = [
         f"id {i} is {token!r}, there {'none' if theirs.get(i) is None else repr(theirs[i])}"
@@ -47,5 +48,6 @@ def differing_ids(tokenizer: Tokenizer, other: Tokenizer, *, may_lack: bool = Fa
 
 
 def line_ids_of(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end a line: those whose text has a newline (rljax.shaping.steps.line_ids)."""
+    """Returns the ids of tokens whose text has a newline, which end a line:
+    rljax.shaping.steps.line_ids."""
     return tuple(i for i in range(vocab_size) if "\n" in tokenizer.decode([i]))

@@ -21,7 +21,7 @@ from rljax.setup.setup import Setup
 
 
 def limits_of(config: Config) -> EpisodeLimits:
-    """Returns what ends an episode, and how its texts are read."""
+    """Returns the limits of an episode, and how its texts are read."""
     own = config.environment
     names = {field.name for field in dataclasses.fields(EpisodeLimits)}
     given = {name: value for name, value in vars(own).items() if name in names}
@@ -29,7 +29,7 @@ def limits_of(config: Config) -> EpisodeLimits:
 
 
 def turn_sampling(config: Config, sampling: Sampling, tokenizer: Tokenizer) -> Sampling:
-    """Returns how a turn is sampled: it ends where a tool call does, too."""
+    """Returns the sampling of a turn: it also ends where a tool call does."""
     found = parser(config.environment.calls, tokenizer)
     ids = dict.fromkeys((*sampling.stop_ids, *found.stop_ids(tokenizer)))
     texts = dict.fromkeys((*sampling.stop_strings, *found.stop_strings))
@@ -44,8 +44,9 @@ def make_episodes(
     open_reward: Callable[[], Reward],
     log: Path | None = None,
 ) -> Episodes:
-    """The player of config.environment, whose workers are started. What an environment prints goes
-    to the file `log`, or to stderr. `open_reward` makes what scores episodes that return None."""
+    """Makes the player of config.environment and starts its workers. What an environment
+    prints goes to the file `log`, or to stderr. `open_reward` makes the reward of episodes
+    that return None."""
     own = config.environment
     declared = spec(resolve(own.function, NAMESPACES["environment"]))
     limits = limits_of(config)
@@ -80,8 +81,9 @@ def make_episodes(
 
 
 def open_players(setup: Setup, log: Path) -> list[Player]:
-    """The players of a run: for training first, for evaluation last, where their rewards differ.
-    Episodes serve both. What functions print goes to the file `log`."""
+    """Opens the players of a run: for training first, and for evaluation last if its reward
+    differs. Episodes serve both. What functions print goes to the file `log`. Raises InputError
+    as `reward_role`."""
     config = setup.config
     if config.environment.function:
         return [_episodes(setup, log)]

@@ -1,7 +1,7 @@
-"""From a config to what a run needs but the roles: mesh, tokenizer, data, algorithm, phases.
+"""Makes everything that a run needs but its roles: mesh, tokenizer, data, algorithm, phases.
 
-Everything that the user can get wrong about data and model folders is found here, before the first
-compile.
+Everything that the user can get wrong about data and model folders is found here, before the
+first compile.
 """
 
 import dataclasses
@@ -59,12 +59,12 @@ class Phase:
 
     @property
     def label(self) -> str:
-        """Its name in metrics: the dataflow where it learns from a file."""
+        """Name in metrics: the dataflow if it learns from a file."""
         return self.name if self.samples or self.name == "sft" else self.dataflow.name
 
     @property
     def trains(self) -> str:
-        """The role that the phase is about: what is exported and evaluated."""
+        """Name of the role that is exported and evaluated."""
         return "actor" if "actor" in self.dataflow.parameters else "reward_model"
 
 
@@ -86,12 +86,13 @@ class Setup:
     pretraining: Steps | None = None  # how pretraining.data is computed, beside the last phase
 
     def model_on(self, role: str) -> Model:
-        """The model, on the mesh of a role: its group's, or the one of all others."""
+        """Returns the model on the mesh of a role: its group's, or the one of all others."""
         meshes = [group.mesh for group in self.groups if role in group.roles]
         return dataclasses.replace(self.model, mesh=meshes[0]) if meshes else self.model
 
     def steps_on(self, role: str) -> Steps:
-        """Returns how the rows of the last phase are packed on the mesh of a role."""
+        """Returns how the rows of the last phase are packed on the mesh of a role. Raises
+        InputError if the rows of an optimizer step do not divide over its devices."""
         model, rows = self.model_on(role), self.algorithm.steps.rows
         if model is self.model:
             return self.algorithm.steps
@@ -114,33 +115,38 @@ class Setup:
 
     @property
     def dataflow(self) -> Component:
+        """Dataflow of the last phase."""
         return self.main.dataflow
 
     @property
     def algorithm(self) -> Algorithm:
+        """Algorithm of the last phase."""
         return self.main.algorithm
 
     def with_algorithm(self, **fields) -> "Setup":
-        """A copy whose last phase has another algorithm."""
+        """Returns a copy whose last phase has an algorithm with these fields replaced."""
         algorithm = self.algorithm.replace(**fields)
         main = dataclasses.replace(self.main, algorithm=algorithm)
         return dataclasses.replace(self, phases=(*self.phases[:-1], main))
 
     def phase(self, name: str) -> Phase:
+        """Returns the phase of this name."""
         return next(phase for phase in self.phases if phase.name == name)
 
     @property
     def learns_offline(self) -> bool:
+        """Returns whether the last phase learns from a file."""
         return not self.main.samples
 
     @property
     def starts_from_policy(self) -> bool:
-        """Returns whether any role begins with the weights of `model`: not where a reward model is
-        trained on from critic_model."""
+        """Returns whether any role begins with the weights of `model`: none does if a reward model
+        is trained from critic_model."""
         return any(phase.trains == "actor" for phase in self.phases) or not self.config.critic_model
 
     @property
     def needs_reward(self) -> bool:
+        """Returns whether the last phase samples responses that a reward must score."""
         return self.main.data == "rollouts" and sampled_prompts(self.config) > 0
 
     @property
@@ -150,14 +156,15 @@ class Setup:
 
     @property
     def pretraining_rows(self) -> int:
-        """The examples of pretraining.data that come with a batch."""
+        """Number of examples of pretraining.data that come with a batch."""
         batch = self.config.batch
         generated = batch.prompts_per_step * batch.samples_per_prompt
         return self.pretraining.rows * (generated // batch.sequences_per_optimizer_step)
 
 
 def sampled_prompts(config: Config) -> int:
-    """The prompts of a step that the policy answers; the others come with stored rollouts."""
+    """Returns the number of prompts of a step that the policy answers; the others come with
+    stored rollouts."""
     every, share = config.batch.prompts_per_step, config.rollouts.replay_share
     if not config.rollouts.replay or share == 1:
         return 0 if config.rollouts.replay else every
@@ -165,7 +172,7 @@ def sampled_prompts(config: Config) -> int:
 
 
 def adapter_fields(config: Config) -> dict:
-    """The fields of ModelConfig that lora says."""
+    """Returns the fields of ModelConfig that config.lora sets."""
     lora = config.lora
     if not lora.rank:
         return {}
@@ -177,7 +184,10 @@ def adapter_fields(config: Config) -> dict:
 
 
 def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
-    """The static model of the config, on its mesh over `devices` (default: all there are)."""
+    """Returns the static model of the config, on its mesh over `devices` (default: all). Raises
+    InputError if the mesh does not fit the devices or they lack a host memory that
+    config.memory asks for, if the tokenizer has more ids than the model, and for a lora.rank
+    above the model's width."""
     settings = {**model_fields(config), **adapter_fields(config)}
     mesh = make_mesh(**config.mesh.sizes(), slices=config.mesh.slices, devices=devices)
     wanted_memory = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
@@ -251,7 +261,8 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
 
 
 def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:
-    """Raises InputError if a row would not fit into the model's context."""
+    """Raises InputError if a prompt and its response, in tokens, would not fit into the
+    model's context."""
     longest = prompt_tokens + response_tokens
     if longest > model.config.max_tokens:
         raise InputError(
@@ -284,6 +295,8 @@ def _steps(
 
 
 def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    """Returns the sampling that config.sampler describes. Raises InputError if interrupt_phrase or
+    end_of_thinking has no tokens, and if thinking_tokens leave no room for an answer."""
     sampler = config.sampler
     thinking = {}
     if sampler.thinking_tokens:
@@ -321,8 +334,9 @@ def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
 
 
 def prompt_order(config: Config, data: Data) -> Loader | Curriculum:
-    """The order of the training data: a shuffled loader, or a curriculum if the config asks for
-    a mixture or for prompts to be retired."""
+    """Returns the order of the training data: a shuffled loader, or a curriculum if the config asks
+    for a mixture or for prompts to be retired. Raises InputError if prompts of an endless stream
+    are to be retired or dropped."""
     seed, settings = config.seed, config.data
     online = data.kind in SAMPLED
     size = config.batch.prompts_per_step if online else config.offline.examples_per_step
@@ -349,7 +363,7 @@ def prompt_order(config: Config, data: Data) -> Loader | Curriculum:
 
 
 def make_algorithm(config: Config, steps: Steps) -> Algorithm:
-    """The fields of a config that are declared with `learn`, their components resolved."""
+    """Returns the fields of a config that are declared with `learn`, their components resolved."""
     fields = {}
     for name, field in FIELDS.items():
         if field.learn:
@@ -366,7 +380,8 @@ def _resolved(value: str | tuple[str, ...], stage: str) -> Component | tuple[Com
 
 
 def rollout_of(config: Config, dataflow: Component) -> Component:
-    """The rollout of a config: algorithm.collect, inside the one that the dataflow needs."""
+    """Returns the rollout of a config: algorithm.collect, inside the one that the
+    dataflow needs."""
     around = spec(dataflow).rollout
     if not around:
         return resolve(config.algorithm.collect, NAMESPACES["collect"])
@@ -378,6 +393,8 @@ def rollout_of(config: Config, dataflow: Component) -> Component:
 
 
 def check_context(what: str, tokens: int, model: Model, fix: str) -> None:
+    """Raises InputError if `tokens`, the longest of `what`, are more than the model's context.
+    `fix`: the end of the message."""
     if tokens > model.config.max_tokens:
         rule = f"the model's context is {model.config.max_tokens} tokens"
         raise InputError(f"the longest {what}, in tokens", value=tokens, rule=rule, fix=fix)
@@ -391,7 +408,8 @@ def assemble(
     row: int,
     groups: tuple[Group, ...] = (),
 ) -> Setup:
-    """The setup of what was loaded; rows of the last phase have `row` tokens."""
+    """Returns the setup of loaded parts; rows of the last phase have `row` tokens. Raises
+    InputError if rows do not divide over devices, or are longer than the model's context."""
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
     batch, together, optimizer_steps = config.batch, 1, config.steps
     sampled = data.kind in SAMPLED
@@ -479,8 +497,8 @@ def _pretraining_steps(config: Config, data: Data, model: Model) -> Steps | None
 
 
 def example_rows(config: Config, dataflow: Component, kind: str) -> int:
-    """Rows of a batch that follow each other and are one example of the file: those of the
-    dataflow's contract, or of its preference loss if that reads more."""
+    """Returns the number of consecutive rows of a batch that are one example of the file: those of
+    the dataflow's contract, or of its preference loss if that reads more."""
     rows = spec(dataflow).rows
     if kind != "pairs" or "actor" not in dataflow.parameters:
         return rows

@@ -1,4 +1,5 @@
-"""Weights that a run starts from: the policy's, and scalar heads for critics and reward models."""
+"""Weights that a run starts from: those of the policy, and of critics and reward models with
+scalar heads."""
 
 import dataclasses
 import json
@@ -27,8 +28,9 @@ LOG = logging.getLogger("rljax")
 
 
 def initial_params(config: Config, model: Model, record: Path | None = None) -> dict:
-    """The weights the run starts from: the Hugging Face folder's, or random ones from the seed;
-    with adapters, fresh ones or those of lora.adapter.
+    """Returns the weights that a run starts from: those of the Hugging Face folder, or random ones
+    from the seed; with adapters, fresh ones or those of lora.adapter. Raises InputError for files
+    that cannot be read or do not fit the model.
 
     What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
     """
@@ -47,9 +49,9 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
 
 
 def check_weights(config: Config, model: Model) -> None:
-    """Raises InputError where a folder of this machine that a run would read weights from has none,
-    or files that are cut short, or lacks a tensor of the policy, or has one of another shape: by
-    the files' headers and sizes. What is on the hub is not asked for."""
+    """Raises InputError if a local folder that a run would read weights from has none, has files
+    that are cut short, or lacks a tensor of the policy or has one of another shape. Only the
+    headers and sizes of files are read. Models on the hub are not checked."""
     if config.model and os.path.exists(config.model):
         plain = dataclasses.replace(model, config=lora.without(model.config))
         compare(hub.model_folder(config.model), plain)
@@ -76,8 +78,8 @@ def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
 
 
 def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Model, dict]:
-    """A reward model as one with a single label: of two (wrong, right) the value is the difference
-    of the logits."""
+    """Loads a reward model as one with a single label: of two labels (wrong, right) the value is
+    the difference of the logits. Raises InputError for a model with more labels."""
     if wanted.labels > 2:
         raise InputError(
             f"{field}={folder}",
@@ -96,8 +98,9 @@ def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Mod
 def scalar_model(
     config: Config, policy: Model, tokenizer: Tokenizer, field: str, folder: str, *, adapted: bool
 ) -> tuple[Model, dict]:
-    """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
-    difference of the logits, the log-odds of right."""
+    """Loads an outcome or process reward model of a folder. Of two labels (wrong, right) the value
+    is the difference of the logits, the log-odds of right. Raises InputError for more labels, and
+    if it reads other ids than the policy."""
     settings = model_fields(config)
     settings |= adapter_fields(config) if adapted else {}
     wanted = reading_same_ids(field, folder, load_config(folder, **settings), policy, tokenizer)
@@ -112,8 +115,8 @@ def scalar_model(
 def reading_same_ids(
     field: str, folder: str, wanted: ModelConfig, policy: Model, tokenizer: Tokenizer
 ) -> ModelConfig:
-    """The config of another folder's model as it reads the ids of the run's tokenizer. Raises
-    InputError where they mean something else to it."""
+    """Returns the config of another folder's model, set to read the ids of the run's tokenizer.
+    Raises InputError if they mean something else to it."""
     known = dataclasses.replace(wanted, known_ids=min(policy.config.ids, wanted.vocab_size))
     if not tokenizer.vocab_size:  # a plan reads no tokenizer
         return known

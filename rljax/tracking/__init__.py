@@ -1,1 +1,2 @@
-"""Shows a run while it lives: trackers, the console, charts, timing, compile counts."""
+"""Shows a run while it goes on: trackers, the console, charts, timing, counts of
+compiled programs."""

@@ -26,13 +26,13 @@ COLOURS, DASHES = 5, ("", "6 3", "2 2")  # a line's look: a colour, then another
 
 
 def escaped(value: object) -> str:
-    """A value as text of a page, in an element or in quotes of an attribute. Whatever comes from a
-    file reaches a page through this function alone."""
+    """Returns a value as text of a page, in an element or in quotes of an attribute. Values from
+    files reach a page through this function alone."""
     return html.escape(str(value), quote=True)
 
 
 def short(value: object) -> str:
-    """A number for people, few characters: 0.4213, 5210, 52.1k, 3.2e-06, nan."""
+    """Returns a number for people in few characters: 0.4213, 5210, 52.1k, 3.2e-06, nan."""
     if not isinstance(value, numbers.Real):
         return "-"
     value = float(value)
@@ -53,11 +53,12 @@ def short(value: object) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
+    """Returns a share of 1 as text in percent: "42.1 %"."""
     return f"{100 * value:.{digits}f} %"
 
 
 def duration(seconds: float) -> str:
-    """2 d 3 h, 1 h 05 min, 4 min 10 s, 12 s."""
+    """Returns seconds as text: 2 d 3 h, 1 h 05 min, 4 min 10 s, 12 s."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     total = round(seconds)
@@ -70,7 +71,8 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
-    """The finite values as one line of `width` block characters at most; gaps are spaces."""
+    """Returns the finite values as one line of `width` block characters at most; gaps
+    are spaces."""
     blocks = ".:-=+*#@" if ascii_only else "▁▂▃▄▅▆▇█"
     y = np.asarray(values, dtype=np.float64)
     if y.size == 0 or not np.isfinite(y).any():
@@ -90,7 +92,7 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
 @dataclasses.dataclass(frozen=True)
 class Series:
     """One line of a chart; `low` and `high` draw an interval band, `dots` marks every point.
-    `title` is what the pointer shows over its name."""
+    `title` is shown when the pointer is over its name."""
 
     name: str
     x: np.ndarray
@@ -112,7 +114,7 @@ class Span:
 
 
 def ticks(low: float, high: float, count: int = 4, *, whole: bool = False) -> list[float]:
-    """About `count` round numbers inside [low, high]."""
+    """Returns about `count` round numbers inside [low, high]."""
     raw = (high - low) / max(count, 1)
     if raw <= 0 or not math.isfinite(raw):
         return [low]
@@ -126,7 +128,7 @@ def ticks(low: float, high: float, count: int = 4, *, whole: bool = False) -> li
 
 
 def tick_label(value: float, step: float) -> str:
-    """The label of a tick with just the decimals that tell it from its neighbour."""
+    """Returns the label of a tick with just the decimals that tell it from its neighbour."""
     if abs(value) < step * 1e-6:
         return "0"
     if step >= 1 and abs(value) < 1e4 and step == int(step):
@@ -142,7 +144,8 @@ def tick_label(value: float, step: float) -> str:
 
 
 def thin(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most about `limit` points that keep each bucket's extremes, so spikes stay visible."""
+    """Returns at most about `limit` of the N points x [N], y [N]. The extremes of each bucket are
+    kept, so that spikes stay visible."""
     if len(x) <= limit:
         return x, y
     keep = {0, len(x) - 1}
@@ -333,8 +336,9 @@ def line_chart(
     note: str = "",
     many: bool = False,
 ) -> str:
-    """A <figure>: title with unit, `note` (HTML), legend with each line's last value, the SVG.
-    Of `many` lines averages alone are drawn, and the page names them once for all charts."""
+    """Returns a <figure>: title with unit, `note` (HTML), legend with each line's last value,
+    and the SVG. Of `many` lines only the averages are drawn, and the page names them once for
+    all charts."""
     drawn = []
     for s in series:
         bounds = [None if b is None else _clip(np.asarray(b, np.float64)) for b in (s.low, s.high)]
@@ -373,7 +377,7 @@ def _key(s: Series, index: int) -> str:
 
 
 def legend(index: int) -> str:
-    """A sample of a line's look."""
+    """Returns a sample of a line's look."""
     colour, dash = _look(index)
     if not dash:
         return f'<i class="{colour}"></i>'
@@ -382,7 +386,8 @@ def legend(index: int) -> str:
 
 
 def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
-    """A <figure>: one bar split in proportion to seconds, with a legend of shares and seconds."""
+    """Returns a <figure>: one bar split in proportion to seconds, with a legend of shares
+    and seconds."""
     total = sum(seconds for _, seconds in parts)
     if total <= 0:
         return ""

@@ -1,7 +1,7 @@
-"""Counts the programs that XLA compiles, and knows which one it is at: a recompile in mid-run is a
+"""Counts the programs that XLA compiles, and names the current one: a recompile in mid-run is a
 fault worth a line, and the minutes of the first one need an explanation.
 
-Counts every backend compile of the process, those that the persistent cache answers included.
+Every backend compile of the process is counted, including those that the persistent cache answers.
 """
 
 import os
@@ -24,7 +24,7 @@ _watching = False
 
 
 def use_cache(folder: str) -> None:
-    """Keeps compiled programs in `folder` for the next process; "" = does not."""
+    """Keeps compiled programs in `folder` for the next process; does nothing for ""."""
     if folder:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -57,7 +57,7 @@ def _note_hit(event: str, **_details) -> None:
 
 
 def expect(programs: Iterable[tuple[str, str]]) -> None:
-    """Says which large programs a run has, in their order: (name of the function, what it does)."""
+    """Names the large programs of a run, in their order: (name of the function, what it does)."""
     _expected.clear()
     _expected.update((f"jit({name})", what) for name, what in programs)
 
@@ -84,8 +84,9 @@ _WORDS = {
 
 
 def doing() -> tuple[str, float]:
-    """("step 12: evaluating, sampling responses", seconds since the step began): what this process
-    does now. Of what is compiled the large programs are named, by what they are for."""
+    """Returns what this process does now, and the seconds since the step began: ("step 12:
+    evaluating, sampling responses", 7.5). Large programs that are being compiled are named by
+    their purpose."""
     phases, step, seconds = heartbeat.doing()
     words = [_WORDS.get(name, name) for name in phases[1:] or phases[:1]]
     words = [word for word in words if word != _WORDS["data"]] or words  # what it draws them for
@@ -117,8 +118,8 @@ def since(start: int) -> Compiled:
 
 
 def longest(start: int, least_s: float = 1.0) -> list[tuple[str, float]]:
-    """(what it is for, seconds) of the programs after the first `start` that took `least_s`, all of
-    one name together, the longest first."""
+    """Returns (purpose, seconds) of the programs after the first `start` that took `least_s` or
+    more, all of one name together, the longest first."""
     total: dict[str, float] = {}
     for name, seconds in zip(_names[start:], _seconds[start:], strict=False):
         what = _expected.get(name, name.removeprefix("jit(").removesuffix(")"))
@@ -128,16 +129,17 @@ def longest(start: int, least_s: float = 1.0) -> list[tuple[str, float]]:
 
 
 def missed(start: int) -> list[str]:
-    """The programs after the first `start` that the persistent cache did not have."""
+    """Returns the names of the programs after the first `start` that the persistent cache did
+    not have."""
     found = set(_hits)
     return [name for i, name in enumerate(_names) if i >= start and i not in found]
 
 
 def count() -> int:
-    """The number of programs compiled so far."""
+    """Returns the number of programs compiled so far."""
     return len(_names)
 
 
 def names(since: int) -> list[str]:
-    """The programs compiled after the first `since`."""
+    """Returns the names of the programs compiled after the first `since`."""
     return _names[since:]

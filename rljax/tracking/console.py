@@ -1,7 +1,7 @@
 """The run on your screen: progress, key numbers with their trend, and the latest completions.
 
 On a terminal the `Console` tracker draws in place, from a thread that redraws four times a second,
-so that a log call only stores numbers. Where output is no terminal (CI, a log file, a notebook) it
+so that a log call only stores numbers. If the output is no terminal (CI, a log file, a notebook) it
 prints one plain line every `every` steps. Completions are untrusted text: they are shown as text,
 never as markup, and control characters never reach the terminal.
 """
@@ -59,7 +59,8 @@ QUIET_S = 10.0  # after which a live one says how long ago the last step was
 
 
 def one_line(text: object, limit: int) -> str:
-    """`text` on one line of at most `limit` characters; its beginning and its end are kept."""
+    """Returns `text` on one line of at most `limit` characters; its beginning and its end
+    are kept."""
     text = "" if text is None else str(text)
     if len(text) > 4 * limit:  # the rest is cut anyway, so it need not be cleaned
         text = text[: 2 * limit] + text[-2 * limit :]
@@ -72,8 +73,9 @@ def one_line(text: object, limit: int) -> str:
 
 
 def differing(texts: Sequence[object], limit: int) -> list[str]:
-    """The texts on one line each, of at most `limit` characters: of longer ones the part in which
-    they differ, because what a chat template writes around a question is the same in all."""
+    """Returns the texts on one line each, of at most `limit` characters. Longer ones show the
+    part in which they differ, because what a chat template writes around a question is the same
+    in all."""
     texts = ["" if text is None else str(text) for text in texts]
     distinct = list(dict.fromkeys(texts))
     begin = end = 0
@@ -105,14 +107,15 @@ def _number(value: object) -> float | None:
 
 
 class Waiting:
-    """Times the lines in which a plain console tells what a run is at: `line(what, seconds of the
-    step, now)` is the text to print, or ""."""
+    """Decides when a plain console prints what a run is doing."""
 
     def __init__(self, now: float):
         self.printed_s = self.since_s = now
         self.what, self.named = "", set()
 
     def line(self, what: str, seconds: float, now: float) -> str:
+        """Returns the line to print, or "": `what` has gone on for `seconds` of the step at `now`,
+        by time.monotonic()."""
         if what != self.what:
             self.what, self.since_s = what, now
         compiles = "compiling " in what and what not in self.named
@@ -123,7 +126,7 @@ class Waiting:
 
 
 class Console:
-    """Draws the run; a `Tracker`. `live=None` means: live exactly when output is a terminal."""
+    """Draws the run; a `Tracker`. live=None draws if the output is a terminal."""
 
     def __init__(
         self,
@@ -154,22 +157,22 @@ class Console:
     # --- the tracker ---
 
     def begin(self) -> None:
-        """Says from now on what goes on before the first step, and between steps."""
+        """Shows from now on what goes on before the first step, and between steps."""
         if self.busy is not None:
             threading.Thread(target=self._say_busy, daemon=True).start()
 
     def show(self) -> None:
-        """Draws from now on where the output is a terminal."""
+        """Draws from now on if the output is a terminal."""
         if self.live:
             self._start()
 
     def goes_on(self, step: int, total_steps: int) -> None:
-        """A resumed run is at `step` of so many."""
+        """Shows that a resumed run is at `step` of so many."""
         with self.lock:
             self.step, self.total = step, max(1, total_steps)
 
     def finished(self) -> None:
-        """No step is left: the bar is full, also where the run ended early."""
+        """Fills the bar: no step is left, even if the run ended early."""
         with self.lock:
             self.total = max(1, self.step)
 
@@ -181,6 +184,7 @@ class Console:
                     self.say(line)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Stores the metrics of a step, and prints a line of them if it is due."""
         values = {key: number for key, v in metrics.items() if (number := _number(v)) is not None}
         with self.lock:
             first = self.first_step is None
@@ -203,6 +207,7 @@ class Console:
             self.say(self._plain_line(step, values))
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Stores the latest completions, and prints two of them now and then."""
         with self.lock:
             self.rows = [dict(row) for row in rows[:8]] or self.rows
         if self.live:
@@ -216,7 +221,7 @@ class Console:
                 self.say(f"  sample reward {reward}: {prompt} -> {response}")
 
     def close(self) -> None:
-        """Draw the last state and give the terminal back; safe to call twice."""
+        """Draws the last state and gives the terminal back; safe to call twice."""
         atexit.unregister(self.close)
         self.closed.set()
         display, self.display = self.display, None

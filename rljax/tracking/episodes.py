@@ -48,10 +48,10 @@ def turn_record(
     reward: float = 0.0,
     bad: bool = False,
 ) -> dict:
-    """One turn: what the policy read and the tokens behind it, one entry each.
+    """Returns one turn: what the policy read and the N tokens behind it, with one entry each.
 
-    `pieces` are the texts of the tokens, `logprobs` the sampler's, `chosen` 0 where a token was
-    forced, `text` the reply as it was parsed, `bad` whether a call in it could not be.
+    `pieces` are the texts of the tokens, `logprobs` the sampler's in nats, `chosen` 0 for a token
+    that was forced, `text` the reply as it was parsed; `bad`: a call in it could not be parsed.
     """
     return {
         "observation": _cut(observation),
@@ -77,11 +77,11 @@ def episode_record(
     total: float | None = None,
     message: str = "",
 ) -> dict:
-    """A line of episodes.jsonl; `turns` are `turn_record`s, the first with the prompt as its
-    observation.
+    """Returns a line of episodes.jsonl; `turns` are `turn_record`s, the first with the prompt as
+    its observation.
 
     `finish` is the name of a FinishReason in small letters, `message` says why an episode failed.
-    Of an episode of more than MOST_TOKENS tokens the later turns keep their texts alone.
+    In an episode of more than MOST_TOKENS tokens the later turns keep only their texts.
     """
     kept, left = [], MOST_TOKENS
     for turn in turns:
@@ -103,8 +103,9 @@ def episode_record(
 def shown_episodes(
     episodes: Sequence[EpisodeSummary], most: int = MOST_EPISODES
 ) -> list[EpisodeSummary]:
-    """At most `most` of them, in their order: the best, the worst and the longest, one of each kind
-    of failure, then the siblings of the best, the worst and so on, while a whole group fits."""
+    """Returns at most `most` of the episodes, in their order: the best, the worst and the longest,
+    one of each kind of failure, then the siblings of the best, the worst and so on, while a whole
+    group fits."""
     scored = [e for e in episodes if e.status == "ok" and _is_finite(e.total)]
     first: list[EpisodeSummary] = []
     if scored:

@@ -1,6 +1,6 @@
 """meanings.json of a run folder: the declaration of each metric that the run has logged.
 
-A report reads it, so that it needs neither the modules that made the metrics nor the user's own,
+A report reads it, so that it needs neither the modules that declare the metrics nor the user's own,
 and says the same on another machine.
 """
 
@@ -31,6 +31,7 @@ class Meanings:
             self.known = {}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the declarations of metrics that are logged for the first time."""
         if not (new := metrics.keys() - self.seen):
             return
         declared = {**declared_metrics(), **self.own}
@@ -41,9 +42,11 @@ class Meanings:
         self.seen |= new
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Does nothing."""
         pass
 
     def close(self) -> None:
+        """Does nothing."""
         pass
 
 
@@ -55,7 +58,8 @@ def _fields(metric: Metric) -> dict:
 
 
 def read_meanings(rows: Mapping) -> dict[str, Metric]:
-    """Returns {name: its declaration} of what a meanings.json holds, without what is none."""
+    """Returns {name: declaration} of the rows of a meanings.json; rows that are no declaration are
+    left out."""
     return {name: metric for name, row in rows.items() if (metric := _metric(row)) is not None}
 
 

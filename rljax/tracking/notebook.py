@@ -57,8 +57,8 @@ def in_notebook() -> bool:
 def make_console(
     total_steps: int, sft_steps: int, busy: Callable[[], tuple[str, float]]
 ) -> Console:
-    """Returns what shows a run where it is watched: in a notebook, on a terminal, or in a log.
-    `sft_steps`: of the total, which may end early."""
+    """Returns the console of a run for a notebook, a terminal or a log. `sft_steps`: of the total,
+    which may end early."""
     kind = NotebookConsole if in_notebook() else Console
     return kind(total_steps, sft_steps=sft_steps, busy=busy)
 
@@ -76,6 +76,7 @@ class NotebookConsole(Console):
         self.handle = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Stores the metrics of a step, and the points of the curves."""
         with self.lock:
             for key, curve in self.curves.items():
                 if isinstance(metrics.get(key), int | float):
@@ -83,9 +84,11 @@ class NotebookConsole(Console):
         super().log(step, metrics)
 
     def begin(self) -> None:
+        """Draws from now on."""
         self.show()  # what goes on is a part of the output
 
     def say(self, line: str) -> None:
+        """Shows a line with the time of day under the curves."""
         with self.lock:
             self.notes = [*self.notes, f"{time.strftime('%H:%M:%S')} {line}"][-NOTES:]
 

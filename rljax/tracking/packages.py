@@ -1,4 +1,4 @@
-"""Packages of the services that a run can be tracked by, each imported where it is chosen."""
+"""Packages of the services that can track a run, each imported when its service is chosen."""
 
 import importlib
 import types
@@ -18,14 +18,14 @@ PACKAGES = {
 
 def require_packages(trackers: Sequence[str]) -> None:
     """Imports the packages of the services among config.trackers. Raises InputError for one that is
-    not there."""
+    not installed."""
     for text in trackers:
         if (name := text.partition("(")[0].strip()) in PACKAGES:
             require(name)
 
 
 def require(service: str) -> types.ModuleType:
-    """The module of a service's package. Raises InputError where it is not there."""
+    """Returns the module of a service's package. Raises InputError if it is not installed."""
     package, install = PACKAGES[service]
     try:
         return importlib.import_module(package)

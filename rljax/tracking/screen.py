@@ -1,7 +1,7 @@
-"""Makes printable whatever a command prints, whatever file, folder or model it came from.
+"""Makes everything that a command prints printable, from whatever file, folder or model it came.
 
-`printable_streams` holds for all that Python prints, warnings, logs and tracebacks included, and
-`Terminal` for what rich draws, whose own escape codes must arrive.
+`printable_streams` covers all that Python prints, warnings, logs and tracebacks included, and
+`Terminal` what rich draws, whose own escape codes must arrive.
 """
 
 import contextlib
@@ -35,7 +35,8 @@ class _Printable:
 
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Within it, whatever Python writes to standard output and error is printable."""
+    """Makes everything that Python writes to standard output and error within the
+    block printable."""
     with contextlib.ExitStack() as stack:
         for name, redirect in (
             ("stdout", contextlib.redirect_stdout),
@@ -48,7 +49,7 @@ def printable_streams() -> Iterator[None]:
 
 
 class Terminal(rich.console.Console):
-    """Draws with rich; what is drawn is made printable."""
+    """A console of rich whose text is made printable."""
 
     def __init__(self, **options):
         # Not the stream that escapes: a live display takes standard output for itself.
@@ -56,6 +57,7 @@ class Terminal(rich.console.Console):
         super().__init__(**{"file": stream, **options})
 
     def render(self, renderable, options=None) -> Iterator[Segment]:
+        """Yields the segments of rich with printable text."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment

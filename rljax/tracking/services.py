@@ -1,8 +1,9 @@
-"""Trackers of services, by the names that `config.trackers` has: tensorboard, wandb, mlflow,
-swanlab, trackio. A package is imported only when its tracker is chosen.
+"""Trackers of services, by the names in `config.trackers`: tensorboard, wandb, mlflow, swanlab,
+trackio. A package is imported only when its tracker is chosen.
 
-Each takes the run folder and the config, and options: `trackers=("wandb(project='mine')",)`. The id
-that a service knows the run by lies in the run folder, so a restart continues the same stream.
+Each takes the run folder and the config, and options: `trackers=("wandb(project='mine')",)`.
+The id by which a service knows the run lies in the run folder, so that a restart continues the
+same stream.
 """
 
 import json
@@ -68,24 +69,27 @@ class TensorBoardTracker:
         return self.writer
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of a step as scalars."""
         writer = self._open(step)
         for key, value in _numeric(metrics).items():
             writer.add_scalar(key, value, step)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Writes samples of a step as text."""
         writer = self._open(step)
         for index, row in enumerate(rows):
             code = "    " + _as_text(row).replace("\n", "\n    ")  # a code block in its markdown
             writer.add_text(f"samples/{index}", code, step)
 
     def close(self) -> None:
+        """Closes the event file."""
         if self.writer is not None:
             self.writer.close()
 
 
 class WandbTracker:
-    """Weights & Biases. Steps sent before a kill are sent again after it; wandb drops them, and the
-    values are equal."""
+    """Weights & Biases. Steps that were sent before a kill are sent again after it; wandb drops
+    them, and the values are equal."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
         self.module = require("wandb")
@@ -101,13 +105,16 @@ class WandbTracker:
         own.keep(self.run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends the metrics of a step."""
         self.run.log(dict(metrics), step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Sends samples of a step as a table."""
         columns, data = _as_table(rows)
         self.run.log({"samples": self.module.Table(columns=columns, data=data)}, step=step)
 
     def close(self) -> None:
+        """Ends the run of wandb."""
         self.run.finish()
 
 
@@ -132,15 +139,19 @@ class MlflowTracker:
         own.keep(self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends the metrics of a step. Characters that MLflow does not allow in names
+        become "_"."""
         for key, value in _numeric(metrics).items():
             name = re.sub(r"[^\w\-. /]", "_", key)  # what MLflow allows: not the @ of pass@4
             self.client.log_metric(self.run_id, name, value, step=step, synchronous=False)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Sends samples of a step as samples/STEP.json."""
         data = [encoded(plain(row)) for row in rows]
         self.client.log_dict(self.run_id, {"step": step, "rows": data}, f"samples/{step}.json")
 
     def close(self) -> None:
+        """Sends what waits and ends the run of MLflow."""
         self.module.flush_async_logging()
         self.client.set_terminated(self.run_id)
 
@@ -163,19 +174,22 @@ class SwanlabTracker:
         own.keep(run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends the metrics of a step."""
         self.run.log(_numeric(metrics), step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Sends samples of a step as texts."""
         texts = [self.module.Text(_as_text(row)) for row in rows]
         self.run.log({"samples": texts}, step=step)
 
     def close(self) -> None:
+        """Ends the run of SwanLab."""
         self.run.finish()
 
 
 class TrackioTracker:
-    """A Trackio run in TRACKIO_DIR, or in a Space with TRACKIO_SPACE_ID. It is continued by its
-    name, so the name has a part of its own."""
+    """A Trackio run in TRACKIO_DIR, or in a Space with TRACKIO_SPACE_ID. A restart finds it by its
+    name, so the name has a random part."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
         self.module = require("trackio")
@@ -187,14 +201,17 @@ class TrackioTracker:
         own.keep(name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends the metrics of a step."""
         self.run.log(dict(metrics), step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Sends samples of a step as a table."""
         columns, data = _as_table(rows)
         table = [dict(zip(columns, row, strict=True)) for row in data]
         self.run.log({"samples": self.module.Table(data=table)}, step=step)
 
     def close(self) -> None:
+        """Ends the run of Trackio."""
         self.run.finish()
 
 
@@ -208,21 +225,23 @@ def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTrack
 
 
 def wandb(run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax") -> WandbTracker:
-    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY hold."""
+    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY
+    take precedence."""
     return WandbTracker(run_dir, config, project)
 
 
 def mlflow(
     run_dir: str | os.PathLike, config: Mapping, *, experiment: str = "rljax"
 ) -> MlflowTracker:
-    """Logs to the MLflow of MLFLOW_TRACKING_URI; MLFLOW_EXPERIMENT_NAME holds."""
+    """Logs to the MLflow of MLFLOW_TRACKING_URI; MLFLOW_EXPERIMENT_NAME takes precedence."""
     return MlflowTracker(run_dir, config, experiment)
 
 
 def swanlab(
     run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
 ) -> SwanlabTracker:
-    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY hold."""
+    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY
+    take precedence."""
     return SwanlabTracker(run_dir, config, project)
 
 

@@ -1,6 +1,5 @@
 """Signals of a run: the first is acknowledged at once and answered between two steps; a second
-Ctrl-C ends the process.
-"""
+Ctrl-C ends the process."""
 
 import contextlib
 import os
@@ -14,7 +13,7 @@ _CURSOR = b"\x1b[?25h"  # a live display hides it
 
 def quit_now(*_) -> None:
     """Ends the process at once and without a traceback: the SIGINT handler of a command. Safe in
-    any thread, also while the main one compiles."""
+    any thread, even while the main one compiles."""
     with contextlib.suppress(OSError):
         os.write(2, (_CURSOR if os.isatty(2) else b"") + b"\ninterrupted: quit now\n")
     os._exit(128 + signal.SIGINT)

@@ -76,12 +76,12 @@ class Timings:
 
     @property
     def decoding_s(self) -> float:
-        """Seconds of decoding, waited for or not."""
+        """Seconds of decoding, whether or not the step waited for it."""
         return self.seconds.get("generate", 0.0) + self.beside_s
 
     def decoding_metrics(self) -> dict[str, float]:
-        """Returns what bringing weights to decoding took, how long it ran beside learning, how full
-        its pages were, what drafts gave."""
+        """Returns metrics of decoding: the seconds that bringing weights to its layout took, how
+        long it ran beside learning, how full its pages were, and what drafts gained."""
         synced = {"sync/bytes": float(self.synced_bytes), "sync/seconds": self.synced_s}
         synced |= {"time/beside_s": self.beside_s} if self.beside_s else {}
         return synced | self.pages | draft_metrics(**self.drafts)
@@ -89,7 +89,7 @@ class Timings:
 
 def draft_metrics(steps: int = 0, drafted: int = 0, kept: int = 0) -> dict[str, float]:
     """Returns metrics of decoding with drafts: steps of a sequence, tokens drafted, drafts kept; {}
-    of none."""
+    without steps."""
     if not steps:
         return {}
     per_step = (steps + kept) / steps
@@ -101,7 +101,7 @@ _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timin
 
 @contextlib.contextmanager
 def collect():
-    """Yields the Timings that everything within the block is recorded in."""
+    """Yields the Timings in which everything within the block is recorded."""
     token = _timings.set(Timings(time.monotonic()))
     try:
         yield _timings.get()

@@ -2,7 +2,7 @@
 
 The `Tracker` protocol, and `Tracking`, which fans out to all trackers. Training outranks tracking:
 a service is called in a thread of its own, and one that fails or hangs while the run goes on is
-named and switched off, it never stops a step. In a run of several processes only the first one
+named and switched off; it never stops a step. In a run of several processes only the first one
 opens a tracking.
 
 The run folder gets `metrics.jsonl` {"step": 3, "reward/mean": 0.5, ...} and `samples.jsonl`
@@ -33,14 +33,17 @@ METHODS = ("log", "samples", "close")
 
 
 class Tracker(Protocol):
-    """Anything that takes metrics and example completions. A config names what makes one: a class
-    or a function of (run_dir, config) and of options."""
+    """Receives metrics and example completions. A config names what makes one: a class or a
+    function of (run_dir, config) and of options."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step, {name: number or text}."""
 
-    def samples(self, step: int, rows: Sequence[Mapping]) -> None: ...
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Takes example completions of a step."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the tracker."""
 
 
 # --- the fan-out ---
@@ -159,31 +162,31 @@ class Tracking:
         self._dropped: set[str] = set()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send one row of metrics: scalars (numpy, device) and text such as the phase."""
+        """Sends one row of metrics: scalars (numpy, device) and text such as the phase."""
         step, row = int(step), self._clean(metrics)
         for guarded in self._guarded:
             if guarded.on:
                 guarded.call("log", step, row)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
-        """Send example completions: prompt, response, reward, ground_truth, status, phase."""
+        """Sends example completions: prompt, response, reward, ground_truth, status, phase."""
         step, rows = int(step), [plain(row) for row in rows]
         for guarded in self._guarded:
             if guarded.on:
                 guarded.call("samples", step, rows)
 
     def episodes(self, step: int, rows: Sequence[Mapping]) -> None:
-        """Write records of episodes (rljax.tracking.episodes) into episodes.jsonl alone."""
+        """Writes records of episodes (rljax.tracking.episodes) into episodes.jsonl alone."""
         for guarded in self._guarded[:1]:
             guarded.call("episodes", int(step), rows)
 
     def close(self) -> None:
-        """Close every tracker, the failed ones too: they may hold files and threads."""
+        """Closes every tracker, the failed ones too: they may hold files and threads."""
         for guarded in self._guarded:
             guarded.close()
 
     def offsets(self) -> dict[str, int]:
-        """Byte lengths of the jsonl files, synced to disk; stored in the checkpoint."""
+        """Returns the bytes of the jsonl files, synced to disk, for a checkpoint."""
         try:
             return self._jsonl.offsets()
         except OSError as error:  # the checkpoint matters more than its log
@@ -196,15 +199,15 @@ class Tracking:
         self._jsonl.truncate(offsets)
 
     def empty(self) -> None:
-        """Cuts the jsonl files to nothing: a run that starts anew in a folder."""
+        """Empties the jsonl files, for a run that starts anew in a folder."""
         self._jsonl.truncate(dict.fromkeys(self._jsonl.files, 0))
 
     def lost(self) -> str:
-        """Returns what of the jsonl files could not be kept, "" if everything was."""
+        """Returns a text about rows of the jsonl files that were lost, "" if none were."""
         return self._jsonl.lost()
 
     def failures(self) -> dict[str, int]:
-        """Failures so far by tracker name."""
+        """Returns the number of failures so far by tracker name."""
         return {guarded.name: guarded.failures for guarded in self._guarded}
 
     def __enter__(self) -> "Tracking":
@@ -227,22 +230,26 @@ class Tracking:
 
 
 class Silent(Tracking):
-    """The tracking of a process that writes nothing: of several hosts the first one does."""
+    """The tracking of a process that writes nothing: of several hosts only the first one writes."""
 
     def __init__(self):
         self._guarded = []
         self._dropped: set[str] = set()
 
     def offsets(self) -> dict[str, int]:
+        """Returns no offsets."""
         return {}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
+        """Does nothing."""
         pass
 
     def empty(self) -> None:
+        """Does nothing."""
         pass
 
     def lost(self) -> str:
+        """Returns "": nothing is written."""
         return ""
 
 
@@ -253,9 +260,10 @@ def open_tracking(
     console: Tracker | None = None,
     meanings: Tracker | None = None,
 ) -> Tracking:
-    """The trackers that `trackers` names besides the jsonl files and the `meanings` of metrics;
-    `console` is used if it is named. Of one that is named twice, with other options, both are used.
-    """
+    """Opens the trackers that `trackers` names besides the jsonl files and the `meanings` of
+    metrics; `console` is used if it is named. One that is named twice, with other options, is
+    opened twice. Raises InputError for a name that cannot be resolved, a package that is not
+    installed, and a tracker that does not start; in a resumed run the last is a warning."""
     if isinstance(trackers, str):
         fix = f"({trackers!r},)"
         raise InputError("trackers must be a sequence of names", value=trackers, fix=fix)

@@ -1,5 +1,5 @@
-"""The first batch whose loss or gradient was not finite: kept in the run folder with the roles as
-its step left them (a skipped optimizer step changes no weight), for `rljax replay`.
+"""The first batch whose loss or gradient was not finite. It is kept in the run folder for `rljax
+replay`, with the roles as its step left them (a skipped optimizer step changes no weight).
 
 RUN_DIR/bad/STEP.npz has the fields of the Batch, RUN_DIR/bad/STEP/ is a checkpoint.
 """
@@ -32,9 +32,9 @@ def is_bad(metrics: dict) -> bool:
 
 
 def of_taken_steps(metrics: dict) -> dict:
-    """The metrics of a step with the loss and the gradient norm of the optimizer steps that were
-    taken, as means; NaN where all of them were skipped. A skipped one counts as 0 in the program,
-    so that the sums over steps stay finite."""
+    """Returns the metrics of a step with the loss and the gradient norm as means over the optimizer
+    steps that were taken; NaN if all of them were skipped. A skipped one counts as 0 in the
+    program, so that the sums over steps stay finite."""
     out = dict(metrics)
     for name in [name for name in metrics if name.endswith(_SKIPPED)]:
         prefix, skipped = name.removesuffix(_SKIPPED), float(metrics[name])
@@ -48,7 +48,7 @@ def of_taken_steps(metrics: dict) -> dict:
 
 def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None:
     """Writes the batch of the step before `progress`, and what a checkpoint keeps of the roles
-    after it. A disk without room for them does not end a run that goes on without."""
+    after it. A full disk does not end a run that goes on: it is a warning."""
     step, folder, fault = progress.step, run.path / FOLDER, ""
     fields = {k: v for k, v in vars(fetch(batch)).items() if v is not None}
     checkpoints = Checkpoints(run.at(FOLDER), keep=1)
@@ -75,18 +75,19 @@ def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """The file of a kept batch."""
+    """Returns the path of a kept batch."""
     return folder / f"{step:08d}.npz"
 
 
 def kept_steps(run_dir: Path) -> list[int]:
-    """The steps of which a run folder has kept the batch."""
+    """Returns the steps whose batch a run folder has kept, in ascending order."""
     files = (run_dir / FOLDER).glob("[0-9]*.npz")
     return sorted(int(file.stem) for file in files if is_whole_number(file.stem))
 
 
 def read(run_dir: Path, step: int, mesh) -> Batch:
-    """The batch of a step, on the mesh. Raises InputError where it is not there or not whole."""
+    """Reads the batch of a step onto the mesh. Raises InputError if it was not kept, or its file is
+    not whole."""
     path = path_of(run_dir / FOLDER, step)
     known = {field.name for field in dataclasses.fields(Batch)}
     if not path.exists():

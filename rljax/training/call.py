@@ -1,4 +1,4 @@
-"""rljax.train: a run from Python, by a Config or by the fields of one."""
+"""rljax.train: trains from Python, by a Config or by the fields of one."""
 
 import os
 import sys

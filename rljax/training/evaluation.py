@@ -1,4 +1,4 @@
-"""rljax.evaluate: a policy on held-out prompts, from Python."""
+"""rljax.evaluate: evaluates a policy on held-out prompts, from Python."""
 
 import dataclasses
 import os
@@ -30,7 +30,8 @@ def evaluate(
     answer: Callable[[str], str | None] = policies.final_answer,
     **options,
 ) -> dict:
-    """Greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a policy, with 95 % intervals.
+    """Returns the greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a policy, with 95 %
+    intervals.
 
     `policy` is the run that `rljax.train` returned, a run folder, a model folder or a name of the
     hub:

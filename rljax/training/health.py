@@ -1,5 +1,5 @@
-"""Limits that a run compares its metrics with: those that the user's functions declare, and the
-numbers that sampler and trainer compute with."""
+"""Limits that a run compares its metrics with: the ranges that the user's functions declare, and
+those of the precision that sampler and trainer compute with."""
 
 import sys
 
@@ -12,8 +12,8 @@ from rljax.metric import Metric
 
 
 def own_metrics(config: Config) -> dict[str, Metric]:
-    """Returns the metrics in the contracts of the user's functions that a config names. Those that
-    a run calls are imported by now, and nothing else is."""
+    """Returns the metrics in the contracts of the user's functions that a config names. Functions
+    that a run calls are imported by now; no others are imported."""
     metrics: dict[str, Metric] = {}
     for name in sorted(own_names(config)):
         if not names_file(name) and name.rpartition(".")[0] not in sys.modules:

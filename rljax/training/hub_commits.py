@@ -1,5 +1,5 @@
-"""The repositories of the hub that a config names, as commits: asked once, by the first host, so
-that all hosts and every resume read the same."""
+"""The repositories of the hub that a config names, as commits. The first host asks once, so that
+all hosts and every resume read the same files."""
 
 import re
 from pathlib import Path
@@ -14,8 +14,9 @@ COMMITS = "hub.json"  # of a run folder: {as the config names it: with the commi
 
 
 def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
-    """(the config with a commit in every hf:// path, {as it was named: with the commit}). A run
-    that goes on has the commits that its folder says it began with."""
+    """Returns (the config with a commit in every hf:// path, {path as the config named it: path
+    with the commit}). A run that goes on keeps the commits in its folder. Raises InputError for a
+    repository that cannot be found."""
     asked = _asked(config)
     if not asked:
         return config, {}

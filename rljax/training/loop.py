@@ -1,7 +1,7 @@
-"""The training loop: {step, evaluate, log, save} until the run is over. Plumbing only.
+"""The training loop: steps, evaluations, logs and checkpoints until the run is over.
 
-The order of things, the run folder, signals, faults and the summary; the state is
-rljax.training.run, every algorithm a page of rljax.dataflows.
+It has the order of things, the run folder, signals, faults and the summary. The state of a run is
+in rljax.training.run, and every algorithm is a page of rljax.dataflows.
 """
 
 import contextlib
@@ -95,8 +95,8 @@ _STOPPED = "stopped by"  # how the status of a run begins that a signal has stop
 
 
 def one_step(run: Run) -> dict:
-    """One step of the current phase; its seconds are split into generate, reward, learn and
-    rest."""
+    """Takes one step of the current phase and returns its metrics, with its seconds split into
+    generate, reward, learn and rest."""
     phase = run.phase
     compiled = compiles.count()
     with collect() as timings:
@@ -186,8 +186,8 @@ def _without_gradient(steps: int, metrics: dict) -> str:
 
 
 def after_step(run: Run, metrics: dict) -> bool:
-    """Evaluate and change phase where it is time; adds to `metrics`. True if a checkpoint is
-    due."""
+    """Evaluates and enters the next phase if it is time, and adds to `metrics`. Returns whether a
+    checkpoint is due."""
     config, progress = run.config, run.progress
     every = config.checkpoint.every_steps
     due = bool(every and progress.step % every == 0)
@@ -219,7 +219,8 @@ def after_step(run: Run, metrics: dict) -> bool:
 
 
 def roll_back(run: Run, bad: int) -> None:
-    """Too many non-finite steps: back to the last good checkpoint, then stop with the reason."""
+    """Goes back to the last checkpoint after `bad` non-finite optimizer steps in a row, and raises
+    InputError with the reason."""
     run.progress.count_fault("rollbacks")
     failed, faults = run.progress.step, dict(run.progress.faults)
     fault_steps = dict(run.progress.fault_steps)
@@ -244,8 +245,8 @@ def roll_back(run: Run, bad: int) -> None:
 
 
 def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> None:
-    """Until the run is finished, a signal arrives, or too many steps go wrong; and until what was
-    saved is written."""
+    """Trains until the run is finished, a signal arrives, or too many steps go wrong; then waits
+    until all checkpoints are written."""
     try:
         _steps(run, tracking, signals, profile)
     except hosts.StopAgreed:
@@ -293,9 +294,9 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
 
 
 def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
-    """One step and what follows it -> (metrics, samples and episodes to show, whether a checkpoint
-    is due). The step of which a stopped run had only the evaluation left has its batch learned
-    already."""
+    """Takes one step with its evaluation; returns (metrics, samples and episodes to show, whether a
+    checkpoint is due). If a stopped run had only the evaluation of a step left, its batch is not
+    learned again."""
     heartbeat.at_step(run.progress.step + (run.half_step is None))
     if run.half_step is None:
         with profile.step(run.progress.step + 1):
@@ -365,13 +366,14 @@ def summarise(run: Run, status: str) -> dict:
 
 
 def finish(run: Run, status: str, lost: str) -> dict:
-    """The exported policy, summary.json, and report.html last: RunFolder.is_wrapped_up looks at it.
+    """Writes the exported policy, summary.json, and report.html last: RunFolder.is_wrapped_up looks
+    at it. Returns the summary.
 
-    What cannot be written keeps nothing else from being written and is part of the status, as is
-    what was `lost` of the metrics.
+    A file that cannot be written does not keep the others from being written; it becomes part of
+    the status, as do metrics that were `lost`.
 
     A run that a signal has stopped exports nothing: a half-trained policy would stand where a final
-    one does. It goes on and makes it then. Of several hosts the first one writes, and all take part
+    one does. It goes on and exports then. Of several hosts the first one writes, and all take part
     in the export, so only a run that has finished makes it: one of them may be gone.
     """
     folder, faults = run.folder, [lost] if lost else []
@@ -411,7 +413,8 @@ def finish(run: Run, status: str, lost: str) -> dict:
 
 
 def programs(setup: Setup) -> list[tuple[str, str]]:
-    """The large programs of a run in the order in which it compiles them, by function and use."""
+    """Returns (function, use) of the large programs of a run in the order in which it
+    compiles them."""
     learning = [
         (phase.dataflow.function.__name__, f"learn {phase.label}") for phase in setup.phases
     ]
@@ -427,13 +430,13 @@ def train(
     unset: Collection[str] = (),
     shipped: Config | None = None,
 ) -> TrainedRun:
-    """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
-    there are); returns the run: its folder, summary, metrics, report and policy. The fields of
-    config.batch that are `unset` are chosen for the model and the devices. Of what the config
-    has from the one that `shipped` with the library, from which it was made, no warning is said.
+    """Trains a config to its end (resuming if run_dir holds checkpoints), on `devices` (default:
+    all); returns the run: its folder, summary, metrics, report and policy. The fields of
+    config.batch that are `unset` are chosen for the model and the devices. `shipped` is the config
+    of the library that this one was made from: a warm-up that it set causes no warning.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
-    possible, and RunStopped where a signal has arrived.
+    possible, and RunStopped if a signal has arrived.
     """
     hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
     try:

@@ -1,9 +1,10 @@
-"""Finds the operation that made the first number that is not finite, of those that reach a result.
+"""Finds the operation that made the first number that is not finite, among those that reach
+a result.
 
 A function is traced and then computed operation by operation on the devices. `jax_debug_nans` stops
-at the first NaN anywhere, also at one that a mask removes on the next line, calls a whole loop one
-operation, and does not see an infinity; here a NaN counts only where it goes on to the result that
-is asked about, and loops are entered.
+at the first NaN anywhere, even if a mask removes it on the next line, treats a whole loop as one
+operation, and does not see an infinity. Here a NaN counts only if it reaches the result that is
+asked about, and loops are entered.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ HERE = 2**20  # numbers of an array that is brought to the host to be looked at
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of a number that is not finite."""
+    """The operation that made a number that is not finite."""
 
     order: int
     kind: str  # NaN or infinity
@@ -37,7 +38,7 @@ class Origin:
     cause: "Origin | None" = None  # of a NaN that was made of infinities: where those were made
 
     def lines(self) -> list[str]:
-        """For people, what came first first."""
+        """Returns a description for people, in the order of the operations."""
         before = [] if self.cause is None else [*self.cause.lines(), "and of that"]
         out = [*before, f"{self.operation} made {self.kind}: {self.count}"]
         out += [f"  at {location}" for location in self.location.splitlines()]
@@ -51,9 +52,9 @@ Marks = dict[str, Origin]
 
 
 def trace(function: Callable, *arguments, names: Sequence[str] = ()) -> tuple:
-    """function(*arguments) computed operation by operation -> (its result, the same tree with the
-    Marks of each leaf). `names` are of the arguments, for numbers that are not finite already in
-    them."""
+    """Computes function(*arguments) operation by operation; returns (its result, the same tree
+    with the Marks of each leaf). `names` of the arguments describe numbers that are not finite in
+    the inputs."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     paths = jax.tree_util.tree_flatten_with_path(arguments)[0]
     leaves = [leaf for _, leaf in paths]

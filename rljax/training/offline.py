@@ -25,7 +25,8 @@ from rljax.training.sources import offline_rows
 
 
 def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict]:
-    """The dataflow on all held-out items at once, learning nothing -> (its roles, {eval/...})."""
+    """Runs the dataflow on all held-out items at once, with a scalar random key and without
+    learning; returns (its roles, {eval/...: value})."""
     records, steps, together = setup.data.held_out, setup.algorithm.steps, setup.rows_per_example
     part = steps.microbatch_rows
     own = 1 if setup.main.data == "unpaired" else together  # rows that the loss is taken of
@@ -42,10 +43,10 @@ def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict
 
 
 def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
-    """Computes the log-probs of every row, held out ones too, under the weights `params` that the
-    run starts from, and writes them to `folder`; the file's name.
+    """Computes the log-probs, in nats, of every row, held-out ones too, under the weights `params`
+    that the run starts from, and writes them to `folder`; returns the name of the file.
 
-    The name is the digest of rows and weights: what is there already is used again, by any run.
+    The name is the digest of rows and weights, so that any run uses again a file that is there.
     """
     reference = Reference(params, setup.model, setup.config.sampler.temperature)
     # The rows as they are read, and all that changes what the model says of them.
@@ -80,7 +81,8 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
 
 
 def read_reference_logprobs(setup: Setup, path: Path) -> None:
-    """Gives every record of the data the stored log-probs of its rows, `ref_logprobs`."""
+    """Gives every record of the data the stored log-probs of its rows, `ref_logprobs`. Raises
+    InputError for a file that cannot be read or has another number of rows than the data."""
     try:
         stored = read_arrays(path)
         rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])

@@ -1,6 +1,5 @@
-"""Before a run of several hosts begins: that they have the same config, code, models and data, and
-see the same run folder. With one process nothing of it happens.
-"""
+"""Checks before a run of several hosts begins that they have the same config, code, models and
+data, and see the same run folder. With one process there is nothing to check."""
 
 import importlib.util
 import os
@@ -25,7 +24,7 @@ OF_HOSTS = "hosts"  # the folder of a run in which each host may write
 
 
 def check_same_start(config: Config) -> None:
-    """Raises InputError on every host where versions, code, config, models or devices differ."""
+    """Raises InputError on every host if versions, code, config, models or devices differ."""
     if hosts.count() == 1:
         return
     preflight.require_same(
@@ -39,7 +38,7 @@ def check_same_start(config: Config) -> None:
 
 
 def check_same_data(setup: Setup) -> None:
-    """Raises InputError on every host where the rows or the tokenizer differ."""
+    """Raises InputError on every host if the rows or the tokenizer differ."""
     if hosts.count() > 1:
         preflight.require_same({"data": setup.data.digest[:16]})
 
@@ -88,8 +87,8 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def shared_folder(path: Path) -> Path:
-    """The run folder, which the first host makes. Raises InputError, on every host, where one of
-    them does not see what the first one writes into it."""
+    """Returns the run folder, which the first host makes. Raises InputError, on every host, if one
+    of them does not see what the first one writes into it."""
     if hosts.count() == 1:
         return make_folder(path)
     token, file = "", path / OF_HOSTS / TOKEN

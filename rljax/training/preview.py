@@ -1,4 +1,4 @@
-"""Shows what a run would begin with, without a step of it: `rljax train --dry_run`."""
+"""Shows what a run would begin with, without taking a step: `rljax train --dry_run`."""
 
 import tempfile
 from pathlib import Path
@@ -26,9 +26,10 @@ from rljax.validation import validate
 def preview(
     config: Config, console: Console, *, rows: int = 2, devices=None, shipped: Config | None = None
 ) -> None:
-    """Prints the warnings and the plan of a config, its first rows as the model reads them, and the
-    rewards of ordinary responses to them. Raises InputError for all that `train` would before its
-    first step; makes no run folder and compiles nothing. Of several hosts the first one prints."""
+    """Prints the warnings and the plan of a config, its first rows as the model reads them, and
+    the rewards of ordinary responses to them. It makes no run folder and compiles nothing; of
+    several hosts the first one prints. Raises InputError for all that `train` would refuse before
+    its first step."""
     hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
     try:
         check_same_start(config)

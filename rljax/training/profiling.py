@@ -17,8 +17,9 @@ FOLDER = "profile"
 
 class Profile:
     """Profiles the steps of config.profile_steps into the run folder, `with profile.step(7):`, and
-    answers live captures while it is open. Of the first config.profile_hosts hosts alone. What is
-    to be done `after_step` is not part of a profile."""
+    answers live captures while it is open, on the first config.profile_hosts hosts. Opening it
+    raises InputError if profile_port cannot be used. `after_step` is called after each step and is
+    not part of a profile."""
 
     def __init__(self, config: Config, folder: Path, after_step: Callable[[], None] = lambda: None):
         self.after_step = after_step
@@ -31,7 +32,8 @@ class Profile:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around step `number`: a profile begins before the first step and ends after the last."""
+        """Profiles step `number`: a profile begins before the first step and ends after
+        the last."""
         if not self.first <= number <= self.last:
             yield
             self.after_step()
@@ -48,7 +50,7 @@ class Profile:
         self.after_step()
 
     def close(self) -> None:
-        """Writes what was recorded, also where the run ends before the last step."""
+        """Writes what was recorded, even if the run ends before the last step."""
         if self.running:
             self.running = False
             jax.profiler.stop_trace()

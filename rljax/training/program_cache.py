@@ -1,10 +1,9 @@
 """Cache of compiled programs: where it is, how many of a run's programs it held, and what has
 changed if it held none.
 
-JAX writes its cache by the first process alone and every process reads it. So hosts use one folder
-that all of them see; where there is none (the default is on each host's own disk, or the folder is
-a URL) each has a copy, which is filled before the first compile, and what is new is put back by the
-first host.
+Only the first process writes JAX's cache, and every process reads it. So hosts use one folder that
+all of them see. If there is none (the default is on each host's own disk, or the folder is a URL)
+each has a copy, which is filled before the first compile, and the first host puts back what is new.
 """
 
 import logging
@@ -42,8 +41,8 @@ def compiled_for() -> dict[str, str]:
 
 
 class ProgramCache:
-    """The compiled programs of the run in `run_folder`. All hosts open it, and call it in the same
-    order. `say` shows a line on the console."""
+    """The cache of the compiled programs of the run in `run_folder`. All hosts open it, and call it
+    in the same order. `say` shows a line on the console."""
 
     def __init__(
         self, config: Config, run_folder: RunFolder, *, say: Callable[[str], None] | None = None
@@ -95,8 +94,8 @@ class ProgramCache:
         self._thread.shutdown(wait=kind is None)
 
     def after_step(self) -> None:
-        """After every step of this process: says after the first one what was compiled, and puts
-        the programs where the other hosts find them after the third."""
+        """Called after every step of this process: after the first one says what was compiled, and
+        after the third puts the programs where the other hosts find them."""
         self.steps += 1
         if self.folder is None:
             return
@@ -227,8 +226,8 @@ def _seen_by_all(folder: Path) -> bool:
 
 
 def said(every: list[compiles.Compiled], names, longest: Sequence[tuple[str, float]] = ()) -> str:
-    """ "compiled 9 programs in 412 s (learn 300 s, generate 99 s), 0 from the cache", and which
-    hosts had others."""
+    """Returns a line such as "compiled 9 programs in 412 s (learn 300 s, generate 99 s), 0 from the
+    cache", and which hosts had others."""
     first = every[0]
     each = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in longest[:4])
     text = f"compiled {first.programs} programs in {first.seconds:.0f} s"
@@ -245,7 +244,8 @@ def said(every: list[compiles.Compiled], names, longest: Sequence[tuple[str, flo
 
 
 def changed(before: object, now: object) -> list[str]:
-    """ "jaxlib: 0.10.1 -> 0.10.2" for each fact that differs between two starts."""
+    """Returns lines such as "jaxlib: 0.10.1 -> 0.10.2", one for each fact that differs between
+    two starts."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

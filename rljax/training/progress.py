@@ -1,4 +1,5 @@
-"""Progress: where a run is and what it has measured so far, the JSON half of a checkpoint."""
+"""The progress of a run: its position and what it has measured so far, the JSON half of
+a checkpoint."""
 
 import dataclasses
 import types
@@ -9,7 +10,7 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass
 class Progress:
-    """The JSON half of a checkpoint: where the run is, and what it has measured so far."""
+    """The position of a run and what it has measured so far: the JSON half of a checkpoint."""
 
     phase: str  # rljax.setup.Phase.name
     taken: dict[str, int] = dataclasses.field(default_factory=dict)  # steps of each phase
@@ -34,32 +35,34 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """Steps of all phases."""
+        """Number of steps of all phases."""
         return sum(self.taken.values())
 
     @property
     def sft_steps(self) -> int:
+        """Number of supervised steps before the last phase."""
         return self.taken.get("sft", 0)
 
     @property
     def rl_steps(self) -> int:
-        """Steps of the last phase, whatever its dataflow."""
+        """Number of steps of the last phase, whatever its dataflow."""
         return self.taken.get("rl", 0)
 
     @property
     def measured(self) -> bool:
-        """Returns whether the last evaluation came after the last step of the dataflow, so that it
-        is of the policy as it is now."""
+        """Returns whether the last evaluation came after the last step of the dataflow, and so is
+        of the current policy."""
         return self.rl_steps > 0 and self.evaluated_step == self.step
 
     def count_fault(self, name: str, count: float = 1.0) -> None:
-        """Adds to a fault, which is of the step that was taken last."""
+        """Adds to the count of a fault, and notes the last step as its latest."""
         self.faults[name] = self.faults.get(name, 0.0) + count
         self.fault_steps[name] = self.step
 
     @classmethod
     def from_dict(cls, saved: dict) -> "Progress":
-        """Reads the progress of a checkpoint; one of another version of rljax is refused."""
+        """Reads the progress of a checkpoint. Raises InputError for one of another version
+        of rljax."""
         names = {field.name for field in dataclasses.fields(cls)}
         if saved.keys() != names:
             raise InputError(
@@ -96,7 +99,7 @@ def _is_a(value: object, hint) -> bool:
 
 
 def bad_steps_in_a_row(metrics: dict) -> int:
-    """Non-finite optimizer steps up to now without a good one between, of the worst of the trained
-    roles."""
+    """Returns the number of non-finite optimizer steps since the last good one, of the worst of the
+    trained roles."""
     counts = [v for name, v in metrics.items() if name.endswith("skipped_in_a_row")]
     return int(max(counts, default=0))

@@ -22,8 +22,8 @@ from rljax.training.progress import Progress
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The result of the replay: the operation that made the first number that is not finite in each
-    trained role, {} where the step was finite this time."""
+    """The result of a replay: for each trained role the operation that made the first number that
+    is not finite; {} if the step was finite this time."""
 
     step: int
     phase: str
@@ -31,6 +31,7 @@ class Replay:
     origins: dict[str, Origin]
 
     def lines(self) -> list[str]:
+        """Returns a description for people."""
         out = [f"step {self.step}, phase {self.phase}, on the weights of {self.weights}"]
         for role, origin in self.origins.items():
             out += [f"{role}: " + origin.lines()[0], *origin.lines()[1:]]
@@ -45,11 +46,11 @@ class Replay:
 def replay(
     run_dir: str | Path, step: int | None = None, *, trust_code: bool = False, devices=None
 ) -> Replay:
-    """The learning of step `step` (None: the first that is kept) of a run, computed operation by
-    operation on `devices` (default: those of this host).
+    """Computes the learning of step `step` (None: the first that is kept) of a run again, operation
+    by operation on `devices` (default: those of this host).
 
-    A run folder is data: where its config names functions outside of rljax it is refused, unless
-    trust_code says that they may run.
+    Raises InputError for a step whose batch was not kept. A run folder is data: if its config names
+    functions outside of rljax it is refused, unless trust_code says that they may run.
     """
     with local_copy(run_dir, inside=(bad_batch.FOLDER,)) as folder:
         return _replay(folder, str(run_dir), step, trust_code, devices)

@@ -1,5 +1,5 @@
-"""Result of train(config): the run, as a notebook goes on with it; or raises where a signal has
-stopped it."""
+"""The result of train(config): the run for further use in a notebook, or an exception if a signal
+has stopped it."""
 
 import dataclasses
 import difflib
@@ -36,8 +36,8 @@ class _ReportURL(str):
 
 
 class Metrics(Mapping):
-    """The rows of metrics.jsonl as arrays over the logged steps: float64, NaN at a step without
-    the metric; an array of objects for texts such as the phase. `metrics.to_pandas()` is a
+    """The rows of metrics.jsonl as arrays [N] over the N logged steps: float64, NaN at a step
+    without the metric; an array of objects for texts such as the phase. `metrics.to_pandas()` is a
     DataFrame, `metrics.to_pylist()` the rows."""
 
     def __init__(self, rows: Sequence[Mapping]):
@@ -65,18 +65,19 @@ class Metrics(Mapping):
         return f"<{len(self)} metrics of {len(self._rows)} steps: {', '.join(self)}>"
 
     def to_pylist(self) -> list[dict]:
-        """The rows, each with the metrics that its step has."""
+        """Returns the rows, each with the metrics that its step has."""
         return [dict(row) for row in self._rows]
 
     def to_pandas(self):
-        """A pandas.DataFrame with a column for each metric; needs pandas."""
+        """Returns a pandas.DataFrame with a column for each metric; needs pandas."""
         return pa.table({name: [row.get(name) for row in self._rows] for name in self}).to_pandas()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrainedRun:
-    """A run that has ended, in its folder (or URL); `summary` is what summary.json holds. As the
-    last line of a notebook's cell it shows its curves and completions, `run.report` the page."""
+    """A run that has ended, in its folder (or URL); `summary` is the content of summary.json.
+    As the last line of a notebook's cell it shows its curves and completions, and `run.report`
+    the page."""
 
     folder: Path | str
     summary: dict
@@ -95,14 +96,14 @@ class TrainedRun:
 
     @property
     def report(self) -> Path | str:
-        """report.html, which a notebook shows."""
+        """Path or URL of report.html, which a notebook shows."""
         report = self._at("report.html")
         return _ReportURL(report) if isinstance(report, str) else _ReportPath(report)
 
     @property
     def policy(self) -> Path | str | None:
-        """The exported model, a Hugging Face folder; None if the run exports none, and of a run
-        that was stopped: what lies there is of an earlier end."""
+        """Path or URL of the exported model, a Hugging Face folder. None if the run exports none,
+        and for a run that was stopped: a folder that lies there is of an earlier end."""
         if str(self.summary.get("status")).startswith("stopped"):
             return None
         folders = (self._at(name) for name in ("policy", "reward_model"))

@@ -1,7 +1,7 @@
-"""Run: the state of one training run, and what one step does to it.
+"""The state of one training run, and what one step does to it.
 
 Every random draw is a function of (seed, phase, step), and the data order of (seed, position), so
-that a resumed run is bitwise the uninterrupted one.
+that a resumed run is bitwise equal to one that was not interrupted.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
 
 
 def checkpoint_bytes(setup: Setup) -> int:
-    """Bytes of the arrays of a checkpoint, of the phase that has most."""
+    """Returns the bytes of the arrays of a checkpoint, in the phase that has most."""
     phases = [build.role_arrays(build.abstract_roles(setup, phase)) for phase in setup.phases]
     return max(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(roles)) for roles in phases)
 
@@ -118,6 +118,8 @@ class Run:
         self.close()
 
     def close(self) -> None:
+        """Waits for checkpoints that are being written, and closes the players that the run
+        has opened."""
         self.checkpoints.close()
         for player in self.owned:
             player.close()
@@ -129,11 +131,13 @@ class Run:
 
     @property
     def phase(self) -> Phase:
+        """The current phase."""
         return self.setup.phase(self.progress.phase)
 
     @property
     def device(self) -> str:
-        """The number of devices of each kind: "8 x TPU v5e", "16 x TPU v5e on 4 hosts"."""
+        """Text with the number of devices of each kind: "8 x TPU v5e", "16 x TPU v5e on
+        4 hosts"."""
         devices, count = self.setup.model.mesh.devices, hosts.count()
         on_hosts = f" on {count} hosts" if count > 1 else ""
         return f"{devices.size} x {devices.flat[0].device_kind}{on_hosts}"
@@ -146,7 +150,7 @@ class Run:
     # -- state --
 
     def start(self, tracking) -> None:
-        """Resume from the newest whole checkpoint of the folder, or start anew."""
+        """Resumes from the newest whole checkpoint of the folder, or starts anew."""
         self.checkpoints.prepare()
         self.checkpoints.check_room(checkpoint_bytes(self.setup))
         while (step := self.checkpoints.latest()) is not None:
@@ -166,7 +170,8 @@ class Run:
         self.started_training = True
 
     def begin(self, phase: Phase, params: dict) -> None:
-        """Enter a phase with fresh optimizers on these weights; the reference is their copy."""
+        """Enters a phase with fresh optimizers on these weights; the reference is a copy
+        of them."""
         stored = self.config.offline.reference_logprobs
         if stored and phase is self.setup.main:
             with heartbeat.phase("reference_logprobs"):
@@ -197,7 +202,7 @@ class Run:
         LOG.info("resumed %s at step %d", self.run_folder, step)
 
     def load(self, step: int) -> None:
-        """Everything of a checkpoint but the trackers."""
+        """Loads everything of a checkpoint except the trackers."""
         state = self.checkpoints.read_state(step)
         with self._reading_state(step):
             self.progress = Progress.from_dict(state["progress"])
@@ -257,15 +262,15 @@ class Run:
         source.set_state(saved)
 
     def save_halfway(self, tracking) -> None:
-        """The state of the last finished step, where the one after it has been abandoned before
-        its roles were touched; or of the last one, where its evaluation is what is left of it.
-        Nothing if that is where this run went on from."""
+        """Saves the state of the last finished step, if the one after it has been abandoned before
+        its roles changed; or of the last one, if only its evaluation is left. Saves nothing if this
+        is the state that this run went on from."""
         if self.progress.step and self.saved_step != self.progress.step:
             self.save(tracking)
 
     def save(self, tracking) -> None:
-        """Everything, at once: roles, data position, progress, tracker offsets. It is copied to
-        host memory here and written beside the steps that follow."""
+        """Saves roles, data position, progress and tracker offsets at once. They are copied to host
+        memory here and written during the steps that follow."""
         if bad_steps_in_a_row(self.metrics) and not self.finished():
             return  # a checkpoint is a state worth going back to
         self.progress.elapsed_s = time.monotonic() - self.started
@@ -288,23 +293,27 @@ class Run:
 
     @property
     def stopped_early(self) -> bool:
-        """evaluate.patience evaluations in a row were no better than the best before them."""
+        """Returns whether evaluate.patience evaluations in a row were no better than the best
+        before them."""
         return 0 < self.config.evaluate.patience <= self.progress.since_best
 
     @property
     def total_steps(self) -> int:
-        """Steps of all phases; supervised ones that have ended early count as many as they were."""
+        """Number of steps of all phases; supervised steps that have ended early count as many as
+        they were."""
         ended = self.phase is self.setup.main
         return self.config.steps + (self.progress.sft_steps if ended else self.config.sft.steps)
 
     def finished(self) -> bool:
+        """Returns whether the last phase has taken all its steps or has stopped early."""
         over = self.progress.rl_steps >= self.config.steps or self.stopped_early
         return self.phase is self.setup.main and over
 
     # -- steps --
 
     def step(self) -> dict:
-        """One step of the current phase: a batch of its source through its dataflow -> metrics."""
+        """Takes one step of the current phase, a batch of its source through its dataflow; returns
+        its metrics."""
         phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
         if hosts.count() > 1:  # a step can be abandoned; one process stops between two
             self.begun_at = copy.deepcopy(positions(self.sources, self.player))
@@ -333,7 +342,7 @@ class Run:
     # -- warnings --
 
     def warn(self, name: str, text: str, count: float = 1.0) -> None:
-        """Counts a warning of a step, and says it the first time, and at 10, 100, 1000 ..."""
+        """Counts a warning of a step, and logs it at the first, 10th, 100th, 1000th ... time."""
         before = self.progress.faults.get(name, 0.0)
         self.progress.count_fault(name, count)
         after = self.progress.faults[name]
@@ -342,15 +351,15 @@ class Run:
             LOG.warning("step %d: %s%s", self.progress.step, text, times)
 
     def warn_in_a_row(self, name: str, holds: bool, text: Callable[[int], str]) -> None:
-        """Counts a warning about something that has held for IN_A_ROW steps in a row or more;
-        `text` says it of so many steps."""
+        """Counts a warning about a condition that has held for IN_A_ROW steps in a row or more;
+        `text` makes the message from the number of steps."""
         steps = self.progress.in_a_row.get(name, 0) + 1 if holds else 0
         self.progress.in_a_row[name] = steps
         if steps >= IN_A_ROW:
             self.warn(name, text(steps), IN_A_ROW if steps == IN_A_ROW else 1)
 
     def all_warnings(self) -> list[str]:
-        """The warnings so far, a line each."""
+        """Returns the warnings so far, a line each."""
         return [
             *self.warnings,
             *fault_lines(self.progress.faults, self.progress.fault_steps, self.progress.step),
@@ -392,8 +401,8 @@ class Run:
         LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
 
     def evaluate(self) -> dict:
-        """The loss on held-out examples and the greedy accuracy on held-out prompts, of which there
-        are any, remembered in progress."""
+        """Returns the loss on held-out examples and the greedy accuracy on held-out prompts, if
+        there are any, and keeps them in progress."""
         with hosts.may_stop(), heartbeat.phase("evaluate"):
             metrics = self._evaluated()
         self.progress.evaluated_step = self.progress.step
@@ -443,14 +452,14 @@ class Run:
         return metrics
 
     def remember_before(self) -> None:
-        """The latest evaluation is the one that the dataflow starts from."""
+        """Keeps the latest evaluation as the one before the dataflow."""
         self.progress.accuracy_before = self.progress.accuracy
         self.progress.right_before = self.progress.right
         self.progress.drawn_before = self.progress.drawn
         self.progress.held_out_before = self.progress.held_out
 
     def export_adapter(self) -> None:
-        """The adapters alone, as a PEFT folder."""
+        """Writes the adapters alone, as a PEFT folder."""
         role = self.roles[self.phase.trains]
         base = self.config.model if is_path(self.config.model) else ""
         with self._exporting("adapter") as folder:
@@ -459,8 +468,8 @@ class Run:
                 build.save_tokenizer(folder, self.config, self.setup.tokenizer)
 
     def export(self) -> None:
-        """Writes what was trained as a Hugging Face folder: weights (adapters merged), config,
-        tokenizer."""
+        """Writes the trained model as a Hugging Face folder: weights (adapters merged),
+        config, tokenizer."""
         tokenizer, role = self.setup.tokenizer, self.roles[self.phase.trains]
         model, params = role.model, role.state.weights
         if model.config.lora:

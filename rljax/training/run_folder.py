@@ -1,5 +1,5 @@
-"""The folder that a run writes: one that all hosts see, or one of this machine whose files are kept
-under a URL."""
+"""The folder that a run writes: one that all hosts see, or a local one whose files are copied to
+a URL."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,8 @@ LOG = logging.getLogger("rljax")
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """`path` is where this host writes its files; `url` where they are kept, "" for there."""
+    """The folder of a run. This host writes its files under `path`; `url` is where they are kept,
+    "" for the same place."""
 
     path: Path
     url: str = ""
@@ -41,12 +42,13 @@ class RunFolder:
         return self.url or str(self.path)
 
     def at(self, name: str) -> str | Path:
-        """The path or URL of a file or folder that is kept, for whoever reads it by itself."""
+        """Returns the path or URL of a file or folder of the run, for code that reads it
+        by itself."""
         return f"{self.url}/{name}" if self.url else self.path / name
 
     def put(self) -> None:
-        """Brings the files under the URL up to date; nothing for a local folder. Raises InputError
-        where another run has taken it."""
+        """Brings the files under the URL up to date; does nothing for a local folder. Raises
+        InputError if another run has taken it."""
         if self.lock is not None:
             self.lock.check()
         if self.mirror is not None:
@@ -54,7 +56,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run folder for this run, on the first host."""
+        """Holds the run folder for this run, on the first host. Raises InputError if another run
+        holds it, or the URL cannot be read."""
         if not hosts.first():
             yield
         elif self.lock is None:
@@ -71,11 +74,11 @@ class RunFolder:
                 yield
 
     def watched(self, config: Config, told: Callable[[], str | None]):
-        """The hosts watch each other, and keep in this folder what they print."""
+        """Lets the hosts watch each other, and keep in this folder what they print."""
         return hosts.watched(self.path / OF_HOSTS, config.hosts.stall_s, told, self.close)
 
     def close(self) -> str:
-        """Puts everything for the last time -> what could not be kept, "" if all was."""
+        """Puts all files a last time; returns what could not be kept, "" if all was."""
         try:
             self.put()
         except (OSError, InputError) as error:
@@ -95,8 +98,9 @@ class RunFolder:
 
 @contextlib.contextmanager
 def run_folder(run_dir: str, name: str) -> Iterator[RunFolder]:
-    """The folder of config.run_dir; `name` is that of a new one under runs/. Raises InputError, on
-    every host, where one of them cannot write there, and removes what it has made for nothing."""
+    """Opens the folder of config.run_dir; `name` is that of a new one under runs/. Raises
+    InputError, on every host, if one of them cannot write there, and then removes the folders that
+    it has made."""
     if is_url(run_dir):
         with _kept_under(run_dir) as folder:
             yield folder
@@ -188,13 +192,13 @@ def _refused(what: str, url: str, rule: str) -> InputError:
 
 
 def write_config(folder: Path, config: Config, commits: Mapping[str, str] | None = None) -> None:
-    """Writes the config, and which commits of the hub it names (rljax.training.hub_commits)."""
+    """Writes the config, and the commits of the hub that it names (rljax.training.hub_commits)."""
     write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
     if commits:
         write_whole(folder / COMMITS, json.dumps(commits, indent=2) + "\n")
 
 
 def write_data_page(folder: Path, setup: Setup) -> None:
-    """Writes what the report shows of the data: rows as they are learned, what ends a turn."""
+    """Writes the part of the report about the data: rows as they are learned, what ends a turn."""
     page = data_page(setup.data, setup.tokenizer, seed=setup.config.seed)
     write_whole(folder / "data.json", json.dumps(page, indent=1) + "\n")

@@ -1,5 +1,5 @@
-"""Reports samples without a score: a reward is tried before anything is compiled, a run that scores
-nothing stops, and there is a warning where a time limit hits the long responses."""
+"""Checks for samples without a score: a reward is tried before anything is compiled, a run that
+scores nothing stops, and a warning says if a time limit hits the long responses."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ _OF_A_SERVER = re.compile(r"\w*(Connect|Timeout|TimedOut|URL|HTTP|Endpoint|RateL
 
 
 def shown_sample(row: ScoredRow) -> str:
-    """One line: why a sample has no score, and its prompt, response and ground truth."""
+    """Returns one line: why a sample has no score, and its prompt, response and ground truth."""
     fields = ("prompt", "response", "ground_truth")
     texts = [f"{name} {_shortened(row.sample[name])}" for name in fields if name in row.sample]
     return "; ".join([f"{row.score.status}: {row.score.message}", *texts])
@@ -48,7 +48,7 @@ def try_rewards(run: Run) -> list[str]:
     """Scores ordinary responses to a row of each source of the data, before anything is compiled,
     and right answers to it in the usual formats; returns warnings.
 
-    Raises InputError where the reward has a score for none of them, whatever the score: it raises,
+    Raises InputError if the reward has a score for none of them, whatever the score: it raises,
     returns no number, or takes longer than it may. Rewards that ask a server or a model are not
     tried. An environment plays one exchange on the first row.
     """
@@ -184,7 +184,7 @@ def _mending(row: ScoredRow, costs: bool = False) -> str:
 def scored_responses(
     reward: Reward, record: PromptRecord, texts: Sequence[str] = ()
 ) -> list[ScoredRow]:
-    """The reward of these responses, or of what a policy may answer; [] where it takes longer than
+    """Scores these responses, or ones that a policy may give; returns [] if that takes longer than
     a trial may."""
     texts = texts or [form.format(record.ground_truth) for form in _PLAIN]
     samples = [
@@ -206,8 +206,8 @@ def scored_responses(
 
 
 def check_scores(run: Run, metrics: dict) -> None:
-    """After a step: raises InputError where several steps in a row had no score, because none of
-    them taught anything; warns where the samples over a time limit are the long ones."""
+    """Called after a step: raises InputError if several steps in a row had no score, because none
+    of them taught anything; warns if samples over a time limit are the long ones."""
     failed = sum(metrics.get(f"reward/{kind}", 0.0) for kind in _UNSCORED)
     if "reward/errors" not in metrics:
         return

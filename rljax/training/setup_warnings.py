@@ -1,4 +1,4 @@
-"""Warnings that follow from a run's data and numbers of steps, before the first of them."""
+"""Warnings about a run's data and numbers of steps, before the first step."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,8 +13,9 @@ _FEW = 20  # optimizer steps, of which one without an effect counts
 
 
 def setup_warnings(setup: Setup, shipped: Config | None = None) -> list[str]:
-    """Returns what of a run's data and optimizers is surely not meant, a line each; a warm-up that
-    the config has from the one that `shipped` was not meant at all."""
+    """Returns a line for each setting of a run's data and optimizers that can hardly be meant. A
+    warm-up that the config has from the one that `shipped` with the library causes none: the user
+    did not set it."""
     found = [*_of_optimizers(setup, shipped), *_of_held_out_rows(setup), *_of_few_rows(setup)]
     return list(dict.fromkeys(found))
 

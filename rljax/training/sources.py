@@ -1,7 +1,7 @@
 """Sources: where the batch of a step comes from.
 
 A source provides rows of a file, rollouts of the policy, stored rollouts, or a mixture of both:
-next(step, roles) -> (Batch, metrics). get_state() and set_state(state) serve checkpoints, saved()
+next(step, roles) -> (Batch, metrics). get_state() and set_state(state) are for checkpoints, saved()
 is called after each of them, and meanwhile(learned) while the host waits for the program.
 """
 
@@ -71,7 +71,8 @@ METRICS = {
 
 
 def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Array):
-    """The source of a phase's batches, by the kind of data that its dataflow declares."""
+    """Makes the source of a phase's batches, by the kind of data that its dataflow declares. `key`:
+    the scalar random key of the run."""
     config, data = setup.config, setup.data
     if phase.name == "sft":
         size = config.sft.sequences_per_step
@@ -94,8 +95,9 @@ def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Arra
 
 
 def make_sources(setup: Setup, player: Player | None, key: jax.Array) -> dict:
-    """{name of a phase: the source of its batches}, and with pretraining.data "pretraining": the
-    source of the examples beside those of the last phase."""
+    """Returns {name of a phase: the source of its batches}, and with pretraining.data
+    "pretraining": the source of the examples beside those of the last phase. `key`: the scalar
+    random key of the run."""
     sources = {phase.name: make_source(setup, phase, player, key) for phase in setup.phases}
     if setup.pretraining is not None:
         data, size = setup.data, setup.pretraining_rows
@@ -110,8 +112,8 @@ def make_sources(setup: Setup, player: Player | None, key: jax.Array) -> dict:
 
 
 def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
-    """Puts the next examples into the role `pretraining`, where it is one of the roles ->
-    metrics."""
+    """Puts the next examples into the role `pretraining`, if it is one of the roles;
+    returns metrics."""
     if "pretraining" not in roles:
         return {}
     examples, metrics = sources["pretraining"].next(step, roles)
@@ -137,26 +139,30 @@ class LoaderSource:
     """A source whose state is that of its loader."""
 
     def get_state(self) -> dict:
+        """Returns the position in the data."""
         return self.loader.get_state()
 
     def set_state(self, state: dict) -> None:
+        """Goes on from `get_state`."""
         self.loader.set_state(state)
 
     def saved(self) -> None:
-        """A checkpoint was made: a run that goes on does what a resumed one will."""
+        """Notes that a checkpoint was made. Afterwards the run does what a resumed one would do."""
 
     def meanwhile(self, learned: Callable[[], bool]) -> None:
         """Works on the next batches until devices that train have `learned` this one."""
 
 
 class FileSource(LoaderSource):
-    """The next examples of a file, as many as the loader's batch; `rows` makes a Batch of them."""
+    """A source of the next examples of a file, as many as the batch of the loader; `rows` makes a
+    Batch of them."""
 
     def __init__(self, loader, rows: Callable[[list], Batch], mesh: Mesh, names: tuple[str, ...]):
         self.loader, self.rows, self.mesh, self.names = loader, rows, mesh, names
         self.count = loader.batch_size
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        """Returns the next batch of the file and its metrics."""
         before = self.loader.position
         batch = self.rows(self.loader.take(self.count))
         metrics = {
@@ -168,8 +174,8 @@ class FileSource(LoaderSource):
 
 
 class RolloutSource(LoaderSource):
-    """Scored trajectories of the current policy on the next `count` prompts. `report` is what the
-    reward said of the last step's samples."""
+    """A source of scored trajectories of the current policy on the next `count` prompts. `report`
+    has what the reward returned for the samples of the last step."""
 
     def __init__(self, setup: Setup, phase: Phase, player: Player | None, key, count: int):
         self.setup, self.count, self.scored = setup, count, phase.data == "rollouts"
@@ -202,12 +208,14 @@ class RolloutSource(LoaderSource):
         )
 
     def draw(self, count: int) -> Prompts:
-        """The next prompts of the data."""
+        """Returns the next prompts of the data."""
         data = self.setup.data
         how = dict(length=data.prompt_tokens, images=data.images)
         return Prompts.from_records(self.loader.take(count), **how)
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        """Samples and scores the trajectories of a step; returns their batch and metrics. Raises
+        InputError for a rollout that returns none, or does not take those that were in flight."""
         setup, before = self.setup, self.loader.position
         flies = self.in_flight is not None
         cfg = setup.rollouts.replace(prompts_per_step=self.count, in_flight=flies)
@@ -254,12 +262,15 @@ class RolloutSource(LoaderSource):
         return metrics
 
     def get_state(self) -> dict:
+        """Returns the position in the data, the best scores seen, and the samples in flight."""
         state = {**self.loader.get_state(), "best_seen": self.best_seen.get_state()}
         if self.in_flight is None:
             return state
         return {**state, "in_flight": self.in_flight.get_state()}
 
     def set_state(self, state: dict) -> None:
+        """Goes on from `get_state`. Raises InputError for samples in flight if
+        rollouts.max_staleness is 0, or their prompts are not in the data."""
         saved = (state := dict(state)).pop("in_flight", None)
         if saved is not None and self.in_flight is None:
             rule = f"the checkpoint has {len(saved['groups'])} prompts in flight"
@@ -277,17 +288,20 @@ class RolloutSource(LoaderSource):
             self.in_flight.set_state(saved, prompt)
 
     def saved(self) -> None:
+        """Lets samples in flight read their texts again, as those of a resumed run do."""
         if self.in_flight is not None:
             self.in_flight.read_again()
 
     def meanwhile(self, learned: Callable[[], bool]) -> None:
+        """Works on samples in flight until devices that train have `learned` this batch."""
         if self.in_flight is not None:
             self.in_flight.meanwhile(learned)
 
 
 def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
-    """A function that finds the record with a saved prompt_id, index and source. (Looked up once: a
-    run may have a thousand prompts in flight of a million.)"""
+    """Returns a function that finds the record with a saved prompt_id, index and source, and raises
+    InputError if the data have none. The data are indexed once: a run may have a thousand prompts
+    in flight of a million."""
     known = {
         (one.prompt_id, one.index, one.source): one
         for source in sources
@@ -326,10 +340,11 @@ def _require_taken(landed: Landed, setup: Setup) -> None:
 
 
 class ReplaySource(LoaderSource):
-    """Stored rollouts: `count` prompts a step with their recorded samples, rewards and log-probs.
+    """A source of stored rollouts: `count` prompts a step with their recorded samples, rewards
+    and log-probs.
 
-    A group is samples_per_prompt trajectories of equal prompts; what is left over is not used. The
-    tokens have policy_version -1: no step of this run sampled them.
+    A group is samples_per_prompt trajectories of equal prompts; a remainder is not used. The tokens
+    have policy_version -1: no step of this run sampled them.
     """
 
     report = None
@@ -344,6 +359,7 @@ class ReplaySource(LoaderSource):
         self.loader = Loader(groups, batch_size=count, seed=config.seed)
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        """Returns the batch of the next stored groups and its metrics."""
         groups = self.loader.take(self.count)
         n = len(groups[0])
         items = [item for group in groups for item in group]
@@ -391,8 +407,8 @@ def _groups(items: list, n: int, file: str) -> list[list]:
 
 
 class MixedSource:
-    """Rollouts of the policy, and stored ones behind them, as one batch; of the fields that only
-    one of them has, none is left."""
+    """A source of rollouts of the policy and stored ones, joined into one batch. A field that only
+    one of them has is dropped."""
 
     def __init__(self, sampled: RolloutSource, stored: ReplaySource, setup: Setup):
         self.sampled, self.stored, self.mesh = sampled, stored, setup.model.mesh
@@ -400,24 +416,30 @@ class MixedSource:
 
     @property
     def report(self) -> RewardReport | None:
+        """Report of the reward on the samples of the policy."""
         return self.sampled.report
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        """Returns the joined batch and the metrics of both sources."""
         ours, metrics = self.sampled.next(step, roles)
         theirs, more = self.stored.next(step, roles)
         more.pop("batch/tokens")
         return _joined(ours, theirs, self.mesh), {**metrics, **more}
 
     def saved(self) -> None:
+        """Notes that a checkpoint was made."""
         self.sampled.saved()
 
     def meanwhile(self, learned: Callable[[], bool]) -> None:
+        """Works on samples in flight until devices that train have `learned` this batch."""
         self.sampled.meanwhile(learned)
 
     def get_state(self) -> dict:
+        """Returns the states of both sources."""
         return {"sampled": self.sampled.get_state(), "stored": self.stored.get_state()}
 
     def set_state(self, state: dict) -> None:
+        """Goes on from `get_state`."""
         self.sampled.set_state(state["sampled"])
         self.stored.set_state(state["stored"])
 
@@ -452,8 +474,8 @@ def _examples(setup: Setup, examples: list) -> Batch:
 
 
 def offline_rows(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
-    """Records of the phase's kind of data as a batch on the host, with the stored log-probs of the
-    reference where the records have them; filled up with empty rows to `rows`.
+    """Returns records of the phase's kind of data as a batch on the host, with the stored log-probs
+    of the reference if the records have them; filled up with empty rows to `rows`.
 
     unpaired: rows 2i are the completions, rows 2i + 1 the same prompts with each other's.
     """

@@ -1,1 +1,1 @@
-"""Processes that can be killed: what rewards and episodes run in."""
+"""Worker processes that can be killed, in which rewards and episodes run."""

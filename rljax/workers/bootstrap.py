@@ -17,8 +17,8 @@ ORPHAN_POLL_S = 5.0  # how often a worker that is handed nothing looks for its p
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """The surroundings of a worker: the stream to its parent, what it is on, and what it was told
-    to be."""
+    """The context of a worker: the stream to its parent, its current task, and what its parent
+    told it."""
 
     socket: socket.socket
     progress: Progress
@@ -66,7 +66,7 @@ def _die_with(lifeline: int) -> None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Returns whether something can be read from a descriptor within so many seconds."""
+    """Returns whether a descriptor has something to read within so many seconds."""
     # select() refuses descriptors above 1023, and ours have the numbers that the parent gave them.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

@@ -1,8 +1,8 @@
 """Worker processes that can be killed, and the thread that owns them.
 
-What is common to all crews: the processes are started and replaced, heard and timed, killed and
-reaped, and what they print is kept. What they are handed, and who is to blame for a worker's end,
-a subclass says: rljax.rewards.pool.supervisor, rljax.environments.supervisor.
+A crew starts, replaces, times, kills and reaps its processes, reads their messages and keeps what
+they print. A subclass decides what they are given, and who is to blame for the end of a worker:
+rljax.rewards.pool.supervisor, rljax.environments.supervisor.
 """
 
 import abc
@@ -53,19 +53,20 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def new_worker(self) -> WorkerProcess:
-        """A worker that has just been started."""
+        """Returns a worker that has just been started."""
 
     @abc.abstractmethod
     def listen(self) -> None:
-        """Act on the orders of other threads."""
+        """Acts on the orders of other threads."""
 
     @abc.abstractmethod
     def wanted(self) -> bool:
-        """Returns whether anybody waits: what cannot start must not be started for ever."""
+        """Returns whether anybody waits: a worker that cannot start must not be started
+        for ever."""
 
     @abc.abstractmethod
     def hand_out(self) -> None:
-        """Give workers what they are to do."""
+        """Gives workers their next tasks."""
 
     @abc.abstractmethod
     def deadline(self, worker) -> float:
@@ -73,47 +74,48 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def look_again_s(self) -> float:
-        """Seconds after which what began meanwhile may be near its deadline."""
+        """Returns the seconds after which a task that began meanwhile may be near its deadline."""
 
     @abc.abstractmethod
     def are_results(self, worker, kind: str, content: object) -> bool:
-        """Returns whether that is what a worker may send in this state, beside "ready" and
-        "failed"."""
+        """Returns whether a worker may send this message in its state, beside "ready"
+        and "failed"."""
 
     @abc.abstractmethod
     def heard(self, worker, kind: str, content: object) -> None:
-        """Act on one message of a worker."""
+        """Acts on one message of a worker."""
 
     @abc.abstractmethod
     def expire(self, worker) -> None:
-        """A deadline has passed: `discard` the worker."""
+        """Called when a deadline has passed: discards the worker."""
 
     @abc.abstractmethod
     def reap(self, worker, why: str = "") -> None:
-        """A worker has ended by itself, or there is a reason to end it: `discard` it."""
+        """Called when a worker has ended by itself, or there is a reason to end it: discards it."""
 
     @abc.abstractmethod
     def fail(self, error: Exception) -> None:
-        """The crew itself is at fault: tell everyone who waits."""
+        """Called when the crew itself is at fault: tells everyone who waits."""
 
     @abc.abstractmethod
     def ended(self) -> None:
-        """All processes have ended: tell everyone who waits."""
+        """Called when all processes have ended: tells everyone who waits."""
 
     # -- what other threads may call
 
     def order(self, *order) -> None:
-        """Leave an order for the thread."""
+        """Leaves an order for the thread."""
         self.orders.put(order)
         self.ring()
 
     def ring(self) -> None:
-        """Wake the thread."""
+        """Wakes the thread."""
         with contextlib.suppress(OSError):  # it rings already; or the thread is over
             self._rope.send(b".")
 
     def stop(self) -> None:
-        """Kill the workers and wait for their end. May be called again, and in a handler."""
+        """Kills the workers and waits for their end. It may be called again, and in a
+        signal handler."""
         if os.getpid() != self.owner:  # a fork has a copy of the crew, not the right to end it
             return
         self.stopped = True
@@ -218,7 +220,7 @@ class Crew(abc.ABC):
         return self.are_results(worker, kind, content)
 
     def discard(self, worker) -> None:
-        """Kill a worker."""
+        """Kills a worker."""
         worker.kill()
         self._keep_prints(worker)  # what it wrote before its end
         worker.close_pipe()
@@ -226,7 +228,8 @@ class Crew(abc.ABC):
         self._dying.append(worker.process)
 
     def count_failed_start(self, what: str, how: str) -> None:
-        """A worker has ended before its first task. Raises RuntimeError for the third in a row."""
+        """Counts a worker that has ended before its first task. Raises RuntimeError for the third
+        in a row."""
         self.failed_starts += 1
         if self.failed_starts >= START_ATTEMPTS:
             self.failed_starts = 1

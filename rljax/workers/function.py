@@ -1,12 +1,13 @@
-"""The function of a user's that workers run, as their parent resolves it."""
+"""The user's function that workers run, as their parent resolves it."""
 
 from rljax.components import Component, fails_at_import, resolve
 from rljax.errors import InputError
 
 
 def resolve_for_workers(kind: str, text: str, home: str) -> Component:
-    """The component `text`, a `kind` such as "reward", imported here once: a mistake in its name
-    shows before a worker starts. Raises InputError for what workers could not import."""
+    """Returns the component `text`, a `kind` such as "reward". It is imported here once, so that a
+    mistake in its name shows before a worker starts. Raises InputError for a function that workers
+    could not import."""
     if isinstance(text, str) and text.strip().startswith("__main__."):
         raise InputError(
             f"{kind} {text!r} lives in the running script or notebook",
@@ -23,8 +24,8 @@ def resolve_for_workers(kind: str, text: str, home: str) -> Component:
 
 
 def worker_failed(what: str, told: tuple[bool, str]) -> InputError:
-    """The error of a worker that could not begin, which `told` (whether its message has a fix, the
-    message)."""
+    """Returns the error of a worker that could not begin; `told` is (whether its message has a fix,
+    the message)."""
     known, message = told
     if known:
         return InputError.of_text(f"{what}: {message}")

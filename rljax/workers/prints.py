@@ -9,12 +9,13 @@ _CUT = b"\n[the rest of what was printed was dropped]\n"
 
 class Prints:
     """The file at `path`, made with the first byte that is printed. Its size is bounded, whoever
-    else writes to it; where it cannot be written, what was printed is dropped."""
+    else writes to it; if it cannot be written, what was printed is dropped."""
 
     def __init__(self, path: Path):
         self.path, self._full = path, False
 
     def write(self, data: bytes) -> None:
+        """Appends bytes, up to the bound of the file."""
         if self._full:
             return
         try:
@@ -32,7 +33,8 @@ class Prints:
             self._full = True
 
     def read_from(self, descriptor: int) -> bool:
-        """Moves what stands in a pipe that does not block; False once its other end is closed."""
+        """Moves the content of a non-blocking pipe into the file; returns False once its other end
+        is closed."""
         for _ in range(64):  # what prints for ever must not keep the parent from its clocks
             try:
                 data = os.read(descriptor, 1 << 16)

@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: start, streams, what it is on, end."""
+"""One worker process as its parent sees it: its start, streams, current task and end."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ _WORKER_ENV = {
 
 class WorkerProcess:
     """A process that runs `main(spec)` of a module, which begins with rljax.workers.bootstrap; its
-    streams, and what it is on since when. `facts`: JSON that it is told."""
+    streams, its state and the time at which that began. `facts`: JSON for the worker."""
 
     def __init__(
         self, module: str, facts: dict, folder: str, path: list[str], memory_bytes: int, pipe: bool
@@ -84,18 +84,20 @@ class WorkerProcess:
             os.set_blocking(self.printed, False)
 
     def close_stream(self):
+        """Closes the stream to the worker."""
         self.socket.close()
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
 
     def close_pipe(self):
+        """Closes the pipe of what the worker prints."""
         if self.printed >= 0:
             os.close(self.printed)
             self.printed = -1
 
     def kill(self):
-        """SIGKILL to the process and its children; reaping is the caller's."""
+        """Sends SIGKILL to the process and its children; the caller reaps them."""
         self.state = "dead"
         # Before it is reaped, the process id cannot belong to anyone else.
         if self.process.returncode is None:
@@ -104,8 +106,8 @@ class WorkerProcess:
         self.close_stream()
 
     def receive(self) -> bool:
-        """Move what has arrived into the buffer, a part of what is much, without waiting; False at
-        the stream's end."""
+        """Moves bytes that have arrived into the buffer, without waiting and a bounded number at a
+        time; returns False at the stream's end."""
         try:
             for _ in range(_READS):
                 if not (data := self.socket.recv(1 << 16)):
@@ -119,16 +121,16 @@ class WorkerProcess:
 
     @property
     def has_unsent(self) -> bool:
-        """Returns whether something waits until the worker reads."""
+        """Returns whether bytes wait until the worker reads."""
         return bool(self._unsent)
 
     def post(self, data: bytes) -> None:
-        """Send as much as the stream takes now, and keep the rest for `send_on`."""
+        """Sends as much as the stream takes now, and keeps the rest for `send_on`."""
         self._unsent += data
         self.send_on()
 
     def send_on(self) -> None:
-        """Send more of what waits. Raises OSError where the worker has ended."""
+        """Sends more of the bytes that wait. Raises OSError if the worker has ended."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 sent = self.socket.send(memoryview(self._unsent)[: 1 << 20])

@@ -1,7 +1,7 @@
 """Frames on a stream socket between a worker and its parent: an 8-byte length and a pickle.
 
-A worker runs code of others, which can write anything to its stream: its parent builds nothing of a
-frame but plain values, arrays of numpy and the classes that it names.
+A worker runs code of others, which can write anything to its stream. So its parent builds from a
+frame only plain values, arrays of numpy and the classes that it names.
 """
 
 import io
@@ -25,11 +25,11 @@ _NUMPY = {
 
 
 class BrokenFrame(ValueError):
-    """Raised for bytes that are no message."""
+    """An error for bytes that are no message."""
 
 
 def read_frame(sock: socket.socket) -> bytes | None:
-    """The next frame's bytes; None at the end of the stream."""
+    """Returns the bytes of the next frame; None at the end of the stream."""
     header = _read_exactly(sock, _HEADER.size)
     return None if header is None else _read_exactly(sock, _HEADER.unpack(header)[0])
 
@@ -46,14 +46,14 @@ def _read_exactly(sock: socket.socket, size: int) -> bytearray | None:
 
 
 def frame(message: object) -> bytes:
-    """A message as it goes on the wire."""
+    """Returns the bytes of a message on the wire."""
     payload = pickle.dumps(message, protocol=5)
     return _HEADER.pack(len(payload)) + payload
 
 
 def take_frame(buffer: bytearray, classes: Collection[type] = ()) -> object | None:
     """Removes the first whole frame from the buffer and returns its message, of plain values and of
-    these classes; None if there is none yet. Raises BrokenFrame for what is no such message."""
+    these classes; None if there is none yet. Raises BrokenFrame for any other bytes."""
     if len(buffer) < _HEADER.size:
         return None
     (size,) = _HEADER.unpack_from(buffer)
