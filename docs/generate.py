@@ -24,8 +24,8 @@ from error_list import GAP, Listed, listed_errors  # noqa: E402
 
 import rljax  # noqa: E402
 from rljax.command.commands import COMMANDS  # noqa: E402
-from rljax.components import _is_public_function  # noqa: E402
 from rljax.config import NAMESPACES, Config, changed_fields, field_names, value_of  # noqa: E402
+from rljax.config.checks import components_of  # noqa: E402
 from rljax.config.declare import declared, shown_default  # noqa: E402
 from rljax.config.describe import type_text, value_text  # noqa: E402
 from rljax.config.flags import load_config_file  # noqa: E402
@@ -253,12 +253,10 @@ def signature_of(function) -> str:
 
 def components() -> dict[str, list]:
     """{namespace: its functions} that a config can name by a bare name."""
-    out = {}
-    for space, home in NAMESPACES.items():
-        members = vars(importlib.import_module(home))
-        names = sorted(n for n, f in members.items() if _is_public_function(n, f, home))
-        out[space] = [members[name] for name in names]
-    return out
+    return {
+        space: [getattr(importlib.import_module(home), name) for name in sorted(components_of(home))]
+        for space, home in NAMESPACES.items()
+    }
 
 
 def components_page() -> str:
@@ -278,7 +276,7 @@ def components_page() -> str:
         "Every function of rljax that a config can name, by its first sentence; its docstring has "
         "the formula. A component is written as a call with options, `ppo_clip(clip_high=0.28)`, "
         "and your own function goes in its place by module or file "
-        "([extend](../extend/index.md)). Some names serve other parts of a module as well.",
+        "([extend](../extend/index.md)).",
         *lines,
     )
 

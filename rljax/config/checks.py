@@ -2,6 +2,7 @@
 sizes, paths, and names of trackers and of our functions. rljax.validation has the rest."""
 
 import ast
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -233,7 +234,7 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     if not stage or is_path(text):
         return True
     home, name = NAMESPACES[stage], text.partition("(")[0].strip()
-    known = functions_of(home) + ["console"] * (field == "trackers")
+    known = components_of(home) + ["console"] * (field == "trackers")
     if not known or not name or name in known or {".", ":"} & set(name):
         return True
     if field == "model" and "(" not in text and not near_names(name, known):
@@ -256,25 +257,30 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     return problems.check(False, field, text, rule, fix)
 
 
-def functions_of(module: str) -> list[str]:
-    """Returns every name that the source of a module of ours defines or imports."""
-    body = _source_of(module)
-    named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
-    return named + [alias.asname or alias.name for n in imports for alias in n.names]
-
-
 def components_of(module: str) -> list[str]:
-    """Returns the functions that a namespace offers: those of its `__all__`, else those that
-    it defines."""
-    body = _source_of(module)
-    for node in body:
+    """Returns the components that a namespace offers: the functions that it defines, or names in
+    its `__all__`, and that declare a contract. Nothing is imported."""
+    for node in _source_of(module):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name[0].islower()]
-    named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    return [name for name in named if not name.startswith("_")]
+            names = ast.literal_eval(node.value)
+            return [name for name in names if _declares_contract(module, name)]
+    named = [node.name for node in _source_of(module) if isinstance(node, ast.FunctionDef)]
+    return [name for name in named if _declares_contract(module, name)]
 
 
+def _declares_contract(module: str, name: str) -> bool:
+    for node in _source_of(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            calls = [call.func for call in node.decorator_list if isinstance(call, ast.Call)]
+            return any(isinstance(func, ast.Name) and func.id == "contract" for func in calls)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _declares_contract(node.module, alias.name)
+    return False
+
+
+@functools.cache
 def _source_of(module: str) -> list[ast.stmt]:
     base = Path(__file__).parent.parent.parent.joinpath(*module.split("."))
     for path in (base / "__init__.py", base.with_suffix(".py")):

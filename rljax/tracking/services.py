@@ -224,12 +224,14 @@ def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTrack
     return TensorBoardTracker(run_dir)
 
 
+@contract()
 def wandb(run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax") -> WandbTracker:
     """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY
     take precedence."""
     return WandbTracker(run_dir, config, project)
 
 
+@contract()
 def mlflow(
     run_dir: str | os.PathLike, config: Mapping, *, experiment: str = "rljax"
 ) -> MlflowTracker:
@@ -237,6 +239,7 @@ def mlflow(
     return MlflowTracker(run_dir, config, experiment)
 
 
+@contract()
 def swanlab(
     run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
 ) -> SwanlabTracker:
@@ -245,6 +248,7 @@ def swanlab(
     return SwanlabTracker(run_dir, config, project)
 
 
+@contract()
 def trackio(
     run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
 ) -> TrackioTracker:

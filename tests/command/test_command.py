@@ -19,7 +19,7 @@ from conftest import REPO, one_device_environment
 import rljax
 from rljax.command import COMMANDS
 from rljax.config import NAMESPACES, Config, field_names
-from rljax.config.checks import functions_of
+from rljax.config.checks import Problems, check_bare_name, components_of
 from rljax.config.flags import load_config_file, shipped_configs
 from rljax.config.schema import FIELDS
 from rljax.errors import InputError
@@ -229,10 +229,21 @@ def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_not
 
 @pytest.mark.parametrize("home", NAMESPACES.values())
 def test_names_are_known_without_jax(home):
-    """The source of a namespace names every function that a config can: none is refused early."""
-    module = importlib.import_module(home)
-    there = [n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_")]
-    assert set(there) <= set(functions_of(home)), home
+    """The sources say which functions of a namespace are components: those with a contract."""
+    functions = {
+        name: value
+        for name, value in vars(importlib.import_module(home)).items()
+        if inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
+    }
+    declared = {name for name, value in functions.items() if hasattr(value, "contract")}
+    assert set(components_of(home)) == declared, home
+
+
+@pytest.mark.parametrize(("field", "helper"), [("placement", "parsed"), ("trackers", "library")])
+def test_a_function_that_serves_a_namespace_is_no_component(field, helper):
+    problems = Problems()
+    assert not check_bare_name(field, helper, problems)
+    assert f"has no '{helper}'" in problems[0]
 
 
 # -- what is installed

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Generator
 
+from rljax.contracts import contract
 from rljax.components import resolve
 from rljax.environments.adapters.shared import declared, with_prompt
 from rljax.environments.contract import Opening, Reply, Turn
@@ -10,6 +11,7 @@ from rljax.environments.toolbox import toolbox
 from rljax.errors import InputError
 
 
+@contract()
 def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
     """An environment of a class with `reset(**row) -> text or None`, an object for each episode.
 

@@ -3,11 +3,13 @@
 import functools
 from collections.abc import Generator
 
+from rljax.contracts import contract
 from rljax.environments.adapters.gymnasium_text import gym, written
 from rljax.environments.adapters.shared import with_prompt
 from rljax.environments.contract import Reply, Turn
 
 
+@contract()
 def gymnasium(
     seed: int,
     prompt: object = "",

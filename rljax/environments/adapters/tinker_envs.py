@@ -3,10 +3,12 @@
 from collections.abc import AsyncGenerator
 
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.environments.adapters.shared import declared, followed, library
 from rljax.environments.contract import Done, Opening, Reply, Turn
 
 
+@contract()
 async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]:
     """An `Env` or a `MessageEnv` of Tinker's cookbook.
 

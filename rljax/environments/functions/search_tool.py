@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.files import parse_json, read_lines
 
@@ -14,6 +15,7 @@ _WORD = r"(?u)\b\w+\b"
 _LONGEST_QUERY = 2_000  # characters
 
 
+@contract()
 def search(*, corpus: str, k: int = 3) -> Callable:
     """A tool that answers a query with the `k` texts of `corpus` that BM25 ranks first.
 
