@@ -131,7 +131,9 @@ def continued_columns(segments, prefix: Prefix, window) -> jax.Array:
 
 
 def reference(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
-    """Every score at once, in the inputs' own precision or float32: what the others must equal."""
+    """Computes all scores at once, in the inputs' own precision or float32:
+    q [B, S, H, E], k [B, S, K, E], v [B, S, K, F], segments [B, S] -> [B, S, H, F]. The
+    other paths must give the same."""
     column = jnp.arange(q.shape[1])
     allowed = allowed_columns(segments, segments, column, column, window)
     if prefix is not None:
@@ -170,7 +172,8 @@ def columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
 
 
 def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
-    """The gradient of x from those of its columns: a prefix sums over the blocks that read it."""
+    """Returns the gradient of keys or values x [B, S, K, E] from the gradients of what `columns`
+    made of them, [N, K, T, E] each: a prefix sums over the blocks that read it."""
     whole, dtype = parts[0].shape[2], parts[0].dtype
     like = jax.ShapeDtypeStruct(x.shape, dtype)
     back = jax.linear_transpose(lambda x: columns(x, prefix, whole), like)
@@ -178,7 +181,8 @@ def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
 
 
 def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
-    """cuDNN's flash attention; `rljax.models.attention` has checked that it can run the request.
+    """Runs cuDNN's flash attention, with arguments and result as in `reference`;
+    `rljax.models.attention` has checked that it can run the request.
 
     It needs equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are
     appended to the shorter of E and F, and to the tokens.
@@ -283,7 +287,7 @@ def paged_arguments(q, pairs, held, table=None):
 
 
 def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Zeros after the end of one axis, up to `size`."""
+    """Appends zeros to one axis, up to `size`: [..., n, ...] -> [..., size, ...]."""
     if x.shape[axis] == size:
         return x
     room = [(0, 0)] * x.ndim

@@ -42,8 +42,9 @@ class Rule:
 def splash(
     q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap, interpret=False
 ) -> jax.Array:
-    """Splash attention skips the blocks that the causal and window mask rule out. Padding is
-    segment 0, after every real column.
+    """Runs splash attention, which skips the blocks that the causal and window mask rule out;
+    arguments and result are as in attention_paths.reference: q [B, S, H, E] -> [B, S, H, F].
+    Padding is segment 0, after every real column.
 
     The kernel's window goes by columns, a prefix's by positions: where a sequence can be longer
     than the window, packed rows go the way of XLA.

@@ -65,7 +65,7 @@ class Nodes:
 
 
 def why_not(config: ModelConfig) -> str:
-    """Why nodes cannot be columns of a slot for a model; "" where they can."""
+    """Returns why nodes cannot be columns of a slot for a model; "" if they can."""
     if config.batch_invariant:
         return "batch-invariant attention reads a range of columns, and other branches lie between"
     if any(kind.chunk for kind in config.kinds):
@@ -74,8 +74,8 @@ def why_not(config: ModelConfig) -> str:
 
 
 def moved(cache, held: jax.Array, source: jax.Array):
-    """Column held + i of each slot with what was in column held + source[i]: held [B], source
-    [B, N]. For nodes that change columns, in a cache without rings."""
+    """Returns the cache with what was in column held + source[i] in column held + i of each slot:
+    held [B], source [B, N]. For nodes that change columns, in a cache without rings."""
     assert not cache.is_ring and not cache.pool
     old = jnp.minimum(held[:, None] + source, cache.columns - 1)
     new = held[:, None] + jnp.arange(source.shape[1])[None, :]

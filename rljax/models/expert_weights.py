@@ -58,8 +58,8 @@ class ExpertWeights(nnx.Module):
         self.quantised, self.codec = nnx.Dict(made), codec
 
     def matrices(self, dtype) -> dict[str, jax.Array]:
-        """{name: matrix}, and NAME_lora_a, NAME_lora_b of those with an adapter, its weight of
-        alpha / rank in B."""
+        """Returns {name: matrix} in the shapes above and, of those with an adapter, NAME_lora_a
+        [X, in, r] and NAME_lora_b [X, r, out], which has the factor alpha / rank."""
         out = {}
         for name in MATRICES:
             if self.codec:

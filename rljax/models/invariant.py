@@ -54,11 +54,12 @@ def of_module(apart: bool, module: nnx.Module, method: Callable, *rows: jax.Arra
 
 
 def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> jax.Array:
-    """Attention of N queries q [N, H, E], each to positions first..last [N] of its sequence.
+    """Returns the attention of N queries q [N, H, E], each to positions first..last [N] of its
+    sequence: [N, H, F].
 
-    store = (keys, values, sinks): keys [B, K, T, E] and values [B, K, T, F] of order "heads", or
-    [B, T, K, .] of "tokens". A query's keys stand in `row` [N] of it. start [N, 3]: position p is
-    in column start[0] + p where p < start[1], else in start[2] + p - start[1].
+    store = (keys, values, sinks): keys [B, K, T, E] and values [B, K, T, F] of order "heads",
+    or [B, T, K, .] of "tokens". A query's keys stand in `row` [N] of it. start [N, 3]: position p
+    is in column start[0] + p where p < start[1], else in start[2] + p - start[1].
     """
     _, values, sinks = store
     kv_heads, f = values.shape[1 if order == "heads" else 2], values.shape[-1]

@@ -92,8 +92,9 @@ def tower_name(path: tuple[str, ...], config: ModelConfig) -> str:
 
 
 def tower_adapter(config: ModelConfig, names: set[str]) -> Callable:
-    """A function that gives every targeted linear map of a part of the vision tower its adapter.
-    Patterns see its name without numbers, "visual.blocks.attn.qkv". Adds the names to `names`."""
+    """Returns a function that gives every targeted linear map of a part of the vision tower
+    its adapter. Patterns see its name without numbers, "visual.blocks.attn.qkv". Adds the
+    names to `names`."""
     targets, rank = config.lora.targets, config.lora.rank
 
     def adapt(module: nnx.Module, part: str, rngs: nnx.Rngs) -> nnx.Module:
@@ -143,7 +144,7 @@ def check_targets(config: ModelConfig, names: set[str]) -> None:
 
 
 def without(config: ModelConfig) -> ModelConfig:
-    """The config of the model with the adapters merged into plain weights."""
+    """Returns the config of the model with the adapters merged into plain weights."""
     return dataclasses.replace(config, lora=None)
 
 
@@ -158,8 +159,8 @@ def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
 
 
 def attach(model, plain: dict, key: jax.Array) -> dict:
-    """The weights of `model` from those of a plain model: fresh adapters, and codes where the
-    base is quantised.
+    """Returns the weights of `model` from those of a plain model: fresh adapters, A [*in, r] random
+    and B [r, *out] zero, and codes where the base is quantised.
 
     Takes the leaves of `plain` out of it, so that no second base is ever held.
     """
@@ -190,7 +191,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
 
 
 def merge(model, params: dict) -> dict:
-    """The parameters of the model without adapters: W + (alpha / rank) A B as plain weights.
+    """Returns the parameters of the model without adapters, with W + (alpha / rank) A B for each W.
 
     What was adapted or quantised is float32: bfloat16 would round a small update away.
     """
