@@ -95,7 +95,7 @@ def lambda_returns(
 
     r' are `soft_rewards` of `logprobs`; G = V = 0 behind the end of a response, or the value of the
     last token where the row was cut off and `bootstrap_truncated`. DQO, arXiv 2410.09302, section
-    4.2: [B, S].
+    4.2: [B, S]. Raises InputError unless 0 <= lam <= 1.
     """
     if not 0.0 <= lam <= 1.0:
         raise InputError(

@@ -48,10 +48,11 @@ def bradley_terry(
 
     Bradley-Terry; scores [B] are the head's, read at a row's last token. margin: h = r_w - r_l - m,
     m = batch.scores of the chosen row less that of the rejected one, as rows of data with scores
-    have them: the margin of Llama 2 (arXiv 2307.09288). center: pulls scores to mean 0 (arXiv
-    2312.09244); without it a constant added to all scores changes nothing. label_smoothing: the
-    share of wrong labels; 1/2 for pairs that tie. Metrics: accuracy, margin, score, score/chosen,
-    score/rejected, score_min, score_max.
+    have them: the margin of Llama 2 (arXiv 2307.09288). center: pulls scores to mean 0
+    (arXiv 2312.09244); without it a constant added to all scores changes nothing. label_smoothing:
+    the share of wrong labels; 1/2 for pairs that tie. Metrics: accuracy, margin, score,
+    score/chosen, score/rejected, score_min, score_max. Raises InputError for scores of another
+    shape, a label_smoothing out of its range, and, with margin, where the batch has no scores.
     """
     by = "bradley_terry"
     label_noise(label_smoothing, by=by)
@@ -89,7 +90,8 @@ def cost_preference(scores: jax.Array, batch: Batch):
     A cost model (Safe-RLHF, arXiv 2310.12773): scores C [B] are the head's, w is the more harmful
     completion (rows 2i + 1) and l the safer one (rows 2i); s = +1 for unsafe and -1 for safe is the
     sum of batch.costs over a row. So C > 0 says unsafe. Metrics: accuracy (of the order),
-    sign_accuracy, margin, score, score/safer, score/more_harmful, score_min, score_max.
+    sign_accuracy, margin, score, score/safer, score/more_harmful, score_min, score_max. Raises
+    InputError for scores of another shape, and where the batch has no costs.
     """
     by = "cost_preference"
     batch.require("costs", by=by)

@@ -108,12 +108,13 @@ def backward(
 
 
 def vocab_slice(head: jax.Array, first, count: int, options: Options) -> jax.Array:
-    """`count` vocabulary entries of the head from `first` on, in its own layout: [D, count] or
-    [count, D]."""
+    """Returns `count` vocabulary entries of the head from `first` on, in its own layout:
+    [D, count] or [count, D]."""
     return lax.dynamic_slice_in_dim(head, first, count, 0 if options.vocab_first else 1)
 
 
 def tiles(length: int, most: int) -> tuple[int, int]:
-    """(how many, how long) of nearly even tiles, at most `most` long, that cover `length`."""
+    """Returns (how many, how long) of nearly even tiles, at most `most` long, that
+    cover `length`."""
     size = -(-length // -(-length // most))
     return -(-length // size), size

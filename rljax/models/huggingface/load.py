@@ -74,7 +74,7 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
 
     The files are hashed by threads beside the loading, which so costs about 2 s per GB and core
     where it is not hidden. Of several hosts each hashes its share of the files. Those of a
-    repository of the hub must have the SHA-256 that it lists; Raises InputError for one without it.
+    repository of the hub must have the SHA-256 that it lists, or InputError is raised.
     """
     here, listed = hub.model_folder(folder, hub.WEIGHTS), hub.digests(folder)
     report, locations = checkpoint_folder.compare(here, model)
