@@ -194,12 +194,13 @@ def mismatch_metrics(batch: Batch) -> dict:
 
 @contract(reads=("advantages", "old_logprobs", "sum_pi_squared"))
 def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | None = None) -> dict:
-    """Proxies of the gradient's variance: total power E[w^2 A^2 W], signal |g|^2, the noise left.
+    """Proxies of the gradient's variance: total power E[w^2 A^2 W], signal |g|^2, the noise
+    left; scalars each.
 
     W = sum_t (1 - 2 pi_t + sum_v pi_v^2) estimates the squared norm of a sequence's score, over its
     tokens of weight > 0; A is its mean advantage, w its mean weight. expected_w has the weights
-    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1). Scalars each.
-    Raises InputError where the batch lacks `advantages`, `old_logprobs` or `sum_pi_squared`.
+    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1). Raises InputError where
+    the batch lacks `advantages`, `old_logprobs` or `sum_pi_squared`.
     """
     batch.require("advantages", "old_logprobs", "sum_pi_squared", by="variance_proxy_metrics")
     share = sequence_share(batch)

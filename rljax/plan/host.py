@@ -24,7 +24,8 @@ COPIED = 2**25  # float32 numbers, 128 MiB: more than processors keep in their o
 
 
 def process_bytes() -> int:
-    """Bytes of this process in memory: the interpreter, libraries, and what compiling left."""
+    """Returns the bytes of this process in memory: the interpreter, libraries, and what
+    compiling left."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -41,6 +42,7 @@ class Seconds(NamedTuple):
     cpu: float
 
     def times(self, count: float) -> "Seconds":
+        """Returns the seconds of `count` such pieces of work."""
         return Seconds(self.wall * count, self.cpu * count)
 
 

@@ -11,7 +11,7 @@ from rljax.roles.role import Role, is_role
 
 
 def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) -> Callable:
-    """Compiles a dataflow by jit: (batch, key, cfg, *, roles..., options) -> ({role:
+    """Jits a dataflow: (batch, key, cfg, *, roles..., options) -> ({role: new role}, metrics).
     new role}, metrics).
 
     `cfg` and the options are static. Trained roles, and those named by `donates`, are donated and

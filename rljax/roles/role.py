@@ -16,7 +16,7 @@ import jax
 
 
 class Role:
-    """A role's arrays and how programs and checkpoints hold them.
+    """Base class of roles: how programs and checkpoints hold their arrays.
 
     The defaults are those of a role whose arrays are all in `state`, trained by a dataflow.
     """
