@@ -130,7 +130,8 @@ def _finite_exp(x: jax.Array) -> jax.Array:
 
 
 def perplexity_metrics(training, rollout, share) -> dict:
-    """From -mean log-prob of each sequence under the two programs: means over sequences."""
+    """Means over sequences of the perplexities exp(-mean log-prob) under the two programs, their
+    logs and ratios. `training` and `rollout` [B, S] are -mean log-prob of each token's sequence."""
     difference = training - rollout  # mean sampler log-prob - mean trainer log-prob
     return {
         "training_ppl": weighted_mean(_finite_exp(training), share),
@@ -153,7 +154,7 @@ def chi2_sequence(log_sums: jax.Array, share: jax.Array) -> jax.Array:
 
 @contract(reads=("old_logprobs", "sampler_logprobs"))
 def mismatch_metrics(batch: Batch) -> dict:
-    """With x = old - sampler on policy tokens: how far the two programs are apart.
+    """Metrics of how far the two programs are apart, with x = old - sampler on policy tokens.
 
     kl = mean -x; k3_kl = mean(e^x - 1 - x); chi2 = mean of ratio^2 - 1, over tokens and sequences;
     perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; effective

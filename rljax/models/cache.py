@@ -78,7 +78,8 @@ class Cache:
 
 
 def room(caches: list[Cache]) -> int:
-    """The tokens that a slot has room for: the columns of the layer that holds the most."""
+    """Returns the number of tokens that a slot has room for: the columns of the layer that
+    holds the most."""
     return max(one.columns for one in caches)
 
 

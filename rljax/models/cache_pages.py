@@ -45,8 +45,8 @@ def token_axis(order: str) -> int:
 
 
 def on_each_device(pool: Pool, function, cache, *args, by_slot: bool):
-    """function(cache, first slot of this device, *args) -> cache, with this device's own pages;
-    args have a row for each slot, or are whole on every device."""
+    """Returns function(cache, first slot of this device, *args), a cache, with each device's own
+    pages; args have a row for each slot, or are whole on every device."""
     if pool.shards == 1:
         return function(cache, 0, *args)
     rows = PartitionSpec(BATCH_AXES)

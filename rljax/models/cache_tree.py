@@ -30,7 +30,7 @@ class Nodes:
 
     @property
     def real(self) -> jax.Array:
-        """[B, S] bool: what is no padding."""
+        """Returns which entries are no padding: [B, S] bool."""
         return (self.ids >= 0) & (self.ids < self.depths.shape[1])
 
     def _of_read(self, x: jax.Array) -> jax.Array:
@@ -39,18 +39,18 @@ class Nodes:
         return jnp.take_along_axis(x, jnp.expand_dims(ids, tuple(range(2, x.ndim))), axis=1)
 
     def positions(self) -> jax.Array:
-        """[B, S]: where in its sequence each node that is read stands."""
+        """Returns where in its sequence each node that is read stands: [B, S]."""
         return self.held[:, None] + self._of_read(self.depths)
 
     def columns(self, total: int) -> jax.Array:
-        """[B, S]: the column of each node that is read, of `total`; padding has columns that are
-        none, each its own."""
+        """Returns the column of each node that is read, of `total`: [B, S]. Padding has columns
+        that are none, each its own."""
         none = total + jnp.arange(self.ids.shape[1])[None, :]
         return jnp.where(self.real, self.held[:, None] + self.ids, none)
 
     def allowed(self, total: int, window: int) -> jax.Array:
-        """[B, S, T] bool: which of `total` columns each node that is read sees, of them those at
-        positions within the window (0: at any distance)."""
+        """Returns which of `total` columns each node that is read sees, of them those at positions
+        within the window (0: at any distance): [B, S, T] bool."""
         column, count = jnp.arange(total)[None, :], self.depths.shape[1]
         behind = column - self.held[:, None]
         node = jnp.clip(behind, 0, count - 1)

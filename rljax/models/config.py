@@ -121,7 +121,7 @@ class Rope:
         return self.kind in ("longrope", "dynamic")
 
     def dims(self, head_dim: int) -> int:
-        """The size that the frequencies of a head are made of."""
+        """Returns the number of elements of a head that are rotated."""
         return int(head_dim * self.fraction)
 
 
@@ -410,8 +410,8 @@ class ModelConfig:
         return self.attention_scale or dims**-0.5
 
     def stacks(self) -> tuple[Stack, ...]:
-        """The layers as few repeating stacks: training scans over each, so that compile time does
-        not grow with depth."""
+        """Returns the layers as few repeating stacks: training scans over each, so that compile
+        time does not grow with depth."""
         kinds, out, at = self.kinds, [], 0
         while at < len(kinds):
             best = (1, 1)  # period, repeats

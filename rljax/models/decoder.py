@@ -59,7 +59,7 @@ class Pass:
     is_step: bool = False  # whether every row reads one token, or a few, to draw the next
 
     def split(self, x: jax.Array) -> jax.Array:
-        """The residual stream [B, S, D] as the mesh holds it between layers."""
+        """Returns the residual stream [B, S, D] as the mesh holds it between layers."""
         return constrain_step(x, self.mesh) if self.is_step else constrain_tokens(x, self.mesh)
 
 
@@ -425,15 +425,15 @@ class Decoder(nnx.Module):
         return in_tiles(self.config.batch_invariant, rows, self.embedding[...], tokens)
 
     def members(self) -> list[list]:
-        """(static definition, stacked weights) of every member of each stack's unit, stack by
-        stack."""
+        """Returns (static definition, stacked weights) of every member of each stack's unit,
+        stack by stack."""
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 
     def unstacked(self, *, late: bool, transposed: bool) -> list[tuple]:
-        """[(static definition, weights, index)] of every layer: its own weights,
-        `transposed` where so many products read them, or those of its stack and its index
-        there, to be sliced `late`."""
+        """Returns (static definition, weights, index) of every layer: its own weights,
+        `transposed` where so many products read them, or those of its stack and its index there,
+        to be sliced `late`."""
         layers = {}
         for stack, members in zip(self.config.stacks(), self.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
@@ -445,7 +445,8 @@ class Decoder(nnx.Module):
         return [layers[layer] for layer in sorted(layers)]
 
     def head_weight(self, head: str) -> jax.Array:
-        """[D, V] for "lm" (the embedding itself, [V, D], when tied), [D, labels] for "scalar"."""
+        """Returns the weight of the head: [D, V] for "lm" (the embedding itself, [V, D], when
+        tied), [D, labels] for "scalar"."""
         if head == "lm" and self.config.tie_embeddings:
             return self.embedding[...]
         return self.head[...]

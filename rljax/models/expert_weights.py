@@ -87,8 +87,8 @@ def spread(inside: str | None) -> dict[str, P]:
 
 
 def not_split(inside: str | None) -> dict[str, set[str]]:
-    """{array: the mesh axes that it is whole along, and that the product which it meets in is
-    split over}, where `spread` leaves any."""
+    """Returns, for arrays of the experts that `spread` leaves whole along a mesh axis by which the
+    product they meet in is split, {array: these mesh axes}."""
     part, out = {inside} - {None}, {}
     for name, read, written in (
         ("gate", part, {"tensor"}),

@@ -29,11 +29,11 @@ def weight(rngs: nnx.Rngs, config, shape, axes, *, init="normal") -> nnx.Param:
 
 
 def project(x: jax.Array, matrix: jax.Array, contract: int = 1, on_cpu: bool = False) -> jax.Array:
-    """x [B, S, ...] times `matrix` over its first `contract` axes, as one plain matrix product.
-    `on_cpu`: the program is for one device that is a CPU.
+    """Returns x [B, S, ...] times `matrix` over its first `contract` axes, as one plain matrix
+    product. `on_cpu`: the program is for one device that is a CPU.
 
-    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum
-    over B and S.
+    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the
+    einsum over B and S.
     """
     rows, inside, outside = x.shape[:2], matrix.shape[:contract], matrix.shape[contract:]
     flat = x.reshape(math.prod(rows), math.prod(inside))
@@ -45,8 +45,8 @@ def project(x: jax.Array, matrix: jax.Array, contract: int = 1, on_cpu: bool = F
 
 @jax.custom_vjp
 def bfloat16_product(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """x [N, in] times `matrix` [in, out], both bfloat16, summed in float32 and rounded once, as
-    x @ matrix is.
+    """Returns x [N, in] times `matrix` [in, out], both bfloat16, summed in float32 and rounded
+    once, as x @ matrix is.
 
     For one CPU device. XLA hands a product to a library that uses a processor's instructions for
     bfloat16 (AMX: 3 to 5 times the FLOP/s of float32) only where its result is float32 and its
@@ -78,7 +78,7 @@ bfloat16_product.defvjp(lambda x, matrix: (bfloat16_product(x, matrix), (x, matr
 
 
 def project_transposed(x: jax.Array, matrix: jax.Array, **how) -> jax.Array:
-    """x [..., in] times the transpose of `matrix` [out, in].
+    """Returns x [..., in] times the transpose of `matrix` [out, in]: [..., out].
 
     For a few rows on CPU, where the library packs the second operand anew at every call and reads
     the first as it is: with the weights first a product of 32 rows is 1.2 to 1.4 times as fast.

@@ -99,15 +99,15 @@ class Model:
         return padding.padded(self.config, self.mesh.shape["tensor"])
 
     def shapes(self) -> dict:
-        """{path: (shape, logical axes)} of every weight."""
+        """Returns {path: (shape, logical axes)} of every weight."""
         return {path: leaf[:2] for path, leaf in _definition(self.config, self.head)[1].items()}
 
     def shardings(self) -> dict:
-        """The sharding of every weight, as a pytree like the parameters."""
+        """Returns the sharding of every weight, as a pytree like the parameters."""
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
 
     def abstract(self) -> dict:
-        """Shape, dtype and sharding of every weight, as a pytree like the parameters."""
+        """Returns shape, dtype and sharding of every weight, as a pytree like the parameters."""
         flat = {}
         for path, (shape, axes, dtype) in _definition(self.config, self.head)[1].items():
             layout = weight_sharding(self.mesh, ".".join(path), shape, axes)
@@ -124,7 +124,7 @@ class Model:
         return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:
-        """(parameters that an optimizer moves, those frozen under adapters)."""
+        """Returns the parameters that an optimizer moves, and those frozen under adapters."""
         return split(params, lambda path: lora.is_trained(path, self.config, self.head))
 
     def _bind(self, params: dict) -> Decoder:

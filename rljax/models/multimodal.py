@@ -67,7 +67,7 @@ def mrope_angles(
 def vision_tokens(
     tokens: jax.Array, segment_ids: jax.Array, mask: jax.Array | None, config: VisionConfig
 ) -> jax.Array:
-    """[B, S] bool: where a token stands for a piece of an image.
+    """Returns where a token stands for a piece of an image: [B, S] bool.
 
     Such a token was put there by the prompt or the environment. One that the policy chose (`mask`
     1) is an ordinary token, for the sampler embeds it so; hence no image token is ever trained.

@@ -188,8 +188,8 @@ class Piece:
         return (rows, *(self.kernel or (math.prod(self.shape[: self.inside]),)))
 
     def disk_axes(self, axes: tuple) -> tuple:
-        """`axes`, one entry (a mesh axis or None) for each of our axes, as one entry for each axis
-        on disk. Where several are one on disk, only the first of them can be split."""
+        """Returns `axes`, one entry (a mesh axis or None) for each of our axes, as one entry for
+        each axis on disk. Where several are one on disk, only the first of them can be split."""
         if not (self.inside or self.flat):
             return axes
         firsts = (self.inside, 0) if self.inside else (0,)

@@ -50,8 +50,8 @@ class Expected:
 
 
 def modes(etas: Sequence[int], own: tuple[int, int], splits: Sequence[int]) -> list[Mode]:
-    """One mesh at every eta, as far ahead as it and by half of that, and at the config's `own`;
-    then those above 0 for every split."""
+    """Returns the modes to compare: one mesh at every eta, as far ahead as it and by half of that,
+    and at the config's `own`; then those above 0 for every split."""
     pairs = {(0, 0), own, *((eta, eta) for eta in etas)}
     pairs |= {(eta, max(1, eta // 2)) for eta in etas if eta}
     pairs = sorted(pairs)

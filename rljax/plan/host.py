@@ -47,8 +47,8 @@ class Seconds(NamedTuple):
 
 
 def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> dict[str, Seconds]:
-    """{"products", "memory"}: of so many of each product, and of moving all other bytes that a
-    program touches."""
+    """Returns {"products", "memory"}: the seconds of so many of each product, and of moving all
+    other bytes that a program touches."""
     flops = {one: one.flops * count for one, count in products.items()}
     total = sum(flops.values())
     known = {one: size for one, size in flops.items() if size >= LEAST_SHARE * total}

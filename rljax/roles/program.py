@@ -12,7 +12,6 @@ from rljax.roles.role import Role, is_role
 
 def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) -> Callable:
     """Jits a dataflow: (batch, key, cfg, *, roles..., options) -> ({role: new role}, metrics).
-    new role}, metrics).
 
     `cfg` and the options are static. Trained roles, and those named by `donates`, are donated and
     keep their layout; the others are only read, and so is what a role shares with others (the base

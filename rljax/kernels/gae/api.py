@@ -206,7 +206,8 @@ _next_chosen.defvjp(_next_forward, _next_backward)
 
 
 def over_rows(run, *arrays):
-    """run(*arrays) on each device's rows, where the arrays' type names a mesh of several devices.
+    """Returns run(*arrays) on each device's rows, where the arrays' type names a mesh
+    of several devices.
 
     XLA cannot split a kernel by itself. Rows [B, ...] go over data x fsdp x expert, as those of a
     batch do; over axes that do not divide B they are whole on every device.

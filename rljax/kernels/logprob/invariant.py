@@ -13,7 +13,8 @@ from rljax.kernels.row_tiles import tiled
 
 
 def forward(hidden, head, targets, scale, options: Options) -> Statistics:
-    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
+    options.Statistics."""
 
     def rows(weights, hidden, targets):
         head, scale = weights

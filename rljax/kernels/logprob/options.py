@@ -48,7 +48,7 @@ def wide_dtype(dtype) -> jnp.dtype:
 
 
 def product_dtypes(hidden_dtype, head_dtype, float32_head: bool, rounded: str = ""):
-    """(dtype of hidden, dtype of the head, precision) of the product that makes the logits.
+    """Returns (dtype of hidden, dtype of the head, precision) of the product that makes the logits.
 
     With `float32_head` each input keeps all its digits. Products of two bfloat16 numbers, and of
     two float16 ones, are exact in float32, where they are summed: such a pair needs no precision.

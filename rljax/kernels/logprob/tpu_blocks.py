@@ -75,8 +75,8 @@ def _row_sizes(n: int) -> list[int]:
 
 
 def choose_blocks(held, stays: str, shape, size: Sizes, budget: int) -> Blocks:
-    """The largest tile whose `held` bytes fit the budget, for shape (N, D, V). Of equal ones, the
-    one with more of what `stays` ("rows" or "vocab").
+    """Returns the largest tile whose `held` bytes fit the budget, for shape (N, D, V). Of equal
+    ones, the one with more of what `stays` ("rows" or "vocab").
 
     R rows that stay do R (forward) or 2 R (gradients) FLOP for each byte of a bfloat16 head that
     streams by, and vocabulary entries that stay as many for each byte of the rows; a v6e, which

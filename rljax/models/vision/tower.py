@@ -53,7 +53,7 @@ def _norm(rngs, config: VisionConfig, size: int) -> nnx.Module:
 
 
 def attend_within(q, k, v, frames, windows) -> jax.Array:
-    """softmax(q k / sqrt(E)) v over the patches with the same frame and the same window.
+    """Returns softmax(q k / sqrt(E)) v over the patches with the same frame and the same window.
 
     q, k, v [B, N, H, E], frames and windows [B, N] int32; QUERY_BLOCK queries at a time.
     """
