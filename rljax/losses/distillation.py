@@ -282,8 +282,8 @@ def sampled_reverse_kl(policy: PolicyOutputs, batch: Batch):
     """log pi (log pi - log teacher) of policy tokens, the second factor constant: [B, S].
 
     The teacher's log-probs of the batch's tokens are `ref_logprobs`. On tokens that the student
-    sampled its mean gradient is that of KL(student || teacher), one token ahead.
-    Metrics: teacher_gap.
+    sampled its mean gradient is that of KL(student || teacher), one token ahead. Metrics:
+    teacher_gap. Raises InputError where the batch lacks ref_logprobs.
     """
     batch.require("ref_logprobs", by="sampled_reverse_kl")
     keep = batch.mask > 0

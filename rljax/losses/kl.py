@@ -59,7 +59,11 @@ def importance_corrected_kl(
 
 @contract(reads=("rewards", "old_logprobs", "ref_logprobs"))
 def kl_penalised_rewards(batch: Batch, *, coef: float, estimator: str = "k1") -> jax.Array:
-    """rewards - coef KL(old || ref) at every policy token; a constant of the batch: [B, S]."""
+    """rewards - coef KL(old || ref) at every policy token; a constant of the batch: [B, S].
+
+    Raises InputError where the batch lacks rewards, old_logprobs or ref_logprobs, and for
+    another estimator.
+    """
     batch.require("rewards", "old_logprobs", "ref_logprobs", by="kl_in_reward")
     keep = batch.mask > 0
     old = jnp.where(keep, batch.old_logprobs, 0.0)

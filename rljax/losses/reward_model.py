@@ -130,12 +130,12 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 
-    A process reward model by regression (arXiv 2410.17621): batch.mask is 1 at the
-    last token of each step, batch.process_rewards its label, 0 being neutral. The head gives s; the
-    reward model that is trained with squash="tanh" scores with tanh(s), on disk too, and a critic
-    that starts from it keeps its values in (-1, 1). Metrics: mse,
-    sign_correct and non_neutral, both shares of the labelled tokens, whose quotient is the accuracy
-    of the sign on steps that are not neutral.
+    A process reward model by regression (arXiv 2410.17621): batch.mask is 1 at the last token of
+    each step, batch.process_rewards its label, 0 being neutral. The head gives s; the reward model
+    that is trained with squash="tanh" scores with tanh(s), on disk too, and a critic that starts
+    from it keeps its values in (-1, 1). Metrics: mse, sign_correct and non_neutral, both shares of
+    the labelled tokens, whose quotient is the accuracy of the sign on steps that are not neutral.
+    Raises InputError where the batch lacks process_rewards.
     """
     one_of("squash", squash, ("none", "tanh"), by="step_regression")
     labels = _labels(batch, by="step_regression")
@@ -154,7 +154,8 @@ def step_classification(logits: jax.Array, batch: Batch):
     """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
 
     A process reward model by classification (arXiv 2211.14275, 2305.20050): logits [B, S, 2] of
-    (wrong, right), batch.mask 1 at the last token of each step. Metrics: accuracy.
+    (wrong, right), batch.mask 1 at the last token of each step. Metrics: accuracy. Raises
+    InputError where the batch lacks process_rewards.
     """
     label = (_labels(batch, by="step_classification") > 0).astype(jnp.int32)
     logits = jnp.where((batch.mask > 0)[..., None], logits, 0.0)

@@ -13,8 +13,10 @@ from rljax.errors import InputError
 
 
 def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.inf) -> np.ndarray:
-    """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`. Raises InputError for
-    a sigma below 0."""
+    """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`.
+
+    Raises InputError for a sigma below 0.
+    """
     _check("lognormal", mean=mean, cap=cap)
     if not 0 <= sigma < math.inf:
         raise InputError(
@@ -28,7 +30,9 @@ def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.i
 
 def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndarray:
     """Lengths of a policy that stops at every token with a chance of 1 / mean; at most `cap`.
-    Raises InputError for a mean below 1."""
+
+    Raises InputError for a mean below 1.
+    """
     _check("geometric", mean=mean, cap=cap)
     if mean < 1:
         raise InputError("mean of geometric", value=mean, rule=">= 1", fix="set mean to 1 or more")
@@ -36,8 +40,10 @@ def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndar
 
 
 def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
-    """Numbers from `low` to `high`, each as likely as the others. Raises InputError
-    unless low <= high."""
+    """Numbers from `low` to `high`, each as likely as the others.
+
+    Raises InputError unless low <= high.
+    """
     _check("uniform", low=low, high=high)
     if high < low:
         raise InputError(

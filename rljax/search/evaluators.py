@@ -277,8 +277,9 @@ def why_lines_end(value: Value | None, rules: Rules, vocab: int) -> np.ndarray:
 
 
 def ends_of_lines(why: jax.Array, before: jax.Array) -> jax.Array:
-    """Returns whether lines end with tokens, [B, S] bool, by why they would and why they would with
-    the tokens before these (`why_lines_end`): the end of a response behind a newline is no line."""
+    """Returns whether lines end with tokens, in the shape of both arguments: why they would, and
+    why they would with the tokens before these (`why_lines_end`). The end of a response behind a
+    newline is no line."""
     return (why > 0) & ~((why == _END) & (before == _NEWLINE))
 
 
