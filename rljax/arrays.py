@@ -18,7 +18,8 @@ from rljax.tracking import timing
 
 
 def fetch(tree):
-    """Arrays of the devices as numpy arrays, the same on every host. Waits until they are computed.
+    """Copies arrays of the devices to numpy arrays, the same on every host. Waits until
+    they are computed.
 
     Of arrays that are split over several hosts every host must call it, in the same order.
     """
@@ -110,8 +111,8 @@ def _own(x):
 
 
 def place(tree, mesh: Mesh):
-    """Arrays [B, ...] as arrays with their rows split over the mesh; arrays whose rows do not
-    divide, and scalars, are whole on every device.
+    """Places arrays [B, ...] with their rows split over the mesh; arrays whose rows do not divide,
+    and scalars, are whole on every device.
 
     With several hosts numpy arrays are equal on all of them, and each host builds its own rows.
     """
@@ -124,7 +125,7 @@ def place(tree, mesh: Mesh):
 
 
 def put_whole(x, sharding: NamedSharding):
-    """An array that every host has whole, or a device array, with a layout."""
+    """Places an array that every host has whole, or a device array, with this layout."""
     if hosts.count() == 1 or isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     x = np.asarray(_own(x))  # device_put would compare it on all hosts, and NaN equals nothing
@@ -132,9 +133,9 @@ def put_whole(x, sharding: NamedSharding):
 
 
 def of_each_host(flag: bool, mesh: Mesh) -> jax.Array:
-    """Gathers what each host says into an array with an element for every device: the one input of
-    a program that may differ between hosts, for programs that return what all of them have in
-    common."""
+    """Gathers what each host says into bools [mesh.size], one for every device: the one
+    input of a program that may differ between hosts, for programs that return what all of
+    them have in common."""
     layout = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.make_array_from_callback(
         (mesh.size,), layout, lambda _: np.array([flag]), dtype=bool
@@ -142,7 +143,8 @@ def of_each_host(flag: bool, mesh: Mesh) -> jax.Array:
 
 
 def told_to_stop(mesh: Mesh) -> jax.Array | None:
-    """Gathers what each host was told about stopping (`of_each_host`); None with one process."""
+    """Gathers what each host was told about stopping, as `of_each_host` does: bools [mesh.size];
+    None with one process."""
     if hosts.count() == 1:
         return None
     return of_each_host(bool(hosts.asked_to_stop()), mesh)
@@ -152,8 +154,8 @@ def told_to_stop(mesh: Mesh) -> jax.Array | None:
 
 
 def known_to_all(tree):
-    """The arrays that lie on devices of one of several hosts alone as numpy arrays of all hosts,
-    and the others as they are: orbax writes no others."""
+    """Copies the arrays that lie on devices of one of several hosts alone to numpy arrays of all
+    hosts, and leaves the others as they are: orbax writes no others."""
     return jax.tree.map(lambda x: fetch(x) if is_of_one_host(x) else x, tree)
 
 
@@ -163,16 +165,16 @@ def is_of_one_host(x) -> bool:
 
 
 def moved(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """A device array with a layout on other devices: by themselves where one host sees all of them,
-    else by way of the hosts' memory."""
+    """Moves a device array of any shape to a layout on other devices: they copy it by themselves
+    where one host sees all of them, else it goes by way of the hosts' memory."""
     if hosts.count() == 1 or x.sharding.device_set == sharding.device_set:
         return jax.device_put(x, sharding)
     return put_whole(fetch(x), sharding)
 
 
 def moved_rows(tree, mesh: Mesh, role: str):
-    """Arrays [B, ...] with their rows split over `mesh`: as they are where they lie on its devices,
-    or on none in particular, else moved there, which is recorded as the role's."""
+    """Returns arrays [B, ...] with their rows split over `mesh`: as they are where they lie on its
+    devices, or on none in particular, else moved there, which is recorded as the role's."""
     devices, arrays = set(mesh.devices.flat), jax.tree.leaves(tree)
     if not any(_is_elsewhere(x, devices) for x in arrays):
         return tree
@@ -188,8 +190,8 @@ def _is_elsewhere(x, devices: set) -> bool:
 
 
 def weights_of(params, role: str):
-    """Weights in the memory of the devices. Those that wait on the host are copied, which is
-    recorded as the role's; let go of them after use."""
+    """Returns weights in the memory of the devices. Those that wait on the host are copied, which
+    is recorded as the role's; let go of them after use."""
     waiting = [x for x in jax.tree.leaves(params) if is_on_host(x)]
     if not waiting:
         return params

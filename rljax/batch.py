@@ -119,7 +119,7 @@ class Batch:
     entropy: jax.Array | None = _field("B S", jnp.float32)
 
     def replace(self, **fields) -> "Batch":
-        """A copy with these fields. Raises InputError for unknown names and wrong axes."""
+        """Returns a copy with these fields. Raises InputError for unknown names and wrong axes."""
         known = [f.name for f in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -185,12 +185,13 @@ class Batch:
 
     @property
     def rows(self) -> int:
+        """B, the number of rows."""
         return self.tokens.shape[0]
 
 
 def behaviour_logprobs(batch: Batch, *, by: str) -> jax.Array:
-    """The log-probs that tokens were drawn with: the sampler's, over the mass that its top-k, top-p
-    and min-p kept: [B, S]."""
+    """Returns the log-probs that tokens were drawn with: the sampler's, over the mass that its
+    top-k, top-p and min-p kept: [B, S], in nats. Raises InputError where the batch has none."""
     batch.require("sampler_logprobs", by=by)
     if batch.sampler_log_kept is None:
         return batch.sampler_logprobs
@@ -198,7 +199,8 @@ def behaviour_logprobs(batch: Batch, *, by: str) -> jax.Array:
 
 
 def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
-    """Unpacked rows: tokens [B, S], lengths [B] (prompt and response), mask [B, S] -> Batch."""
+    """Returns the Batch of unpacked rows: tokens [B, S], lengths [B] (prompt and
+    response), mask [B, S]."""
     column = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     valid = column < lengths[:, None]
     return Batch(
@@ -211,7 +213,7 @@ def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
 
 
 def take_rows(batch: Batch, rows) -> Batch:
-    """The batch of these rows in this order; `rows` are indices [R] or a slice."""
+    """Returns the batch of these rows in this order; `rows` are indices [R] or a slice."""
     return jax.tree.map(lambda x: x[rows], batch)
 
 

@@ -41,7 +41,7 @@ class Range:
     below: float | None = None
 
     def problem(self, value: float) -> str:
-        """Why a number is out of range, "" where it is not."""
+        """Returns why a number is out of range, "" if it is not."""
         bounds = (
             (">=", self.low, operator.ge),
             ("<=", self.high, operator.le),
@@ -62,8 +62,8 @@ _WHOLE_FILE = re.compile(r"\s*([^()'\"]+\.py)\s*:?\s*(\(.*\))?\s*", re.DOTALL)
 
 @functools.lru_cache(maxsize=4096)
 def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
-    """`"a.b(x=1)"` -> ("a.b", (("x", 1),)), `"a/b.py:c"` -> ("a/b.py:c", ()); a bare name means no
-    options."""
+    """Reads `"a.b(x=1)"` as ("a.b", (("x", 1),)), and `"a/b.py:c"` as ("a/b.py:c", ()); a bare name
+    means no options. Raises InputError for what is no call with keyword options."""
     fix = (
         'write it as "name(option=value)", "package.module.function(option=value)" or '
         '"path/to/file.py:function(option=value)"; without options the brackets may be left out'
@@ -200,8 +200,8 @@ def names_file(text: str) -> bool:
 
 
 def names_of(text: str) -> tuple[list[str], set[str]]:
-    """(the functions that a component text names, the names of its options), those in its options'
-    texts included; none for a text that is no component."""
+    """Returns the functions that a component text names, and the names of its options, those in its
+    options' texts included; none for a text that is no component."""
     try:
         name, options = parse_component(text.strip())
     except InputError:
@@ -346,7 +346,7 @@ _INSTALLED = (os.path.dirname(__file__), *(_PATHS[one] for one in ("stdlib", "pu
 
 
 def fails_at_import(what: str, error: BaseException) -> InputError:
-    """The error of a user's module that raises when it is imported."""
+    """Returns the error of a user's module that raises when it is imported."""
     where, fix = location_and_fix(error)
     if isinstance(error, InputError):
         return error.within(f"{what}: its module fails at import ({where}): ")
@@ -355,8 +355,8 @@ def fails_at_import(what: str, error: BaseException) -> InputError:
 
 
 def location_and_fix(error: BaseException) -> tuple[str, str]:
-    """("file:line", what mends it) of what a user's module raised: the last line of a file that is
-    neither Python's, nor a library's, nor ours."""
+    """Returns "file:line" and what mends it, of what a user's module raised: the last line of a
+    file that is neither Python's, nor a library's, nor ours."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     of_users = [frame for frame in frames if not frame[0].startswith(("<frozen", *_INSTALLED))]
     file, line = (of_users or frames or [("", 0)])[-1]
@@ -447,7 +447,7 @@ def _fits(value: object, kind: object) -> bool:
 
 
 def ranges_of(kind: object) -> list[Range]:
-    """The ranges in an annotation, such as Annotated[float, Range(low=0)] | None."""
+    """Returns the ranges in an annotation, such as Annotated[float, Range(low=0)] | None."""
     if typing.get_origin(kind) is typing.Annotated:
         return [one for one in kind.__metadata__ if isinstance(one, Range)]
     return [bounds for inner in typing.get_args(kind) for bounds in ranges_of(inner)]
@@ -527,7 +527,7 @@ class Component:
 
     @property
     def short_name(self) -> str:
-        """The function's own name, without module or file."""
+        """Name of the function itself, without module or file."""
         return re.split(r"[.:]", self.name)[-1]
 
     def __call__(self, *args, **kwargs):
@@ -544,8 +544,9 @@ class Component:
 
 
 def resolve(text: str, home: str) -> Component:
-    """The component that `text` names; bare names are looked up in module `home`. Raises
-    InputError."""
+    """Returns the component that `text` names; bare names are looked up in module `home`. Raises
+    InputError for a name that is unknown, a module that cannot be imported, and options that the
+    function lacks or that do not fit."""
     if not isinstance(text, str):
         raise InputError("a component is text", value=text, fix='write "name(option=value)"')
     return Component(text, home)

@@ -156,7 +156,8 @@ _NAMES = {field.name for field in dataclasses.fields(Contract)}
 
 
 def contract(**declared) -> Callable:
-    """Declares the contract of a function; see the fields of Contract."""
+    """Declares the contract of a function; see the fields of Contract. Raises TypeError for another
+    field, and for `reads` of a response in a tuple."""
     if isinstance(reads := declared.get("reads"), tuple) and {"answer", "response"} & {*reads}:
         raise TypeError(f"contract(reads={reads!r}) of a response is a text: 'answer', 'response'")
     unknown = declared.keys() - _NAMES
@@ -195,8 +196,8 @@ def _reading(function: Callable, reads: str | Callable[[dict], object]) -> Calla
 
 
 def spec(function: Callable | Component) -> Contract:
-    """The contract of a function for the options that it has: a component's and a partial's own,
-    and its defaults. What wraps a function (jax.jit, functools.wraps) has that function's."""
+    """Returns the contract of a function for the options that it has: a component's and a partial's
+    own, and its defaults. What wraps a function (jax.jit, functools.wraps) has that function's."""
     options: dict = {}
     while "contract" not in _attributes(function):
         if isinstance(function, Component):

@@ -7,18 +7,19 @@ import numpy as np
 
 
 def root_key(seed: int) -> jax.Array:
-    """jax.random.key(seed), by one small program where that runs three."""
+    """Returns jax.random.key(seed), a scalar, by one small program where that runs three."""
     return _key(np.uint32(seed & 0xFFFFFFFF))  # all that jax.random.key reads of it
 
 
 def fold_in(key: jax.Array, number: int | jax.Array) -> jax.Array:
-    """jax.random.fold_in, by one small program for all Python numbers."""
+    """Returns jax.random.fold_in(key, number) of two scalars, by one small program for all
+    Python numbers."""
     return _fold_in(key, number if isinstance(number, jax.Array) else np.uint32(number))
 
 
 def stream(key: jax.Array, name: str, step: int | jax.Array | None = None) -> jax.Array:
-    """The key of the stream `name`, and of one step of it. Equal names give equal keys; streams of
-    different names are independent. Works inside and outside a program."""
+    """Returns the key of the stream `name`, a scalar, or that of one step of it. Equal names give
+    equal keys; streams of different names are independent. Works inside and outside a program."""
     key = fold_in(key, zlib.crc32(name.encode()))
     return key if step is None else fold_in(key, step)
 

@@ -57,7 +57,9 @@ def make_mesh(
     slices: int = -1,
     devices=None,
 ) -> Mesh:
-    """A Mesh over `devices` (default: all). One size may be -1: it takes what is left.
+    """Returns a Mesh over `devices` (default: all). One size may be -1: it takes what is left.
+    Raises InputError unless the product of the sizes is the number of devices, and for slices that
+    do not divide data.
 
     `slices` of devices are the outermost part of data; -1: as many as the devices say. Within a
     slice neighbours on the mesh are neighbours on the wires.
@@ -99,7 +101,7 @@ def make_mesh(
 
 
 def slice_of(device) -> int:
-    """The slice of a device, as it says itself; 0 where devices have none."""
+    """Returns the slice of a device, as it says itself; 0 where devices have none."""
     return getattr(device, "slice_index", 0)  # JAX gives it to TPUs of several slices alone
 
 
@@ -157,15 +159,15 @@ def slice_count(mesh: Mesh, slices: int = -1) -> int:
 
 
 def replica_mesh(mesh: Mesh) -> Mesh:
-    """The same devices in the same order, with data apart as the outermost axis REPLICA: what is
-    mapped over it (`jax.vmap(..., spmd_axis_name=REPLICA)`) sees a mesh whose data is 1."""
+    """Returns the same devices in the same order, with data apart as the outermost axis REPLICA:
+    what is mapped over it (`jax.vmap(..., spmd_axis_name=REPLICA)`) sees a mesh whose data is 1."""
     grid = mesh.devices.reshape(mesh.shape["data"], 1, *mesh.devices.shape[1:])
     return Mesh(grid, (REPLICA, *MESH_AXES), axis_types=(AxisType.Auto,) * (len(MESH_AXES) + 1))
 
 
 def runs_once(mesh: Mesh) -> dict:
-    """The compiler options of a program that runs once, before the first step: on CPU it takes
-    seconds to optimise and milliseconds to run."""
+    """Returns the compiler options of a program that runs once, before the first step: on CPU it
+    takes seconds to optimise and milliseconds to run."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
 
@@ -173,7 +175,7 @@ def runs_once(mesh: Mesh) -> dict:
 def weight_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> NamedSharding:
-    """The sharding of one weight, from its logical axes.
+    """Returns the sharding of one weight, from its logical axes.
 
     A mesh axis that does not divide the axis that it should split takes the embed axis in its
     place, or another one that it divides, and none where there is none: the weight is whole along
@@ -212,7 +214,8 @@ def weight_sharding(
 
 
 def undivided(mesh: Mesh, weights: dict[tuple, tuple]) -> list[str]:
-    """The axes of weights, {path: (shape, logical axes)}, that their mesh axes do not divide."""
+    """Returns the axes of weights, {path: (shape, logical axes)}, that their mesh
+    axes do not divide."""
     wrong = {
         f"{axis} of {size}": None
         for shape, axes in weights.values()
@@ -223,22 +226,23 @@ def undivided(mesh: Mesh, weights: dict[tuple, tuple]) -> list[str]:
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data x fsdp x expert, everything else whole."""
+    """Returns the layout of rows over data x fsdp x expert, with everything else whole."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """Returns the layout that is whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def row_shards(mesh: Mesh) -> int:
-    """The number of parts into which the rows of a batch are split."""
+    """Returns the number of parts into which the rows of a batch are split."""
     return math.prod(mesh.shape[a] for a in BATCH_AXES)
 
 
 def on_host(shardings):
-    """The same layouts in the memory of the hosts, from where devices can copy by themselves."""
+    """Returns the same layouts in the memory of the hosts, from where devices can
+    copy by themselves."""
     return jax.tree.map(lambda s: s.with_memory_kind(HOST_MEMORY), shardings)
 
 
@@ -255,12 +259,12 @@ def check_host_memory(mesh: Mesh, wanted_by: str) -> None:
 
 
 def is_on_host(x) -> bool:
-    """Inside or outside a program: whether an array lies in the memory of the hosts."""
+    """Returns whether an array lies in the memory of the hosts (inside or outside a program)."""
     return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
 def in_device_memory(tree):
-    """Inside or outside a program: what waits on the host, copied to the devices."""
+    """Copies what waits on the host to the devices (inside or outside a program)."""
 
     def fetch(x):
         return jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x
@@ -269,7 +273,7 @@ def in_device_memory(tree):
 
 
 def in_memory_of(like, tree):
-    """`tree` with every array in the memory, device or host, where that of `like` lies."""
+    """Returns `tree` with every array in the memory, device or host, where that of `like` lies."""
 
     def send(x, before):
         return jax.device_put(x, jax.memory.Space.Host) if is_on_host(before) else x
@@ -278,14 +282,14 @@ def in_memory_of(like, tree):
 
 
 def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a program: keep the leading axis split over data x fsdp x expert."""
+    """Keeps the leading axis of x [B, ...] split over data x fsdp x expert, inside a program."""
     if mesh.size == 1 or x.shape[0] % row_shards(mesh):
         return x
     return jax.lax.with_sharding_constraint(x, row_sharding(mesh))
 
 
 def constrain_tokens(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a program: keep x [B, S, ...] split by rows and, over context, by tokens."""
+    """Keeps x [B, S, ...] split by rows and, over context, by tokens, inside a program."""
     if mesh.shape["context"] == 1 or x.shape[1] % mesh.shape["context"]:
         return constrain_rows(x, mesh)
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
@@ -294,7 +298,7 @@ def constrain_tokens(x: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a decode step: x [B, 1, D] split over fsdp by D, as the weights are, and by rows over
+    """Keeps x [B, 1, D] of a decode step split over fsdp by D, as the weights are, and by rows over
     data x expert alone.
 
     With rows over fsdp every product would gather its whole weight for a few rows; so each device
@@ -308,8 +312,8 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.Array:
-    """Inside a program: a weight with these logical axes, whole over fsdp and split over the other
-    mesh axes as before. Its gradient is scattered."""
+    """Gathers a weight with these logical axes over fsdp, inside a program; it stays split over the
+    other mesh axes, and keeps its shape. Its gradient is scattered."""
     names = [None if RULES[axis] == "fsdp" else RULES[axis] for axis in axes]
     fits = [name and x.shape[i] % mesh.shape[name] == 0 for i, name in enumerate(names)]
     spec = PartitionSpec(*[name if fit else None for name, fit in zip(names, fits, strict=True)])
@@ -317,7 +321,7 @@ def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.A
 
 
 def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a program: embed(tokens) [B, S, D], split as `constrain_tokens` does.
+    """Returns embed(tokens) [B, S, D], split as `constrain_tokens` does (inside a program).
 
     The table is split over fsdp by D, the rows over data x fsdp x expert. XLA gets from one to the
     other by one exchange only from rows that are split over data x expert alone; where it is left
@@ -344,8 +348,9 @@ def _vocab_split(mesh: Mesh, vocab: int) -> tuple[str, ...] | None:
 
 
 def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
-    """Before a decode loop: the head with its vocabulary, `axis`, over tensor x fsdp, zeros up to a
-    size that divides, and its embed axis whole; sent as `dtype` where that is smaller.
+    """Returns the head, before a decode loop, with its vocabulary, `axis`, over tensor x
+    fsdp, zeros up to a size that divides, and its embed axis whole; sent as `dtype`
+    where that is smaller.
 
     As it is stored each device has a part of every logit's sum: they would be all-reduced over fsdp
     at every token, [B, V]. Of a head that is moved once, each device has whole logits of its part
@@ -361,7 +366,7 @@ def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
 
 
 def before_head(hidden: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
-    """Inside a decode step: hidden [B, 1, D] whole over fsdp, as a head that `head_by_vocab` has
+    """Keeps hidden [B, 1, D] of a decode step whole over fsdp, as a head that `head_by_vocab` has
     split reads it."""
     if _vocab_split(mesh, vocab) is None:
         return hidden
@@ -375,9 +380,9 @@ def _apart_from_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...] | None:
 
 
 def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int, ids: int) -> jax.Array:
-    """Inside a decode step: the logits [B, `ids`] of a head of `vocab` entries that `head_by_vocab`
-    has split, by rows and without its padding. A draw looks at all of a row: slices of a vocabulary
-    over tensor would each be moved."""
+    """Returns the logits [B, `ids`] of a head of `vocab` entries that `head_by_vocab` has split, by
+    rows and without its padding (inside a decode step). A draw looks at all of a row: slices of a
+    vocabulary over tensor would each be moved."""
     if mesh.size == 1:
         return x if x.shape[1] == ids else x[:, :ids]
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES

@@ -1,7 +1,8 @@
 """Advantage estimators: batch -> advantages [B, S], or (advantages, returns) where a critic learns.
 
 Pure functions of a batch, by the names that a config writes. All outputs are constants (without
-gradient) and 0 where mask is 0. KL penalties in the reward: rljax.losses.kl.
+gradient) and 0 where mask is 0. An estimator raises InputError where the batch lacks a field that
+it reads. KL penalties in the reward: rljax.losses.kl.
 
     returns.py   sums of later rewards: GAE, VAPO, REINFORCE, ReMax, REINFORCE++
     groups.py    scores relative to other samples of the prompt: GRPO, RLOO, OPO, GPG, ...

@@ -34,7 +34,8 @@ class Groups(NamedTuple):
 
 
 def choose(what: str, value: str, allowed: tuple[str, ...]) -> str:
-    """`value` if it is allowed; an option that is text has few of them."""
+    """Returns `value`, an option that is one of a few texts. Raises InputError
+    unless it is allowed."""
     if value not in allowed:
         raise InputError(what, value=value, fix=f"write one of {', '.join(map(repr, allowed))}")
     return value

@@ -209,7 +209,8 @@ def gdpo(
 
     GDPO, arXiv 2601.05242: each of the K columns of `reward_parts` is normalised in its group by
     itself, so that a part with small numbers is heard. No weights = 1 each. A part that is NaN does
-    not apply to its row: it is left out of the group and adds 0.
+    not apply to its row: it is left out of the group and adds 0. Raises InputError for another
+    number of weights than K.
     """
     batch.require("reward_parts", "group", by="gdpo")
     choose("gdpo(std)", std, STDS)

@@ -130,7 +130,8 @@ def _finite_exp(x: jax.Array) -> jax.Array:
 
 
 def perplexity_metrics(training, rollout, share) -> dict:
-    """From -mean log-prob of each sequence under the two programs: means over sequences."""
+    """Means over sequences of the perplexities exp(-mean log-prob) under the two programs, their
+    logs and ratios. `training` and `rollout` [B, S] are -mean log-prob of each token's sequence."""
     difference = training - rollout  # mean sampler log-prob - mean trainer log-prob
     return {
         "training_ppl": weighted_mean(_finite_exp(training), share),
@@ -153,7 +154,7 @@ def chi2_sequence(log_sums: jax.Array, share: jax.Array) -> jax.Array:
 
 @contract(reads=("old_logprobs", "sampler_logprobs"))
 def mismatch_metrics(batch: Batch) -> dict:
-    """With x = old - sampler on policy tokens: how far the two programs are apart.
+    """Metrics of how far the two programs are apart, with x = old - sampler on policy tokens.
 
     kl = mean -x; k3_kl = mean(e^x - 1 - x); chi2 = mean of ratio^2 - 1, over tokens and sequences;
     perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; effective
@@ -194,12 +195,13 @@ def mismatch_metrics(batch: Batch) -> dict:
 
 @contract(reads=("advantages", "old_logprobs", "sum_pi_squared"))
 def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | None = None) -> dict:
-    """Proxies of the gradient's variance: total power E[w^2 A^2 W], signal |g|^2, the noise left.
+    """Proxies of the gradient's variance: total power E[w^2 A^2 W], signal |g|^2, the noise
+    left; scalars each.
 
     W = sum_t (1 - 2 pi_t + sum_v pi_v^2) estimates the squared norm of a sequence's score, over its
     tokens of weight > 0; A is its mean advantage, w its mean weight. expected_w has the weights
-    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1). Scalars each.
-    Raises InputError where the batch lacks `advantages`, `old_logprobs` or `sum_pi_squared`.
+    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1). Raises InputError where
+    the batch lacks `advantages`, `old_logprobs` or `sum_pi_squared`.
     """
     batch.require("advantages", "old_logprobs", "sum_pi_squared", by="variance_proxy_metrics")
     share = sequence_share(batch)

@@ -137,7 +137,8 @@ def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, idea
 
 
 def masked_quantiles(x: jax.Array, mask: jax.Array, quantiles: tuple[float, ...]) -> jax.Array:
-    """Linearly interpolated quantiles over the mask, position (n - 1) q; 0 where it is empty.
+    """Linearly interpolated quantiles over the mask, position (n - 1) q, in the shape of
+    `quantiles`; 0 where it is empty.
 
     One sort with the masked elements at the end, so that no shape depends on the mask.
     """

@@ -60,7 +60,9 @@ STATISTICS = (
 
 
 def checked_rules(reject: tuple) -> tuple[tuple[str, float, float], ...]:
-    """(statistic, lower, upper) with both sides filled in; InputError names what is wrong."""
+    """Returns (statistic, lower, upper) of each rule, with both sides filled in. Raises
+    InputError for a rule that is no such triple, an unknown or repeated statistic, and limits
+    that leave nothing."""
     fix = 'write reject=(("seq_mean_k3", None, 0.01),), one triple per statistic'
     rules = []
     for rule in reject:
@@ -133,7 +135,8 @@ def rejected_fractions(rejected: jax.Array, batch: Batch, share: jax.Array) -> d
 
 
 def rejection(batch: Batch, rules: tuple, share: jax.Array) -> tuple[jax.Array, dict]:
-    """keep [B, S] of 0, 1 where every rule holds, and how each statistic is spread."""
+    """Returns keep [B, S], 1 where every rule holds, else 0, and metrics of how each
+    statistic is spread."""
     keep, found = jnp.ones_like(batch.mask), {}
     for name, lower, upper in rules:
         value = jax.lax.stop_gradient(statistic(name, batch, share))

@@ -225,7 +225,7 @@ def mean_weight(weights: jax.Array, batch: Batch, share: jax.Array, level: str) 
 
 
 def weight_metrics(w, per_sequence, log_w, mask, share, level: str, bounds) -> dict:
-    """Spread, effective sample size and quantiles of the weights before bounding (G1).
+    """Spread, effective sample size and quantiles of the weights before bounding.
 
     ESS = (sum v)^2 / (N sum v^2), v = clamp(w, lower, upper): 1 for equal weights.
     """

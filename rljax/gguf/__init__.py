@@ -9,8 +9,8 @@ __all__ = ["gguf_folder", "is_gguf", "weights_file"]
 
 
 def gguf_folder(path: str | Path) -> Path:
-    """The Hugging Face folder of a GGUF file, from the cache if it is there, else written. Raises
-    InputError for a file that is not read."""
+    """Returns the Hugging Face folder of a GGUF file, from the cache if it is there, else written.
+    Raises InputError for a file that is not read."""
     from rljax.gguf.folder import cached_folder  # a command that looks at names imports no NumPy
 
     return cached_folder(path)

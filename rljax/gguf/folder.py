@@ -21,17 +21,17 @@ _LARGEST_NOTE = 100_000  # bytes of it
 
 
 def cache_folder() -> Path:
-    """The folder of all folders of GGUF files."""
+    """Returns the folder of all folders of GGUF files."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache, "rljax", "gguf")
 
 
 def cached_folder(path: str | Path) -> Path:
-    """The Hugging Face folder of a GGUF file, from the cache if it is there, else written.
+    """Returns the Hugging Face folder of a GGUF file, from the cache if it is there, else written.
 
     It has config.json, generation_config.json, tokenizer.json, tokenizer_config.json and a link to
-    the file. Its name is that of the file's path, size and time of change: a file that has
-    changed has another folder. Raises InputError for a file that is not read, which it names.
+    the file. Its name is that of the file's path, size and time of change: a file that has changed
+    has another folder. Raises InputError for a file that is not read, which it names.
     """
     path = Path(os.path.abspath(path))
     source = _identity(path)
@@ -95,8 +95,8 @@ def _write(folder: Path, path: Path, texts: dict[str, dict]) -> None:
 
 
 def tensors_of(path: Path) -> dict[str, Rows]:
-    """{Hugging Face name: Rows} of a GGUF file. Raises InputError where it has changed since the
-    folder beside it was written."""
+    """Returns {Hugging Face name: Rows} of a GGUF file. Raises InputError where it has changed
+    since the folder beside it was written."""
     note = path.parent / _SOURCE
     if note.exists():
         known, now = json_object(read_text(note, _LARGEST_NOTE), note), _identity(path)

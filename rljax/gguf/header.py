@@ -68,7 +68,7 @@ class Header:
 
 
 def package():
-    """The `gguf` package. Raises InputError where it is not installed."""
+    """Returns the `gguf` package. Raises InputError where it is not installed."""
     try:
         import gguf
     except ImportError:
@@ -80,7 +80,8 @@ def package():
 
 
 def part_of(name: str) -> tuple[int, int] | None:
-    """(number, count) of a file that is one part of a model, by its name; None: it is whole."""
+    """Returns (number, count) of a file that is one part of a model, by its name;
+    None: it is whole."""
     match = _PART.search(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -164,9 +165,9 @@ class _Stream:
 
 
 def read_header(path: str | Path, *, texts: bool = True) -> Header:
-    """The header of a file, every offset of it checked against the file's size. Without `texts`
-    arrays of them, which only the tokenizer has, are left empty. Raises InputError for what is no
-    GGUF file, is damaged, or is one part of several."""
+    """Returns the header of a file, every offset of it checked against the file's size. Without
+    `texts` arrays of them, which only the tokenizer has, are left empty. Raises InputError for what
+    is no GGUF file, is damaged, or is one part of several."""
     path = Path(path)
     with os.fdopen(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -77,8 +77,9 @@ class Keys:
         self.known = set(_IGNORED)
 
     def get(self, key: str, kind: type, default: object = None):
-        """A number (int or float), text or bool; `default` where the file has none, which an
-        absent key without a default may not be."""
+        """Returns a number (int or float), text or bool; `default` where the file has none.
+        Raises InputError if there is neither, and for a value of another type or a number
+        that is too large."""
         self.known.add(key)
         name = self.prefix + key
         value = self.header.metadata.get(name, default)
@@ -98,9 +99,12 @@ class Keys:
         return float(str(np.float32(value))) if kind is float else value
 
     def has(self, key: str) -> bool:
+        """Returns whether the file has this key of the architecture."""
         return self.prefix + key in self.header.metadata
 
     def require(self, key: str, value: object, expected: object, why: str) -> None:
+        """Raises InputError unless the value of a key is the one that is read;
+        `why` says what for."""
         if value != expected:
             raise InputError(
                 f"{self.header.path}: {self.prefix}{key}",
@@ -110,6 +114,7 @@ class Keys:
             )
 
     def check_all_read(self) -> None:
+        """Raises InputError that names the keys of the architecture that nothing read."""
         keys = [k for k in self.header.metadata if k.startswith(self.prefix)]
         unread = sorted(k for k in keys if k.removeprefix(self.prefix) not in self.known)
         if unread:
@@ -243,7 +248,7 @@ KINDS = {
 
 
 def kind_of(header: Header) -> Kind:
-    """The kind of a file. Raises InputError that names an architecture that is not read."""
+    """Returns the kind of a file. Raises InputError that names an architecture that is not read."""
     architecture = header.metadata.get("general.architecture")
     content = header.metadata.get("general.type", "model")
     if content != "model":
@@ -267,8 +272,8 @@ def kind_of(header: Header) -> Kind:
 
 
 def hf_config(header: Header) -> dict:
-    """config.json of the model that a file holds. Raises InputError for keys and values that the
-    decoder would ignore."""
+    """Returns config.json of the model that a file holds. Raises InputError for keys and values
+    that the decoder would ignore."""
     kind = kind_of(header)
     keys = Keys(header, header.metadata["general.architecture"])
     if keys.get("expert_count", int, 0) or keys.get("expert_used_count", int, 0):
@@ -428,8 +433,8 @@ def _llama3(header: Header, config: dict) -> dict:
 
 
 def hf_tensors(header: Header) -> dict[str, Rows]:
-    """{Hugging Face name: where and how its rows are stored}. A tensor without a name there keeps
-    its own."""
+    """Returns {Hugging Face name: where and how its rows are stored}. A tensor without a name there
+    keeps its own. Raises InputError for queries or keys whose rows are no pairs of each head."""
     kind, architecture = kind_of(header), header.metadata["general.architecture"]
     keys = Keys(header, architecture)
     heads = keys.get("attention.head_count", int)

@@ -14,8 +14,8 @@ def is_gguf(path: str | os.PathLike) -> bool:
 
 
 def weights_file(folder: str | Path) -> Path | None:
-    """The GGUF file that holds a folder's weights: the only one of a folder without safetensors;
-    None where there is none. Raises InputError where there are several."""
+    """Returns the GGUF file that holds a folder's weights: the only one of a folder without
+    safetensors; None where there is none. Raises InputError where there are several."""
     folder = Path(folder)
     if not folder.is_dir():
         return None

@@ -62,8 +62,8 @@ def check_types(header: Header) -> None:
 
 
 def decoded(rows: Rows, file: int, path: Path, first: int, out: np.ndarray) -> None:
-    """Fills `out` (float32) with the rows of a tensor from `first` on, as the package decodes
-    them."""
+    """Fills `out` [n, ...] (float32) with n rows of a tensor from `first` on, as the
+    package decodes them."""
     wide = rows.shape[-1] if len(rows.shape) > 1 else 1
     step = max(_AT_ONCE // max(wide, 1), 1)
     if len(rows.shape) == 1 and not rows.heads:

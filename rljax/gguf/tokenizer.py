@@ -95,7 +95,8 @@ _PRE = {
 
 
 def tokenizer_files(header: Header, model_type: str) -> dict[str, dict]:
-    """{"tokenizer.json": ..., "tokenizer_config.json": ...} of a file of a model of that type."""
+    """Returns {"tokenizer.json": ..., "tokenizer_config.json": ...} of a file of a model of that
+    type. Raises InputError for a kind of tokenizer, a key or a value that is not read."""
     values = _Values(header)
     values.check_all_known()
     tokens = values.tokens()
@@ -130,8 +131,8 @@ def tokenizer_files(header: Header, model_type: str) -> dict[str, dict]:
 
 
 def generation_config(header: Header) -> dict:
-    """generation_config.json: what begins and ends a text, and how the model is to be sampled
-    where the file says it."""
+    """Returns generation_config.json: what begins and ends a text, and how the model is to be
+    sampled where the file says it."""
     values = _Values(header)
     ends = [values.id(key) for key in _ENDS]
     ends = list(dict.fromkeys(i for i in ends if i is not None))

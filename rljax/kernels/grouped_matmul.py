@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec
 def grouped_matmul(
     x: jax.Array, w: jax.Array, sizes: jax.Array, *, platform: str, block: int = 0
 ) -> jax.Array:
-    """y[m] = x[m] w[group of m]: x [M, D], w [X, D, F], sizes [X] int32 -> [M, F] like x.
+    """Returns y[m] = x[m] w[group of m]: x [M, D], w [X, D, F], sizes [X] int32 -> [M, F]
+    in the dtype of x.
 
     The first sizes[0] rows are group 0, and so on. Rows after the last group give 0, and what they
     hold reaches nothing. `platform` is the mesh's: a program that is compiled for a TPU on a CPU

@@ -17,8 +17,8 @@ TILE = 16  # rows
 
 
 def with_gradient_of(exact: Callable, ordinary: Callable) -> Callable:
-    """A function with the value of `exact` and the gradient of `ordinary`, of the same
-    arguments."""
+    """Returns a function with the value of `exact` and the gradient of `ordinary`, of the
+    same arguments."""
     run = jax.custom_vjp(exact)
     run.defvjp(
         lambda *args: (exact(*args), args),
@@ -28,7 +28,8 @@ def with_gradient_of(exact: Callable, ordinary: Callable) -> Callable:
 
 
 def in_tiles(apart: bool, function: Callable, weights, *rows: jax.Array, axes: int = 2):
-    """function(weights, *rows), which treats each row for itself; if `apart`, TILE rows at a time.
+    """Returns function(weights, *rows), which treats each row for itself; if `apart`, it is
+    computed TILE rows at a time.
 
     Rows are indexed by the first `axes` axes of every array, of which a tile has the last alone.
     """
@@ -39,7 +40,7 @@ def in_tiles(apart: bool, function: Callable, weights, *rows: jax.Array, axes: i
 
 
 def tiled(function: Callable, axes: int, weights, *rows: jax.Array):
-    """`in_tiles` without a gradient."""
+    """Computes `in_tiles` without a gradient."""
     lead = rows[0].shape[:axes]
     count = math.prod(lead)
     # With a single tile each iteration would do the same, as the compiler sees: it takes the body

@@ -13,8 +13,8 @@ HELD = ("float32", "bfloat16")  # how trained weights may be held
 
 
 def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-    """Rounds x [...] float32 -> bfloat16: to one of the two neighbours, so that the mean over keys
-    is x. A bfloat16 number stays as it is, and so do infinities and NaN.
+    """Rounds float32 numbers x, of any shape, to bfloat16: to one of the two neighbours, so that
+    the mean over keys is x. A bfloat16 number stays as it is, and so do infinities and NaN.
 
     The 16 bits that bfloat16 does not have are added to a random number of as many bits: the carry
     comes with the probability (x - lower) / (upper - lower).

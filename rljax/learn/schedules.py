@@ -16,7 +16,7 @@ from rljax.errors import InputError
 
 @contract(safe=True)
 def constant(lr: float) -> optax.Schedule:
-    """lr."""
+    """lr at every step."""
     return optax.constant_schedule(lr)
 
 

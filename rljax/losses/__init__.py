@@ -1,1 +1,4 @@
-"""Losses: unreduced, per token [B, S], per row or per example. rljax.learn masks and averages."""
+"""Losses: unreduced, per token [B, S], per row or per example. rljax.learn masks and averages.
+
+A loss raises InputError where the batch lacks a field that it reads.
+"""

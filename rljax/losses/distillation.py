@@ -79,9 +79,11 @@ class Readout:
 
     @property
     def vocabulary(self) -> int:
+        """V, the number of entries of the head."""
         return vocab_size_of(self.head, Options(vocab_first=self.vocab_first))
 
     def at(self, hidden: jax.Array) -> "Readout":
+        """Returns the logits of other hidden states [..., S, D]."""
         return dataclasses.replace(self, hidden=hidden)
 
 
@@ -94,10 +96,12 @@ def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
 
 
 def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Array:
-    """The summands of the generalised JSD of two distributions; log-probs [..., V] -> [..., V].
+    """The summands of the generalised JSD of two distributions; log-probs [..., V] ->
+    [..., V], in nats.
 
     beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S; beta 0 is KL(T || S), beta 1
-    is KL(S || T) (GKD, arXiv 2306.13649). -inf, a probability of 0, is allowed.
+    is KL(S || T) (GKD, arXiv 2306.13649). -inf, a probability of 0, is allowed. Raises InputError
+    unless 0 <= beta <= 1.
     """
     if not 0.0 <= beta <= 1.0:
         raise InputError(
@@ -191,7 +195,8 @@ def distillation(
     GKD, arXiv 2306.13649: `jsd_terms` summed over the vocabulary, or over the `top_k` likeliest of
     `top_k_of` with all others as one entry (`tail`) or left out and the rest renormalised. Both are
     softmax(logits / temperature). Tokens at mask 0 may be garbage. Metrics [..., S]:
-    student_entropy, teacher_entropy, same_first_word.
+    student_entropy, teacher_entropy, same_first_word. Raises InputError for vocabularies of two
+    sizes, a temperature that is not above 0, and a top_k above the vocabulary.
     """
     _check(student, temperature, top_k)
     if student.vocabulary != teacher.vocabulary:
@@ -242,7 +247,7 @@ def forward_kl_of_sent_entries(
     renormalised: a loss may be negative. `log_prob_min` bounds both log-probs from below.
     Metrics [..., S]: student_mass and teacher_mass of those entries; overlap, how many of them are
     among the student's own K likeliest; overlap_advantage, the mean of -p_t (log p_t - log p_s)
-    over those (arXiv 2604.13016).
+    over those (arXiv 2604.13016). Raises InputError for a temperature that is not above 0.
     """
     k = teacher_ids.shape[-1]
     _check(student, temperature, k)
@@ -277,8 +282,8 @@ def sampled_reverse_kl(policy: PolicyOutputs, batch: Batch):
     """log pi (log pi - log teacher) of policy tokens, the second factor constant: [B, S].
 
     The teacher's log-probs of the batch's tokens are `ref_logprobs`. On tokens that the student
-    sampled its mean gradient is that of KL(student || teacher), one token ahead.
-    Metrics: teacher_gap.
+    sampled its mean gradient is that of KL(student || teacher), one token ahead. Metrics:
+    teacher_gap. Raises InputError where the batch lacks ref_logprobs.
     """
     batch.require("ref_logprobs", by="sampled_reverse_kl")
     keep = batch.mask > 0

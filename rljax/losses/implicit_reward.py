@@ -1,7 +1,9 @@
 """Training an implicit process reward model: beta (log pi - log ref) of each token is its reward.
 
-Only outcome labels are needed (PRIME, arXiv 2502.01456; Yuan et al., arXiv 2412.01981). A row is
-right where batch.scores > 0. PRIME's advantages: rljax.advantages.prime. Axes: B rows, S tokens.
+Only outcome labels are needed (PRIME, arXiv 2502.01456; Yuan et al., arXiv 2412.01981). A row
+is right where batch.scores > 0. PRIME's advantages: rljax.advantages.prime. Axes: B rows, S
+tokens. The losses raise InputError where the batch lacks ref_logprobs, scores or, for the
+contrast, the group.
 """
 
 from typing import Literal

@@ -17,8 +17,9 @@ ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+")
 def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "k3") -> jax.Array:
     """Per-token estimate of KL(pi || ref) from samples of pi, d = log pi - log ref: [B, S].
 
-    k1 = d; abs = |d|; k2 = d^2 / 2; k3 = exp(-d) - 1 + d, with -d clamped to +-20 and k3 to +-10.
-    A trailing "+" keeps the value and takes k2's gradient, whose expectation is that of the KL.
+    k1 = d; abs = |d|; k2 = d^2 / 2; k3 = exp(-d) - 1 + d, with -d clamped to +-20 and k3 to +-10. A
+    trailing "+" keeps the value and takes k2's gradient, whose expectation is that of the KL.
+    Raises InputError for another estimator.
     """
     if estimator not in ESTIMATORS:
         raise InputError(
@@ -58,7 +59,11 @@ def importance_corrected_kl(
 
 @contract(reads=("rewards", "old_logprobs", "ref_logprobs"))
 def kl_penalised_rewards(batch: Batch, *, coef: float, estimator: str = "k1") -> jax.Array:
-    """rewards - coef KL(old || ref) at every policy token; a constant of the batch: [B, S]."""
+    """rewards - coef KL(old || ref) at every policy token; a constant of the batch: [B, S].
+
+    Raises InputError where the batch lacks rewards, old_logprobs or ref_logprobs, and for
+    another estimator.
+    """
     batch.require("rewards", "old_logprobs", "ref_logprobs", by="kl_in_reward")
     keep = batch.mask > 0
     old = jnp.where(keep, batch.old_logprobs, 0.0)

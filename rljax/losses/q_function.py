@@ -2,7 +2,8 @@
 
 Unreduced losses of the two networks, their targets, and the correction for data of another policy.
 A policy loss reads the critic's V from `batch.values`, a value loss the policy's log-probs from
-`old_logprobs` (and its entropies from `entropy`), so that each is a constant of the other.
+`old_logprobs` (and its entropies from `entropy`), so that each is a constant of the other. A loss
+raises InputError where the batch lacks a field that it reads.
 
 Axes: B rows, S tokens. Token h is the action a_h in the state s_h, everything before it; `values`
 holds V(s_h) at token h. h+1 is the next token the policy chose in the same segment (tool output is
@@ -95,7 +96,7 @@ def lambda_returns(
 
     r' are `soft_rewards` of `logprobs`; G = V = 0 behind the end of a response, or the value of the
     last token where the row was cut off and `bootstrap_truncated`. DQO, arXiv 2410.09302, section
-    4.2: [B, S].
+    4.2: [B, S]. Raises InputError unless 0 <= lam <= 1.
     """
     if not 0.0 <= lam <= 1.0:
         raise InputError(

@@ -48,10 +48,11 @@ def bradley_terry(
 
     Bradley-Terry; scores [B] are the head's, read at a row's last token. margin: h = r_w - r_l - m,
     m = batch.scores of the chosen row less that of the rejected one, as rows of data with scores
-    have them: the margin of Llama 2 (arXiv 2307.09288). center: pulls scores to mean 0 (arXiv
-    2312.09244); without it a constant added to all scores changes nothing. label_smoothing: the
-    share of wrong labels; 1/2 for pairs that tie. Metrics: accuracy, margin, score, score/chosen,
-    score/rejected, score_min, score_max.
+    have them: the margin of Llama 2 (arXiv 2307.09288). center: pulls scores to mean 0
+    (arXiv 2312.09244); without it a constant added to all scores changes nothing. label_smoothing:
+    the share of wrong labels; 1/2 for pairs that tie. Metrics: accuracy, margin, score,
+    score/chosen, score/rejected, score_min, score_max. Raises InputError for scores of another
+    shape, a label_smoothing out of its range, and, with margin, where the batch has no scores.
     """
     by = "bradley_terry"
     label_noise(label_smoothing, by=by)
@@ -89,7 +90,8 @@ def cost_preference(scores: jax.Array, batch: Batch):
     A cost model (Safe-RLHF, arXiv 2310.12773): scores C [B] are the head's, w is the more harmful
     completion (rows 2i + 1) and l the safer one (rows 2i); s = +1 for unsafe and -1 for safe is the
     sum of batch.costs over a row. So C > 0 says unsafe. Metrics: accuracy (of the order),
-    sign_accuracy, margin, score, score/safer, score/more_harmful, score_min, score_max.
+    sign_accuracy, margin, score, score/safer, score/more_harmful, score_min, score_max. Raises
+    InputError for scores of another shape, and where the batch has no costs.
     """
     by = "cost_preference"
     batch.require("costs", by=by)
@@ -128,12 +130,12 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 
-    A process reward model by regression (arXiv 2410.17621): batch.mask is 1 at the
-    last token of each step, batch.process_rewards its label, 0 being neutral. The head gives s; the
-    reward model that is trained with squash="tanh" scores with tanh(s), on disk too, and a critic
-    that starts from it keeps its values in (-1, 1). Metrics: mse,
-    sign_correct and non_neutral, both shares of the labelled tokens, whose quotient is the accuracy
-    of the sign on steps that are not neutral.
+    A process reward model by regression (arXiv 2410.17621): batch.mask is 1 at the last token of
+    each step, batch.process_rewards its label, 0 being neutral. The head gives s; the reward model
+    that is trained with squash="tanh" scores with tanh(s), on disk too, and a critic that starts
+    from it keeps its values in (-1, 1). Metrics: mse, sign_correct and non_neutral, both shares of
+    the labelled tokens, whose quotient is the accuracy of the sign on steps that are not neutral.
+    Raises InputError where the batch lacks process_rewards.
     """
     one_of("squash", squash, ("none", "tanh"), by="step_regression")
     labels = _labels(batch, by="step_regression")
@@ -152,7 +154,8 @@ def step_classification(logits: jax.Array, batch: Batch):
     """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
 
     A process reward model by classification (arXiv 2211.14275, 2305.20050): logits [B, S, 2] of
-    (wrong, right), batch.mask 1 at the last token of each step. Metrics: accuracy.
+    (wrong, right), batch.mask 1 at the last token of each step. Metrics: accuracy. Raises
+    InputError where the batch lacks process_rewards.
     """
     label = (_labels(batch, by="step_classification") > 0).astype(jnp.int32)
     logits = jnp.where((batch.mask > 0)[..., None], logits, 0.0)

@@ -1,4 +1,5 @@
-"""Value losses: (values [B, S], batch, **options) -> (loss [B, S], metrics)."""
+"""Value losses: (values [B, S], batch, **options) -> (loss [B, S], metrics). They raise InputError
+where the batch lacks the returns or, to clip, the values."""
 
 import jax
 import jax.numpy as jnp

@@ -23,7 +23,10 @@ METRICS = {
 
 @contract(reads=("target_ids", "target_probs"), reads_targets=True)
 def visit_cross_entropy(policy: PolicyOutputs, batch: Batch):
-    """- sum_k p_k log pi(target_ids_k), with p = target_probs, unreduced: [B, S]."""
+    """- sum_k p_k log pi(target_ids_k), with p = target_probs, unreduced: [B, S].
+
+    Raises InputError where the batch lacks target_ids or target_probs.
+    """
     batch.require("target_ids", "target_probs", by="visit_cross_entropy")
     # (What was never visited has no weight, whatever stands there.)
     weighed = (batch.mask > 0)[..., None] & (batch.target_probs > 0)

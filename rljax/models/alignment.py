@@ -20,8 +20,8 @@ def preceding(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def describing(x: jax.Array, batch: Batch) -> jax.Array:
-    """Outputs about the tokens that follow each state [B, S], or precede each token where
-    `batch.previous` says which, at the tokens that they describe."""
+    """Moves outputs about the tokens that follow each state [B, S], or precede each token where
+    `batch.previous` says which, to the tokens that they describe: [B, S]."""
     return preceding(x, batch) if batch.previous is None else x
 
 

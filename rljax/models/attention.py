@@ -70,6 +70,8 @@ def attention(
     values on (rljax.models.attention_ring); "auto" is the former wherever the heads divide.
 
     `apart`: each query's numbers depend on nothing but its own keys (rljax.models.invariant).
+    Raises InputError for an unknown `impl` or `context_attention`, a negative window, and a request
+    that "cudnn" cannot run.
     """
     _check(q, k, v, segments, sinks, window)
     if context_attention not in CONTEXT_ATTENTION:
@@ -112,12 +114,14 @@ def attention_cached(
     v_scales: jax.Array | None = None,
     apart: bool = False,
 ) -> jax.Array:
-    """Decoding: q [B, S, H, E] against caches k [B, K, T, E], v [B, K, T, F] -> [B, S, H, F].
+    """Returns what new queries read from a cache: q [B, S, H, E] against keys k [B, K, T, E] and
+    values v [B, K, T, F] -> [B, S, H, F].
 
-    `allowed` [B, S, T] bool says which cached columns a query sees; the window is the caller's to
-    put there. A row that may see nothing comes out finite. order "tokens": caches are [B, T, K, .].
-    Scales [B, K, T] (or [B, T, K]) are those of int8 keys and values. Keys may be stored wider
-    than E, filled up with zeros. `apart` is as in `attention`, for caches that are no rings.
+    `allowed` [B, S, T] bool says which cached columns a query sees; the caller puts the window
+    there. A row that may see nothing comes out finite. With order "tokens" the caches
+    are [B, T, K, .]. Scales [B, K, T] (or [B, T, K]) are those of int8 keys and values. Keys
+    may be stored wider than E, filled up with zeros. `apart` is as in `attention`, for caches
+    that are no rings.
     """
     if apart:
         how = dict(scale=scale, soft_cap=soft_cap, order=order)

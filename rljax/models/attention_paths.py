@@ -107,7 +107,8 @@ def _per_key(scales: jax.Array, order: str) -> jax.Array:
 
 
 def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax.Array:
-    """The rule as [B, S, T] bool; `rows` [S] and `columns` [T] are positions in the packed row."""
+    """Returns the rule as [B, S, T] bool; `rows` [S] and `columns` [T] are positions in
+    the packed row."""
     distance = rows[:, None] - columns[None, :]
     near = distance >= 0
     if window:
@@ -116,8 +117,8 @@ def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax
 
 
 def continued_columns(segments, prefix: Prefix, window) -> jax.Array:
-    """[B, S, S] bool: the columns of the prefix that each token continues, the last `window`
-    positions of them."""
+    """Returns the columns of the prefix that each token continues, the last `window` positions of
+    them: [B, S, S] bool."""
     column = jnp.arange(segments.shape[1])
     blocks = prefix.blocks.shape[1]
     block = column // (segments.shape[1] // blocks)
@@ -131,7 +132,9 @@ def continued_columns(segments, prefix: Prefix, window) -> jax.Array:
 
 
 def reference(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
-    """Every score at once, in the inputs' own precision or float32: what the others must equal."""
+    """Computes all scores at once, in the inputs' own precision or float32:
+    q [B, S, H, E], k [B, S, K, E], v [B, S, K, F], segments [B, S] -> [B, S, H, F]. The
+    other paths must give the same."""
     column = jnp.arange(q.shape[1])
     allowed = allowed_columns(segments, segments, column, column, window)
     if prefix is not None:
@@ -143,21 +146,22 @@ def reference(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> j
 
 
 def by_block(x, blocks: int, whole: int) -> jax.Array:
-    """[B, S, K, E] in `blocks` blocks to a row -> [N, K, T, E], T filled up to `whole`."""
+    """Returns x [B, S, K, E], in `blocks` blocks to a row, as [N, K, T, E], T
+    filled up to `whole`."""
     b, tokens, *heads = x.shape
     return pad_axis(x.reshape(b * blocks, tokens // blocks, *heads).swapaxes(1, 2), 2, whole)
 
 
 def prefix_blocks(x, prefix: Prefix) -> jax.Array:
-    """[B, S, ...] -> the same, with the block of the prefixes in each block's place."""
+    """Returns x [B, S, ...] with the block of the prefixes in each block's place."""
     b, blocks = prefix.blocks.shape
     apart = x.reshape(b, blocks, -1, *x.shape[2:])
     return jax.vmap(lambda row, chosen: row[chosen])(apart, prefix.blocks).reshape(x.shape)
 
 
 def looked_for(prefix: Prefix) -> jax.Array:
-    """[B, S]: the id of the prefix that each token continues; one that nothing has for none, as
-    padding is segment 0."""
+    """Returns the id of the prefix that each token continues, [B, S]; one that nothing has for
+    none, as padding is segment 0."""
     return jnp.where(prefix.ids > 0, prefix.ids, -1)
 
 
@@ -170,7 +174,8 @@ def columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
 
 
 def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
-    """The gradient of x from those of its columns: a prefix sums over the blocks that read it."""
+    """Returns the gradient of keys or values x [B, S, K, E] from the gradients of what `columns`
+    made of them, [N, K, T, E] each: a prefix sums over the blocks that read it."""
     whole, dtype = parts[0].shape[2], parts[0].dtype
     like = jax.ShapeDtypeStruct(x.shape, dtype)
     back = jax.linear_transpose(lambda x: columns(x, prefix, whole), like)
@@ -178,7 +183,8 @@ def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
 
 
 def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
-    """cuDNN's flash attention; `rljax.models.attention` has checked that it can run the request.
+    """Runs cuDNN's flash attention, with arguments and result as in `reference`;
+    `rljax.models.attention` has checked that it can run the request.
 
     It needs equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are
     appended to the shorter of E and F, and to the tokens.
@@ -206,8 +212,8 @@ def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def first_held(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
-    """One query a slot against its first held [B] tokens: q [B, H, E], pairs [B, T, 2 K, E], or
-    pages [N, page, 2 K, E] and their table [B, P] -> [B, H, E]."""
+    """Returns the attention of one query a slot to its first held [B] tokens: q [B, H, E],
+    pairs [B, T, 2 K, E], or pages [N, page, 2 K, E] and their table [B, P] -> [B, H, E]."""
     if table is not None:
         held = jnp.minimum(held, pairs.shape[1] * jnp.sum(table < len(pairs), axis=1))
         pairs = jnp.take(pairs, table, axis=0, mode="clip")
@@ -220,12 +226,14 @@ def first_held(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
 
 
 def whole_pages(columns: int) -> int:
-    """The columns of a slot that has room for so many and is made of pages that are not small."""
+    """Returns the number of columns of a slot that has room for so many and is made of pages
+    that are not small."""
     return columns + -columns % (LANES if columns > LANES else 16)
 
 
 def page_tokens(columns: int) -> int:
-    """Tokens of a page where slots of `columns` are made of whole ones, else 0."""
+    """Returns the number of tokens of a page where slots of `columns` are made of
+    whole ones, else 0."""
     return next((t for t in range(PAGE_TOKENS, 15, -16) if columns % t == 0), 0)
 
 
@@ -244,9 +252,8 @@ def paged_takes(heads: int, kv_heads: int, size: int, dtype) -> bool:
 
 
 def paged(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
-    """`first_held` as JAX's ragged paged attention for TPU; held [B] >= 1. Blocks of tokens behind
-    those are not read.
-    """
+    """Computes `first_held` by JAX's ragged paged attention for TPU: q [B, H, E], held [B] >= 1 ->
+    [B, H, E]. Blocks of tokens behind those are not read."""
     # Imported here: Pallas takes a second to import, and only this path needs it.
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
@@ -264,9 +271,9 @@ def paged(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
 
 
 def paged_arguments(q, pairs, held, table=None):
-    """The kernel's arguments: queries, pages, tokens held, the pages of every slot, where each
-    slot's queries begin, how many slots. Without a table a slot is a run of pages, so nothing is
-    looked up; with one, a slot holds no more tokens than its pages do."""
+    """Returns the kernel's arguments: queries, pages, tokens held, the pages of every slot, where
+    each slot's queries begin, how many slots. Without a table a slot is a run of pages, so nothing
+    is looked up; with one, a slot holds no more tokens than its pages do."""
     slots, held = len(q), held.astype(jnp.int32)
     if table is None:
         columns, *head = pairs.shape[1:]
@@ -283,7 +290,7 @@ def paged_arguments(q, pairs, held, table=None):
 
 
 def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Zeros after the end of one axis, up to `size`."""
+    """Appends zeros to one axis, up to `size`: [..., n, ...] -> [..., size, ...]."""
     if x.shape[axis] == size:
         return x
     room = [(0, 0)] * x.ndim

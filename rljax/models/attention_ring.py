@@ -71,9 +71,10 @@ def ring(
     soft_cap,
     interpret=False,
 ) -> jax.Array:
-    """Causal attention within segments, on one device of a ring, inside `jax.shard_map`: its part
-    of the tokens of q [B, S / devices, H, E], k [B, S / devices, K, E] and v -> [B, S / devices, H,
-    F]. Segments and prefix [B, S'] are of whole rows, S' <= S.
+    """Computes causal attention within segments on one device of a ring, inside
+    `jax.shard_map`: its part of the tokens of q [B, S / devices, H, E],
+    k [B, S / devices, K, E] and v [B, S / devices, K, F] -> [B, S / devices, H, F]. Segments
+    and prefix [B, S'] are of whole rows, S' <= S.
 
     impl "splash" runs JAX's kernel at every hop, "xla" the products of rljax.models.attention_xla.
     Rows that share prefixes take the latter: what a query sees there goes by positions.
@@ -118,7 +119,7 @@ def _continued(segments, prefix: Prefix, whole: int) -> _Continued:
 
 
 def padded_tokens(tokens: int, devices: int, impl: str) -> int:
-    """To how many tokens a row is padded for a ring, a multiple of `devices`."""
+    """Returns the number of tokens that a row is padded to for a ring, a multiple of `devices`."""
     chunk = -(-tokens // (2 * devices))
     if impl == "splash":
         chunk = attention_splash.part_tokens(chunk)

@@ -42,8 +42,9 @@ class Rule:
 def splash(
     q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap, interpret=False
 ) -> jax.Array:
-    """Splash attention skips the blocks that the causal and window mask rule out. Padding is
-    segment 0, after every real column.
+    """Runs splash attention, which skips the blocks that the causal and window mask rule out;
+    arguments and result are as in attention_paths.reference: q [B, S, H, E] -> [B, S, H, F].
+    Padding is segment 0, after every real column.
 
     The kernel's window goes by columns, a prefix's by positions: where a sequence can be longer
     than the window, packed rows go the way of XLA.
@@ -132,9 +133,9 @@ def _gradients(run, q, k, v, ids, sink, out, log_sum, gradient):
 
 
 def splash_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
-    """The softmax over these columns alone: q [B, H, T, E], already scaled, k [B, K, C, E], v [B,
-    K, C, F] -> what the queries read [B, H, T, F], and the log-sum-exp of their scores [B, H, T].
-    The numbers of tokens are as `part_tokens` says."""
+    """Returns the softmax over these columns alone: q [B, H, T, E], already scaled, k [B, K, C, E],
+    v [B, K, C, F] -> what the queries read [B, H, T, F], and the log-sum-exp of their
+    scores [B, H, T]. The numbers of tokens are as `part_tokens` says."""
     run = _part_kernel(rule, q, k, view)
     ids = _segment_ids(*view.wanted, view.ids)
     out, (log_sum,) = jax.vmap(run)(q, k, v, ids)
@@ -144,8 +145,9 @@ def splash_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
 
 
 def splash_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
-    """The gradients of `splash_part` by q, k and v, as a part of a softmax with the output `out`
-    and the log-sum-exp `log_sum`, from that of the output."""
+    """Returns the gradients of `splash_part` by q, k and v, as a part of a softmax with the
+    output `out` [B, H, T, F] and the log-sum-exp `log_sum` [B, H, T], from `gradient`
+    [B, H, T, F], that of the output."""
     run = _part_kernel(rule, q, k, view)
     ids = _segment_ids(*view.wanted, view.ids)
     grads = _gradients(run, q, k, v, ids, None, out, log_sum, gradient.astype(out.dtype))
@@ -153,7 +155,7 @@ def splash_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradien
 
 
 def part_tokens(tokens: int) -> int:
-    """To how many tokens a chunk of so many is padded for the kernel."""
+    """Returns the number of tokens that a chunk of so many is padded to for the kernel."""
     whole = -(-tokens // LANES) * LANES
     return whole if whole <= KERNEL_BLOCK else -(-tokens // KERNEL_BLOCK) * KERNEL_BLOCK
 

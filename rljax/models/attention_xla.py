@@ -76,7 +76,8 @@ class _Request(NamedTuple):
 
 
 def xla(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap) -> jax.Array:
-    """Each query's softmax over its own segment and the prefix that it continues."""
+    """Returns each query's softmax over its own segment and the prefix that it continues:
+    q [B, S, H, E], k [B, S, K, E], v [B, S, K, F], segments [B, S] -> [B, S, H, F]."""
     return _attention(Rule(scale, window, soft_cap), q, k, v, sinks, segments, prefix)
 
 
@@ -162,16 +163,17 @@ _attention.defvjp(_forward, _backward)
 
 
 def xla_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
-    """The softmax over these columns alone: q [B, H, T, E], k [B, K, C, E], v [B, K, C, F] -> what
-    the queries read [B, H, T, F], and the log-sum-exp of their scores [B, H, T]."""
+    """Returns the softmax over these columns alone: q [B, H, T, E], k [B, K, C, E], v [B, K, C, F]
+    -> what the queries read [B, H, T, F], and the log-sum-exp of their scores [B, H, T]."""
     asked, heads = _chunk(rule, q, k, v, view)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     return tuple(_flat(x) for x in _softmax(rule, asked, heads, None, wide))
 
 
 def xla_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
-    """The gradients of `xla_part` by q, k and v, as a part of a softmax with the output `out` and
-    the log-sum-exp `log_sum`, from that of the output."""
+    """Returns the gradients of `xla_part` by q, k and v, as a part of a softmax with the output
+    `out` [B, H, T, F] and the log-sum-exp `log_sum` [B, H, T], from `gradient` [B, H, T, F],
+    that of the output."""
     asked, heads = _chunk(rule, q, k, v, view)
     wide = log_sum.dtype
     mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1)

@@ -23,8 +23,8 @@ def decoder(
     experts: int = 0,
     experts_per_token: int = 2,
 ) -> ModelConfig:
-    """A Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's. With `experts` every
-    layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE."""
+    """Returns a Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's. With `experts`
+    every layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE."""
     return ModelConfig(
         family="qwen3_moe" if experts else "qwen3",
         experts=ExpertsConfig(experts, experts_per_token, mlp) if experts else None,
@@ -68,8 +68,8 @@ def vision_decoder(
     vision_mlp: int = 128,
     vision_heads: int = 4,
 ) -> ModelConfig:
-    """A model with images of any size, qwen3_vl or qwen2_5_vl, for a task whose alphabet begins
-    with IMAGE_CHARACTERS; sizes of patches are in pixels, 2 x 2 patches are a token."""
+    """Returns a model with images of any size, qwen3_vl or qwen2_5_vl, for a task whose alphabet
+    begins with IMAGE_CHARACTERS; sizes of patches are in pixels, 2 x 2 patches are a token."""
     third = head_dim // 8  # rotary pairs that rotate with rows, and as many with columns
     text = {
         "hidden_size": embed,

@@ -72,15 +72,20 @@ class Cache:
         return 0 < self.window == self.columns
 
     def arrays(self) -> tuple[jax.Array, ...]:
+        """Returns all arrays of the cache: the parts, in the shape of its `order`, then the scales,
+        without the last axis."""
         return self.parts + self.scales
 
 
 def room(caches: list[Cache]) -> int:
-    """The tokens that a slot has room for: the columns of the layer that holds the most."""
+    """Returns the number of tokens that a slot has room for: the columns of the layer that
+    holds the most."""
     return max(one.columns for one in caches)
 
 
 def order_for(mesh: Mesh) -> str:
+    """Returns the order of the axes of a cache, "heads" or "tokens", that the mesh's
+    devices read fastest."""
     return "tokens" if mesh.devices.flat[0].platform == "tpu" else "heads"
 
 
@@ -140,15 +145,16 @@ def _stored(config: ModelConfig, mesh: Mesh | None, dtype: str) -> tuple[int, tu
 def slot_bytes(
     config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None, rings=True
 ) -> int:
-    """Bytes that one slot of `columns` tokens takes, over all layers and devices; without a mesh,
-    those of the numbers alone."""
+    """Returns the bytes that one slot of `columns` tokens takes, over all layers and devices;
+    without a mesh, those of the numbers alone."""
     order = _order(config, mesh, dtype) if mesh else ""
     held = sum(_room(config, columns, kind.window, order, rings) for kind in config.kinds)
     return held * _token_bytes(config, dtype, mesh)
 
 
 def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: Pool) -> int:
-    """Bytes of a pool's pages, and of the rings of so many slots, over all layers and devices."""
+    """Returns the bytes of a pool's pages, and of the rings of so many slots, over all
+    layers and devices."""
     order = _order(config, pool.mesh, dtype)
     held = [
         slots * _room(config, columns, kind.window, order)
@@ -177,15 +183,15 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str, pool: Pool | None)
 
 
 def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """The sharding of every array of the caches."""
+    """Returns the sharding of every array of the caches."""
     return [
         jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order, c.pool), c) for c in caches
     ]
 
 
 def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """Inside a program: keep caches split as `shardings` says (on one device, too: arrays that
-    differ in what they know of the mesh compile twice)."""
+    """Keeps caches split as `shardings` says, inside a program. (On one device, too: arrays that
+    differ in what they know of the mesh compile twice.)"""
     return jax.lax.with_sharding_constraint(caches, shardings(caches, mesh))
 
 
@@ -198,8 +204,9 @@ def empty(
     pool=None,
     rings=True,
 ):
-    """One empty cache per layer (inside a program), of pages where there is a Pool. Without rings a
-    layer with a sliding window has all columns, too."""
+    """Returns one empty cache per layer (inside a program), of pages where there is a Pool. Without
+    rings a layer with a sliding window has all columns, too. Raises InputError for a `dtype` that
+    keys and values cannot be held in."""
     check_dtype(config, dtype)
     heads, widths = _stored(config, mesh, dtype)
     caches, order = [], _order(config, mesh, dtype)
@@ -214,7 +221,8 @@ def empty(
 
 
 def with_table(caches: list[Cache], table: jax.Array | None) -> list[Cache]:
-    """The caches as a call needs them, those of pages with their table; None takes it away."""
+    """Returns the caches as a call needs them, those of pages with their table [B, P] int32;
+    None takes it away."""
     return [dataclasses.replace(one, table=table) if one.pool else one for one in caches]
 
 
@@ -261,12 +269,12 @@ def _as_stored(parts, heads: int, widths):
 
 
 def shared_lanes(q: jax.Array, kv_heads: int, cache: Cache):
-    """Queries [B, S, H, E] for a cache whose kv heads share lanes, and what gives the [B, S, H, E]
-    of its attention's output.
+    """Returns queries [B, S, H, E] for a cache whose kv heads share lanes, and a function that
+    gives the [B, S, H, E] of its attention's output.
 
     Where kv heads 0 and 1 are stored as one, keys [k0 | k1] and values [v0 | v1], the queries of
-    the first are [q | 0] and those of the second [0 | q]: q.k is what it was. The output is
-    [out | .] and [. | out].
+    the first are [q | 0] and those of the second [0 | q]: q.k is what it was. The output
+    is [out | .] and [. | out].
     """
     together, heads, size = kv_heads // cache.heads, q.shape[2], q.shape[3]
     if together == 1:
@@ -294,8 +302,9 @@ def _like(cache: Cache, parts) -> Cache:
 def from_prompt(
     parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window, rings=True
 ):
-    """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
-    lengths [B], of a layer with `window`. `rings` is as in `empty`."""
+    """Returns the cache of right-padded prompts, with room for `columns` tokens:
+    parts [B, S, K, E], lengths [B], of a layer with `window`. `rings` is as in `empty`. Raises
+    InputError if a layer without a window gets more prompt columns than it has room for."""
     parts = _as_stored(parts, *_stored(config, mesh, dtype))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
     held, axis = _room(config, columns, window, rings=rings), token_axis(cache.order)
@@ -317,7 +326,7 @@ def from_prompt(
 def remember(
     cache: Cache, parts, columns: jax.Array, counts: jax.Array | None, nodes: Nodes | None = None
 ):
-    """Read S more tokens: parts [B, S, K, E], the first of them token columns [B] of its slot, of
+    """Reads S more tokens: parts [B, S, K, E], the first of them token columns [B] of its slot, of
     which counts [B] are real (None: all); or the nodes of trees, into a cache without rings.
 
     Returns the new cache, what this call's queries look at (a Cache), and allowed [B, S, T'] bool,
@@ -370,9 +379,9 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, positions):
 
 
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
-    """Zeros in the columns of token tokens [B] of each slot and of the next ones, `count` in all.
-    Of a ring only the first, as the others hold what is seen still; what is out of range is
-    dropped."""
+    """Puts zeros in the columns of token tokens [B] of each slot and of the next ones, `count` in
+    all. In a ring only the first is cleared, as the others hold what is seen still; what is out of
+    range is dropped."""
     count = 1 if cache.is_ring else count
     at = tokens[:, None] + jnp.arange(count)[None, :]
     at = at % cache.columns if cache.is_ring else at
@@ -386,7 +395,7 @@ def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
 
 
 def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
-    """The cache after its first counts [B] tokens, zeros in what no later token sees."""
+    """Returns the cache after its first counts [B] tokens, zeros in what no later token sees."""
     held = newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
     filled = (held >= 0) & (held < counts[:, None])
     if cache.window:
@@ -403,8 +412,8 @@ def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
 
 
 def take_rows(cache: Cache, slots: jax.Array, length: jax.Array) -> Cache:
-    """Slots [M] of `cache`, of which `length` [M] tokens count, on one device; a slot out of range
-    gives some row."""
+    """Returns slots [M] of `cache`, of which `length` [M] tokens count, on one device; a slot out
+    of range gives some row."""
 
     def pick(x):
         return jnp.take(x, slots, axis=0, mode="clip")
@@ -415,7 +424,7 @@ def take_rows(cache: Cache, slots: jax.Array, length: jax.Array) -> Cache:
 
 
 def resized(cache: Cache, columns: int) -> Cache:
-    """A contiguous cache cut or filled with zeros to so many columns."""
+    """Returns a contiguous cache cut or filled with zeros to so many columns."""
     axis = token_axis(cache.order)
 
     def cut(x):
@@ -427,8 +436,8 @@ def resized(cache: Cache, columns: int) -> Cache:
 def write_rows(
     cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array, first=None, *, alone=False
 ) -> Cache:
-    """Rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped. `rows`
-    may have fewer columns; what is behind them stays garbage. Of pages, those of the `first` [M]
+    """Writes rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped.
+    `rows` may have fewer columns; what is behind them stays garbage. Pages of the `first` [M]
     tokens are left as they are. `alone`: one device has all slots, so that they can be written one
     after the other, and what is dropped costs nothing."""
     if cache.pool:

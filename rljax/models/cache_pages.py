@@ -35,16 +35,18 @@ class Pool:
         return BATCH_AXES if self.shards > 1 else None
 
     def pages_for(self, tokens: int) -> int:
+        """Returns the number of pages that hold so many tokens."""
         return -(-tokens // self.page_tokens)
 
 
 def token_axis(order: str) -> int:
+    """Returns the axis of tokens in a cache of this order."""
     return 2 if order == "heads" else 1
 
 
 def on_each_device(pool: Pool, function, cache, *args, by_slot: bool):
-    """function(cache, first slot of this device, *args) -> cache, with this device's own pages;
-    args have a row for each slot, or are whole on every device."""
+    """Returns function(cache, first slot of this device, *args), a cache, with each device's own
+    pages; args have a row for each slot, or are whole on every device."""
     if pool.shards == 1:
         return function(cache, 0, *args)
     rows = PartitionSpec(BATCH_AXES)
@@ -70,8 +72,9 @@ def _each(cache, function, *others):
 
 
 def side_by_side(cache, held: jax.Array):
-    """The slots' tokens in contiguous columns (on one device); zeros behind the first held [B]:
-    another slot may have left NaN there, which is NaN in a weighted sum even where it is masked."""
+    """Returns the slots' tokens in contiguous columns (on one device), with zeros behind the
+    first held [B]: another slot may have left NaN there, which is NaN in a weighted sum even
+    where it is masked."""
     axis, count, page = token_axis(cache.order), cache.parts[0].shape[0], cache.pool.page_tokens
     filled = jnp.repeat(cache.table < count, page, axis=1)
     filled &= jnp.arange(filled.shape[1])[None, :] < held[:, None]
@@ -109,8 +112,8 @@ def written(cache, new, positions: jax.Array):
 
 
 def remember(cache, new, positions: jax.Array, held: jax.Array, *, view: bool):
-    """(the cache after new tokens at positions [B, S], what queries look at): the first held [B]
-    tokens in contiguous columns, or the pages as they are."""
+    """Returns the cache after new tokens at positions [B, S], and what queries look at: the first
+    held [B] tokens in contiguous columns, or the pages as they are."""
     pool = cache.pool
     cache = on_each_device(
         pool, lambda c, _, *a: written(c, *a), cache, new, positions, by_slot=True
@@ -125,8 +128,8 @@ def remember(cache, new, positions: jax.Array, held: jax.Array, *, view: bool):
 
 
 def write_rows(cache, rows, slots: jax.Array, source: jax.Array, first: jax.Array):
-    """Whole pages of rows source [M] of contiguous `rows` into the pages of slots [M], but for
-    those of their first `first` [M] tokens, which others may share."""
+    """Writes whole pages of rows source [M] of contiguous `rows` into the pages of slots [M], but
+    for those of their first `first` [M] tokens, which others may share."""
     page, axis = cache.pool.page_tokens, token_axis(cache.order)
 
     def placed(cache, begin, rows, slots, source, first):

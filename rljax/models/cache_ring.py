@@ -10,14 +10,14 @@ from rljax.models.cache_pages import token_axis
 
 
 def newest(total: jax.Array, columns: int) -> jax.Array:
-    """The token that a ring of T columns holds in each column after `total` [B] tokens: [B, T],
-    below 0 where none."""
+    """Returns the token that a ring of T columns holds in each column after `total` [B] tokens:
+    [B, T], below 0 where none."""
     last = total[:, None] - 1
     return last - (last - jnp.arange(columns)[None, :]) % columns
 
 
 def take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-    """x's tokens at index [B, T], row by row."""
+    """Returns x's tokens at index [B, T], row by row; `axis` is the one of tokens."""
     shape = [
         index.shape[0] if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)
     ]
@@ -25,7 +25,7 @@ def take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
 
 
 def put(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Array:
-    """new's tokens into columns at [B, S] of `old`; what is out of range is dropped."""
+    """Writes new's tokens into columns at [B, S] of `old`; what is out of range is dropped."""
     how = dict(mode="drop", unique_indices=True)
     if at.shape[1] == 1:
         rows, how["indices_are_sorted"] = jnp.arange(old.shape[0]), True
@@ -39,9 +39,10 @@ def put(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Array:
 
 
 def taken_back(before, after, columns: jax.Array, counts: jax.Array):
-    """`after` has read tokens behind the first columns [B] of each slot, at most as many as a ring
-    has columns: the same with counts [B] of them, by what was there `before`. (Where no token
-    overwrites another, the rest stands behind the slot's last token.)"""
+    """Returns the cache `after`, which has read tokens behind the first columns [B] of each slot,
+    at most as many as a ring has columns, with only counts [B] of them; `before` is the cache
+    from before they were read. (Where no token overwrites another, the rest stands behind the
+    slot's last token.)"""
     if not after.is_ring:
         return after
     fresh = newest(columns + counts, after.columns) >= columns[:, None]

@@ -30,7 +30,7 @@ class Nodes:
 
     @property
     def real(self) -> jax.Array:
-        """[B, S] bool: what is no padding."""
+        """Returns which entries are no padding: [B, S] bool."""
         return (self.ids >= 0) & (self.ids < self.depths.shape[1])
 
     def _of_read(self, x: jax.Array) -> jax.Array:
@@ -39,18 +39,18 @@ class Nodes:
         return jnp.take_along_axis(x, jnp.expand_dims(ids, tuple(range(2, x.ndim))), axis=1)
 
     def positions(self) -> jax.Array:
-        """[B, S]: where in its sequence each node that is read stands."""
+        """Returns where in its sequence each node that is read stands: [B, S]."""
         return self.held[:, None] + self._of_read(self.depths)
 
     def columns(self, total: int) -> jax.Array:
-        """[B, S]: the column of each node that is read, of `total`; padding has columns that are
-        none, each its own."""
+        """Returns the column of each node that is read, of `total`: [B, S]. Padding has columns
+        that are none, each its own."""
         none = total + jnp.arange(self.ids.shape[1])[None, :]
         return jnp.where(self.real, self.held[:, None] + self.ids, none)
 
     def allowed(self, total: int, window: int) -> jax.Array:
-        """[B, S, T] bool: which of `total` columns each node that is read sees, of them those at
-        positions within the window (0: at any distance)."""
+        """Returns which of `total` columns each node that is read sees, of them those at positions
+        within the window (0: at any distance): [B, S, T] bool."""
         column, count = jnp.arange(total)[None, :], self.depths.shape[1]
         behind = column - self.held[:, None]
         node = jnp.clip(behind, 0, count - 1)
@@ -65,7 +65,7 @@ class Nodes:
 
 
 def why_not(config: ModelConfig) -> str:
-    """Why nodes cannot be columns of a slot for a model; "" where they can."""
+    """Returns why nodes cannot be columns of a slot for a model; "" if they can."""
     if config.batch_invariant:
         return "batch-invariant attention reads a range of columns, and other branches lie between"
     if any(kind.chunk for kind in config.kinds):
@@ -74,8 +74,8 @@ def why_not(config: ModelConfig) -> str:
 
 
 def moved(cache, held: jax.Array, source: jax.Array):
-    """Column held + i of each slot with what was in column held + source[i]: held [B], source
-    [B, N]. For nodes that change columns, in a cache without rings."""
+    """Returns the cache with what was in column held + source[i] in column held + i of each slot:
+    held [B], source [B, N]. For nodes that change columns, in a cache without rings."""
     assert not cache.is_ring and not cache.pool
     old = jnp.minimum(held[:, None] + source, cache.columns - 1)
     new = held[:, None] + jnp.arange(source.shape[1])[None, :]

@@ -121,11 +121,13 @@ class Rope:
         return self.kind in ("longrope", "dynamic")
 
     def dims(self, head_dim: int) -> int:
-        """The size that the frequencies of a head are made of."""
+        """Returns the number of elements of a head that are rotated."""
         return int(head_dim * self.fraction)
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """Returns YaRN's factor 0.1 mscale log(factor) + 1 (arXiv 2309.00071); 1 where the context
+    is not stretched."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -149,8 +151,7 @@ class LatentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """The settings that may differ from layer to layer. Layers of one kind share a compiled
-    body."""
+    """Settings that may differ from layer to layer. Layers of one kind share a compiled body."""
 
     window: int = 0  # keys a token sees, itself included; 0 = all
     chunk: int = (
@@ -404,13 +405,13 @@ class ModelConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of q k."""
+        """The factor of q k in attention scores."""
         dims = self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
         return self.attention_scale or dims**-0.5
 
     def stacks(self) -> tuple[Stack, ...]:
-        """The layers as few repeating stacks: training scans over each, so that compile time does
-        not grow with depth."""
+        """Returns the layers as few repeating stacks: training scans over each, so that compile
+        time does not grow with depth."""
         kinds, out, at = self.kinds, [], 0
         while at < len(kinds):
             best = (1, 1)  # period, repeats

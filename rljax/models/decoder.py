@@ -40,7 +40,7 @@ from rljax.models.vision.tower import VisionTower
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """The arguments of one call of the decoder that every layer gets."""
+    """Arguments that every layer gets in one call of the decoder."""
 
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
@@ -59,12 +59,13 @@ class Pass:
     is_step: bool = False  # whether every row reads one token, or a few, to draw the next
 
     def split(self, x: jax.Array) -> jax.Array:
-        """The residual stream [B, S, D] as the mesh holds it between layers."""
+        """Returns the residual stream [B, S, D] as the mesh holds it between layers."""
         return constrain_step(x, self.mesh) if self.is_step else constrain_tokens(x, self.mesh)
 
 
 def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
-    """Radians per position of each pair, in sequences of at most `tokens`: [dims / 2] float32."""
+    """Returns radians per position of each rotary pair, in sequences of at most `tokens`: float32
+    of shape [dims / 2]."""
     theta, longer = rope.theta, tokens > rope.original_max_tokens
     if rope.kind == "dynamic" and longer:
         grown = rope.factor * tokens / rope.original_max_tokens - (rope.factor - 1)
@@ -103,8 +104,8 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
 def rope_angles(
     positions: jax.Array, rope: Rope, head_dim: int, tokens: int = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of position * frequency: [B, S] int, or [B, S, 3] of images, -> two [B, S,
-    pairs] float32. `tokens`: how long sequences may get."""
+    """Returns cos and sin of position * frequency: positions [B, S] int, or [B, S, 3] of images, ->
+    two [B, S, pairs] float32. `tokens` is the length that sequences may get."""
     frequency = rope_frequencies(rope, rope.dims(head_dim), tokens)
     if positions.ndim == 3:
         how = (rope.sections, rope.interleaved_sections)
@@ -115,8 +116,8 @@ def rope_angles(
 
 
 def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> dict:
-    """Returns positions in the form that layers read, as fields of Pass, where a batch or a cache
-    has `width` tokens of a sequence."""
+    """Returns positions [B, S], or [B, S, 3] of images, in the form that layers read, as fields of
+    Pass, where a batch or a cache has `width` tokens of a sequence."""
     how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
 
     def angles(rope):
@@ -131,8 +132,9 @@ def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> di
 
 
 def chunked(config: ModelConfig, positions, segments, prefix: Prefix | None):
-    """Segments and prefix of layers whose attention is cut into chunks: each chunk of a segment is
-    one of its own, and so is that of the prefix that a token continues. None: no row has two.
+    """Returns segments and prefix of layers whose attention is cut into chunks: each chunk of a
+    segment is one of its own, and so is that of the prefix that a token continues. Returns None if
+    no layer is cut, or no row is longer than a chunk.
 
     Names of segments, [B, S] of any size, are counted within their row, so that none is too large.
     """
@@ -179,8 +181,8 @@ class Attention(nnx.Module):
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
     def project(self, x, *angles):
-        """Queries, keys and values of x [B, S, D]. `angles`: cos and sin or, where the layer
-        rotates nothing, Pass.stretch."""
+        """Returns queries [B, S, H, E], keys and values [B, S, K, E] of x [B, S, D]. `angles`: cos
+        and sin or, where the layer rotates nothing, Pass.stretch."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -193,7 +195,7 @@ class Attention(nnx.Module):
         return q, k, v
 
     def attend(self, q, k, v, call: Pass, cache=None):
-        """Attends -> (outputs of the heads [B, S, H, E], the layer's new cache)."""
+        """Returns the outputs of the heads [B, S, H, E], and the layer's new cache."""
         how = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
         how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
@@ -254,7 +256,8 @@ class LatentAttention(nnx.Module):
         self.apart, self.context_attention = config.batch_invariant, config.context_attention
 
     def project(self, x, cos, sin):
-        """Queries of x [B, S, D], and what is stored: one head."""
+        """Returns queries [B, S, H, nope + rope] of x [B, S, D], and what is
+        stored [B, S, 1, R + rope]: one head."""
         lat = self.latent
         q = self.q_up(self.q_latent_norm(self.q_down(x))) if lat.q_rank else self.q(x)
         q_nope, q_rope = jnp.split(q, [lat.nope_dim], axis=-1)
@@ -265,7 +268,7 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([q_nope, q_rope], axis=-1), stored
 
     def expand(self, stored):
-        """Keys and values of every head from what is stored [B, S, 1, R + rope]."""
+        """Returns keys and values of every head from what is stored [B, S, 1, R + rope]."""
         lat = self.latent
         c, k_rope = jnp.split(stored, [lat.kv_rank], axis=-1)
         k_nope, v = jnp.split(self.kv_up(c[:, :, 0]), [lat.nope_dim], axis=-1)
@@ -273,7 +276,7 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([k_nope, k_rope], axis=-1), v
 
     def attend(self, q, stored, call: Pass, cache=None):
-        """Attends -> (outputs of the heads [B, S, H, F], the layer's new cache)."""
+        """Returns the outputs of the heads [B, S, H, F], and the layer's new cache."""
         lat, expand = self.latent, LatentAttention.expand
         if cache is None:
             k, v = invariant.of_module(self.apart, self, expand, stored)
@@ -384,7 +387,7 @@ def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: se
 
 
 class Decoder(nnx.Module):
-    """Token ids -> final hidden states; `head` is "lm" (logits) or "scalar" (values, scores).
+    """Maps token ids to final hidden states; `head` is "lm" (logits) or "scalar" (values, scores).
 
     `layers` holds one entry per member of a stack's unit, its weights stacked over the repeats.
     """
@@ -413,6 +416,8 @@ class Decoder(nnx.Module):
             self.head = weight(rngs, config, (d, v), ("embed", "vocab"))
 
     def embed(self, tokens):
+        """Returns the scaled embeddings [B, S, D] of tokens [B, S], in the compute dtype."""
+
         def rows(table, tokens):
             x = jnp.take(table, tokens, axis=0).astype(self.config.dtype)
             return x * jnp.asarray(self.config.embed_scale, x.dtype)
@@ -420,15 +425,15 @@ class Decoder(nnx.Module):
         return in_tiles(self.config.batch_invariant, rows, self.embedding[...], tokens)
 
     def members(self) -> list[list]:
-        """(static definition, stacked weights) of every member of each stack's unit, stack by
-        stack."""
+        """Returns (static definition, stacked weights) of every member of each stack's unit,
+        stack by stack."""
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 
     def unstacked(self, *, late: bool, transposed: bool) -> list[tuple]:
-        """[(static definition, weights, index)] of every layer: its own weights,
-        `transposed` where so many products read them, or those of its stack and its index
-        there, to be sliced `late`."""
+        """Returns (static definition, weights, index) of every layer: its own weights,
+        `transposed` where so many products read them, or those of its stack and its index there,
+        to be sliced `late`."""
         layers = {}
         for stack, members in zip(self.config.stacks(), self.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
@@ -440,7 +445,8 @@ class Decoder(nnx.Module):
         return [layers[layer] for layer in sorted(layers)]
 
     def head_weight(self, head: str) -> jax.Array:
-        """[D, V] for "lm" (the embedding itself, [V, D], when tied), [D, labels] for "scalar"."""
+        """Returns the weight of the head: [D, V] for "lm" (the embedding itself, [V, D], when
+        tied), [D, labels] for "scalar"."""
         if head == "lm" and self.config.tie_embeddings:
             return self.embedding[...]
         return self.head[...]

@@ -58,8 +58,8 @@ class ExpertWeights(nnx.Module):
         self.quantised, self.codec = nnx.Dict(made), codec
 
     def matrices(self, dtype) -> dict[str, jax.Array]:
-        """{name: matrix}, and NAME_lora_a, NAME_lora_b of those with an adapter, its weight of
-        alpha / rank in B."""
+        """Returns {name: matrix} in the shapes above and, of those with an adapter, NAME_lora_a
+        [X, in, r] and NAME_lora_b [X, r, out], which has the factor alpha / rank."""
         out = {}
         for name in MATRICES:
             if self.codec:
@@ -87,8 +87,8 @@ def spread(inside: str | None) -> dict[str, P]:
 
 
 def not_split(inside: str | None) -> dict[str, set[str]]:
-    """{array: the mesh axes that it is whole along, and that the product which it meets in is
-    split over}, where `spread` leaves any."""
+    """Returns, for arrays of the experts that `spread` leaves whole along a mesh axis by which the
+    product they meet in is split, {array: these mesh axes}."""
     part, out = {inside} - {None}, {}
     for name, read, written in (
         ("gate", part, {"tensor"}),

@@ -129,7 +129,8 @@ class ExpertsConfig:
 
 
 def router_scores(logits: jax.Array, config: ExpertsConfig) -> jax.Array:
-    """[N, X] float32, each in 0..1: softmax over all experts, or a sigmoid of each."""
+    """Returns scores [N, X] float32, each in 0..1: softmax over all experts, or a
+    sigmoid of each."""
     logits = logits.astype(jnp.float32)
     if config.scores == "sigmoid":
         return jax.nn.sigmoid(logits)
@@ -194,7 +195,7 @@ def _load(logits: jax.Array, ids: jax.Array, keep: jax.Array, config: ExpertsCon
 
 
 def load_metrics(stats: dict) -> dict:
-    """Scalars from the statistics of `Experts`, of one layer or of L stacked ones, summed
+    """Returns scalars from the statistics of `Experts`, of one layer or of L stacked ones, summed
     over microbatches.
 
     With f_x the share of the choices that fell on expert x, P_x the mean probability of x:

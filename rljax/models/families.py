@@ -297,8 +297,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
-    """The ModelConfig of a Hugging Face config.json (as a dict). Raises InputError for keys that
-    we would ignore."""
+    """Returns the ModelConfig of a Hugging Face config.json (as a dict). Raises InputError
+    for a family that is not supported, for keys that we would ignore, and for values of
+    the wrong type."""
     name = Keys(config).get("model_type", str)
     if name not in FAMILIES:
         raise InputError(
@@ -386,7 +387,8 @@ def _context_out(config: ModelConfig) -> int:
 def to_hf_config(
     config: ModelConfig, *, head: str = "lm", bos_id=None, eos_ids=(), pad_id=None
 ) -> dict:
-    """ModelConfig -> a config.json that transformers and `from_hf_config` read back."""
+    """Returns the config.json of a ModelConfig, which transformers and
+    `from_hf_config` read back."""
     family = FAMILIES[config.family]
     kind = "ForTokenClassification" if config.head_bias else "ForSequenceClassification"
     kind = "ForCausalLM" if head == "lm" else kind

@@ -1,7 +1,8 @@
-"""Keys of config.json that single families read, beside those that all have, and write back.
+"""Reads the keys of config.json that only some families have, and writes them back.
 
-Functions of (the keys, the fields read so far) -> further fields of ModelConfig, and the reverse;
-which family has which is in rljax.models.families.
+A reader takes the keys and the fields that were read so far, and returns further fields of
+ModelConfig. NAME_out takes the ModelConfig and returns the keys. rljax.models.families says which
+family uses which. Readers raise InputError for a value that the decoder does not implement.
 """
 
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ from rljax.models.hf_keys import NUMBER, Keys, rotated
 
 
 def biases(keys: Keys, fields: dict) -> dict:
+    """Reads attention_bias, for all projections of attention."""
     bias = keys.get("attention_bias", bool, False)
     return {"qkv_bias": bias, "output_bias": bias}
 
 
 def experts(keys: Keys, names: Mapping[str, str], **fixed) -> ExpertsConfig:
-    """config.json key -> field of ExpertsConfig."""
+    """Returns the ExpertsConfig of {key of config.json: field}, with these `fixed` fields."""
     return ExpertsConfig(**{**keys.fields(names, ExpertsConfig), **fixed})
 
 
@@ -50,15 +52,19 @@ DEEPSEEK = {
 
 
 def experts_out(config: ModelConfig, names: Mapping[str, str]) -> dict:
+    """Writes the fields of ExpertsConfig under their keys."""
     return {key.split("|")[0]: getattr(config.experts, field) for key, field in names.items()}
 
 
 def mixtral(keys: Keys, fields: dict) -> dict:
+    """Reads the experts of Mixtral."""
     how = dict(mlp=fields["mlp"], gated=fields["activation"])
     return {"experts": experts(keys, MIXTRAL, **how)}
 
 
 def qwen3_moe(keys: Keys, fields: dict) -> dict:
+    """Reads the experts of Qwen3-MoE, and which layers have them. Raises InputError for a number in
+    mlp_only_layers that is no layer's."""
     listed = keys.get("mlp_only_layers", list, None) or []
     if any(type(i) is not int or not 0 <= i < fields["layers"] for i in listed):
         raise InputError(
@@ -78,6 +84,7 @@ def qwen3_moe(keys: Keys, fields: dict) -> dict:
 
 
 def qwen3_moe_out(config: ModelConfig) -> dict:
+    """Writes the experts of Qwen3-MoE, its layers without them, and its window."""
     dense = [i for i, kind in enumerate(config.kinds) if not kind.experts]
     return {
         **experts_out(config, QWEN_MOE),
@@ -90,12 +97,14 @@ def qwen3_moe_out(config: ModelConfig) -> dict:
 
 
 def gpt_oss(keys: Keys, fields: dict) -> dict:
+    """Reads the experts of gpt-oss, which have biases and a clamped SwiGLU."""
     fixed = dict(mlp=fields["mlp"], router_bias=True, expert_bias=True, gated="clamped_swiglu")
     return {**biases(keys, fields), "experts": experts(keys, GPT_OSS, **fixed)}
 
 
 def deepseek_experts(keys: Keys, fields: dict) -> dict:
-    """The experts of DeepSeek-V3 and GLM-4.5, which all layers from some layer on have."""
+    """Reads the experts of DeepSeek-V3 and GLM-4.5, which all layers from some layer on have.
+    Raises InputError for routing rules other than DeepSeek-V3's."""
     for key, value in (
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
@@ -119,6 +128,7 @@ def deepseek_experts(keys: Keys, fields: dict) -> dict:
 
 
 def deepseek_experts_out(config: ModelConfig) -> dict:
+    """Writes the experts of DeepSeek-V3 and GLM-4.5, and the number of dense layers before them."""
     return {
         **experts_out(config, DEEPSEEK),
         "n_shared_experts": config.experts.shared_mlp // config.experts.mlp,
@@ -127,6 +137,7 @@ def deepseek_experts_out(config: ModelConfig) -> dict:
 
 
 def deepseek(keys: Keys, fields: dict) -> dict:
+    """Reads the latent attention, its scale under YaRN, and the experts of DeepSeek-V3."""
     latent = LatentConfig(
         kv_rank=keys.get("kv_lora_rank", int),
         q_rank=keys.get("q_lora_rank", int, 0),
@@ -149,6 +160,7 @@ def deepseek(keys: Keys, fields: dict) -> dict:
 
 
 def deepseek_out(config: ModelConfig) -> dict:
+    """Writes the latent attention and the experts of DeepSeek-V3."""
     latent = config.latent
     return {
         **deepseek_experts_out(config),
@@ -163,18 +175,23 @@ def deepseek_out(config: ModelConfig) -> dict:
 
 
 def attention_bias_out(config: ModelConfig) -> dict:
+    """Writes attention_bias."""
     return {"attention_bias": config.qkv_bias}
 
 
 def llama(keys: Keys, fields: dict) -> dict:
+    """Reads attention_bias and mlp_bias."""
     return {**biases(keys, fields), "mlp_bias": keys.get("mlp_bias", bool, False)}
 
 
 def llama_out(config: ModelConfig) -> dict:
+    """Writes attention_bias and mlp_bias."""
     return {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
 
 
 def gemma(keys: Keys, fields: dict) -> dict:
+    """Reads Gemma's scale of attention and its soft caps, and scales the embeddings
+    by sqrt(embed)."""
     return {
         **biases(keys, fields),
         "attention_scale": keys.positive("query_pre_attn_scalar", NUMBER, 256.0) ** -0.5,
@@ -185,6 +202,8 @@ def gemma(keys: Keys, fields: dict) -> dict:
 
 
 def gemma3(keys: Keys, fields: dict) -> dict:
+    """Reads the keys of `gemma`. Raises InputError for a soft cap of attention,
+    which Gemma 3 lacks."""
     fields_read = gemma(keys, fields)
     if fields_read["attention_soft_cap"]:  # transformers keeps it, and does not apply it
         raise InputError(
@@ -197,6 +216,7 @@ def gemma3(keys: Keys, fields: dict) -> dict:
 
 
 def gemma_out(config: ModelConfig) -> dict:
+    """Writes the keys that `gemma` reads."""
     scalar = config.attention_scale**-2
     return {
         "attention_bias": config.qkv_bias,
@@ -207,29 +227,33 @@ def gemma_out(config: ModelConfig) -> dict:
 
 
 def windows_out(config: ModelConfig) -> dict:
-    """layer_types and sliding_window, for the families that read them."""
+    """Writes layer_types and sliding_window, for the families that read them."""
     windows = [kind.window for kind in config.kinds]
     types = ["sliding_attention" if w else "full_attention" for w in windows]
     return {"sliding_window": max(windows, default=0) or None, "layer_types": types}
 
 
 def qwen_out(config: ModelConfig) -> dict:
+    """Writes the windows of Qwen, if it has any."""
     on = any(kind.window for kind in config.kinds)
     windows = {"max_window_layers": 0, **windows_out(config)} if on else {}
     return {"use_sliding_window": on, **windows}
 
 
 def smollm3(keys: Keys, fields: dict) -> dict:
+    """Reads the biases of SmolLM3, and which layers are rotated."""
     return {**llama(keys, fields), "rope_layers": rotated(keys, fields["layers"])}
 
 
 def smollm3_out(config: ModelConfig) -> dict:
+    """Writes the biases and windows of SmolLM3, and which layers are rotated."""
     rotates = [int(kind.rope is not None) for kind in config.kinds]
     windows = {**qwen_out(config), "layer_types": windows_out(config)["layer_types"]}
     return {**llama_out(config), **windows, "no_rope_layers": rotates}
 
 
 def granite(keys: Keys, fields: dict) -> dict:
+    """Reads the biases of Granite, and its multipliers."""
     return {
         **llama(keys, fields),
         "embed_scale": keys.positive("embedding_multiplier", NUMBER, 1.0),
@@ -240,6 +264,7 @@ def granite(keys: Keys, fields: dict) -> dict:
 
 
 def granite_out(config: ModelConfig) -> dict:
+    """Writes the keys that `granite` reads."""
     return {
         **llama_out(config),
         "embedding_multiplier": config.embed_scale,
@@ -250,6 +275,9 @@ def granite_out(config: ModelConfig) -> dict:
 
 
 def llama4(keys: Keys, fields: dict) -> dict:
+    """Reads the experts, chunks, rotated layers and attention temperature of Llama 4. Raises
+    InputError for layer_types that do not fit the layers, and for a number in moe_layers
+    that is no layer's."""
     layers, rotary = fields["layers"], rotated(keys, fields["layers"])
     chunk = keys.get("attention_chunk_size", int, 0)
     types = keys.get("layer_types", list, None)
@@ -293,6 +321,7 @@ def llama4(keys: Keys, fields: dict) -> dict:
 
 
 def llama4_out(config: ModelConfig) -> dict:
+    """Writes the keys that `llama4` reads."""
     chunks = [kind.chunk for kind in config.kinds]
     floor = config.temperature_floor
     return {
@@ -312,6 +341,7 @@ def llama4_out(config: ModelConfig) -> dict:
 
 
 def phi3(keys: Keys, fields: dict) -> dict:
+    """Raises InputError for settings of Phi-4-mini that the decoder does not implement."""
     for key in ("full_attn_mod", "interpolate_factor"):  # as Phi-4-mini's config.json has them
         if (given := keys.get(key, int, 1)) != 1:
             rule = "supported: 1; transformers' Phi3 has nothing else, either"
@@ -326,6 +356,7 @@ def phi3(keys: Keys, fields: dict) -> dict:
 
 
 def phi3_out(config: ModelConfig) -> dict:
+    """Writes the window and the rotary settings of Phi-3."""
     rope = config.ropes[0]
     original = {"original_max_position_embeddings": rope.original_max_tokens}
     return {
@@ -336,17 +367,21 @@ def phi3_out(config: ModelConfig) -> dict:
 
 
 def qkv_bias(keys: Keys, fields: dict) -> dict:
+    """Reads attention_bias, for queries, keys and values alone."""
     return {"qkv_bias": keys.get("attention_bias", bool, False)}
 
 
 def glm_out(config: ModelConfig) -> dict:
+    """Writes attention_bias and the fraction of a head that GLM rotates."""
     return {**attention_bias_out(config), "partial_rotary_factor": config.ropes[0].fraction}
 
 
 def glm4_moe(keys: Keys, fields: dict) -> dict:
+    """Reads the bias, the experts and the norms of queries and keys of GLM-4.5."""
     norm = {"qk_norm": keys.get("use_qk_norm", bool, False)}
     return {**qkv_bias(keys, fields), **deepseek_experts(keys, fields), **norm}
 
 
 def glm4_moe_out(config: ModelConfig) -> dict:
+    """Writes the keys that `glm4_moe` reads, and the fraction of a head that is rotated."""
     return {**glm_out(config), **deepseek_experts_out(config), "use_qk_norm": config.qk_norm}

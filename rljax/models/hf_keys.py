@@ -1,4 +1,5 @@
-"""Reads a Hugging Face config.json: keys that are remembered, and which layers are what.
+"""Reads a Hugging Face config.json, with a record of which keys were read, and the
+window of each layer.
 
 Families share these functions; which family reads what is in rljax.models.families, and the rotary
 settings in rljax.models.hf_ropes.
@@ -53,13 +54,15 @@ class Keys:
         self.config, self.defaults, self.known = config, defaults, set()
 
     def fields(self, names: Mapping[str, str], of: type) -> dict:
-        """{field: value} for {key: field of the dataclass `of`}, each of the field's type."""
+        """Returns {field: value} for {key: field of the dataclass `of`}, each of the field's type.
+        Raises InputError as `get` does."""
         types = {f.name: NUMBER if f.type is float else f.type for f in dataclasses.fields(of)}
         return {field: self.get(key, types[field]) for key, field in names.items()}
 
     def get(self, key: str, kind: type | tuple, default: object = MISSING):
-        """The value, of that type; the family's default, then `default`, where it is absent or
-        null. A key "a|b" may be spelled either way."""
+        """Returns the value of a key, or where it is absent or null the family's default, then
+        `default`. A key "a|b" may be spelled either way. Raises InputError if there is no value at
+        all, for one of another type than `kind`, and for numbers beyond LARGEST_NUMBER."""
         names = key.split("|")
         self.known |= set(names)
         value = next((self.config[n] for n in names if self.config.get(n) is not None), None)
@@ -93,7 +96,7 @@ class Keys:
         return float(value) if kind == NUMBER else value
 
     def positive(self, key: str, kind: type | tuple, default: object = MISSING):
-        """The value, above 0."""
+        """Returns the value as `get` does. Raises InputError unless it is above 0."""
         value = self.get(key, kind, default)
         if not value > 0:
             raise InputError(
@@ -114,7 +117,8 @@ class Keys:
 
 
 def check_quantisation(settings: Mapping) -> None:
-    """Refuses, by name, weights that rljax.models.huggingface.quantised does not decode."""
+    """Raises InputError for quantised weights that rljax.models.huggingface.quantised
+    does not decode."""
     if not settings:
         return
     method, kind = settings.get("quant_method"), settings.get("fmt", "e4m3")
@@ -152,8 +156,9 @@ def _layer_types(keys: Keys, layers: int) -> list | None:
 
 
 def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> list[int]:
-    """The window of every layer: `layer_types` if given; else `default(i)` decides which
-    layers slide."""
+    """Returns the window of every layer, in tokens, 0 for none: `layer_types` if given; else
+    `default(i)` decides which layers slide. Raises InputError for a type of layer that is not
+    known, and for a window below 1 where a layer slides."""
     window = keys.get("sliding_window", int, None)
     types = _layer_types(keys, layers)
     if types is None:
@@ -173,7 +178,8 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
 
 
 def every(keys: Keys, layers: int) -> list[int]:
-    """Mistral's windows: one, if there is any, on every layer."""
+    """Returns Mistral's windows: one, if there is any, on every layer. Raises InputError if
+    it is negative."""
     window = keys.get("sliding_window", int, None)
     if window is not None and window < 0:
         raise InputError(
@@ -200,7 +206,8 @@ def _windows_are_on(keys: Keys, layers: int) -> bool:
 
 
 def qwen_windows(keys: Keys, layers: int) -> list[int]:
-    """Qwen's windows: only where they are switched on, and from max_window_layers upwards."""
+    """Returns Qwen's windows: only where they are switched on, and from max_window_layers upwards.
+    Raises InputError if layer_types has sliding layers and they are off."""
     if not _windows_are_on(keys, layers):
         return [0] * layers
     first = keys.get("max_window_layers", int, 28)
@@ -208,14 +215,15 @@ def qwen_windows(keys: Keys, layers: int) -> list[int]:
 
 
 def qwen_moe_windows(keys: Keys, layers: int) -> list[int]:
-    """One window for all layers, where it is switched on."""
+    """Returns one window for all layers, where it is switched on."""
     window = keys.get("sliding_window", int, None)
     return [window or 0 if keys.get("use_sliding_window", bool, False) else 0] * layers
 
 
 def rotated(keys: Keys, layers: int) -> list[bool]:
     """Returns whether each layer rotates its queries and keys: `no_rope_layers` has a 1 for those
-    that do, and without it every `no_rope_layer_interval`-th layer does not."""
+    that do, and without it every `no_rope_layer_interval`-th layer does not. Raises InputError
+    unless there is a 0 or a 1 for each layer."""
     given = keys.get("no_rope_layers", list, None)
     interval = keys.positive("no_rope_layer_interval", int, 4)
     if not given:
@@ -233,7 +241,8 @@ def rotated(keys: Keys, layers: int) -> list[bool]:
 
 
 def smollm3_windows(keys: Keys, layers: int) -> list[int]:
-    """Switches windows on for the layers that are not rotated."""
+    """Returns the windows of SmolLM3: only where they are switched on, and on layers that
+    are not rotated."""
     if not _windows_are_on(keys, layers):
         return [0] * layers
     rotary = rotated(keys, layers)
@@ -241,19 +250,24 @@ def smollm3_windows(keys: Keys, layers: int) -> list[int]:
 
 
 def olmo3_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of OLMo 3: on all layers but every fourth."""
     return windows(keys, layers, lambda i: (i + 1) % 4 != 0)
 
 
 def alternating(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of Gemma 2 and gpt-oss: on every second layer, from the first."""
     return windows(keys, layers, lambda i: i % 2 == 0)
 
 
 def gemma3_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns the windows of Gemma 3: on all layers but the last of each period, of six layers
+    unless sliding_window_pattern says otherwise."""
     period = keys.positive("sliding_window_pattern|_sliding_window_pattern", int, 6)
     return windows(keys, layers, lambda i: (i + 1) % period != 0)
 
 
 def no_windows(keys: Keys, layers: int) -> list[int]:
+    """Returns 0 for every layer: it sees all tokens."""
     return [0] * layers
 
 
@@ -261,7 +275,8 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
 
 
 def text_config(config: Mapping) -> dict:
-    """The decoder's keys of a model with images: of text_config, or beside vision_config."""
+    """Returns the decoder's keys of a model with images: those of text_config, or beside
+    vision_config. Raises InputError for keys outside text_config that nothing reads."""
     shared = {
         "vision_config",
         "image_token_id",
@@ -283,8 +298,10 @@ def text_config(config: Mapping) -> dict:
 
 
 def labels(config: Mapping) -> tuple[int, bool]:
-    """(outputs of a classification head, whether it has a bias): transformers writes num_labels or
-    id2label, and a head per token (a process reward model) has a bias."""
+    """Returns the number of outputs of a classification head, and whether it has a bias:
+    transformers writes num_labels or id2label, and a head per token (a process reward
+    model) has a bias. Raises InputError for a number of labels below 1, and for
+    architectures that are no list."""
     named = config.get("id2label")
     # transformers leaves 2 labels unsaid.
     count = len(named) if isinstance(named, Mapping) and named else config.get("num_labels") or 2

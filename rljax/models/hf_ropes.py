@@ -1,4 +1,5 @@
-"""Rotary positions of a Hugging Face config.json: rope parameters in every spelling <-> Rope."""
+"""Rotary positions of a Hugging Face config.json: rope parameters in every spelling,
+to and from Rope."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -129,10 +130,13 @@ def ropes(
     fraction: float | None = None,
     older: Mapping = MappingProxyType({}),
 ) -> tuple[Rope, ...]:
-    """The model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
-    `rope_scaling` (published). `silent` is what transformers takes where neither is there;
-    `fraction` of a head is rotated where the keys do not say, None: always all of it; `older` are
-    further names of types."""
+    """Returns the model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
+    `rope_scaling` (published). Raises InputError for a type or a key that is not known, and for a
+    fraction of a head where the family rotates whole ones.
+
+    `silent` is what transformers takes where neither is there; `fraction` of a head is rotated
+    where the keys do not say, None: always all of it; `older` are further names of types.
+    """
     parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
         "rope_scaling", Mapping, None
     )
@@ -150,16 +154,17 @@ def ropes(
 
 
 def olmo3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
-    """Rope 0 for layers that see everything, rope 1 for those with a window: of the same theta
-    where the keys give one, and never scaled by `rope_scaling`."""
+    """Returns rope 0 for layers that see everything, and rope 1 for those with a window: of the
+    same theta where the keys give one, and never scaled by `rope_scaling`."""
     return gemma3_ropes(keys, theta, max_tokens, keys.get("rope_theta", NUMBER, theta))
 
 
 def gemma3_ropes(
     keys: Keys, theta: float, max_tokens: int, silent: float = 10_000.0
 ) -> tuple[Rope, ...]:
-    """Rope 0 for layers that see everything, rope 1 for those with a window, whose theta is
-    `silent` where the keys do not say."""
+    """Returns rope 0 for layers that see everything, and rope 1 for those with a window, whose
+    theta is `silent` where the keys do not say. Raises InputError if rope_parameters has a set
+    for other layers."""
     nested = keys.get("rope_parameters", Mapping, None) or {}
     unknown = sorted(set(nested) - {"full_attention", "sliding_attention"})
     if unknown:
@@ -180,7 +185,8 @@ def gemma3_ropes(
 def mrope(
     keys: Keys, theta: float, max_tokens: int, *, interleaved: bool, sections: tuple[int, ...]
 ) -> tuple[Rope, ...]:
-    """The rope of a model with images, whose family decides how the sections lie."""
+    """Returns the rope of a model with images, whose family decides how the sections lie. Raises
+    InputError if the keys interleave sections that the family does not."""
     (rope,) = ropes(keys, theta, max_tokens, sections=True)
     if rope.interleaved_sections and not interleaved:
         raise InputError(
@@ -197,8 +203,8 @@ def mrope(
 
 
 def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
-    """The published spelling, where it can express the ropes: no scaling on layers with a
-    window."""
+    """Returns the published spelling, where it can express the ropes: no scaling on
+    layers with a window."""
     _, local = both
     if local.kind == "default":
         return {"rope_local_base_freq": local.theta}
@@ -206,14 +212,14 @@ def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
 
 
 def nested_ropes_out(both: tuple[Rope, ...]) -> dict:
-    """The new spelling, with the ropes of both types of layers."""
+    """Returns the new spelling, with the ropes of both types of layers."""
     entries = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
     named = dict(zip(("full_attention", "sliding_attention"), entries, strict=True))
     return {"rope_parameters": named, "rope_theta": None, "rope_scaling": None}
 
 
 def rope_out(rope: Rope) -> dict | None:
-    """The published spelling of everything but theta."""
+    """Returns the published spelling of everything but theta."""
     out = {"rope_type": rope.kind} if rope.kind != "default" else {}
     default = Rope()
     for key in (*_ROPE_OF_KIND[rope.kind], *_SECTIONS):

@@ -43,7 +43,7 @@ def check(config, mesh) -> None:
 
 
 def of_module(apart: bool, module: nnx.Module, method: Callable, *rows: jax.Array):
-    """method(module, *rows), as `in_tiles`."""
+    """Returns method(module, *rows), computed as `in_tiles` does."""
     if not apart:
         return method(module, *rows)
     graph, weights = nnx.split(module)
@@ -54,11 +54,12 @@ def of_module(apart: bool, module: nnx.Module, method: Callable, *rows: jax.Arra
 
 
 def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> jax.Array:
-    """Attention of N queries q [N, H, E], each to positions first..last [N] of its sequence.
+    """Returns the attention of N queries q [N, H, E], each to positions first..last [N] of its
+    sequence: [N, H, F].
 
-    store = (keys, values, sinks): keys [B, K, T, E] and values [B, K, T, F] of order "heads", or
-    [B, T, K, .] of "tokens". A query's keys stand in `row` [N] of it. start [N, 3]: position p is
-    in column start[0] + p where p < start[1], else in start[2] + p - start[1].
+    store = (keys, values, sinks): keys [B, K, T, E] and values [B, K, T, F] of order "heads",
+    or [B, T, K, .] of "tokens". A query's keys stand in `row` [N] of it. start [N, 3]: position p
+    is in column start[0] + p where p < start[1], else in start[2] + p - start[1].
     """
     _, values, sinks = store
     kv_heads, f = values.shape[1 if order == "heads" else 2], values.shape[-1]
@@ -109,8 +110,8 @@ def _each(q, k, v, sinks, row, start, first, last, **how) -> jax.Array:
 
 
 def whole_rows(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap):
-    """Attention within whole rows; the rule is that of rljax.models.attention_paths. The tokens of
-    a segment stand side by side."""
+    """Returns attention within whole rows, q [B, S, H, E] -> [B, S, H, F]; the rule is that of
+    rljax.models.attention_paths. The tokens of a segment stand side by side."""
     b, s = segments.shape
     column = jnp.broadcast_to(jnp.arange(s)[None], (b, s))
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
@@ -135,8 +136,8 @@ def whole_rows(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window
 
 
 def cached(q, k, v, allowed, sinks, *, scale, soft_cap, order):
-    """Attention of new tokens q [B, S, H, E] to a cache in which position p is column p, as
-    rljax.models.attention.attention_cached."""
+    """Returns attention of new tokens q [B, S, H, E] to a cache in which position p is column p,
+    [B, S, H, F], as rljax.models.attention.attention_cached does."""
     b, s, columns = allowed.shape
     column = jnp.arange(columns)[None, None, :]
     last = jnp.max(jnp.where(allowed, column, -1), axis=-1)

@@ -19,7 +19,7 @@ from rljax.models.adapters.quantise import dequantise, quantise
 
 
 def weight(rngs: nnx.Rngs, config, shape, axes, *, init="normal") -> nnx.Param:
-    """One weight. `axes` are its logical axes; init: normal | ones | zeros."""
+    """Creates one weight. `axes` are its logical axes; init: normal | ones | zeros."""
     dtype = jnp.dtype(config.weight_dtype)
     if init == "normal":
         value = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
@@ -29,11 +29,11 @@ def weight(rngs: nnx.Rngs, config, shape, axes, *, init="normal") -> nnx.Param:
 
 
 def project(x: jax.Array, matrix: jax.Array, contract: int = 1, on_cpu: bool = False) -> jax.Array:
-    """x [B, S, ...] times `matrix` over its first `contract` axes, as one plain matrix product.
-    `on_cpu`: the program is for one device that is a CPU.
+    """Returns x [B, S, ...] times `matrix` over its first `contract` axes, as one plain matrix
+    product. `on_cpu`: the program is for one device that is a CPU.
 
-    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum
-    over B and S.
+    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the
+    einsum over B and S.
     """
     rows, inside, outside = x.shape[:2], matrix.shape[:contract], matrix.shape[contract:]
     flat = x.reshape(math.prod(rows), math.prod(inside))
@@ -45,8 +45,8 @@ def project(x: jax.Array, matrix: jax.Array, contract: int = 1, on_cpu: bool = F
 
 @jax.custom_vjp
 def bfloat16_product(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """x [N, in] times `matrix` [in, out], both bfloat16, summed in float32 and rounded once, as
-    x @ matrix is.
+    """Returns x [N, in] times `matrix` [in, out], both bfloat16, summed in float32 and rounded
+    once, as x @ matrix is.
 
     For one CPU device. XLA hands a product to a library that uses a processor's instructions for
     bfloat16 (AMX: 3 to 5 times the FLOP/s of float32) only where its result is float32 and its
@@ -78,7 +78,7 @@ bfloat16_product.defvjp(lambda x, matrix: (bfloat16_product(x, matrix), (x, matr
 
 
 def project_transposed(x: jax.Array, matrix: jax.Array, **how) -> jax.Array:
-    """x [..., in] times the transpose of `matrix` [out, in].
+    """Returns x [..., in] times the transpose of `matrix` [out, in]: [..., out].
 
     For a few rows on CPU, where the library packs the second operand anew at every call and reads
     the first as it is: with the weights first a product of 32 rows is 1.2 to 1.4 times as fast.
@@ -94,7 +94,7 @@ def project_transposed(x: jax.Array, matrix: jax.Array, **how) -> jax.Array:
 
 
 def add_last(x: jax.Array, value: jax.Array) -> jax.Array:
-    """x + value, which is broadcast over the leading axes of x."""
+    """Returns x + value, which is broadcast over the leading axes of x: [..., *value.shape]."""
     return x + jnp.expand_dims(value.astype(x.dtype), tuple(range(x.ndim - value.ndim)))
 
 
@@ -139,7 +139,7 @@ class Linear(nnx.Module):
         self.weight, self.transposed = nnx.Param(flat.T), True
 
     def matrix(self, dtype) -> jax.Array:
-        """The whole map as one weight, its adapter included."""
+        """Returns the whole map as one weight [*inside, *outside], its adapter included."""
         whole = self._base(jnp.float32 if self.boost else dtype)
         if self.boost:
             a, b = (x[...].astype(jnp.float32) for x in (self.lora_a, self.lora_b))
@@ -183,8 +183,8 @@ class Linear(nnx.Module):
 
 
 def gather_weights(block: nnx.Module, mesh: Mesh) -> nnx.Module:
-    """The block, whose linear maps gather their weights over fsdp, in the dtype of the product,
-    before they multiply: for passes over whole rows.
+    """Returns the block with linear maps that gather their weights over fsdp, in the dtype of the
+    product, before they multiply: for passes over whole rows.
 
     Left to itself XLA splits the product by what fsdp splits, the embed axis, and sends pieces of
     the weight around between products whose inner size is D / fsdp: on a TPU, too short a one.
@@ -197,7 +197,8 @@ def gather_weights(block: nnx.Module, mesh: Mesh) -> nnx.Module:
 
 
 def on_one_cpu(decoder: nnx.Module, mesh: Mesh) -> nnx.Module:
-    """The decoder, whose linear maps know whether the mesh is one CPU device (see `project`)."""
+    """Returns the decoder with linear maps that know whether the mesh is one CPU device
+    (see `project`)."""
     if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu":
         for _, module in nnx.iter_modules(decoder):
             if isinstance(module, Linear):
@@ -206,7 +207,7 @@ def on_one_cpu(decoder: nnx.Module, mesh: Mesh) -> nnx.Module:
 
 
 def transpose_weights(block: nnx.Module) -> nnx.Module:
-    """The block, whose linear maps multiply by `project_transposed`."""
+    """Returns the block with linear maps that multiply by `project_transposed`."""
     for path, module in nnx.iter_modules(block):
         # Decoding multiplies parts of kv_up (LatentAttention), and codes are read as they are.
         if isinstance(module, Linear) and not module.codec and path[-1] != "kv_up":
@@ -215,8 +216,8 @@ def transpose_weights(block: nnx.Module) -> nnx.Module:
 
 
 def root_mean_squared(x: jax.Array, eps: float, over=-1, share: float = 1.0) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) in float32, the mean over the axes `over`, of whose numbers this
-    `share` is not padding."""
+    """Returns x / sqrt(mean(x^2) + eps) in float32 and in the shape of x, the mean over the axes
+    `over`, of whose numbers the fraction `share` is not padding."""
     x = x.astype(jnp.float32)
     mean = jnp.mean(x * x, axis=over, keepdims=True)
     return x * jax.lax.rsqrt((mean if share == 1 else mean / share) + eps)
@@ -244,18 +245,19 @@ class RMSNorm(nnx.Module):
 
 
 def activate(x: jax.Array, name: str) -> jax.Array:
-    """silu | gelu_tanh | gelu."""
+    """Applies the activation of this name, silu, gelu_tanh or gelu, to x of any shape."""
     if name == "silu":
         return jax.nn.silu(x)
     return jax.nn.gelu(x, approximate=name == "gelu_tanh")
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved=False) -> jax.Array:
-    """Rotate the first 2 P elements of x [B, S, H, E], in pairs (i, i + P), by angles whose cos and
-    sin are [B, S, P].
+    """Rotates the first 2 P elements of x [B, S, H, E], in pairs (i, i + P), by angles whose cos
+    and sin are [B, S, P].
 
     `interleaved`: the pairs are neighbours (2 i, 2 i + 1); they come out as halves, which moves the
-    elements of queries and keys alike and so changes no product."""
+    elements of queries and keys alike and so changes no product.
+    """
     pairs = cos.shape[-1]
     rotated, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
     if interleaved:

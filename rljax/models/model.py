@@ -83,7 +83,7 @@ class Model:
         check_products(self.config.dtype, self.mesh)
 
     def in_dtype(self, dtype: str, head_in_float32: str = "") -> "Model":
-        """The same model on the same parameters, computing in `dtype`, with logits from a
+        """Returns the same model on the same parameters, computing in `dtype`, with logits from a
         float32 product ("on") or not ("off"); "" = as it is."""
         config = self.config
         if dtype:
@@ -99,15 +99,15 @@ class Model:
         return padding.padded(self.config, self.mesh.shape["tensor"])
 
     def shapes(self) -> dict:
-        """{path: (shape, logical axes)} of every weight."""
+        """Returns {path: (shape, logical axes)} of every weight."""
         return {path: leaf[:2] for path, leaf in _definition(self.config, self.head)[1].items()}
 
     def shardings(self) -> dict:
-        """The sharding of every weight, as a pytree like the parameters."""
+        """Returns the sharding of every weight, as a pytree like the parameters."""
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
 
     def abstract(self) -> dict:
-        """Shape, dtype and sharding of every weight, as a pytree like the parameters."""
+        """Returns shape, dtype and sharding of every weight, as a pytree like the parameters."""
         flat = {}
         for path, (shape, axes, dtype) in _definition(self.config, self.head)[1].items():
             layout = weight_sharding(self.mesh, ".".join(path), shape, axes)
@@ -115,16 +115,16 @@ class Model:
         return nested(flat)
 
     def create(self, key: jax.Array) -> dict:
-        """Random parameters (traceable; see init)."""
+        """Returns random parameters, in the shapes of `shapes` (traceable; see init)."""
         return nnx.to_pure_dict(nnx.state(Decoder(nnx.Rngs(key), self.config, self.head)))
 
     def init(self, key: jax.Array) -> dict:
-        """Random parameters, created in place on the mesh."""
+        """Returns random parameters, in the shapes of `shapes`, created in place on the mesh."""
         options = runs_once(self.mesh)
         return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:
-        """(parameters that an optimizer moves, those frozen under adapters)."""
+        """Returns the parameters that an optimizer moves, and those frozen under adapters."""
         return split(params, lambda path: lora.is_trained(path, self.config, self.head))
 
     def _bind(self, params: dict) -> Decoder:
@@ -170,8 +170,9 @@ class Model:
         return self._hidden_and_load(decoder, batch)[0] if hidden is None else hidden
 
     def hidden_and_load(self, params: dict, batch: Batch):
-        """Final hidden states [B, S, D], which the functions below take as `hidden`, and sums over
-        the batch's tokens of the load of each layer's experts ({} without any)."""
+        """Returns final hidden states [B, S, D], which the functions below take as `hidden`, and
+        sums over the batch's tokens of the load of each layer's experts ({} without any). Raises
+        InputError if the batch has images and the model reads none, as all forward passes do."""
         return self._hidden_and_load(self._bind(params), batch)
 
     def _routes(self, batch: Batch) -> jax.Array | None:
@@ -189,15 +190,16 @@ class Model:
         return self._normed(decoder, x), load
 
     def hidden_states(self, params: dict, batch: Batch) -> list[jax.Array]:
-        """The embeddings, what leaves each layer but the last, and the final normalised states:
-        layers + 1 arrays [B, S, D]. For parity tests and probes."""
+        """Returns the embeddings, what leaves each layer but the last, and the final normalised
+        states: layers + 1 arrays [B, S, D]. For parity tests and probes."""
         decoder = self._bind(params)
         x, call = self._start(decoder, batch)
         last, states = scan_layers(decoder, x, call, keep="hidden")
         return [x, *states[:-1], decoder.norm(last)]
 
     def logprobs(self, params: dict, batch: Batch, temperature=1.0, hidden=None):
-        """log pi(tokens[b, t] | tokens[b, :t]) and the entropy of that choice: two [B, S] float32.
+        """Returns log pi(tokens[b, t] | tokens[b, :t]) and the entropy of that choice, in nats:
+        two [B, S] float32.
 
         Column 0 is 0, and so carries nothing; so does the first token of a packed segment, unless
         `batch.previous` says what precedes it.
@@ -208,14 +210,15 @@ class Model:
         return describing(logp, batch), describing(entropy, batch)
 
     def greedy(self, params: dict, batch: Batch, temperature=1.0, hidden=None):
-        """`logprobs`, and 1 where the token is the model's most likely one: three [B, S]."""
+        """Returns `logprobs`, and 1 where the token is the model's most likely
+        one: three [B, S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch, hidden)
         outputs = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
         return tuple(describing(outputs[i], batch) for i in (0, 1, 3))
 
     def read(self, params: dict, batch: Batch, temperature=1.0):
-        """`logprobs`, and sums over the batch's tokens of the load of each layer's experts
+        """Returns `logprobs`, and sums over the batch's tokens of the load of each layer's experts
         (experts.load_metrics); {} without experts."""
         hidden, load = self.hidden_and_load(params, batch)
         return *self.logprobs(params, batch, temperature, hidden), load
@@ -243,7 +246,7 @@ class Model:
         )
 
     def readout(self, params: dict, batch: Batch, hidden=None) -> tuple[jax.Array, jax.Array]:
-        """The hidden state that precedes tokens[b, t], [B, S, D], and the head [D, V] (the
+        """Returns the hidden state that precedes tokens[b, t], [B, S, D], and the head [D, V] (the
         embedding [V, D] when tied): what the logits of each choice are made of. Column 0 is 0."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch, hidden)
@@ -251,7 +254,7 @@ class Model:
         return preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
-        """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
+        """Returns the sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
         logsumexp(z)): [B, S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
@@ -260,12 +263,13 @@ class Model:
         return describing(jnp.exp(twice - 2 * once), batch)
 
     def values(self, params: dict, batch: Batch, hidden=None) -> jax.Array:
-        """V(state before tokens[b, t]): [B, S] float32, from the scalar head. Column 0 is 0."""
+        """Returns V(state before tokens[b, t]): [B, S] float32, from the scalar
+        head. Column 0 is 0."""
         return preceding(self.token_scores(params, batch, hidden)[..., 0], batch)
 
     def token_scores(self, params: dict, batch: Batch, hidden=None) -> jax.Array:
-        """The scalar head after tokens[b, t] was read, squashed as the config says: [B, S, labels]
-        float32 (process scores)."""
+        """Returns the scalar head's outputs after tokens[b, t] was read, squashed as the config
+        says: [B, S, labels] float32 (process scores)."""
         decoder = self._bind(params)
         return self._scores(decoder, self._hidden(decoder, batch, hidden))
 
@@ -276,18 +280,20 @@ class Model:
         return jnp.tanh(scores) if self.config.squash == "tanh" else scores
 
     def scores(self, params: dict, batch: Batch) -> jax.Array:
-        """The scalar head after a row's last token: [B, labels] float32 (outcome scores)."""
+        """Returns the scalar head's outputs after a row's last token: [B, labels] float32
+        (outcome scores)."""
         return at_last_token(self.token_scores(params, batch), batch)
 
     def next_logits(self, params: dict, batch: Batch, columns: jax.Array) -> jax.Array:
-        """Logits of the token after tokens[b, columns[b]]: [B, V] float32."""
+        """Returns logits [B, V] float32 of the token after tokens[b, columns[b]], columns [B]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         hidden = jnp.take_along_axis(hidden, columns[:, None, None], axis=1)[:, 0]
         return self.head_logits(self._known(decoder.head_weight("lm")), hidden)
 
     def logits(self, params: dict, batch: Batch) -> jax.Array:
-        """[B, S, V] float32: for parity tests and probes only; training never builds it."""
+        """Returns logits [B, S, V] float32: for parity tests and probes only; training
+        never builds them."""
         decoder = self._bind(params)
         head = self._known(decoder.head_weight("lm"))
         return self.head_logits(head, self._hidden(decoder, batch))
@@ -298,8 +304,9 @@ class Model:
         return jax.lax.slice_in_dim(head, 0, known, axis=self._vocab_axis) if known else head
 
     def head_logits(self, head, hidden, transposed=False):
-        """The sampler's head: the same rules of precision and cap as the trainer's. `transposed`:
-        it is [V, D], and few rows meet it (layers.project_transposed)."""
+        """Returns logits [..., V] of hidden [..., D] by the sampler's head: the same rules of
+        precision and cap as the trainer's. `transposed`: it is [V, D], and few rows meet it
+        (layers.project_transposed)."""
         config = self.config
         how = (config.head_in_float32, config.head_dtype)
         hidden, head, precision = head_product(hidden, head, *how)
@@ -319,18 +326,22 @@ class Model:
     def empty_caches(
         self, slots: int, columns: int, kv_dtype: str = "", pool=None, rings=True
     ) -> list[Cache]:
-        """Caches of `slots` slots with room for `columns` tokens, or of a pool of pages (inside a
-        program). `rings`: layers with a sliding window keep its tokens alone."""
+        """Returns caches of `slots` slots with room for `columns` tokens, or of a pool of pages
+        (inside a program). `rings`: layers with a sliding window keep its tokens alone. Raises
+        InputError for a `kv_dtype` that keys and values cannot be held in."""
         return cache.empty(self.computed, self.mesh, slots, columns, kv_dtype, pool, rings)
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
-        """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
+        """Returns the caches of every layer after right-padded prompts, with room for `columns`
+        tokens. Raises InputError for a `kv_dtype` that keys and values cannot be held in, and if
+        the prompts are longer than that."""
         return self.prefill_routed(params, prompts, columns, kv_dtype, rings)[0]
 
     def prefill_routed(
         self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True
     ):
-        """`prefill`, and the experts that each token went to (scan.routes_of)."""
+        """Returns the caches of `prefill`, and the experts that each token went to
+        (scan.routes_of)."""
         decoder = self._bind(params)
         _, kept = scan_layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
@@ -344,9 +355,9 @@ class Model:
         return cache.constrain(caches, self.mesh), routes
 
     def unstack(self, params: dict, steps: int = 1):
-        """Everything decode_step reads: (decoder, [(graph, weights, index)] of every layer, the
-        head as `mesh.head_by_vocab` splits it). `steps`: how many times at most the program reads
-        it.
+        """Returns everything that decode_step reads: (decoder, [(graph, weights, index)] of
+        every layer, the head as `mesh.head_by_vocab` splits it). `steps`: how many times at most
+        the program reads it.
 
         Slicing stacked weights inside the decode loop doubles a step on CPU, so they are sliced
         here, before the loop, and index is None. On TPU that would be a copy of every weight: there
@@ -380,18 +391,19 @@ class Model:
         return not ordered and self.mesh.devices.flat[0].platform == "cpu"
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches, shift=0):
-        """Read one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
+        """Reads one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
         float32 of the next, new caches. Positions are columns + shift [B]: an image takes fewer
         positions than tokens."""
         return self.decode_tokens(unstacked, tokens[:, None], columns, None, caches, shift)
 
     def decode_tokens(self, unstacked, tokens: jax.Array, columns, counts, caches, shift=0):
-        """`decode_step` of a few tokens per row, tokens [B, S] of which counts [B] are real (None:
-        all) -> logits of the token behind each, row after row [B S, V], new caches."""
+        """Reads a few tokens per row as `decode_step` does, tokens [B, S] of which counts [B] are
+        real (None: all) -> logits of the token behind each, row after row [B S, V], new caches."""
         return self.decode_routed(unstacked, tokens, columns, counts, caches, shift)[:2]
 
     def decode_routed(self, unstacked, tokens: jax.Array, columns, counts, caches, shift=0):
-        """`decode_tokens`, and the experts that each token went to (scan.routes_of)."""
+        """Returns what `decode_tokens` does, logits [B S, V] and new caches, and the experts that
+        each token went to, [B, S, E, k] (scan.routes_of)."""
         decoder, layers, _ = unstacked
         inputs = (tokens, columns, counts, caches, shift)
         x, caches, routes = self._read(decoder, layers, *inputs, is_step=True)
@@ -409,9 +421,9 @@ class Model:
         return logits_by_rows(logits, self.mesh, self.config.vocab_size, self.config.ids)
 
     def read_nodes(self, unstacked, tokens: jax.Array, nodes: Nodes, caches, shift=0):
-        """Read nodes of trees, tokens [B, S], into caches without rings that hold their ancestors
-        -> final hidden states [B, S, D] of what each path from the root says, new caches.
-        Positions are columns of the sequence + shift [B], as in `decode_step`."""
+        """Reads nodes of trees, tokens [B, S], into caches without rings that hold their ancestors
+        -> final hidden states [B, S, D] of what each path from the root says, new caches. Positions
+        are columns of the sequence + shift [B], as in `decode_step`."""
         decoder, layers, _ = unstacked
         positions = nodes.positions() + jnp.reshape(shift, (-1, 1))
         inputs, real = position_inputs(self.config, positions, cache.room(caches)), nodes.real
@@ -431,7 +443,8 @@ class Model:
         return self.says(unstacked, self._normed(decoder, x))
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
-        """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
+        """Reads more tokens onto slots, tokens [B, S] of which counts [B] are
+        real -> new caches."""
         decoder, layers, _ = unstacked
         return self._read(decoder, layers, tokens, columns, counts, caches, shift)[1]
 

@@ -15,11 +15,12 @@ from rljax.models.vision.config import VisionConfig
 
 
 def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
-    """Returns the axis (time, row, column) that each of the E/2 frequencies rotates with: [E/2] of
-    0, 1, 2.
+    """Returns the axis (time, row, column) that each of the E/2 frequencies rotates
+    with: [E/2] of 0, 1, 2.
 
     `section` counts the frequencies of each. In blocks (Qwen2.5-VL): t t t h h h w w w. Interleaved
-    (Qwen3-VL): t h w t h w ..., and the rest t.
+    (Qwen3-VL): t h w t h w ..., and the rest t. Raises InputError unless these are three numbers of
+    0 or more, and if interleaved ones reach beyond the last frequency.
     """
     if len(section) != 3 or min(section) < 0:
         raise InputError(
@@ -48,8 +49,9 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
 def mrope_angles(
     positions: jax.Array, frequency: jax.Array, section: tuple[int, int, int], interleaved: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of multimodal rotary positions (arXiv 2409.12191, 2.1): positions [B, S, 3] int32
-    and frequency [E/2] -> two [B, S, E/2] float32; plain rotary angles where the three agree."""
+    """Returns cos and sin of multimodal rotary positions (arXiv 2409.12191, 2.1):
+    positions [B, S, 3] int32 and frequency [E/2] -> two [B, S, E/2] float32; plain rotary angles
+    where the three agree. Raises InputError unless `section` adds up to E/2."""
     axes = mrope_axes(section, interleaved)
     if len(axes) != frequency.shape[0]:
         raise InputError(
@@ -65,7 +67,7 @@ def mrope_angles(
 def vision_tokens(
     tokens: jax.Array, segment_ids: jax.Array, mask: jax.Array | None, config: VisionConfig
 ) -> jax.Array:
-    """[B, S] bool: where a token stands for a piece of an image.
+    """Returns where a token stands for a piece of an image: [B, S] bool.
 
     Such a token was put there by the prompt or the environment. One that the policy chose (`mask`
     1) is an ordinary token, for the sampler embeds it so; hence no image token is ever trained.
@@ -85,21 +87,22 @@ def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.
 
 
 def insert_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
-    """x [B, S, D] with the k-th feature of a row [B, M, D] at its k-th True of `where` [B, S]."""
+    """Returns x [B, S, D] with the k-th feature of a row [B, M, D] at its k-th True of
+    `where` [B, S]."""
     placed, inside = _features_at(where, features)
     return jnp.where(inside[..., None], placed.astype(x.dtype), x)
 
 
 def add_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
-    """x + the k-th feature of a row at its k-th True of `where`: one deepstack level (arXiv
-    2406.04334), after the decoder layer of the same number."""
+    """Returns x [B, S, D] + the k-th feature of a row [B, M, D] at its k-th True of `where` [B, S]:
+    one deepstack level (arXiv 2406.04334), after the decoder layer of the same number."""
     placed, inside = _features_at(where, features)
     return x + jnp.where(inside[..., None], placed.astype(x.dtype), 0)
 
 
 def add_level(x: jax.Array, call, layer) -> jax.Array:
-    """Adds the vision tower's features at the tokens of images, after each of the first
-    layers (deepstack); `call` is the decoder's Pass."""
+    """Adds the vision tower's features to x [B, S, D] at the tokens of images, after each of the
+    first layers (deepstack); `call` is the decoder's Pass."""
     if call.levels is None:
         return x
     count = call.levels.shape[0]

@@ -124,13 +124,13 @@ _TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 
 
 def text_prefix(config: ModelConfig) -> str:
-    """The beginning of the names of the decoder's tensors."""
+    """Returns the beginning of the names of the decoder's tensors."""
     return "model.language_model." if config.family == "qwen3_vl" else "model."
 
 
 def renamed(name: str, tensors: Collection[str]) -> str:
-    """The name of our tensor `name` in a checkpoint that holds the names `tensors`: exports of a
-    base model lack "model.", and models with images are published in two ways."""
+    """Returns the name of our tensor `name` in a checkpoint that holds the names `tensors`: exports
+    of a base model lack "model.", and models with images are published in two ways."""
     old, new = ("visual.", "model."), ("model.visual.", "model.language_model.")
     is_new, wants_new = name.startswith(new), any(n.startswith(new[1]) for n in tensors)
     if is_new != wants_new and name.startswith((*old, *new)):
@@ -172,11 +172,12 @@ class Piece:
 
     @property
     def first_row(self) -> int:
+        """First row of the piece in its tensor on disk."""
         return self.rows[0] if self.rows else 0
 
     @property
     def part_shape(self) -> tuple[int, ...]:
-        """The same of the rows that the piece is among."""
+        """Shape on disk of the rows that the piece is among."""
         if self.column is not None:
             return (*self.shape[:-1], 2 * self.shape[-1])
         if self.flat:
@@ -187,8 +188,8 @@ class Piece:
         return (rows, *(self.kernel or (math.prod(self.shape[: self.inside]),)))
 
     def disk_axes(self, axes: tuple) -> tuple:
-        """`axes`, one entry (a mesh axis or None) for each of our axes, as one entry for each axis
-        on disk. Where several are one on disk, only the first of them can be split."""
+        """Returns `axes`, one entry (a mesh axis or None) for each of our axes, as one entry for
+        each axis on disk. Where several are one on disk, only the first of them can be split."""
         if not (self.inside or self.flat):
             return axes
         firsts = (self.inside, 0) if self.inside else (0,)
@@ -208,7 +209,7 @@ class Piece:
     # of an axis that is split over devices.
 
     def ours(self, block):
-        """Our piece, from what is on disk."""
+        """Returns our piece, from what is on disk."""
         if self.flat:
             return block.reshape(-1, *self.shape[1:])
         if not self.inside:
@@ -219,7 +220,7 @@ class Piece:
         )
 
     def theirs(self, value):
-        """The tensor to write to disk; of shared columns and rows, these only."""
+        """Returns the tensor to write to disk; of shared columns and rows, these only."""
         if self.column is not None or not (self.inside or self.flat):
             return value
         if self.flat:
@@ -241,8 +242,8 @@ def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk | Fused:
 
 
 def fused_members(path: tuple[str, ...], fused: Fused) -> list[tuple[str, ...]]:
-    """The paths of the weights that share a tensor with that of `path`, itself included, in the
-    order of their rows."""
+    """Returns the paths of the weights that share a tensor with that of `path`, itself included, in
+    the order of their rows."""
     return [(*path[:2], *member.split("."), path[-1]) for member in fused.members]
 
 
@@ -257,7 +258,7 @@ def _rows(path: tuple[str, ...], fused: Fused, shapes: Mapping) -> tuple[int, in
 
 
 def block_layers(config: ModelConfig) -> dict[str, range]:
-    """{block: the layers its weights are stacked over}."""
+    """Returns {block: the layers its weights are stacked over}."""
     members = [s.layers_of(m) for s in config.stacks() for m in range(len(s.unit))]
     return {str(b): layers for b, layers in enumerate(members)}
 
@@ -270,7 +271,7 @@ def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
 
 
 def vision_pieces(vision, path, shape, axes) -> dict[str, list[Piece]]:
-    """{tensor name: [its piece]} of one weight of the vision tower."""
+    """Returns {tensor name: [its piece]} of one weight of the vision tower."""
     module, leaf = (path[1:], "weight") if path[-1] == "positions" else (path[1:-1], path[-1])
     name = VISION_NAMES[vision.family][".".join(module)]
     name += ".bias" if leaf == "bias" else ".weight"
@@ -285,7 +286,7 @@ def vision_pieces(vision, path, shape, axes) -> dict[str, list[Piece]]:
 
 
 def disk_pieces(model) -> dict[str, list[Piece]]:
-    """{tensor name: the pieces it holds} of everything that a checkpoint of `model` has."""
+    """Returns {tensor name: the pieces it holds} of everything that a checkpoint of `model` has."""
     config = model.config
     names = NAMES[FAMILIES[config.family].names]
     blocks = block_layers(config)

@@ -37,16 +37,17 @@ class Heads:
 
     @property
     def queries(self) -> int:
-        """Query heads in all."""
+        """Number of query heads in all."""
         return self.padded * self.copies * self.group
 
     @property
     def keys(self) -> int:
-        """Kv heads in all."""
+        """Number of kv heads in all."""
         return self.padded * self.copies
 
     def widen_queries(self, x: jax.Array, axis: int) -> jax.Array:
-        """x with `queries` heads along an axis of H; those added are zeros."""
+        """Returns x with `queries` heads along `axis`, where it has H: [..., H, ...] ->
+        [..., queries, ...]. Those added are zeros."""
         if self.queries == self.heads:
             return x
         x = _split(x, axis, (self.kv_heads, self.heads // self.kv_heads))
@@ -54,7 +55,8 @@ class Heads:
         return _merge(x, axis)
 
     def widen_keys(self, x: jax.Array, axis: int) -> jax.Array:
-        """x with `keys` heads along an axis of K: copies, and zeros."""
+        """Returns x with `keys` heads along `axis`, where it has K: [..., K, ...] ->
+        [..., keys, ...]. Those added are copies, and zeros."""
         x = _pad(x, axis, self.padded)
         if self.copies == 1:
             return x
@@ -62,7 +64,8 @@ class Heads:
         return _merge(jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape), axis)
 
     def narrow_queries(self, x: jax.Array, axis: int) -> jax.Array:
-        """x with the H heads that `widen_queries` was given."""
+        """Returns x with the H heads that `widen_queries` was given: [..., queries, ...]
+        -> [..., H, ...]."""
         if self.queries == self.heads:
             return x
         group = self.heads // self.kv_heads
@@ -89,8 +92,8 @@ def _pad(x: jax.Array, axis: int, size: int) -> jax.Array:
 
 @functools.cache
 def heads_over(heads: int, kv_heads: int, shards: int) -> Heads:
-    """The fewest query heads, and of those the fewest kv heads, that `shards` devices split evenly,
-    each with whole groups."""
+    """Returns the fewest query heads, and of those the fewest kv heads, that `shards` devices split
+    evenly, each with whole groups."""
 
     def with_copies(copies: int) -> Heads:
         step = shards // copies
@@ -115,7 +118,8 @@ def _whole(size: int, parts: int) -> int:
 
 @functools.cache
 def padded(config: ModelConfig, tensor: int) -> ModelConfig:
-    """The sizes that programs compute with; the config itself where all divide."""
+    """Returns the config with the sizes that programs compute with; the config itself
+    where all divide."""
     found, experts = _heads_of(config, tensor), config.experts
     if experts:
         sizes = dict(mlp=_whole(experts.mlp, tensor), shared_mlp=_whole(experts.shared_mlp, tensor))
@@ -130,7 +134,8 @@ def padded(config: ModelConfig, tensor: int) -> ModelConfig:
 
 
 def computed_shapes(shapes: dict, config: ModelConfig, tensor: int) -> dict:
-    """{path: (shape, logical axes)} as programs compute with them, of those that weights have."""
+    """Returns {path: (shape, logical axes)} as programs compute with them, of those
+    that weights have."""
     if padded(config, tensor) is config:
         return shapes
     out = {}
@@ -142,7 +147,8 @@ def computed_shapes(shapes: dict, config: ModelConfig, tensor: int) -> dict:
 
 
 def copied_elements(shapes: dict, config: ModelConfig, mesh: Mesh) -> int:
-    """Elements of a device in the weights that a program makes wider: a copy while it runs."""
+    """Returns the elements of a device in the weights that a program makes wider: a
+    copy while it runs."""
     return sum(
         math.prod(weight_sharding(mesh, ".".join(path), wide, axes).shard_shape(wide))
         for path, (wide, axes) in computed_shapes(shapes, config, mesh.shape["tensor"]).items()
@@ -151,8 +157,8 @@ def copied_elements(shapes: dict, config: ModelConfig, mesh: Mesh) -> int:
 
 
 def widened(params: dict, shapes: dict, config: ModelConfig, mesh: Mesh) -> dict:
-    """Inside a program: the weights with the sizes of `padded`, split over the mesh. `shapes`:
-    {path: (shape, logical axes)} of the model (Model.shapes)."""
+    """Returns the weights with the sizes of `padded`, split over the mesh (inside a program).
+    `shapes`: {path: (shape, logical axes)} of the model (Model.shapes)."""
     if padded(config, mesh.shape["tensor"]) is config:
         return params
     flat, wide = flattened(params), computed_shapes(shapes, config, mesh.shape["tensor"])

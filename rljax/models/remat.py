@@ -29,13 +29,13 @@ CHEAP = frozenset(
 
 
 def layer_input(x: jax.Array) -> jax.Array:
-    """x, under the name by which a policy selects it."""
+    """Returns x [B, S, D], under the name by which a policy selects it."""
     return checkpoint_name(x, LAYER_INPUT)
 
 
 def recomputed(layer: Callable, policy: str) -> Callable:
-    """The same function, whose backward pass keeps what `policy` selects and recomputes the
-    rest."""
+    """Returns the same function, whose backward pass keeps what `policy` selects and
+    recomputes the rest."""
     known = jax.checkpoint_policies
     if policy == "none":
         return jax.checkpoint(layer, policy=lambda prim, *_, **__: prim.name not in CHEAP)

@@ -15,9 +15,10 @@ from rljax.models.remat import layer_input, recomputed
 
 
 def scan_layers(decoder: Decoder, x: jax.Array, call: Pass, *, keep: str = "", routes=None):
-    """x [B, S, D] through all layers. `keep`: what to return of each layer, in order: "" | "cache"
-    (its keys and values, and statistics of its experts) | "hidden" (x after it) | "stats" (of its
-    experts). `routes` [B, S, E, k]: where the tokens go in each of the E layers with experts."""
+    """Runs x [B, S, D] through all layers. `keep`: what to return of each layer, in order: ""
+    | "cache" (its keys and values, and statistics of its experts) | "hidden" (x after it) |
+    "stats" (of its experts). `routes` [B, S, E, k]: where the tokens go in each of the E
+    layers with experts."""
     config, kept = decoder.config, {}
     of_layer = routes_by_layer(config, routes)
     for stack, members in zip(config.stacks(), decoder.members(), strict=True):
@@ -44,8 +45,8 @@ def scan_layers(decoder: Decoder, x: jax.Array, call: Pass, *, keep: str = "", r
 
 
 def routes_by_layer(config: ModelConfig, routes: jax.Array | None) -> dict[int, jax.Array]:
-    """{layer: its [B, S, k]} of routes [B, S, E, k] of the E layers with experts, in their order;
-    {} without any."""
+    """Returns {layer: its [B, S, k]} of routes [B, S, E, k] of the E layers with experts, in their
+    order; {} without any."""
     if routes is None:
         return {}
     layers = [layer for layer, kind in enumerate(config.kinds) if kind.experts]
@@ -53,14 +54,16 @@ def routes_by_layer(config: ModelConfig, routes: jax.Array | None) -> dict[int, 
 
 
 def routes_shape(config: ModelConfig) -> tuple[int, int, jnp.dtype]:
-    """(layers with experts, experts of a token, the dtype of as few bytes as hold their ids)."""
+    """Returns (layers with experts, experts of a token, the dtype of as few bytes as
+    hold their ids)."""
     layers, count = sum(kind.experts for kind in config.kinds), config.experts.count
     dtype = jnp.int8 if count <= 2**7 else jnp.int16 if count <= 2**15 else jnp.int32
     return layers, config.experts.per_token, jnp.dtype(dtype)
 
 
 def routes_of(config: ModelConfig, stats: list[dict]) -> jax.Array | None:
-    """[B, S, E, k] of the statistics of all layers, in order; None without experts."""
+    """Returns the routes [B, S, E, k] in the statistics of all layers, in order; None
+    without experts."""
     ids = [one["ids"] for one in stats if one]
     if not ids:
         return None

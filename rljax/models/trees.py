@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 
 def nested(flat: Mapping[tuple, object]) -> dict:
-    """{path: leaf} -> nested dicts."""
+    """Returns {path: leaf} as nested dicts."""
     out: dict = {}
     for path, value in flat.items():
         node = out
@@ -15,7 +15,7 @@ def nested(flat: Mapping[tuple, object]) -> dict:
 
 
 def flattened(tree: Mapping, prefix: tuple = ()) -> dict[tuple, object]:
-    """Nested dicts -> {path: leaf}."""
+    """Returns nested dicts as {path: leaf}."""
     out: dict = {}
     for key, value in tree.items():
         inner = isinstance(value, Mapping)
@@ -24,12 +24,13 @@ def flattened(tree: Mapping, prefix: tuple = ()) -> dict[tuple, object]:
 
 
 def split(tree: Mapping, wanted: Callable[[tuple], bool]) -> tuple[dict, dict]:
-    """(the leaves whose path is wanted, the rest), as nested dicts that share the leaves."""
+    """Returns (the leaves whose path is wanted, the rest), as nested dicts that
+    share the leaves."""
     flat = flattened(tree)
     yes = {path: value for path, value in flat.items() if wanted(path)}
     return nested(yes), nested({path: v for path, v in flat.items() if path not in yes})
 
 
 def merged(one: Mapping, other: Mapping) -> dict:
-    """Both trees as one; they share no leaf."""
+    """Returns both trees as one; they share no leaf."""
     return nested(flattened(one) | flattened(other)) if other else dict(one)

@@ -43,7 +43,7 @@ class Candidate:
 
 
 def meshes(devices: int) -> Iterator[dict[str, int]]:
-    """Every data x fsdp x tensor mesh of so many devices."""
+    """Yields every data x fsdp x tensor mesh of so many devices, as fields of a config."""
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     for tensor, fsdp in itertools.product(divisors, divisors):
         if devices % (tensor * fsdp) == 0:
@@ -52,9 +52,11 @@ def meshes(devices: int) -> Iterator[dict[str, int]]:
 
 
 def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Setup, int]]:
-    """(changes, their setup, bytes of its estimate) for every mesh that divides the model and the
-    batch, every remat policy, and tokens per microbatch from those of an optimizer step halved down
-    to one row. Roles are made once per mesh: neither remat nor microbatches change their arrays."""
+    """Yields (changes, their setup, bytes of its estimate) for every mesh that divides the
+    model and the batch, every remat policy, and tokens per microbatch from those of an
+    optimizer step halved down to one row. Roles are made once per mesh: neither remat nor
+    microbatches change their arrays. Raises InputError if the config's expert and context axes
+    do not divide the devices."""
     # The expert axis, and here the context axis, are as the config has them (-1: what is left).
     kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
     count = len(devices) - devices_apart(config)
@@ -108,13 +110,14 @@ def _of_remat(role, remat: str):
 def fitting_candidates(
     config: Config, devices, chip: Chip, topology: str, *, compiles: int, seconds: float, only=()
 ) -> tuple[list[Candidate], int, int]:
-    """(the candidates that fit by the compiler, best first; how many were compiled; how many that
-    may fit were left when `compiles` configs or `seconds` were spent). `only` as in make_plan.
+    """Returns the candidates that fit by the compiler, best first; how many were compiled;
+    and how many that may fit were left when `compiles` configs or `seconds` were spent.
+    `only` as in make_plan.
 
     Meshes that do not divide the model, but for the config's own, and configs whose estimate
     exceeds the chip's memory, are not compiled. Rows are split over mesh.context only where nothing
-    fits with the config's own split. The others are compiled in the order of a rough
-    time, which counts the weights gathered for each microbatch and the layers computed again.
+    fits with the config's own split. The others are compiled in the order of a rough time, which
+    counts the weights gathered for each microbatch and the layers computed again.
     """
     likely = _likely(config, devices, chip)
     begun, fitting, tried = time.monotonic(), [], 0

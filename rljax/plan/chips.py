@@ -33,12 +33,15 @@ class StandIn:
 
     @property
     def client(self) -> "NoClient":
+        """The client, of which JAX asks for the devices at hand."""
         return NoClient()
 
     def addressable_memories(self) -> list["Memory"]:
+        """Returns the memories that a TPU has."""
         return [Memory("device"), Memory("pinned_host")]
 
     def default_memory(self) -> "Memory":
+        """Returns the memory of the device."""
         return Memory("device")
 
 
@@ -49,9 +52,11 @@ class NoClient:
     platform = "tpu"
 
     def local_devices(self) -> list:
+        """Returns no device."""
         return []
 
     def process_index(self) -> int:
+        """Returns 0, the one process."""
         return 0
 
 
@@ -60,6 +65,7 @@ class Memory(str):
 
     @property
     def kind(self) -> str:
+        """Name of the memory, as JAX spells it."""
         return str(self)
 
 
@@ -82,8 +88,8 @@ def _parsed(topology: str) -> tuple[int, str, list[int]]:
 
 
 def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
-    """The devices of a TPU topology, and what each has, of tables: enough to count memory, without
-    libtpu."""
+    """Returns the devices of a TPU topology, and what each has, of tables: enough to count memory,
+    without libtpu. Raises InputError for a chip or a shape that does not exist."""
     slices, name, shape = _parsed(topology)
     chips, each = math.prod(shape), _DEVICES_PER_CHIP.get(name, 1)
     known = all(size in (1, 2) or size % 4 == 0 for size in shape)
@@ -107,8 +113,9 @@ def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
 
 
 def topology_devices(topology: str) -> tuple[list, Chip]:
-    """The devices of a TPU topology such as "v5e:2x4", or of several such slices ("2xv5e:16x16"),
-    for which programs can be compiled here, and what each has. Needs libtpu, and no TPU."""
+    """Returns the devices of a TPU topology such as "v5e:2x4", or of several such slices
+    ("2xv5e:16x16"), for which programs can be compiled here, and what each has. Needs libtpu, and
+    no TPU. Raises InputError for a topology that libtpu does not have, and without it."""
     slices, name, shape = _parsed(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
     # Nothing runs on a chip, so there is nothing to lock against a second process.
@@ -129,6 +136,6 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
 
 
 def local_devices() -> tuple[list, Chip | None]:
-    """The devices of this process, and what each has where that is known."""
+    """Returns the devices of this process, and what each has where that is known."""
     devices = jax.devices()
     return devices, chip_of(devices)

@@ -88,19 +88,22 @@ class Report:
 
     @property
     def binding(self) -> str:
+        """Name of the limit that takes the most seconds, "" where none is known."""
         return max(self.seconds, key=self.seconds.get) if self.seconds else ""
 
     @property
     def least_s(self) -> float:
-        """Everything overlapped: as long as the slowest part alone."""
+        """Seconds with everything overlapped: as long as the slowest part alone."""
         return max(self.seconds.values(), default=0.0)
 
     @property
     def expected_s(self) -> float:
+        """Seconds by the clock on this host's processors; 0 where they were not measured."""
         return sum(one.wall for one in self.expected.values())
 
     @property
     def expected_cpu_s(self) -> float:
+        """Seconds of this host's processors; 0 where they were not measured."""
         return sum(one.cpu for one in self.expected.values())
 
 
@@ -137,7 +140,7 @@ class Plan:
 
     @property
     def run(self) -> list[Report]:
-        """The programs of a step."""
+        """Reports of the programs of a step."""
         return [r for r in self.reports if not r.instead]
 
     @property
@@ -147,10 +150,12 @@ class Plan:
 
     @property
     def total(self) -> int:
+        """Bytes of a device at the peak of a step: by the compiler, or else by the estimate."""
         return max(r.total for r in self.run) if self.run else self.estimate.total
 
     @property
     def fits(self) -> bool:
+        """Returns whether every device holds the run, and no program was refused."""
         peaks = [self.total, *(sum(parts.values()) for parts in self.estimate.groups.values())]
         within = self.limit is None or max(peaks) <= self.limit
         return within and not any(r.error for r in self.run)
@@ -162,11 +167,12 @@ class Plan:
 
     @property
     def expected_cpu_s(self) -> float:
+        """Seconds of this host's processors for a step; 0 where they were not measured."""
         return sum(r.expected_cpu_s for r in self.run if r.name != "sft")
 
     @property
     def least_s(self) -> float:
-        """The least seconds of a step: its programs one after the other, or with devices that only
+        """Least seconds of a step: its programs one after the other, or with devices that only
         sample learning beside the others."""
         each = {r.name: r.least_s for r in self.run if r.name != "sft"}
         if SAMPLER in self.groups:
@@ -185,9 +191,10 @@ def make_plan(
     only=(),
     measure: bool = False,
 ) -> Plan:
-    """The plan of `config` on `devices`. `compile=False`: the estimate alone; `only`: the names of
-    the programs to compile, () = all. `measure`: of this host's own processors, seconds
-    that are measured (rljax.plan.host)."""
+    """Returns the plan of `config` on `devices`. `compile=False`: the estimate alone;
+    `only`: the names of the programs to compile, () = all. `measure`: of this host's own
+    processors, seconds that are measured (rljax.plan.host). Raises InputError for a name in
+    `only` that is no program."""
     config = as_config(config, "make_plan")
     setup = abstract_setup(config, devices)
     mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
@@ -240,8 +247,8 @@ def make_plan(
 
 
 def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 1) -> Report:
-    """One program compiled for the devices of `mesh`, nothing of it run. `held`: what the run holds
-    all through (rljax.plan.memory.held_parts)."""
+    """Compiles one program for the devices of `mesh`, and runs nothing of it. `held`: what the run
+    holds all through (rljax.plan.memory.held_parts)."""
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
     traced = call.function.trace(*call.arguments, **call.static)
     lowered = traced.lower()
@@ -320,9 +327,9 @@ def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
 
 
 def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict[str, float]:
-    """Seconds by each limit: products at the rate of bfloat16 (float32 ones take more passes),
-    bytes of HBM, what is sent along each mesh axis over the two links of one ring, and what is sent
-    to other slices over a device's share of its host's network."""
+    """Returns seconds by each limit: products at the rate of bfloat16 (float32 ones take more
+    passes), bytes of HBM, what is sent along each mesh axis over the two links of one ring, and
+    what is sent to other slices over a device's share of its host's network."""
     out = {"compute": done.passes / mesh.size / chip.flops_per_s}
     out["HBM"] = hbm / chip.hbm_bytes_per_s
     for axes, size in sent.items():
@@ -337,7 +344,7 @@ def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict
 
 
 def replicated_arrays(call: Call) -> list[str]:
-    """Arguments of LARGE bytes that every device of several holds whole."""
+    """Returns warnings of arguments of LARGE bytes that every device of several holds whole."""
     warnings = []
     for path, x in jax.tree_util.tree_leaves_with_path(call.arguments):
         layout = getattr(x, "sharding", None)
@@ -350,7 +357,7 @@ def replicated_arrays(call: Call) -> list[str]:
 
 
 def lost_donations(lowered, program) -> list[str]:
-    """Donated arguments whose memory no output took: each is held twice."""
+    """Returns warnings of donated arguments whose memory no output took: each is held twice."""
     memory = program.memory_analysis()
     whole = memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
 
@@ -370,8 +377,8 @@ def lost_donations(lowered, program) -> list[str]:
 
 
 def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
-    """Gathers that another layout would spare: of a weight at every step of decoding, and of all
-    layers of a stack at once."""
+    """Returns warnings of gathers that another layout would spare: of a weight at every step of
+    decoding, and of all layers of a stack at once."""
     weights = held.get("actor base") or held.get("actor weights")  # of adapters the base is large
     if weights is None or "layers" not in weights:
         return []

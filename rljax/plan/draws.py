@@ -1,5 +1,9 @@
-"""Random draws of a simulated run: lengths of responses in tokens, turns of an episode, seconds of
-a tool. A function of (rng, count) gives count positive numbers; `mean` is that without the cap."""
+"""Random draws of a simulated run: lengths of responses in tokens, turns of an episode,
+seconds of a tool.
+
+A draw is a function of (rng, count) that returns positive numbers [count]; `mean` is that without
+the cap. It raises InputError for an option that is not above 0.
+"""
 
 import math
 
@@ -9,7 +13,10 @@ from rljax.errors import InputError
 
 
 def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.inf) -> np.ndarray:
-    """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`."""
+    """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`.
+
+    Raises InputError for a sigma below 0.
+    """
     _check("lognormal", mean=mean, cap=cap)
     if not 0 <= sigma < math.inf:
         raise InputError(
@@ -22,7 +29,10 @@ def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.i
 
 
 def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndarray:
-    """Lengths of a policy that stops at every token with a chance of 1 / mean; at most `cap`."""
+    """Lengths of a policy that stops at every token with a chance of 1 / mean; at most `cap`.
+
+    Raises InputError for a mean below 1.
+    """
     _check("geometric", mean=mean, cap=cap)
     if mean < 1:
         raise InputError("mean of geometric", value=mean, rule=">= 1", fix="set mean to 1 or more")
@@ -30,7 +40,10 @@ def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndar
 
 
 def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
-    """From `low` to `high`, each number as likely as the others."""
+    """Numbers from `low` to `high`, each as likely as the others.
+
+    Raises InputError unless low <= high.
+    """
     _check("uniform", low=low, high=high)
     if high < low:
         raise InputError(
@@ -43,7 +56,7 @@ def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
 
 
 def fixed(rng, count: int, *, value: float) -> np.ndarray:
-    """The same every time."""
+    """The same number, `value`, every time."""
     _check("fixed", value=value)
     return np.full(count, float(value))
 

@@ -50,8 +50,8 @@ class Expected:
 
 
 def modes(etas: Sequence[int], own: tuple[int, int], splits: Sequence[int]) -> list[Mode]:
-    """One mesh at every eta, as far ahead as it and by half of that, and at the config's `own`;
-    then those above 0 for every split."""
+    """Returns the modes to compare: one mesh at every eta, as far ahead as it and by half of that,
+    and at the config's `own`; then those above 0 for every split."""
     pairs = {(0, 0), own, *((eta, eta) for eta in etas)}
     pairs |= {(eta, max(1, eta // 2)) for eta in etas if eta}
     pairs = sorted(pairs)
@@ -92,7 +92,7 @@ def fastest_splits(rows: Sequence[Row]) -> list[Row]:
 
 
 def drawn_lengths(draw: Draw, count: int = 20_000) -> np.ndarray:
-    """Lengths in whole tokens, as a run draws them."""
+    """Returns lengths [count] in whole tokens, as a run draws them."""
     return np.maximum(np.ceil(draw(np.random.default_rng(0), count)), 1)
 
 
@@ -100,7 +100,7 @@ def drawn_lengths(draw: Draw, count: int = 20_000) -> np.ndarray:
 
 
 def expected_text(expected: Expected) -> str:
-    """A table of the modes on one mesh and the fastest split of each; then all splits."""
+    """Returns a table of the modes on one mesh and the fastest split of each; then all splits."""
     load, base = expected.load, expected.rows[0].outcome
     [top] = [max(len(row.outcome.ages) for row in expected.rows)]
     table = [
@@ -187,7 +187,7 @@ def _splits(expected: Expected) -> list[str]:
 
 
 def expected_json(expected: Expected) -> dict:
-    """Everything that was simulated, as JSON data."""
+    """Returns everything that was simulated, as JSON data."""
     load = expected.load
     return {
         "groups": load.groups,

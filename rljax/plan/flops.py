@@ -37,10 +37,12 @@ class Product:
 
     @property
     def flops(self) -> float:
+        """FLOPs of the product, two for each multiply-add."""
         return 2.0 * self.out_elements * math.prod(self.left[i] for i in self.numbers[0][0])
 
     @property
     def bytes(self) -> int:
+        """Bytes of both operands and of the result."""
         read = (math.prod(self.left) + math.prod(self.right)) * np.dtype(self.dtype).itemsize
         return read + self.out_elements * np.dtype(self.out_dtype).itemsize
 
@@ -74,7 +76,8 @@ class Work:
 
 
 def work(jaxpr, *, trips: int = 1, platform: str = "tpu") -> Work:
-    """The FLOPs of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered for `platform`."""
+    """Returns the FLOPs of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered
+    for `platform`."""
     return _walk(_open(jaxpr), trips, platform, False)
 
 
@@ -230,5 +233,5 @@ def _kernel(eqn, platform: str) -> Work:
 
 
 def flops_of(function, *arguments, platform: str = "tpu") -> Work:
-    """The FLOPs of a jitted function at these arguments."""
+    """Returns the FLOPs of a jitted function at these arguments."""
     return work(jax.jit(function).trace(*arguments).jaxpr, platform=platform)

@@ -23,15 +23,15 @@ USE = "one use"
 
 
 def fetched_bytes(parts: dict[str, object]) -> dict[str, int]:
-    """{FETCHED: bytes} of a device for the weights that wait on the host between their uses: the
-    largest of them, because they come one after the other."""
+    """Returns {FETCHED: bytes} of a device for the weights that wait on the host between their
+    uses: the largest of them, because they come one after the other."""
     most = max((held_bytes(tree, on_host=True) for tree in parts.values()), default=0)
     return {FETCHED: most} if most else {}
 
 
 def group_bytes(setup: Setup, parts: dict[str, object]) -> dict[str, dict[str, int]]:
-    """{group: {what: bytes of one of its devices}} at its peak: weights are counted exactly, what a
-    use of them needs is estimated."""
+    """Returns {group: {what: bytes of one of its devices}} at its peak: weights are counted
+    exactly, what a use of them needs is estimated."""
     out = {}
     for group in setup.groups:
         if SAMPLER in group.roles:  # it holds what decoding needs, and no role

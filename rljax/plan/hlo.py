@@ -430,5 +430,6 @@ def _members(types: str) -> list[str]:
 
 
 def traffic(text: str, mesh: Mesh, trips: int = 1, slices: int = 1) -> Traffic:
-    """The traffic of one run of a compiled program, from its text (`compiled.as_text()`)."""
+    """Returns the traffic of one run of a compiled program, from its text
+    (`compiled.as_text()`)."""
     return _Walk(text, mesh, trips, slices).traffic

@@ -26,8 +26,8 @@ class Instruction:
 
 
 def array_bytes(types: str, *, in_hbm: bool = False) -> int:
-    """Bytes of the arrays of a type, a tuple's members added; `in_hbm`: of those that lie there,
-    and not in a core's own memory or the host's."""
+    """Returns the bytes of the arrays of a type, a tuple's members added; `in_hbm`: of those that
+    lie there, and not in a core's own memory or the host's."""
     total = 0
     for dtype, sizes, layout in ARRAY.findall(types):
         if in_hbm and re.search(r"S\([1-9]", layout):
@@ -38,8 +38,8 @@ def array_bytes(types: str, *, in_hbm: bool = False) -> int:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """({computation: its instructions}, the name of the entry). Raises ValueError for text of an
-    unknown form, of which anything counted would be too little."""
+    """Returns ({computation: its instructions}, the name of the entry). Raises ValueError for text
+    of an unknown form, of which anything counted would be too little."""
     computations, lines, entry = {}, None, ""
     for line in text.splitlines():
         if lines is None and (head := _HEAD.match(line)):
@@ -113,8 +113,8 @@ def _ids_of_mesh(text: str) -> list[list[int]]:
 
 
 def groups_of(rest: str) -> list[list[int]]:
-    """The groups of devices that communicate, from the attributes of a collective; [] if
-    unknown."""
+    """Returns the groups of devices that communicate, from the attributes of a
+    collective; [] if unknown."""
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
     match = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)
@@ -128,7 +128,8 @@ def groups_of(rest: str) -> list[list[int]]:
 
 
 def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes along which members of a group differ. Devices count as the mesh lists them."""
+    """Returns the mesh axes along which members of a group differ. Devices count as the
+    mesh lists them."""
     shape, differ = tuple(mesh.shape.values()), set()
     for group in groups:
         indices = np.stack(np.unravel_index(np.array(group) % mesh.size, shape), axis=1)

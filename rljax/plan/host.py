@@ -24,7 +24,8 @@ COPIED = 2**25  # float32 numbers, 128 MiB: more than processors keep in their o
 
 
 def process_bytes() -> int:
-    """Bytes of this process in memory: the interpreter, libraries, and what compiling left."""
+    """Returns the bytes of this process in memory: the interpreter, libraries, and what
+    compiling left."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -41,12 +42,13 @@ class Seconds(NamedTuple):
     cpu: float
 
     def times(self, count: float) -> "Seconds":
+        """Returns the seconds of `count` such pieces of work."""
         return Seconds(self.wall * count, self.cpu * count)
 
 
 def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> dict[str, Seconds]:
-    """{"products", "memory"}: of so many of each product, and of moving all other bytes that a
-    program touches."""
+    """Returns {"products", "memory"}: the seconds of so many of each product, and of moving all
+    other bytes that a program touches."""
     flops = {one: one.flops * count for one, count in products.items()}
     total = sum(flops.values())
     known = {one: size for one, size in flops.items() if size >= LEAST_SHARE * total}

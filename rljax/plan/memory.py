@@ -51,7 +51,7 @@ def split_bytes(
     W (2 + 2 + K), K = 12 bytes of optimizer. Stage 1 divides K by N, stage 2 the gradients too, and
     stage 3 everything. mesh.fsdp is stage 3 and mesh.data stage 0, or with mesh.shard_optimizer
     stage 1, all with 4 + 4 + 8 bytes: the weights are float32, so that the optimizer needs no copy
-    of its own.
+    of its own. Raises InputError for another stage, and for no device.
     """
     if stage not in (0, 1, 2, 3) or shards < 1:
         raise InputError(
@@ -74,12 +74,13 @@ class Training:
 
     @property
     def total(self) -> float:
+        """Bytes of all three."""
         return self.weights + self.gradients + self.optimizer
 
 
 def zero_stages(weights: int, devices: int) -> dict[int, Training]:
-    """{ZeRO stage: bytes per device} of training a model of so many weights with bfloat16 weights
-    and gradients."""
+    """Returns {ZeRO stage: bytes per device} of training a model of so many weights with bfloat16
+    weights and gradients."""
     alone = dict(weight_bytes=0, gradient_bytes=0, optimizer_bytes=0)
     parts = dict(weight_bytes=2), dict(gradient_bytes=2), dict(optimizer_bytes=12)
     return {
@@ -89,7 +90,7 @@ def zero_stages(weights: int, devices: int) -> dict[int, Training]:
 
 
 def training_bytes(role) -> Training:
-    """Bytes per device of a trained role on its mesh; the gradients are float32."""
+    """Returns the bytes per device of a trained role on its mesh; the gradients are float32."""
     parts = role.parts()
     weights = [parts[name] for name in ("weights", "base") if name in parts]
     gradients = jax.tree.map(_as_float32, role.state.params)
@@ -127,18 +128,19 @@ class Estimate:
 
     @property
     def resident(self) -> int:
+        """Bytes that are held from start to end of the run."""
         return sum(self.held.values())
 
     @property
     def total(self) -> int:
-        """At the peak of a step."""
+        """Bytes at the peak of a step."""
         uses = (self.generate, self.learn, self.score)
         return self.resident + max(sum(use.values()) for use in uses)
 
     @property
     def least(self) -> int:
-        """The lowest that the peak can be: caches and gradients are exact, the rest may be less by
-        FACTOR."""
+        """The lowest bytes that the peak can be: caches and gradients are exact, the rest may be
+        less by FACTOR."""
         exact = (KV, "gradients", COPY, FETCHED)
         parts = []
         for program in (self.generate, self.learn, self.score):
@@ -148,12 +150,12 @@ class Estimate:
 
     @property
     def most(self) -> int:
-        """The highest that the peak of learning can be."""
+        """The highest bytes that the peak of learning can be."""
         return self.resident + int(FACTOR * sum(self.learn.values()))
 
     @property
     def parts(self) -> dict[str, int]:
-        """Returns a function that takes the bytes of `total`, which is their sum."""
+        """Returns {what: bytes} at the peak of a step; their sum is `total`."""
         peak = max((self.generate, self.learn, self.score), key=lambda use: sum(use.values()))
         return self._held() | peak
 
@@ -166,7 +168,8 @@ class Estimate:
         return groups
 
     def line(self) -> str:
-        """The estimate in one sentence: what is held, and what each program needs in addition."""
+        """Describes the estimate in one sentence: what is held, and what each program
+        needs in addition."""
         uses = {"sampling": self.generate, "learning": self.learn, "scoring": self.score}
         shown = [_listed(self._held())]
         shown += [f"{use} {_listed(parts)}" for use, parts in uses.items() if sum(parts.values())]
@@ -192,8 +195,8 @@ def _listed(parts: dict[str, int]) -> str:
 
 
 def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
-    """The estimate of the run's main phase. `roles` are those of abstract_roles(setup), if they
-    have been made."""
+    """Returns the estimate of the run's main phase. `roles` are those of abstract_roles(setup), if
+    they have been made."""
     roles = abstract_roles(setup) if roles is None else roles
     every = held_parts(setup, roles)
     parts = of_mesh(setup.model.mesh, every)
@@ -363,8 +366,8 @@ def _summed(config, tensor: int) -> int:
 
 
 def available_bytes(setup: Setup) -> int | None:
-    """Free bytes of one device of the host that has least; None if none of them reports it.
-    Emulated CPU devices share the memory of their host. Every host has to ask."""
+    """Returns the free bytes of one device of the host that has least; None if none of them reports
+    it. Emulated CPU devices share the memory of their host. Every host has to ask."""
     meshes = (setup.model.mesh, *(group.mesh for group in setup.groups))
     every = [d for mesh in meshes for d in mesh.devices.flat]
     here = [d for d in every if d in d.client.local_devices()]
@@ -375,8 +378,8 @@ def available_bytes(setup: Setup) -> int | None:
 
 
 def check_fits(setup: Setup) -> Estimate:
-    """The estimate of a run. Raises InputError if the devices cannot hold it, with the changes of
-    the config with which they can."""
+    """Returns the estimate of a run. Raises InputError if the devices cannot hold it, with the
+    changes of the config with which they can."""
     needs, have = estimate(setup), available_bytes(setup)
     if have is not None:
         check_groups_fit(needs.groups, have)
@@ -440,13 +443,13 @@ def _smaller_step(setup: Setup, changes: dict, largest: str, room: float) -> dic
 
 
 def as_flags(changes: dict[str, object]) -> str:
-    """The changes as flags of a launcher."""
+    """Returns the changes as flags of a launcher."""
     return " ".join(f"--config.{name}={value}" for name, value in changes.items())
 
 
 def nearest_fit(setup: Setup, have: float) -> tuple[dict[str, object], int]:
-    """({config field: value} with which the estimate fits, the least harmful first, and the
-    estimate then; all changes if they are not enough). A change that saves nothing is left out."""
+    """Returns {config field: value} with which the estimate fits, the least harmful first, and the
+    estimate then; all changes if they are not enough. A change that saves nothing is left out."""
     changes: dict[str, object] = {}
     best = estimate(setup).total
     for name, value in _changes(setup):
@@ -471,7 +474,7 @@ def _least_changes(setup: Setup, changes: dict, have: float) -> tuple[dict[str, 
 
 
 def changed(setup: Setup, config: Config) -> Setup:
-    """The setup of another config of the same data, model and dataflow."""
+    """Returns the setup of another config of the same data, model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
     inputs = (config, setup.tokenizer, setup.data, model, _row_tokens(setup, config), setup.groups)
@@ -489,10 +492,10 @@ def _row_tokens(setup: Setup, config: Config) -> int:
 
 
 def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | None = None) -> Setup:
-    """The setup with the largest microbatch that a device surely holds (Estimate.most), the
+    """Returns the setup with the largest microbatch that a device surely holds (Estimate.most), the
     smallest if it holds none, where batch.tokens_per_microbatch=0 leaves that to the plan and the
-    chip's memory is known. What is free at the moment does not count: a run that is resumed has
-    the same microbatches."""
+    chip's memory is known. What is free at the moment does not count: a run that is resumed has the
+    same microbatches."""
     if setup.config.batch.tokens_per_microbatch or hbm_bytes is None:
         return setup
     roles = abstract_roles(setup) if roles is None else roles

@@ -48,9 +48,9 @@ class Call:
 
 
 def programs_of(setup: Setup, roles: dict) -> list[Call]:
-    """The programs of every phase in the order in which they run: decoding, if the phase samples,
-    then learning. Arguments are ShapeDtypeStructs; those of the main phase's roles are the very
-    objects in `roles`, which abstract_roles has made."""
+    """Returns the programs of every phase in the order in which they run: decoding, if the phase
+    samples, then learning. Arguments are ShapeDtypeStructs; those of the main phase's roles are the
+    very objects in `roles`, which abstract_roles has made."""
     calls = []
     for phase in setup.phases:
         main = phase is setup.main
@@ -62,7 +62,8 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
 
 
 def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
-    """The program that learns from a step's batch, every row at full length."""
+    """Returns the program that learns from a step's batch, every row at full length. Raises
+    InputError for a dataflow without `rljax.roles.program`."""
     function = phase.dataflow.function
     if "arguments" not in vars(function):
         raise InputError(
@@ -81,8 +82,8 @@ def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
 
 
 def planned(algorithm: Algorithm) -> Algorithm:
-    """The algorithm for rows of full length: with packing, the number of microbatches that are
-    computed would else depend on the rows."""
+    """Returns the algorithm for rows of full length: with packing, the number of microbatches that
+    are computed would else depend on the rows."""
     steps = algorithm.steps
     if steps.packing is None:
         return algorithm

@@ -22,17 +22,17 @@ _DISPATCHES, _STEPS = "slots/dispatches", "slots/decode_steps"
 
 
 def learning_passes(setup: Setup) -> float:
-    """FLOPs of a step's learning on all devices together, every row at full length, counted in the
-    traced program (rljax.plan.flops)."""
+    """Returns the FLOPs of a step's learning on all devices together, every row at full length,
+    counted in the traced program (rljax.plan.flops)."""
     call = learning_call(setup, setup.main, abstract_roles(setup), "learn")
     traced = call.function.trace(*call.arguments, **call.static)
     return work(traced.jaxpr, trips=call.trips, platform="tpu").passes
 
 
 def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -> Seconds:
-    """The least that the chips of `setup` can take, by their published figures: of a decode step
-    what it reads, multiplies and sends (rljax.sampler.layout_cost), of learning its products, where
-    rows are packed for the tokens alone that responses of these lengths have."""
+    """Returns the least seconds that the chips of `setup` can take, by their published figures: of
+    a decode step what it reads, multiplies and sends (rljax.sampler.layout_cost), of learning its
+    products, where rows are packed for the tokens alone that responses of these lengths have."""
     lengths = np.asarray(lengths, float)
     behind = np.square(lengths).sum() / (
         2 * lengths.sum()
@@ -57,9 +57,10 @@ def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -
 
 
 def measured(folder: str) -> Seconds:
-    """Those of a run with samples in flight on one mesh: of its decoding by least squares over its
-    steps, as so much for each dispatch and for each decode step, whatever the slots that were live;
-    of all else the median, which no checkpoint is in."""
+    """Returns the seconds of a run with samples in flight on one mesh: of its decoding by least
+    squares over its steps, as so much for each dispatch and for each decode step, whatever the
+    slots that were live; of all else the median, which no checkpoint is in. Raises InputError if
+    fewer than two of its steps can be used."""
     rows = [row for row in read_run(Path(folder)).rows if row.get(_STEPS, 0) > 0][_FIRST:]
     known = [row for row in rows if row.get("time/generate_s", 0) > 0]
     if len(known) < 2:
@@ -80,8 +81,8 @@ def measured(folder: str) -> Seconds:
 
 
 def fitted(dispatches, decode_steps, decode_s, learn_s) -> Seconds:
-    """The seconds by which steps [N] with so many dispatches and decode steps come nearest to what
-    they took."""
+    """Returns the seconds by which steps [N] with so many dispatches and decode steps come nearest
+    to what they took."""
     counts = np.stack([dispatches, decode_steps], axis=1).astype(float)
     each, step = np.linalg.lstsq(counts, np.asarray(decode_s, float), rcond=None)[0]
     if min(each, step) < 0:  # they grow together: all of it is the steps'

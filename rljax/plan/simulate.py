@@ -67,10 +67,12 @@ class Outcome:
 
     @property
     def mean_age(self) -> float:
+        """Mean age of the tokens when they were learned from, in steps."""
         return float(np.dot(self.ages, np.arange(len(self.ages))))
 
     @property
     def max_age(self) -> int:
+        """Greatest age of a token when it was learned from, in steps."""
         return len(self.ages) - 1
 
 
@@ -85,8 +87,8 @@ def simulate(
     warm: int = 4,
     seed: int = 0,
 ) -> Outcome:
-    """A run of warm + steps steps, of which the first `warm` are left out. `overlap`: some devices
-    sample while others learn; else all of them do one after the other."""
+    """Simulates a run of warm + steps steps, of which the first `warm` are left out. `overlap`:
+    some devices sample while others learn; else all of them do one after the other."""
     run = _Run(load, seconds, Tickets(load.groups, max_staleness, ahead), seed)
     for _ in range(warm):
         run.step(overlap)

@@ -25,7 +25,7 @@ _EIGHTHS = range(1, 8)  # of the devices, that sample in a split
 
 
 def draw_of(text: str, flag: str) -> Draw:
-    """The draw that a flag names. Raises InputError that names the flag."""
+    """Returns the draw that a flag names. Raises InputError that names the flag."""
     try:
         component = resolve(text, "rljax.plan.draws")
         numbers = np.asarray(component(np.random.default_rng(0), 8), float)
@@ -50,7 +50,9 @@ def draw_of(text: str, flag: str) -> Draw:
 def simulated(
     config: Config, devices, chip: Chip | None, topology: str, options: PlanOptions
 ) -> Expected:
-    """The run of `config` on `devices` at the bounds of --etas, on one mesh and split."""
+    """Simulates the run of `config` on `devices` at the bounds of --etas, on one mesh and split.
+    Raises InputError for a dataflow that does not sample, and where no seconds are given or
+    known of the chip."""
     setup = abstract_setup(config, devices)
     if not samples(setup):
         raise InputError(

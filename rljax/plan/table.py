@@ -22,11 +22,12 @@ def _gib(size: float) -> str:
 
 
 def seconds_text(value: float) -> str:
+    """Returns seconds as text, in ms below one."""
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
 def rows_text(rows: list[list[str]]) -> list[str]:
-    """Cells in columns, the first aligned to the left."""
+    """Returns cells in columns, the first aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(
@@ -42,7 +43,7 @@ def _mesh(sizes: dict[str, int]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """Every program of a plan, and their sum, as text."""
+    """Returns every program of a plan, and their sum, as text."""
     has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
     if plan.padding:
@@ -262,7 +263,7 @@ def _between_slices(plan: Plan) -> list[str]:
 
 
 def plan_json(plan: Plan) -> dict:
-    """Everything in a plan as JSON data; bytes, FLOPs and seconds."""
+    """Returns everything in a plan as JSON data; bytes, FLOPs and seconds."""
 
     def one(r: Report) -> dict:
         fields = {f.name: getattr(r, f.name) for f in dataclasses.fields(r) if f.name != "products"}
@@ -312,7 +313,7 @@ def _value(config: dict, name: str):
 
 
 def candidates_text(candidates: list[Candidate], tried: int, left: int) -> str:
-    """The candidates that fit, best first."""
+    """Returns the candidates that fit, best first, as text."""
     names = sorted({name for one in candidates for name in one.changes})
     rows = [[*names, "GiB", "step at least", "bound by"]]
     for one in candidates:

@@ -23,11 +23,12 @@ METRICS = {
 
 def router_aux_loss(stats: dict) -> jax.Array:
     """X sum_x f_x P_x over all layers and tokens together, with f_x the choices of expert x per
-    token (their sum is k) and P_x its mean probability: transformers' load_balancing_loss_func. k
-    where the load is even. Its gradient goes through P.
+    token (their sum is k) and P_x its mean probability: [], transformers' load_balancing_loss_func.
+    It is k where the load is even. Its gradient goes through P.
 
     `stats` are those of `Experts`, of L layers, summed over all tokens of an optimizer step: the
-    load evens out over the step, not within every microbatch (arXiv 2501.11873)."""
+    load evens out over the step, not within every microbatch (arXiv 2501.11873).
+    """
 
     def total(name):
         return jnp.sum(stats[name].reshape(-1, stats["tokens"].shape[-1]), axis=0)
@@ -38,16 +39,17 @@ def router_aux_loss(stats: dict) -> jax.Array:
 
 
 def moved_correction(correction: jax.Array, tokens: jax.Array, speed: float) -> jax.Array:
-    """The biases [..., X] after a step whose choices fell `tokens` [..., X] times on each expert:
-    b + speed sign(mean load - load) (DeepSeek-V3, arXiv 2412.19437; 2408.15664)."""
+    """Returns the biases [..., X] after a step whose choices fell `tokens` [..., X] times on each
+    expert: b + speed sign(mean load - load) (DeepSeek-V3, arXiv 2412.19437; 2408.15664)."""
     under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens
     return correction + speed * jnp.sign(under).astype(correction.dtype)
 
 
 def balanced(model: Model, read: Callable) -> dict:
-    """The fields of an Objective that say what it reads of the model: outputs = read(params,
-    microbatch, hidden), and, where the config balances the load of experts, that load and what is
-    made of it. With both of its numbers at 0 nothing of it is in the program."""
+    """Returns the fields of an Objective that say what it reads of the model:
+    outputs = read(params, microbatch, hidden), and, where the config balances the load of
+    experts, that load and what is made of it. With both of its numbers at 0 nothing of it is
+    in the program."""
     config = model.config
     coef, speed = config.router_aux_loss_coef, config.router_bias_update_speed
     if not coef and not speed:
@@ -69,9 +71,9 @@ def balanced(model: Model, read: Callable) -> dict:
 
 
 def with_moved_biases(model: Model, old: dict, new: dict, load: dict) -> dict:
-    """The `new` parameters, with the `old` correction bias of every expert moved by the config's
-    speed towards an even load. `load` is that of the layers with experts, in their order, [layers,
-    X] each."""
+    """Returns the `new` parameters, with the `old` correction bias of every expert moved by the
+    config's speed towards an even load. `load` is that of the layers with experts, in their order,
+    [layers, X] each."""
     config, before, flat = model.config, flattened(old), flattened(new)
     with_experts = [layer for layer, kind in enumerate(config.kinds) if kind.experts]
     for block, layers in block_layers(config).items():

@@ -15,8 +15,9 @@ from rljax.models.model import Model
 
 
 def role_shardings(model: Model, state: TrainState) -> TrainState:
-    """Parameters on the layout of the weights, and so every optimizer moment of theirs, or with
-    `state.spread.moments` split over data, too; counters whole."""
+    """Returns the layout of a training state: parameters on the layout of the weights, and so
+    every optimizer moment of theirs, or with `state.spread.moments` split over data, too;
+    counters whole."""
     (trained, frozen), whole = model.split(model.shardings()), replicated(model.mesh)
     moments = state_shardings(state.opt_state, state.params, trained, whole)
     if state.spread.moments:
@@ -28,8 +29,9 @@ def role_shardings(model: Model, state: TrainState) -> TrainState:
 
 
 def split_over_data(x, sharding: NamedSharding) -> NamedSharding:
-    """The sharding of an array, split over data, too: along the axis that is split already, so that
-    no other number moves, else along the longest that divides. One of no such axis stays whole."""
+    """Returns the sharding of an array, split over data, too: along the axis that is split
+    already, so that no other number moves, else along the longest that divides. One of no such
+    axis stays whole."""
     data, sizes = sharding.mesh.shape["data"], sharding.mesh.shape
     spec = [*sharding.spec, *[None] * (len(x.shape) - len(sharding.spec))]
     names = [axes if isinstance(axes, tuple) else (axes,) * (axes is not None) for axes in spec]
@@ -52,10 +54,12 @@ def step_layout(model: Model, state: TrainState) -> StepLayout | None:
 
 
 def replicas_of(model: Model, state: TrainState) -> Replicas:
-    """The replicas of the weights along data, where their gradients meet once per optimizer step.
+    """Returns the number of replicas of the weights along data, where their gradients meet once
+    per optimizer step.
 
     A mixture of experts is summed in every microbatch: JAX (0.10) cannot map the gradient of its
-    shard_map over replicas."""
+    shard_map over replicas.
+    """
     count = model.mesh.shape["data"]
     if count == 1 or not state.spread.sum_once or model.config.experts is not None:
         return Replicas(1, model)
@@ -65,8 +69,8 @@ def replicas_of(model: Model, state: TrainState) -> Replicas:
 def training_layout(
     model: Model, optimizer, *, optimizer_on_host: bool = False, spread: DataParallel = AS_WEIGHTS
 ) -> TrainState:
-    """Shape, dtype and sharding of all that training holds of `model`: what a program is compiled
-    for ahead of time, and what `start_training` makes."""
+    """Returns shape, dtype and sharding of all that training holds of `model`: what a program is
+    compiled for ahead of time, and what `start_training` makes."""
     trained, frozen = model.split(model.abstract())
     check_trainable(trained)
     like = jax.eval_shape(_create(model, optimizer, spread), trained)
@@ -104,9 +108,9 @@ def start_training(
     spread: DataParallel = AS_WEIGHTS,
     rounding: jax.Array | None = None,
 ) -> TrainState:
-    """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:
-    one compile, not two. Of a model with adapters only they are trained. `rounding` is the key of
-    weights that are held in bfloat16 (default: of seed 0)."""
+    """Returns a fresh optimizer state around all weights `params`, placed as `program` will hand it
+    back: one compile, not two. Of a model with adapters only they are trained. `rounding` is the
+    key of weights that are held in bfloat16 (default: of seed 0)."""
     trained, frozen = model.split(params)
     how = dict(optimizer_on_host=optimizer_on_host, spread=spread)
     layout = training_layout(model, optimizer, **how)

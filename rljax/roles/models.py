@@ -114,10 +114,12 @@ class Actor(_Trained):
     prefix: str = static_field("")
 
     def split(self):
+        """Returns the actor without its frozen base and temperature, and these two."""
         own = dataclasses.replace(self, state=self.arrays(), temperature=None)
         return own, (self.state.frozen, self.temperature)
 
     def joined(self, shared):
+        """Returns the actor with the frozen base and the temperature of `split`."""
         frozen, temperature = shared
         state = dataclasses.replace(self.state, frozen=frozen)
         return dataclasses.replace(self, state=state, temperature=temperature)
@@ -134,10 +136,10 @@ class Actor(_Trained):
         second: SecondModel | None = None,
         search=None,
     ) -> Batch:
-        """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb). `finished` is called with rows as they end, `stop` ends the others, and `search`
-        chooses the tokens (rljax.sampler.generate). `second` is a second model to draw from
-        together: no step of the actor wrote such rows (version -1)."""
+        """Samples n trajectories per prompt, with the very parameter arrays that training updates
+        (host verb). `finished` is called with rows as they end, `stop` ends the others, and
+        `search` chooses the tokens (rljax.sampler.generate). `second` is a second model to draw
+        from together: no step of the actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
                 self.model,
@@ -160,8 +162,8 @@ class Actor(_Trained):
     def branch(
         self, batch: Batch, rows, at, starts, key, sampling: Sampling, *, n: int = 1
     ) -> Batch:
-        """n continuations of rows [M] of `batch` [B, S] behind the first at [M] tokens of their
-        responses, which begin at columns starts [B] (host verb; rljax.sampler.branch)."""
+        """Samples n continuations of rows [M] of `batch` [B, S] behind the first at [M] tokens of
+        their responses, which begin at columns starts [B] (host verb; rljax.sampler.branch)."""
         with timed("generate"):
             out = branch(
                 self.model,
@@ -179,8 +181,8 @@ class Actor(_Trained):
             return jax.block_until_ready(out)
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """log pi(tokens) at the sampling temperature: [B, S]; `steps` says how rows are packed, or
-        how many are computed at once."""
+        """Returns log pi(tokens) at the sampling temperature: [B, S], in nats; `steps` says how
+        rows are packed, or how many are computed at once."""
 
         def one(b):
             return (self.model.logprobs(self.state.weights, b, self.temperature)[0], ())
@@ -188,7 +190,7 @@ class Actor(_Trained):
         return map_tokens(one, batch, steps)[0]
 
     def logprobs_and_entropy(self, batch: Batch, steps: Steps | int | None = None):
-        """log pi(tokens) and the entropy of each choice: two [B, S]."""
+        """Returns log pi(tokens) and the entropy of each choice: two [B, S], in nats."""
 
         def one(b):
             return (self.model.logprobs(self.state.weights, b, self.temperature), ())
@@ -196,8 +198,8 @@ class Actor(_Trained):
         return map_tokens(one, batch, steps)[0]
 
     def logprobs_and_load(self, batch: Batch, steps: Steps | int | None = None):
-        """`logprobs`, and the load of the experts over the tokens that are computed (packed: a
-        shared prompt once, and no row without policy tokens): {} without any."""
+        """Returns `logprobs`, and the load of the experts over the tokens that are computed
+        (packed: a shared prompt once, and no row without policy tokens): {} without any."""
 
         def one(part):
             logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)
@@ -207,7 +209,7 @@ class Actor(_Trained):
         return logprobs, load_metrics(load) if load else {}
 
     def sum_pi_squared(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """sum over words of pi^2 at the sampling temperature: [B, S]."""
+        """Returns the sum over the vocabulary of pi^2 at the sampling temperature: [B, S]."""
         weights = self.state.weights
 
         def one(b):
@@ -232,12 +234,14 @@ class Actor(_Trained):
         on_policy: Callable[[Batch], dict] | None = None,
         pretraining: Pretraining | None = None,
     ):
-        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H +
-        positive_nll NLL(correct rows) + pretraining.coef NLL(examples) -> (Actor, metrics).
+        """Takes all optimizer steps of this batch: loss [B, S] or [B] + kl_in_loss KL(pi || ref) -
+        entropy_coef H + positive_nll NLL(correct rows) + pretraining.coef NLL(examples) -> (Actor,
+        metrics). Raises InputError if it penalises the KL and the batch has no ref_logprobs.
 
         `on_policy` says that old log-probs are those of the actor as it is, so that the only
         optimizer step of a batch has them from its own forward pass; what it makes of the batch
-        with them are metrics, too, and so is the load of experts."""
+        with them are metrics, too, and so is the load of experts.
+        """
         if not isinstance(kl_in_loss, (int, float)) or kl_in_loss > 0:
             batch.require("ref_logprobs", by="kl_in_loss")
 
@@ -279,8 +283,8 @@ class Actor(_Trained):
         beta: float,
         temperature: float,
     ):
-        """All optimizer steps of this batch towards the teacher's next-word distributions, by
-        rljax.losses.distillation.distillation at mask 1 -> (Actor, metrics)."""
+        """Takes all optimizer steps of this batch towards the teacher's next-token distributions,
+        by rljax.losses.distillation.distillation at mask 1 -> (Actor, metrics)."""
         fixed, model = in_device_memory(teacher.params), self.per_replica.model
         taught = dataclasses.replace(teacher.model, mesh=model.mesh)
 
@@ -312,7 +316,7 @@ def _readout(model: Model, params, batch: Batch, hidden=None) -> Readout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Critic(_Trained):
-    """V(state) per token, trained beside the actor."""
+    """The value function V(state) per token, trained beside the actor."""
 
     state: TrainState
     model: Model = static_field()
@@ -320,7 +324,7 @@ class Critic(_Trained):
     prefix: str = static_field("critic/")
 
     def values(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """V(state before each token): [B, S]."""
+        """Returns V(state before each token): [B, S]."""
 
         def one(b):
             return (self.model.values(self.state.weights, b), ())
@@ -328,12 +332,12 @@ class Critic(_Trained):
         return map_tokens(one, batch, steps)[0]
 
     def valued(self, batch: Batch, rows: int = 0) -> Batch:
-        """The batch with `values`, at most `rows` rows at once where these divide it (0: all), by a
-        program of its own (host verb: rollouts may read them)."""
+        """Returns the batch with `values`, at most `rows` rows at once where these divide it (0:
+        all), by a program of its own (host verb: rollouts may read them)."""
         return batch.replace(values=values_of(self, batch, rows=rows))
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
-        """All optimizer steps of this batch -> (Critic, metrics)."""
+        """Takes all optimizer steps of this batch -> (Critic, metrics)."""
 
         def terms(values, batch):
             value, metrics = loss(values, batch)
@@ -353,7 +357,7 @@ class Critic(_Trained):
 
 @functools.partial(jax.jit, static_argnames="rows")
 def values_of(critic: Critic, batch: Batch, *, rows: int) -> jax.Array:
-    """`Critic.values` as a program: [B, S]."""
+    """Returns `Critic.values` [B, S], as a program."""
     return critic.values(batch, math.gcd(batch.rows, rows) or None)
 
 
@@ -374,11 +378,11 @@ class RewardModel(_Trained):
     prefix: str = static_field("")
 
     def scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """r(text): [B], read after the last token of each row, EOS as a rule."""
+        """Returns r(text): [B], read after the last token of each row, EOS as a rule."""
         return at_last_token(self.step_scores(batch, steps), batch)
 
     def step_scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """r(text up to and with each token): [B, S]."""
+        """Returns r(text up to and with each token): [B, S]."""
         weights, live = self.state.weights, jnp.any(batch.segment_ids > 0, axis=1)
 
         def one(b):
@@ -387,7 +391,7 @@ class RewardModel(_Trained):
         return map_tokens(one, batch, steps, live)[0]
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
-        """All optimizer steps of this batch -> (RewardModel, metrics).
+        """Takes all optimizer steps of this batch -> (RewardModel, metrics).
 
         The loss reads the head's output as it is, [B], or [B, S] if its contract has `per_token`;
         all logits of the head if it has `labels` above 1. What it squashes, it squashes itself.
@@ -432,21 +436,26 @@ class Reference(Role):
     checkpointed: bool = static_field(True)
 
     def arrays(self):
-        """Its own weights: a base under adapters is the actor's."""
+        """Returns the reference's own weights: a base under adapters is the actor's."""
         return self.model.split(self.params)[0]
 
     def with_arrays(self, arrays) -> "Reference":
+        """Returns the reference with these weights, as `arrays` gives them."""
         return dataclasses.replace(self, params=merged(arrays, self.model.split(self.params)[1]))
 
     def split(self):
+        """Returns the reference without the base under its adapters and its
+        temperature, and these two."""
         own, base = self.model.split(self.params)
         return dataclasses.replace(self, params=own, temperature=None), (base, self.temperature)
 
     def joined(self, shared):
+        """Returns the reference with the base and the temperature of `split`."""
         base, temperature = shared
         return dataclasses.replace(self, params=merged(self.params, base), temperature=temperature)
 
     def pinned(self):
+        """Keeps the weights on the layout of the model, inside a program."""
         layout = self.model.split(self.model.shardings())[0]
 
         def pin(x, s):
@@ -455,6 +464,7 @@ class Reference(Role):
         return dataclasses.replace(self, params=jax.tree.map(pin, self.params, layout))
 
     def parts(self) -> dict:
+        """Returns {"weights": the weights that it holds itself}, all of them without adapters."""
         return {"weights": self.arrays() if self.model.config.lora else self.params}
 
     def generate(
@@ -467,8 +477,8 @@ class Reference(Role):
         finished: Callable | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
-        wrote them."""
+        """Samples n trajectories per prompt (host verb). Their policy_version is -1: no step of the
+        actor wrote them."""
         with timed("generate"):
             batch = generate(
                 self.model,
@@ -487,12 +497,12 @@ class Reference(Role):
             return jax.block_until_ready(batch)
 
     def sampling_params(self):
-        """The weights in the memory of the devices."""
+        """Returns the weights in the memory of the devices."""
         return in_device_memory(self.params)
 
     def follow(self, actor: Actor, when) -> "Reference":
-        """The actor as it is now where `when` is true, else this one; in the dtype and the memory
-        that the old one was held in. A frozen base under adapters stays shared."""
+        """Returns the actor as it is now where `when` is true, else this one; in the dtype and the
+        memory that the old one was held in. A frozen base under adapters stays shared."""
         old, base = self.model.split(self.params)
         now, _ = self.model.split(actor.state.weights)
         chosen = jax.tree.map(
@@ -501,7 +511,7 @@ class Reference(Role):
         return dataclasses.replace(self, params=merged(in_memory_of(old, chosen), base))
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """log pi_ref(tokens) at the sampling temperature: [B, S]."""
+        """Returns log pi_ref(tokens) at the sampling temperature: [B, S], in nats."""
         params = in_device_memory(self.params)  # once, and only until the last microbatch
 
         def one(b):

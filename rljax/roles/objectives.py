@@ -25,7 +25,7 @@ METRICS = {
 
 
 def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:
-    """The policy loss, which the rollout correction weighs, and further terms (reduction,
+    """Returns the policy loss, which the rollout correction weighs, with further terms (reduction,
     function), which it does not. `shown` are functions whose values are metrics."""
 
     def values(policy, batch):
@@ -59,8 +59,9 @@ def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -
 def on_policy_objective(
     actor, loss: Callable, objective: Objective, given: jax.Array | None
 ) -> Objective:
-    """The objective whose old log-probs are those of its own forward pass, which it keeps, with the
-    load of experts. The reductions, which come before that pass, read those `given`."""
+    """Returns the objective whose old log-probs [B, S] are those of its own forward pass,
+    which it keeps, with the load of experts. The reductions, which come before that pass,
+    read those `given`."""
 
     def model(params, part):
         if objective.sums:

@@ -28,14 +28,16 @@ class Filled(Role):
     renewed: jax.Array | None = None
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
-        """log pi_ref(tokens), which were computed before: [B, S]."""
+        """Returns log pi_ref(tokens), which were computed before: [B, S]. Raises InputError if the
+        batch has none."""
         return batch.require("ref_logprobs", by="a reference on other devices").ref_logprobs
 
     def follow(self, actor, when) -> "Filled":
-        """The actor as it is now, where `when` is true; copied after the program."""
+        """Returns the actor as it is now, where `when` is true; it is copied after the program."""
         return dataclasses.replace(self, renewed=when)
 
     def arrays(self):
+        """Returns {}: the weights are elsewhere."""
         return {}
 
 
@@ -49,29 +51,31 @@ class PlacedReference(Reference):
     steps: Steps | None = static_field(None)
 
     def start(self, batch: Batch) -> jax.Array:
-        """Begins the log-probs of a batch and does not wait for them (host verb): what the other
-        devices and the host do meanwhile costs no time."""
+        """Begins the log-probs [B, S] of a batch and does not wait for them (host verb): what the
+        other devices and the host do meanwhile costs no time."""
         read = {field: getattr(batch, field) for field in _READ}
         rows = moved_rows(Batch(**read), self.model.mesh, "reference")
         role = dataclasses.replace(self, params=weights_of(self.params, "reference"))
         return _logprobs(role, rows, steps=self.steps)
 
     def finish(self, batch: Batch, logprobs: jax.Array) -> Batch:
-        """The batch with the log-probs that `start` began (host verb)."""
+        """Returns the batch with the log-probs [B, S] that `start` began (host verb)."""
         begun = time.monotonic()
         jax.block_until_ready(logprobs)
         timing.moved("reference", waited_s=time.monotonic() - begun)
         return batch.replace(ref_logprobs=moved_rows(logprobs, self.home, "reference"))
 
     def filled(self, batch: Batch) -> Batch:
+        """Returns the batch with ref_logprobs, which it may have already (host verb)."""
         return batch if batch.ref_logprobs is not None else self.finish(batch, self.start(batch))
 
     def in_program(self) -> Filled:
+        """Returns the stand-in that the program of the actor's devices gets."""
         return Filled()
 
     def after_program(self, new: Filled, roles: dict) -> "PlacedReference":
-        """This reference; where the program says so, the actor's weights as they are now, which are
-        moved here."""
+        """Returns this reference; where the program says so, with the actor's weights as they are
+        now, which are moved here."""
         if new.renewed is None or not fetch(new.renewed):
             return self
         begun = time.monotonic()
@@ -84,7 +88,7 @@ class PlacedReference(Reference):
         return dataclasses.replace(self, params=merged(copies, base))
 
     def parts(self) -> dict:
-        """A base under adapters is its own here."""
+        """Returns {"weights": all that it holds}: a base under adapters is its own here."""
         return {"weights": self.params}
 
 
@@ -97,8 +101,8 @@ def _logprobs(role: Reference, batch: Batch, *, steps: Steps) -> jax.Array:
 
 
 def run_dataflow(dataflow, batch: Batch, key: jax.Array, cfg, roles: dict) -> tuple[dict, dict]:
-    """One call of a dataflow -> (the roles that it renewed, metrics on the devices). Roles on
-    devices of their own fill the batch before it (host verb)."""
+    """Calls a dataflow once, with a scalar `key` -> (the roles that it renewed, metrics on the
+    devices). Roles on devices of their own fill the batch before it (host verb)."""
     for role in roles.values():
         batch = role.filled(batch)
     given = {name: role.in_program() for name, role in roles.items()}

@@ -35,8 +35,8 @@ class Pretraining(Role):
     steps: Steps = static_field()
 
     def beside(self, actor) -> Beside:
-        """coef x the mean over the target tokens of -log pi, as a second objective of the actor's
-        update."""
+        """Returns coef x the mean over the target tokens of -log pi, as a second objective of the
+        actor's update."""
         own = actor.per_replica
 
         def terms(policy, batch):

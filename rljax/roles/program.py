@@ -11,11 +11,13 @@ from rljax.roles.role import Role, is_role
 
 
 def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) -> Callable:
-    """jit of a dataflow: (batch, key, cfg, *, roles..., options) -> ({role: new role}, metrics).
+    """Jits a dataflow: (batch, key, cfg, *, roles..., options) -> ({role: new role}, metrics).
 
     `cfg` and the options are static. Trained roles, and those named by `donates`, are donated and
     keep their layout; the others are only read, and so is what a role shares with others (the base
-    under adapters). Metrics stay on the devices: fetch them where they are logged.
+    under adapters). Metrics stay on the devices: fetch them where they are logged. A call raises
+    InputError if the dataflow returns a role that it was not given to train.
+
     `.page` is the function itself, to be called inside another program; `.run` and `.arguments`
     are the jitted function and what it is called with, for a planner.
     """

@@ -16,7 +16,10 @@ import jax
 
 
 class Role:
-    """The defaults are those of a role whose arrays are all in `state`, trained by a dataflow."""
+    """Base class of roles: how programs and checkpoints hold their arrays.
+
+    The defaults are those of a role whose arrays are all in `state`, trained by a dataflow.
+    """
 
     trained: ClassVar[bool] = True  # a program donates it, and may return it anew
     checkpointed: ClassVar[bool] = True  # a resume reads its arrays from the checkpoint
@@ -26,27 +29,27 @@ class Role:
         return self.state
 
     def with_arrays(self, arrays) -> "Role":
-        """The role with the arrays of a checkpoint."""
+        """Returns the role with the arrays of a checkpoint."""
         return dataclasses.replace(self, state=arrays)
 
     def split(self) -> tuple["Role", object]:
-        """(the role without what it only reads or shares with others, that): a program donates
-        the first half and never the second."""
+        """Returns the role without what it only reads or shares with others, and that: a program
+        donates the first half and never the second."""
         return self, None
 
     def joined(self, shared) -> "Role":
-        """The role of both halves of `split`."""
+        """Returns the role of both halves of `split`."""
         return self
 
     def pinned(self) -> "Role":
-        """Inside a program: the role with its arrays kept on the layout they came with."""
+        """Returns the role with its arrays kept on the layout they came with (inside a program)."""
         return self
 
     # A role on devices of its own cannot be in the program of the others: it fills the batch
     # before, and something else stands for it inside (rljax.roles.placed).
 
     def filled(self, batch):
-        """The batch with what the role computes of it before the program (host verb)."""
+        """Returns the batch with what the role computes of it before the program (host verb)."""
         return batch
 
     def in_program(self) -> "Role":
@@ -54,16 +57,17 @@ class Role:
         return self
 
     def after_program(self, new: "Role", roles: dict) -> "Role":
-        """The role of what the program returned for it, `new`, among its new `roles`."""
+        """Returns the role that `new` stands for, which the program returned for it, among
+        its new `roles`."""
         return new
 
     def parts(self) -> dict[str, object]:
-        """{what is held on the devices all through a run: its arrays}, for the plan."""
+        """Returns {name: arrays that are held on the devices all through a run}, for the plan."""
         return {"": self.arrays()}
 
 
 def static_field(default=dataclasses.MISSING):
-    """A dataclass field that is no leaf of the pytree."""
+    """Returns a dataclass field that is no leaf of the pytree."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 

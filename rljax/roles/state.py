@@ -43,6 +43,7 @@ class KLController(Role):
     horizon: float = static_field()
 
     def update(self, kl: jax.Array, n) -> "KLController":
+        """Returns the controller after a step of n sequences with this mean KL [], in nats."""
         error = jnp.clip(kl / self.target - 1, -0.2, 0.2)
         return dataclasses.replace(self, state=self.state * (1 + error * n / self.horizon))
 
@@ -67,12 +68,13 @@ class Multiplier(Role):
 
     @property
     def value(self) -> jax.Array:
-        """lambda."""
+        """The multiplier lambda: []."""
         return jnp.exp(self.state["log"])
 
     def update(self, batch: Batch) -> tuple["Multiplier", dict]:
-        """After the episodes of a batch: the rows that have policy tokens, batch.costs being the
-        costs -> (Multiplier, metrics)."""
+        """Returns the multiplier after the episodes of a batch, and metrics: the episodes are
+        the rows that have policy tokens, batch.costs being the costs. Raises InputError if the
+        batch has none."""
         batch.require("costs", by="a Lagrange multiplier")
         costs, live = row_sum(batch.costs, batch), jnp.any(batch.mask > 0, axis=1)
         old, window = self.state["costs"], self.state["costs"].shape[0]
@@ -107,9 +109,11 @@ class Baseline(Role):
 
     @property
     def value(self) -> jax.Array:
+        """The running mean score: [], 0 before the first step."""
         return self.state[0] / jnp.maximum(self.state[1], 1e-8)
 
     def update(self, mean: jax.Array, decay: float) -> "Baseline":
+        """Returns the baseline after a batch with this mean score []."""
         seen = jnp.stack([mean.astype(self.state.dtype), jnp.ones((), self.state.dtype)])
         return dataclasses.replace(self, state=decay * self.state + (1 - decay) * seen)
 
@@ -125,11 +129,12 @@ class SeatBaseline(Role):
 
     @property
     def values(self) -> jax.Array:
-        """[seats]; 0 for a seat that has not been scored yet."""
+        """Running mean return of each seat: [seats]; 0 for a seat that has not been scored yet."""
         return self.state[:, 0] / jnp.maximum(self.state[:, 1], 1e-8)
 
     def update(self, means: jax.Array, scored: jax.Array, decay: float) -> "SeatBaseline":
-        """After a step with these mean returns [seats]; a seat that was not `scored` keeps its."""
+        """Returns the baseline after a step with these mean returns [seats]; a seat that was not
+        `scored` [seats] keeps its."""
         seen = jnp.stack([means, jnp.ones_like(means)], axis=1).astype(self.state.dtype)
         moved = decay * self.state + (1 - decay) * seen
         return dataclasses.replace(self, state=jnp.where(scored[:, None], moved, self.state))

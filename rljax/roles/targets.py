@@ -10,9 +10,9 @@ from rljax.models.model import Model
 
 
 def target_logprobs(model: Model, params, batch: Batch, temperature=1.0, hidden=None):
-    """(log pi of the tokens [B, S], the entropy of each choice [B, S], None, log pi of
-    batch.target_ids [B, S, M]): the fields of rljax.losses.policy.Policy. The vocabulary is read
-    once for each of the M targets, and nothing of its size is kept."""
+    """Returns log pi of the tokens [B, S], the entropy of each choice [B, S], None, and log pi of
+    batch.target_ids [B, S, M]: the fields of rljax.losses.policy.PolicyOutputs. The vocabulary is
+    read once for each of the M targets, and nothing of its size is kept."""
     batch.require("target_ids", by="target_logprobs")
     hidden, head = model.readout(params, batch, hidden)
     config = model.config

@@ -82,12 +82,13 @@ class Columns:
         self._why = why_lines_end(value, rules, model.config.ids)
 
     def start(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
+        """Reads right-padded prompts [B, L] of lengths [B]: the roots are whole prompts."""
         counts = np.asarray(lengths, np.int32)
         self._trees = _started(self._plan, self._weights, prompts, counts)
 
     def programs(self, columns: int, depth: int) -> dict[str, tuple]:
-        """{name: (jitted function, its arguments as shapes, 1)} of a search of prompts of so many
-        columns, as `Forked.programs`; no path is read, so `depth` changes none."""
+        """Returns {name: (jitted function, its arguments as shapes, 1)} of a search of prompts of
+        so many columns, as `Forked.programs`; no path is read, so `depth` changes none."""
         rows, plan = len(self.rules.temperature), self._plan
 
         def whole(*shape):
@@ -120,6 +121,8 @@ class Columns:
         return Evaluation(*found)
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
+        """Moves the roots of live [B] rows to their children by tokens [B]; kept [B, N] are the old
+        indices of the new nodes."""
         how = np.asarray(tokens, np.int32), np.asarray(kept, np.int32), live
         self._trees = _moved(self._plan, self._trees, *how)
 
@@ -153,7 +156,7 @@ def check(models, rows: int, tokens: int, nodes: int, kv_dtype: str = "") -> Non
 
 
 def why_not(model: Model) -> str:
-    """Why a model's nodes cannot be columns; "" where they can."""
+    """Returns why a model's nodes cannot be columns; "" if they can."""
     return cache_tree.why_not(model.config)
 
 

@@ -74,7 +74,7 @@ class Evaluator(Protocol):
         """Evaluates leaves, each once in its life and always after its parent."""
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
-        """The roots of live [B] rows are now their children by tokens [B]; kept [B, N] are the old
+        """Moves the roots of live [B] rows to their children by tokens [B]; kept [B, N] are the old
         indices of the new nodes (rljax.search.tree.move_root)."""
 
 
@@ -94,13 +94,14 @@ class Forked:
             self.value_params = value.params
 
     def start(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
+        """Reads right-padded prompts [B, L] of lengths [B]: the roots are whole prompts."""
         counts = np.asarray(lengths, np.int32)
         self.roots, self.before = _started(self._engines, self._weights, prompts, counts)
 
     def programs(self, columns: int, depth: int) -> dict[str, tuple]:
-        """{name: (jitted function, its arguments as shapes, 1)} of a search of prompts of so many
-        columns: what reads them, a look at leaves of `depth` tokens, a move of the roots. `params`
-        may be shapes."""
+        """Returns {name: (jitted function, its arguments as shapes, 1)} of a search of prompts of
+        so many columns: what reads them, a look at leaves of `depth` tokens, a move of the roots.
+        `params` may be shapes."""
         rows = self.rules.temperature.shape[0]
 
         def whole(*shape):
@@ -158,11 +159,13 @@ class Forked:
         )
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
+        """Moves the roots of live [B] rows to their children by tokens [B]; `kept` is not read, for
+        roots alone are held."""
         self.advance(tokens[:, None], live.astype(np.int32))
 
     def advance(self, tokens: np.ndarray, counts: np.ndarray, source: Sequence[int] = ()) -> None:
-        """Makes row `source` [B] of the roots (): each its own) with counts [B] of tokens [B, S]
-        behind it root b."""
+        """Replaces root b by row source[b] of the roots (() for its own) with the first counts[b]
+        of tokens [B, S] behind it."""
         source = np.arange(len(counts)) if len(source) == 0 else np.asarray(source)
         self.roots, self.before = _advanced(
             self._engines,
@@ -178,9 +181,9 @@ class Forked:
     def roll(
         self, leaves: Leaves, keys: np.ndarray, limit: np.ndarray, steps: int, *, greedy=False
     ) -> list[list[int]]:
-        """Continuations of at most `steps` tokens from the leaves of live rows, by the policy's own
-        sampling, as the keys [B, 2] decide, or the likeliest ones: ids that end with a stop id, or
-        where prompt and response have limit [B] tokens."""
+        """Returns continuations of at most `steps` tokens from the leaves of live rows, by the
+        policy's own sampling, as the keys [B, 2] decide, or the likeliest ones: ids that end with a
+        stop id, or where prompt and response have limit [B] tokens."""
         engine = dataclasses.replace(
             self.engine, steps=steps, stop_ids=self.rules.stop_ids.shape[1]
         )
@@ -205,7 +208,7 @@ class Forked:
 
 
 def padded_paths(paths: Sequence[Sequence[int]], live: Sequence[bool]) -> Leaves:
-    """Leaves of host lists of tokens, for evaluators that need no tree."""
+    """Returns the leaves of host lists of tokens, for evaluators that need no tree."""
     depth = np.array([len(path) for path in paths], np.int32)
     wide = np.zeros((len(paths), path_columns(int(depth.max(initial=1)))), np.int32)
     for row, path in enumerate(paths):
@@ -215,7 +218,7 @@ def padded_paths(paths: Sequence[Sequence[int]], live: Sequence[bool]) -> Leaves
 
 
 def path_columns(depth: int) -> int:
-    """D for paths of at most `depth` tokens."""
+    """Returns D for paths of at most `depth` tokens."""
     columns = 1
     while columns < depth:
         columns *= 4
@@ -263,7 +266,8 @@ def _of_lines(scores, line, counts, before, ends_line):
 
 
 def why_lines_end(value: Value | None, rules: Rules, vocab: int) -> np.ndarray:
-    """Why a line ends with each token of the vocabulary; 0: it does not. [V] int32."""
+    """Returns why a line ends with each token of the vocabulary, as a number; 0 if it does
+    not: [V] int32."""
     why = np.zeros(vocab, np.int32)
     if value is not None:
         why[list(value.line_ids)] = _NEWLINE
@@ -273,13 +277,14 @@ def why_lines_end(value: Value | None, rules: Rules, vocab: int) -> np.ndarray:
 
 
 def ends_of_lines(why: jax.Array, before: jax.Array) -> jax.Array:
-    """Returns whether lines end with tokens, by why they would and why they would with the tokens
-    before these (`why_lines_end`): the end of a response behind a newline is no line."""
+    """Returns whether lines end with tokens, in the shape of both arguments: why they would, and
+    why they would with the tokens before these (`why_lines_end`). The end of a response behind a
+    newline is no line."""
     return (why > 0) & ~((why == _END) & (before == _NEWLINE))
 
 
 def one_number(scores: jax.Array) -> jax.Array:
-    """Scores of one label, or of two (wrong, right) the log-odds of right: [B, S]."""
+    """Returns scores [B, S] of one label, or of two (wrong, right) the log-odds of right."""
     return scores[..., 0] if scores.shape[-1] == 1 else scores[..., 1] - scores[..., 0]
 
 

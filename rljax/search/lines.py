@@ -92,7 +92,10 @@ def lookahead(
 ) -> list[Response]:
     """Beams of lines: each of K = `beams` texts is continued `samples` times, at `temperature`, by
     a line (`step_tokens` tokens at most), and the K continuations stay that the process reward
-    model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones."""
+    model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones.
+
+    Raises InputError without a value model, and for beams, samples or step_tokens below 1.
+    """
     _check(
         "lookahead",
         problem,

@@ -38,7 +38,7 @@ def mcts(
     noise_concentration: float = 0.3,
     answer: Literal["visits", "best_leaf"] = "visits",
 ) -> list[Response]:
-    """One Response for each row of the problem.
+    """Monte-Carlo tree search over tokens: one Response for each row of the problem.
 
     Before each token the root is searched until it has `simulations` (its own evaluation is one):
     select by Q + c P sqrt(max(1, sum N)) / (1 + N) with c = `exploration`, expand with the policy's

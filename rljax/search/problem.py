@@ -42,6 +42,7 @@ class Response:
     values: list[float] = dataclasses.field(default_factory=list)
 
     def add(self, token: int, logprob: float) -> None:
+        """Appends a token and the log-prob of its choice, in nats."""
         self.ids.append(int(token))
         self.logprobs.append(float(logprob))
 
@@ -65,16 +66,18 @@ class SearchProblem:
 
     @property
     def rows(self) -> int:
+        """R, the number of rows."""
         return len(self.lengths)
 
     @property
     def limit(self) -> int:
+        """Tokens that a response may have."""
         return self.sampling.max_response_tokens
 
     def evaluator(
         self, width: int, sampling: Sampling | None = None, *, nodes: int = 0
     ) -> Forked | Columns:
-        """An evaluator that has read the prompts (see `unread`)."""
+        """Returns an evaluator that has read the prompts (see `unread`)."""
         made = self.unread(width, sampling, nodes=nodes)
         made.start(self.prompts, self.lengths)
         return made
@@ -82,9 +85,10 @@ class SearchProblem:
     def unread(
         self, width: int, sampling: Sampling | None = None, *, nodes: int = 0
     ) -> Forked | Columns:
-        """An evaluator that has read nothing yet; `params` may be shapes. For trees of at most so
-        many nodes it is one by columns, where the models can; for other paths (0) and models it is
-        one by copies of the root."""
+        """Returns an evaluator that has read nothing yet; `params` may be shapes. For trees
+        of at most so many nodes it is one by columns, where the models can; for other paths
+        (0) and models it is one by copies of the root. Raises InputError for a width above
+        the vocabulary."""
         sampling, vocab = sampling or self.sampling, self.model.config.ids
         if not 1 <= width <= vocab:
             raise InputError(
@@ -103,11 +107,12 @@ class SearchProblem:
         return Forked(engine, self.params, rules, width, self.value)
 
     def score(self, rows: Sequence[int], responses: Sequence[tuple[Ids, int]]) -> np.ndarray:
-        """The reward of complete responses to the prompts of these rows of the problem."""
+        """Returns the rewards, one for each, of complete responses to the prompts of these rows of
+        the problem: shape [len(rows)]."""
         return self.scored([int(self.batch_rows[row]) for row in rows], responses)
 
     def reason(self, ids: Ids) -> FinishReason | None:
-        """Why a response ends with its last token; None if it goes on."""
+        """Returns why a response ends with its last token; None if it goes on."""
         if len(ids) and ids[-1] in self.sampling.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(ids) >= self.limit else None

@@ -49,7 +49,7 @@ class Selected:
 
 
 def empty(sentences: int, nodes: int, width: int) -> Tree:
-    """Trees without a node, with room for `nodes` of `width` children each."""
+    """Returns trees without a node, with room for `nodes` of `width` children each."""
 
     def full(value, dtype, *axes):
         return jnp.full((sentences, *axes), value, dtype)
@@ -69,33 +69,34 @@ def empty(sentences: int, nodes: int, width: int) -> Tree:
 
 
 def root_count(tree: Tree) -> jax.Array:
-    """Counts the simulations of the root, its own evaluation included: [B]."""
+    """Returns the number of simulations of the root, its own evaluation included: [B]."""
     return jnp.where(tree.size > 0, 1 + jnp.sum(tree.visits[:, 0], axis=-1), 0)
 
 
 def root_value(tree: Tree) -> jax.Array:
-    """The mean of what all simulations of the root found, its own evaluation included unless it
-    said nothing (NaN): [B]."""
+    """Returns the mean of what all simulations of the root found, its own evaluation included
+    unless it said nothing (NaN): [B]."""
     own, below = tree.value[:, 0], jnp.sum(tree.total_value[:, 0], axis=-1)
     count = root_count(tree) - jnp.isnan(own)
     return (jnp.nan_to_num(own) + below) / jnp.maximum(count, 1)
 
 
 def mean_value(visits: jax.Array, total_value: jax.Array) -> jax.Array:
-    """Q = W / N, and 0 where N = 0."""
+    """Q = W / N, and 0 where N = 0, in the shape of both."""
     return jnp.where(visits > 0, total_value / jnp.maximum(visits, 1), 0.0)
 
 
 def puct(prior, visits, total_value, exploration) -> jax.Array:
-    """Q + c P sqrt(max(1, sum N)) / (1 + N) of the children of a node: [..., M]."""
+    """Q + c P sqrt(max(1, sum N)) / (1 + N) of the children of a node (PUCT, AlphaZero,
+    arXiv 1712.01815): shape [..., M]."""
     parent = jnp.maximum(jnp.sum(visits, axis=-1, keepdims=True), 1)
     bonus = exploration * prior * jnp.sqrt(parent.astype(prior.dtype)) / (1 + visits)
     return mean_value(visits, total_value) + bonus
 
 
 def best_of(score, prior, tokens) -> jax.Array:
-    """The child with the highest score; of equal ones the one with the higher prior, then the one
-    with the lower token id: [..., M] -> [...]."""
+    """Returns the child with the highest score; of equal ones the one with the higher prior, then
+    the one with the lower token id: [..., M] -> an index of shape [...]."""
     there = tokens != NONE
     tied = there
     for x in (score, prior, -tokens):
@@ -144,8 +145,9 @@ def _select_one(tree: Tree, exploration) -> Selected:
 
 
 def expand(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active) -> Tree:
-    """The trees with the selected leaves as nodes, where `active` [B]: their children are `tokens`
-    [B, M] with `logprobs`, of which the prior is renormalised, and none where `terminal` [B]."""
+    """Returns the trees with the selected leaves as nodes, where `active` [B]: their children
+    are `tokens` [B, M] with `logprobs`, of which the prior is renormalised, and none where
+    `terminal` [B]."""
     nodes, rows = tree.parent.shape[1], jnp.arange(tree.size.shape[0])
     new = active & ~at.known
     node = jnp.where(new, at.leaf, nodes)  # out of range: dropped
@@ -171,7 +173,7 @@ def expand(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active) 
 
 
 def backup(tree: Tree, leaf, value, active) -> Tree:
-    """N += 1 and W += value [B] on every edge from the leaves [B] up to the root, where
+    """Adds 1 to N and value [B] to W on every edge from the leaves [B] up to the root, where
     `active` [B]. One player: no sign is flipped."""
     rows, nodes = jnp.arange(tree.size.shape[0]), tree.parent.shape[1]
 
@@ -190,35 +192,36 @@ def backup(tree: Tree, leaf, value, active) -> Tree:
 
 
 def mixed(prior: jax.Array, noise: jax.Array, fraction) -> jax.Array:
-    """(1 - fraction) prior + fraction noise."""
+    """(1 - fraction) prior + fraction noise, in the shape of both."""
     return (1 - fraction) * prior + fraction * noise
 
 
 def dirichlet(keys: jax.Array, there: jax.Array, concentration) -> jax.Array:
-    """A draw of Dirichlet(concentration) over those of M children that are `there` [B, M]; its
-    gammas are functions of a row's key [B] alone."""
+    """Draws from Dirichlet(concentration) over those of M children that are `there` [B, M]: [B, M].
+    Its gammas are functions of a row's key [B] alone."""
     gammas = jax.vmap(lambda key: jax.random.loggamma(key, concentration, (there.shape[-1],)))(keys)
     return jnp.where(there, jax.nn.softmax(jnp.where(there, gammas, -jnp.inf), axis=-1), 0.0)
 
 
 def with_root_noise(tree: Tree, noise: jax.Array, fraction, active) -> Tree:
-    """The trees whose roots' priors are mixed with noise [B, M], where `active` [B]."""
+    """Returns the trees whose roots' priors are mixed with noise [B, M], where `active` [B]."""
     prior = mixed(tree.prior[:, 0], noise, fraction)
     prior = jnp.where(active[:, None], prior, tree.prior[:, 0])
     return dataclasses.replace(tree, prior=tree.prior.at[:, 0].set(prior))
 
 
 def visit_policy(visits: jax.Array, temperature) -> jax.Array:
-    """N^(1 / temperature), normalised: [..., M]; zeros where nothing was visited."""
+    """N^(1 / temperature), normalised over the children, in the shape of the visits; zeros where
+    nothing was visited."""
     logs = jnp.log(jnp.maximum(visits, 1).astype(jnp.float32)) / temperature
     weights = jax.nn.softmax(jnp.where(visits > 0, logs, -jnp.inf), axis=-1)
     return jnp.where(visits > 0, weights, 0.0)
 
 
 def move_root(tree: Tree, edge: jax.Array, active: jax.Array) -> tuple[Tree, jax.Array]:
-    """(the trees whose roots are the children at `edge` [B] of the old ones, where `active` [B];
-    the old index [B, N] of each new node, NONE = none). The subtree keeps all that it knows; a
-    child that was not visited is a tree without a node."""
+    """Returns the trees whose roots are the children at `edge` [B] of the old ones, where
+    `active` [B], and the old index [B, N] of each new node, NONE for none. The subtree keeps all
+    that it knows; a child that was not visited is a tree without a node."""
     return jax.vmap(_move_one)(tree, edge, active)
 
 

@@ -43,7 +43,7 @@ class Responses(NamedTuple):
         return self.live & self.compliant
 
     def where(self, prompts: jax.Array) -> "Responses":
-        """The same, live at these prompts alone: [P] bool."""
+        """Returns the same responses, live at these prompts alone: [P] bool."""
         return self._replace(
             live=self.live & prompts[:, None], baseline_compliant=self.baseline_compliant & prompts
         )
@@ -62,19 +62,20 @@ class Targets(NamedTuple):
 
 
 def calibrated_rewards(rewards: jax.Array, baseline_rewards: jax.Array) -> jax.Array:
-    """sigmoid(r(s, a) - r(s, baseline)), elementwise: 1/2 is as good as the baseline response."""
+    """sigmoid(r(s, a) - r(s, baseline)), elementwise, shapes broadcast: 1/2 is as good as the
+    baseline response."""
     return jax.nn.sigmoid(rewards - baseline_rewards)
 
 
 def kl_factors(log_ratios: jax.Array, *, kl_max: AboveZero, cap: bool = False) -> jax.Array:
-    """max(1 - log_ratio / kl_max, 0), elementwise; a negative log-ratio gives more than 1, unless
-    `cap`."""
+    """max(1 - log_ratio / kl_max, 0), elementwise, in the shape of the log-ratios, which are nats
+    as kl_max is; a negative one gives more than 1, unless `cap`."""
     factors = jnp.maximum(1 - log_ratios / kl_max, 0.0)
     return jnp.minimum(factors, 1.0) if cap else factors
 
 
 def constrained_rewards(calibrated: jax.Array, compliant: jax.Array) -> jax.Array:
-    """R_cal where all judges pass, else 0, elementwise."""
+    """R_cal where all judges pass, else 0, elementwise, in the shape of both."""
     return jnp.where(compliant, calibrated, 0.0)
 
 
@@ -84,7 +85,8 @@ def crpg(responses: Responses, *, kl_max: AboveZero = 10.0, cap_kl_factor: bool 
     judges pass]: calibrated-regularised policy gradient.
 
     The mean runs over the live samples of the task. R~ is at least 0, and 0 where a judge fails, so
-    a violating sample is never made more likely. kl_max: nats of a whole response.
+    a violating sample is never made more likely. kl_max: nats of a whole response. Raises
+    InputError unless kl_max > 0.
     """
     _positive("crpg(kl_max)", kl_max)
     live = responses.live
@@ -105,7 +107,8 @@ def codpo(responses: Responses, *, beta: AboveZero = 0.1, nll_coef: NotNegative 
     -log pi(chosen): constrained online DPO.
 
     Without a violating sample the worst one is rejected; a prompt without a compliant one is
-    skipped. Ties go to the first. Best and worst are by reward: calibration keeps the order.
+    skipped. Ties go to the first. Best and worst are by reward: calibration keeps the order. Raises
+    InputError unless beta > 0 and nll_coef >= 0.
     """
     _positive("codpo(beta)", beta)
     if nll_coef < 0:
@@ -140,8 +143,9 @@ def crraft(responses: Responses, *, kl_max: AboveZero = 10.0) -> Targets:
     """The compliant sample of the best R_cal among those with log_ratio <= kl_max, weighted by
     R_cal: calibrated-regularised reward ranking fine-tuning.
 
-    Where none is left: the baseline response, if it complies (its R_cal is 1/2), else the prompt is
-    skipped. Ties go to the first. kl_max: nats of a whole response.
+    Where none is left: the baseline response, if it complies (its R_cal is 1/2), else the
+    prompt is skipped. Ties go to the first. kl_max: nats of a whole response. Raises InputError
+    unless kl_max > 0.
     """
     _positive("crraft(kl_max)", kl_max)
     calibrated, samples = responses.calibrated, responses.live.shape[1]

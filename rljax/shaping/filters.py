@@ -1,8 +1,9 @@
-"""Filters: batch -> 1 for every row that is learnt from, else 0: [B].
+"""Filters: batch -> 1 for every row that is learned from, else 0: [B].
 
 A filtered row gets mask 0: it leaves numerators and denominators of the loss. After the advantages
 it still counts in the group's baseline (`algorithm.filters`); before them it has not
-(`algorithm.baseline_filters`). Rows of one episode count as one.
+(`algorithm.baseline_filters`). Rows of one episode count as one. A filter raises InputError where
+the batch lacks a field that it reads.
 """
 
 import jax.numpy as jnp

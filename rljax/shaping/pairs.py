@@ -16,7 +16,11 @@ from rljax.errors import InputError
 
 @contract(safe=True)
 def bradley_terry(first: jax.Array, second: jax.Array, *, scale: AboveZero = 1.0) -> jax.Array:
-    """sigmoid(scale (first - second)), elementwise: what a reward model trained on pairs says."""
+    """sigmoid(scale (first - second)), elementwise, shapes broadcast: P(first wins) by a reward
+    model that was trained on pairs.
+
+    Raises InputError unless scale > 0.
+    """
     if not scale > 0:
         raise InputError(
             "bradley_terry(scale)",
@@ -28,7 +32,8 @@ def bradley_terry(first: jax.Array, second: jax.Array, *, scale: AboveZero = 1.0
 
 @contract(safe=True)
 def higher_wins(first: jax.Array, second: jax.Array) -> jax.Array:
-    """1 where the first score is higher, 1/2 where both are equal, else 0, elementwise."""
+    """1 where the first score is higher, 1/2 where both are equal, else 0, elementwise,
+    shapes broadcast."""
     return 0.5 * (1 + jnp.sign(first - second))
 
 
@@ -68,7 +73,8 @@ def choose_pairs(
     """The best sample of each prompt against its worst, or against another one at random.
 
     Ties, margins below `min_margin` and prompts with fewer than two live samples are not kept.
-    scores and live [P, K]; `key` is read by "random" alone.
+    scores and live [P, K]; `key` is read by "random" alone. Raises InputError for another
+    `rejected` and a min_margin below 0.
     """
     if rejected not in ("worst", "random"):
         raise InputError("choose_pairs(rejected)", value=rejected, fix="write worst or random")

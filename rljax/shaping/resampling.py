@@ -53,7 +53,7 @@ def score_weights(scores: jax.Array, *, method: str = "pow", power: float = 2.0)
 
     "pow" |score|^power; "max_min" 1 for the greatest and the least score, else 0; "max_random" 0.4
     for the greatest, 0.1 for the others. Each + 1e-8, so that scores of 0 alone are drawn
-    uniformly.
+    uniformly. Raises InputError for another method.
     """
     if method not in METHODS:
         raise InputError(

@@ -13,9 +13,9 @@ from rljax.errors import InputError
 
 
 def apply_shaping(batch: Batch, rules) -> Batch:
-    """The batch after every rule in turn: the change of a row's score is added to the reward of its
-    last policy token, or of the last one of its episode. A rule is a function of the batch that
-    returns scores [B]."""
+    """Returns the batch after every rule in turn: the change of a row's score is added to the
+    reward of its last policy token, or of the last one of its episode. A rule is a function of the
+    batch that returns scores [B]."""
     for rule in rules:
         change = rule(batch) - batches.sequence_sum(batch.rewards, batch)
         rewards = batch.rewards + batches.last_token(batch) * change[:, None]
@@ -109,7 +109,8 @@ def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: NotNegati
 
     Each of the K named parts of the reward, in the order of their names, is normalised over the
     batch by itself, so that weights compare parts of any scale. No weights = 1 each. A part that is
-    NaN does not apply to its row and adds 0. Per group instead: `rljax.advantages.gdpo`.
+    NaN does not apply to its row and adds 0. Per group instead: `rljax.advantages.gdpo`. Raises
+    InputError for another number of weights than K.
     """
     batch.require("reward_parts", by="mixed_parts")
     count = batch.reward_parts.shape[1]

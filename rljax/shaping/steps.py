@@ -43,7 +43,8 @@ _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def code_region(text: str) -> tuple[int, int]:
-    """(start, stop) in characters of the last fenced block of a response; all of it without one."""
+    """Returns (start, stop) in characters of the last fenced block of a response; all of
+    it without one."""
     found = [match.span(1) for match in _FENCE.finditer(text)]
     return found[-1] if found else (0, len(text))
 
@@ -62,7 +63,8 @@ def line_ids(
     token_texts[b][t] is the text of token t ("" for EOS and other special tokens); together they
     are the response. A token with a newline ends a line, whatever follows the newline in it; text
     after the last newline is a line too, except where the row was cut off in the middle of it and
-    not `score_partial_line`. `code_only` counts the lines of `code_region` alone.
+    not `score_partial_line`. `code_only` counts the lines of `code_region` alone. Raises InputError
+    unless there is a text for every policy token, and for every row of `mask` [B, S].
     """
     mask = np.asarray(mask)
     out = np.zeros(mask.shape, np.int32)
@@ -138,7 +140,8 @@ def dense_step_rewards(
     s_j = `process_rewards` there, clipped to [-1, 1] (a process reward model may fill all tokens);
     steps are `step_ids`. lambda is lambda_pass where `scores` exceeds pass_above, else lambda_fail:
     the sum never outweighs the outcome, and 1/N takes the gain out of more lines. No gradient.
-    arXiv 2410.17621. Rows are unpacked.
+    arXiv 2410.17621. Rows are unpacked. Raises InputError for a negative lambda, and where the
+    batch lacks a field that this reads.
     """
     by = "dense_step_rewards"
     for name, value in (("lambda_fail", lambda_fail), ("lambda_pass", lambda_pass)):

@@ -30,9 +30,10 @@ def gae(
     """A_t = r_t + gamma V_{t+} - V_t + gamma lam_t A_{t+}; (A, A + V) where mask > 0, else 0.
 
     rewards, values and mask [B, S] -> two [B, S] in float32, or float64 if given; no gradient. V
-    and A are 0 behind the last token of a segment. gamma: a number or [B]; lam: a number, [B] or
-    [B, S], read at t. segment_ids [B, S] int32, None = a row is one sequence. `impl` "auto" takes
-    the kernel on TPU. Raises InputError. arXiv 1506.02438; masked tokens skipped as verl does.
+    and A are 0 behind the last token of a segment. gamma: a number or [B]; lam: a number, [B]
+    or [B, S], read at t. segment_ids [B, S] int32, None = a row is one sequence. `impl` "auto"
+    takes the kernel on TPU. Raises InputError for other shapes, and for another `impl`.
+    arXiv 1506.02438; masked tokens skipped as verl does.
     """
     by = "gae"
     rewards, values = _floats(rewards, values)
@@ -205,7 +206,8 @@ _next_chosen.defvjp(_next_forward, _next_backward)
 
 
 def over_rows(run, *arrays):
-    """run(*arrays) on each device's rows, where the arrays' type names a mesh of several devices.
+    """Returns run(*arrays) on each device's rows, where the arrays' type names a mesh
+    of several devices.
 
     XLA cannot split a kernel by itself. Rows [B, ...] go over data x fsdp x expert, as those of a
     batch do; over axes that do not divide B they are whole on every device.

@@ -45,12 +45,13 @@ def token_logprobs(
     `temperature` is a number or a scalar array, and gets no gradient.
 
     `with_greedy` adds a fourth, without gradient: 1 where the target is the most likely token (the
-    first of equals). `float32_head` asks for full float32 products where the hardware has a
-    faster, coarser one; `head_dtype` rounds the head first, past which its gradient goes straight
-    through in float32. `entries`: V, where the head has padding behind it, which gets no gradient;
-    0 = all of the head. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says
-    (see sharded). `impl`: None = what suits the platform that the program is lowered for; or a
-    name of dispatch.IMPLS.
+    first of equals). `float32_head` asks for full float32 products where the hardware has a faster,
+    coarser one; `head_dtype` rounds the head first, past which its gradient goes straight through
+    in float32. `entries`: V, where the head has padding behind it, which gets no gradient; 0 = all
+    of the head. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says (see
+    sharded). `impl`: None = what suits the platform that the program is lowered for; or a name of
+    dispatch.IMPLS. Raises InputError for another `impl`, shapes that do not fit, and a temperature
+    that is no single number.
     """
     dispatch.check(impl)
     dtypes = product_dtypes(hidden.dtype, head.dtype, float32_head, head_dtype)

@@ -18,6 +18,7 @@ IMPLS = ("reference", "xla", "invariant", "pallas_tpu", "pallas_gpu")
 
 
 def check(impl: str | None) -> None:
+    """Raises InputError for the name of an implementation that is none of IMPLS."""
     if impl is not None and impl not in IMPLS:
         raise InputError(
             "token_logprobs(impl)",
@@ -28,14 +29,16 @@ def check(impl: str | None) -> None:
 
 
 def forward(impl: str | None, hidden, head, targets, scale, options: Options) -> Statistics:
-    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
+    options.Statistics. Raises InputError if impl "pallas_gpu" cannot address
+    arrays of this size."""
     return _run(impl, "forward", options, hidden, head, targets, scale)
 
 
 def backward(
     impl: str | None, hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """(d hidden [N, D], d head, in float32 or wider) of cotangents a, b, c [N]; see
+    """Returns (d hidden [N, D], d head, in float32 or wider) of cotangents a, b, c [N]; see
     options.logit_gradient."""
     return _run(impl, "backward", options, hidden, head, targets, scale, top, log_sum, a, b, c)
 

@@ -13,7 +13,8 @@ from rljax.kernels.row_tiles import tiled
 
 
 def forward(hidden, head, targets, scale, options: Options) -> Statistics:
-    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
+    options.Statistics."""
 
     def rows(weights, hidden, targets):
         head, scale = weights
@@ -29,8 +30,8 @@ backward = xla.backward
 
 
 def chosen_logprobs(z: jax.Array, ids: jax.Array, temperature: jax.Array) -> jax.Array:
-    """The log-probs of `forward` from logits z [N, V] that are not scaled yet, at ids [N], with the
-    temperature [N] of each row: [N]."""
+    """Returns the log-probs of `forward` from logits z [N, V] that are not scaled yet, at ids [N],
+    with the temperature [N] of each row: [N], in nats."""
     found = _statistics(z, ids, 1.0 / temperature)
     return found.target - found.log_sum
 

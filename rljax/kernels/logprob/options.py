@@ -30,7 +30,7 @@ class Options:
 
 class Statistics(NamedTuple):
     """Five arrays [N] that describe rows of logits z: logprob = target - log_sum, entropy = log_sum
-    - expected, logsumexp = top + log_sum.
+    - expected, logsumexp = top + log_sum, all in nats.
 
     All but `top` are relative to it: differences of numbers near 1e4 lose their digits in float32.
     """
@@ -43,12 +43,12 @@ class Statistics(NamedTuple):
 
 
 def wide_dtype(dtype) -> jnp.dtype:
-    """The dtype in which logits of this dtype are accumulated and kept."""
+    """Returns the dtype in which logits of this dtype are accumulated and kept."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def product_dtypes(hidden_dtype, head_dtype, float32_head: bool, rounded: str = ""):
-    """(dtype of hidden, dtype of the head, precision) of the product that makes the logits.
+    """Returns (dtype of hidden, dtype of the head, precision) of the product that makes the logits.
 
     With `float32_head` each input keeps all its digits. Products of two bfloat16 numbers, and of
     two float16 ones, are exact in float32, where they are summed: such a pair needs no precision.
@@ -68,30 +68,32 @@ def product_dtypes(hidden_dtype, head_dtype, float32_head: bool, rounded: str = 
 
 
 def head_product(hidden, head, float32_head: bool, rounded: str = ""):
-    """(hidden, head, precision), cast as `product_dtypes` says."""
+    """Returns (hidden, head, precision), cast as `product_dtypes` says."""
     *dtypes, precision = product_dtypes(hidden.dtype, head.dtype, float32_head, rounded)
     return hidden.astype(dtypes[0]), head.astype(dtypes[1]), precision
 
 
 def vocab_size_of(head: jax.Array, options: Options) -> int:
-    """V of the head [D, V] or [V, D], or of this part of it."""
+    """Returns V of the head [D, V] or [V, D], or of this part of it."""
     return head.shape[0 if options.vocab_first else 1]
 
 
 def gradient_dtype(hidden: jax.Array, head: jax.Array) -> jnp.dtype:
-    """The dtype in which a gradient at the logits is multiplied: as exact as the logits were."""
+    """Returns the dtype in which a gradient at the logits is multiplied with hidden [N, D] and with
+    the head: as exact as the logits were."""
     return jnp.promote_types(hidden.dtype, head.dtype)
 
 
 def hidden_gradient(dz: jax.Array, head: jax.Array, options: Options) -> jax.Array:
-    """dz [N, V] times the head, transposed -> [N, D], in float32 or wider."""
+    """Returns dz [N, V] times the head, transposed: [N, D], in float32 or wider."""
     layout = "nv,vd->nd" if options.vocab_first else "nv,dv->nd"
     wide = wide_dtype(dz.dtype)
     return jnp.einsum(layout, dz, head, preferred_element_type=wide, precision=options.precision)
 
 
 def head_gradient(dz: jax.Array, hidden: jax.Array, options: Options) -> jax.Array:
-    """hidden [N, D], transposed, times dz [N, V] -> like the head, in float32 or wider."""
+    """Returns hidden [N, D], transposed, times dz [N, V]: in the shape of the head, in
+    float32 or wider."""
     layout = "nv,nd->vd" if options.vocab_first else "nv,nd->dv"
     wide = wide_dtype(dz.dtype)
     return jnp.einsum(layout, dz, hidden, preferred_element_type=wide, precision=options.precision)
@@ -103,7 +105,8 @@ def capped(products: jax.Array, soft_cap: float) -> jax.Array:
 
 
 def raw_logits(hidden: jax.Array, head: jax.Array, options: Options) -> jax.Array:
-    """hidden [..., D] times the head -> [..., V], accumulated and kept in float32 or wider."""
+    """Returns hidden [..., D] times the head [D, V] or [V, D]: [..., V], accumulated and kept in
+    float32 or wider."""
     layout = "...d,vd->...v" if options.vocab_first else "...d,dv->...v"
     return jnp.einsum(
         layout,
@@ -115,12 +118,12 @@ def raw_logits(hidden: jax.Array, head: jax.Array, options: Options) -> jax.Arra
 
 
 def logits(hidden: jax.Array, head: jax.Array, scale, options: Options) -> jax.Array:
-    """z = cap(hidden head) scale: [..., V]."""
+    """Returns z = cap(hidden head) scale of hidden [..., D]: [..., V]."""
     return capped(raw_logits(hidden, head, options), options.soft_cap) * scale
 
 
 def tile_statistics(z: jax.Array, targets: jax.Array, options: Options) -> Statistics:
-    """Statistics of whole rows of logits z [N, V] at targets [N]."""
+    """Returns Statistics of whole rows of logits z [N, V] at targets [N]."""
     top = jnp.max(z, axis=-1)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
     shifted = z - top[:, None]
@@ -134,7 +137,7 @@ def tile_statistics(z: jax.Array, targets: jax.Array, options: Options) -> Stati
 
 
 def picked(z: jax.Array, targets: jax.Array) -> jax.Array:
-    """z [N, V] at targets [N]; 0 where they are not in [0, V)."""
+    """Returns z [N, V] at targets [N]; 0 where they are not in [0, V)."""
     vocab = z.shape[-1]
     at = jnp.take_along_axis(z, jnp.clip(targets, 0, vocab - 1)[:, None], axis=-1)[:, 0]
     return jnp.where((targets >= 0) & (targets < vocab), at, 0.0)
@@ -143,9 +146,10 @@ def picked(z: jax.Array, targets: jax.Array) -> jax.Array:
 def merged(parts: Statistics, inside: jax.Array, largest, total) -> Statistics:
     """Merges statistics of disjoint parts of the vocabulary, whose `best` counts from one common 0.
 
-    `inside`: whether the target lies in the part. `largest` and `total` reduce over the parts and
-    keep the axis: a maximum and a sum, over an axis of the arrays or of the mesh. They are called
-    one after the other: collectives that do not wait for each other can meet out of order.
+    `inside`, in the shape of the statistics, is whether the target lies in the part. `largest` and
+    `total` reduce over the parts and keep the axis: a maximum and a sum, over an axis of the arrays
+    or of the mesh. They are called one after the other: collectives that do not wait for each other
+    can meet out of order.
     """
     # A part with nothing but -inf has top 0, and must not be the largest.
     empty = jnp.isneginf(parts.log_sum)
@@ -168,7 +172,8 @@ def merged(parts: Statistics, inside: jax.Array, largest, total) -> Statistics:
 
 
 def merged_tiles(parts: Statistics, inside: jax.Array) -> Statistics:
-    """`merged` over the leading axis of parts [T, N] and inside [T, N]."""
+    """Merges statistics over the leading axis of parts [T, N] and inside [T, N],
+    as `merged` does."""
     whole = merged(
         parts,
         inside,
@@ -181,7 +186,8 @@ def merged_tiles(parts: Statistics, inside: jax.Array) -> Statistics:
 def logit_gradient(
     raw: jax.Array, targets: jax.Array, scale, top, log_sum, a, b, c, options: Options
 ) -> jax.Array:
-    """d loss / d raw logits [N, V]: (a 1[v = y] + p (b + c q)) scale cap', p = e^q the softmax."""
+    """Returns d loss / d raw logits [N, V]: (a 1[v = y] + p (b + c q)) scale cap', with the
+    softmax p = e^q."""
     slope = scale
     if options.soft_cap:  # d (c tanh(x / c)) / dx = 1 - tanh^2
         tanh = jnp.tanh(raw / options.soft_cap)

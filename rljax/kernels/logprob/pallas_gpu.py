@@ -47,7 +47,8 @@ def fits(hidden: jax.Array, head: jax.Array) -> bool:
 def forward(
     hidden, head, targets, scale, options: Options, *, interpret: bool = False
 ) -> Statistics:
-    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
+    options.Statistics."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
     split = min(SPLIT, -(-vocab // W) * W)
     grid = (pl.cdiv(rows, R), pl.cdiv(vocab, split))
@@ -73,7 +74,7 @@ def forward(
 def backward(
     hidden, head, targets, scale, top, log_sum, a, b, c, options: Options, *, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
-    """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
+    """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
     axis, most = 0 if options.vocab_first else 1, GRADIENT_BYTES // (rows * hidden.dtype.itemsize)
     count, size = tiles(vocab, max(most // W * W, W))

@@ -55,7 +55,8 @@ F32 = jnp.float32
 
 
 def forward(hidden, head, targets, scale, options: Options, *, interpret=False) -> Statistics:
-    """Statistics of cap(hidden head) scale: hidden [N, D], head [D, V] or [V, D], targets [N].
+    """Returns Statistics [N] of cap(hidden head) scale: hidden [N, D], head [D, V]
+    or [V, D], targets [N].
 
     `scale` is a traced float32 scalar. Temporaries: 512 bytes a row, twice.
     """

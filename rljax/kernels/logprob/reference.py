@@ -19,14 +19,15 @@ from rljax.kernels.logprob.options import (
 
 
 def forward(hidden, head, targets, scale, options: Options) -> Statistics:
-    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
+    options.Statistics."""
     return tile_statistics(logits(hidden, head, scale, options), targets, options)
 
 
 def backward(
     hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
+    """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     raw = raw_logits(hidden, head, options)
     dz = logit_gradient(raw, targets, scale, top, log_sum, a, b, c, options)
     dz = dz.astype(gradient_dtype(hidden, head))

@@ -45,7 +45,8 @@ TILE_BYTES = 16 << 20  # of the head's vocabulary that is whole on a device at o
 def forward(
     mesh: Mesh | None, impl: str | None, hidden, head, targets, scale, options: Options
 ) -> Statistics:
-    """Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see options.Statistics."""
+    """Returns Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see
+    options.Statistics."""
     impl = _impl(mesh, impl)
     if mesh is None or mesh.size == 1:
         w = _known(head, options).astype(options.head_dtype)
@@ -71,7 +72,8 @@ def forward(
 def backward(
     mesh, impl, hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """(d hidden, d head) of cotangents a, b, c [..., S]; see options.logit_gradient."""
+    """Returns (d hidden [..., S, D], d head, in its own shape) of cotangents a, b, c [..., S]; see
+    options.logit_gradient."""
     impl = _impl(mesh, impl)
     rows = targets, top, log_sum, a, b, c
     if mesh is None or mesh.size == 1:
@@ -113,7 +115,8 @@ def _impl(mesh: Mesh | None, impl: str | None) -> str | None:
 
 
 def cores(mesh: Mesh | None) -> int:
-    """The cores behind one device: those of a v4 or v5p share the rows of a kernel."""
+    """Returns the number of cores behind one device: those of a v4 or v5p share the
+    rows of a kernel."""
     kind = "" if mesh is None else mesh.devices.flat[0].device_kind
     return 2 if kind in ("TPU v4", "TPU v5", "TPU v5p") else 1
 

@@ -21,7 +21,7 @@ class Blocks(NamedTuple):
 
 
 def vmem_bytes() -> int:
-    """Bytes of VMEM that a kernel may use: of the local TPU, at most the usual."""
+    """Returns the bytes of VMEM that a kernel may use: of the local TPU, at most the usual."""
     try:
         size = pltpu.get_tpu_info().vmem_capacity_bytes
     except (ValueError, RuntimeError):  # the local device is no TPU
@@ -37,21 +37,22 @@ class Sizes(NamedTuple):
 
 
 def forward_bytes(b: Blocks, depth: int, size: Sizes) -> int:
-    """Bytes held by one step of the forward kernel."""
+    """Returns the bytes held by one step of the forward kernel."""
     inputs = b.rows * depth * size.hidden + 2 * depth * b.vocab * size.head
     return inputs + 4 * b.rows * b.vocab + 4 * LANES * b.rows * 9
 
 
 def hidden_bytes(b: Blocks, depth: int, size: Sizes) -> int:
-    """Bytes held by the kernel of hidden's gradient: its rows stay, the head's vocabulary
-    streams by."""
+    """Returns the bytes held by the kernel of hidden's gradient: its rows stay, the head's
+    vocabulary streams by."""
     stay = b.rows * depth * (4 + 2 * size.hidden)
     stream = 2 * b.vocab * depth * size.head
     return stay + stream + b.rows * b.vocab * (4 + 2) + 4 * LANES * b.rows * 4
 
 
 def head_bytes(b: Blocks, depth: int, size: Sizes) -> int:
-    """Bytes held by the kernel of the head's gradient: its vocabulary stays, the rows stream by."""
+    """Returns the bytes held by the kernel of the head's gradient: its vocabulary stays, the
+    rows stream by."""
     stay = b.vocab * depth * (4 + size.head + 4)
     stream = 2 * b.rows * depth * size.hidden
     return stay + stream + b.rows * b.vocab * (4 + 2 * 2) + 4 * LANES * b.rows * 4
@@ -74,8 +75,8 @@ def _row_sizes(n: int) -> list[int]:
 
 
 def choose_blocks(held, stays: str, shape, size: Sizes, budget: int) -> Blocks:
-    """The largest tile whose `held` bytes fit the budget, for shape (N, D, V). Of equal ones, the
-    one with more of what `stays` ("rows" or "vocab").
+    """Returns the largest tile whose `held` bytes fit the budget, for shape (N, D, V). Of equal
+    ones, the one with more of what `stays` ("rows" or "vocab").
 
     R rows that stay do R (forward) or 2 R (gradients) FLOP for each byte of a bfloat16 head that
     streams by, and vocabulary entries that stay as many for each byte of the rows; a v6e, which

@@ -110,8 +110,8 @@ def _multiply(hidden_ref, head_ref, z_ref, options: Options) -> None:
 def forward_kernel(
     scale_ref, target_ref, hidden_ref, head_ref, out_ref, z_ref, *running, options, vocab
 ):
-    """Running statistics per lane: largest logit, sum of exp, sum of exp times logit, target,
-    best token."""
+    """Updates running statistics per lane: largest logit, sum of exp, sum of exp times logit,
+    target, best token."""
     j, tile_vocab = pl.program_id(1), z_ref.shape[1]
     rows = z_ref.shape[0]
 
@@ -313,7 +313,7 @@ def hidden_kernel(
     options,
     vocab,
 ):
-    """A step of hidden's gradient: adds the product of a tile and the head to its rows."""
+    """Takes a step of hidden's gradient: adds the product of a tile and the head to its rows."""
     j, tile_vocab = pl.program_id(1), z_ref.shape[1]
     pl.when(j == 0)(lambda: _clear(sum_ref, z_ref))
     left = None
@@ -344,7 +344,7 @@ def head_kernel(
     options,
     rows,
 ):
-    """A step of the head's gradient: adds the product of a tile and its rows to the head."""
+    """Takes a step of the head's gradient: adds the product of a tile and its rows to the head."""
     j, i = pl.program_id(0), pl.program_id(1)
     tile_rows, tile_vocab = z_ref.shape
     pl.when(i == 0)(lambda: _clear(sum_ref, z_ref))
@@ -377,8 +377,8 @@ def both_kernel(
     rows,
     vocab,
 ):
-    """A step of both gradients from one tile: that of the head is summed over the rows, which are
-    the inner axis of the grid, that of hidden over all of it."""
+    """Takes a step of both gradients from one tile: that of the head is summed over the rows, which
+    are the inner axis of the grid, that of hidden over all of it."""
     j, i = pl.program_id(0), pl.program_id(1)
     tile_rows, tile_vocab = z_ref.shape
     own = pl.ds(pl.multiple_of(i * tile_rows, tile_rows), tile_rows)

@@ -31,7 +31,8 @@ ROWS, VOCAB = 1024, 2048  # of a tile: 8 MiB of float32 logits
 
 
 def forward(hidden, head, targets, scale, options: Options) -> Statistics:
-    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
+    options.Statistics."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
     if rows <= ROWS and vocab <= VOCAB:
         return tile_statistics(logits(hidden, head, scale, options), targets, options)
@@ -68,7 +69,7 @@ def forward(hidden, head, targets, scale, options: Options) -> Statistics:
 def backward(
     hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
+    """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
     row_tiles, row_size = tiles(rows, ROWS)
     vocab_tiles, tile_size = tiles(vocab, VOCAB)
@@ -108,12 +109,13 @@ def backward(
 
 
 def vocab_slice(head: jax.Array, first, count: int, options: Options) -> jax.Array:
-    """`count` vocabulary entries of the head from `first` on, in its own layout: [D, count] or
-    [count, D]."""
+    """Returns `count` vocabulary entries of the head from `first` on, in its own layout:
+    [D, count] or [count, D]."""
     return lax.dynamic_slice_in_dim(head, first, count, 0 if options.vocab_first else 1)
 
 
 def tiles(length: int, most: int) -> tuple[int, int]:
-    """(how many, how long) of nearly even tiles, at most `most` long, that cover `length`."""
+    """Returns (how many, how long) of nearly even tiles, at most `most` long, that
+    cover `length`."""
     size = -(-length // -(-length // most))
     return -(-length // size), size

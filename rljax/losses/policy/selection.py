@@ -1,7 +1,8 @@
 """Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
 
 Every loss here declares `whole_step`: rljax.learn calls it once on all rows of the step. Losses are
-(policy, batch, **options) -> (loss [B, S], metrics), of B rows and S tokens.
+(policy, batch, **options) -> (loss [B, S], metrics), of B rows and S tokens. They raise InputError
+where the batch lacks a field that their contract reads.
 """
 
 from fractions import Fraction

@@ -2,7 +2,8 @@
 
 The formulas, unreduced: rljax.learn averages over examples. An example is K consecutive rows, K =
 `rows` of the loss's contract, which also says whether it reads the reference (`ref_logprobs`) and
-whether it needs all rows of the optimizer step at once (`whole_step`).
+whether it needs all rows of the optimizer step at once (`whole_step`). A loss raises
+InputError where the batch lacks a field that its contract reads, and where K does not divide B.
 
     name                     paper         example
     dpo                      2305.18290    pair, with a reference; loss types in pairwise.py:

@@ -50,7 +50,7 @@ METRICS = {
 
 
 def positive(name: str, value, *, by: str):
-    """value, refused where it is a number that is not above 0."""
+    """Returns the value. Raises InputError for a number that is not above 0."""
     if isinstance(value, int | float) and not value > 0:
         raise InputError(
             f"{by}({name})",
@@ -62,7 +62,8 @@ def positive(name: str, value, *, by: str):
 
 
 def label_noise(value: float, *, by: str, below: float = 0.5) -> float:
-    """value, refused unless 0 <= value <= below: the probability that a label is wrong."""
+    """Returns the value, the probability that a label is wrong. Raises InputError unless
+    0 <= value <= below."""
     if not 0 <= value <= below:
         raise InputError(
             f"{by}(label_smoothing)",
@@ -74,7 +75,7 @@ def label_noise(value: float, *, by: str, below: float = 0.5) -> float:
 
 
 def one_of(name: str, value: str, known, *, by: str) -> str:
-    """value, refused with the nearest name unless it is known."""
+    """Returns the value. Raises InputError, with the nearest name, unless it is known."""
     if value not in known:
         close = near_names(str(value), known, 1)
         raise InputError(
@@ -87,7 +88,8 @@ def one_of(name: str, value: str, known, *, by: str) -> str:
 
 
 def rows_of(x: jax.Array, rows_per_example: int, *, by: str) -> tuple[jax.Array, ...]:
-    """[B, ...] -> K arrays [N, ...]: the first rows of all examples, the second ones, ..."""
+    """Returns K arrays [N, ...] of x [B, ...]: the first rows of all examples, the second ones, ...
+    Raises InputError unless K divides B."""
     if x.shape[0] % rows_per_example:
         raise InputError(
             f"rows of the batch of {by}",
@@ -105,29 +107,33 @@ def sequence_logprobs(policy: PolicyOutputs, batch: Batch) -> jax.Array:
 
 
 def reference_logprobs(batch: Batch, *, by: str) -> jax.Array:
-    """log ref(y|x) of each row, without gradient: [B]."""
+    """log ref(y|x) of each row, without gradient: [B]. Raises InputError where the
+    batch has none."""
     batch.require("ref_logprobs", by=by)
     return jax.lax.stop_gradient(batches.row_sum(batch.ref_logprobs, batch))
 
 
 def log_ratios(policy: PolicyOutputs, batch: Batch, *, by: str) -> jax.Array:
-    """Delta = log pi(y|x) - log ref(y|x) of each row: [B]."""
+    """Delta = log pi(y|x) - log ref(y|x) of each row: [B]. Raises InputError where the batch has
+    no ref_logprobs."""
     return sequence_logprobs(policy, batch) - reference_logprobs(batch, by=by)
 
 
 def row_tokens(batch: Batch) -> jax.Array:
-    """Policy tokens of each row, at least 1 so that it can divide: [B]."""
+    """Number of policy tokens of each row, at least 1 so that it can divide: [B]."""
     return jnp.maximum(jnp.sum(batch.mask > 0, axis=1), 1).astype(batch.mask.dtype)
 
 
 def constant_scores(batch: Batch, *, by: str) -> jax.Array:
-    """batch.scores, the label or the reward of each row, without gradient: [B]."""
+    """batch.scores, the label or the reward of each row, without gradient: [B]. Raises InputError
+    where the batch has none."""
     batch.require("scores", by=by)
     return jax.lax.stop_gradient(batch.scores)
 
 
 def step_token_mean(x: jax.Array, keep: jax.Array, batch: Batch, rows_per_example: int, *, by: str):
-    """[N] whose mean over the examples is the mean of x over all tokens where keep [n, S] is true.
+    """Returns [N] whose mean over the examples is the mean of x over all tokens where
+    keep [n, S] is true.
 
     x [n, S] and keep are those of one row of each example (n = N); the mean needs the whole step.
     An example counts where any of its rows has policy tokens, as in the mean that update takes.
@@ -149,8 +155,8 @@ def log_sigmoid_smoothed(logit: jax.Array, label_smoothing: float = 0.0) -> jax.
 
 
 def pair_metrics(rewards: tuple, logps: tuple) -> dict[str, jax.Array]:
-    """Implicit rewards and log-probs of (chosen, rejected) [N], apart: a falling log-prob of the
-    chosen answers hides in their difference."""
+    """Returns implicit rewards and log-probs of (chosen, rejected) [N], apart: a falling log-prob
+    of the chosen answers hides in their difference."""
     chosen, rejected = rewards
     return {
         "rewards/chosen": chosen,
@@ -170,8 +176,8 @@ class Labelled(NamedTuple):
 
 
 def labelled_metrics(rows: Labelled) -> dict[str, jax.Array]:
-    """Rewards of desirable and of undesirable rows as parts of all rows: divide their means by
-    the mean of `desirable`, or of one minus it, for the mean over that kind alone: [B] each."""
+    """Returns rewards of desirable and of undesirable rows as parts of all rows, [B] each. For the
+    mean over one kind alone divide their means by the mean of `desirable`, or of one minus it."""
     return {
         "rewards": rows.rewards,
         "rewards/desirable_part": jnp.where(rows.desirable, rows.rewards, 0.0),

@@ -147,7 +147,8 @@ def dpo(
     (f-DPO): divergence_score. ld_alpha < 1: weight of the tokens past the shorter row's length
     (LD-DPO, arXiv 2409.06411). wpo_weighting: a pair weighs as likely as the policy would sample
     it, from batch.sum_pi_squared (WPO, arXiv 2406.11827). Without a reference: cpo(nll_coef=0).
-    Metrics: pair_metrics.
+    Metrics: pair_metrics. Raises InputError for a name, a number of weights or an option out of its
+    range, for aot with another divergence than reverse_kl, and where the batch has no ref_logprobs.
     """
     by = "dpo"
     positive("beta", beta, by=by)

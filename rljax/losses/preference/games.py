@@ -103,7 +103,7 @@ def xpo(
     XPO, arXiv 2405.21046: a pair is a sample of the policy and one of the reference; the bonus
     pushes the policy away from what the reference writes. chosen_is_policy [N]: true where the
     policy's sample won. loss="ipo": (Delta_w - Delta_l - 1/(2 beta))^2. Metrics besides the pair's:
-    dpo_loss, exploration.
+    dpo_loss, exploration. Raises InputError unless there is one chosen_is_policy for each pair.
     """
     by = "xpo"
     positive("beta", beta, by=by)

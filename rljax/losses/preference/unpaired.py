@@ -123,7 +123,8 @@ def bco(
     BCO, arXiv 2404.04656: a classifier of the two kinds. delta: running_mean of the rewards, this
     step's included, without gradient. desirable_probability [B], of a classifier of prompts, weighs
     undesirable rows by p / (1 - p) between the two bounds, where the kinds have other prompts.
-    Metrics: delta, rewards, and those of labelled_metrics.
+    Metrics: delta, rewards, and those of labelled_metrics. Raises InputError unless
+    0 <= min_density_ratio <= max_density_ratio, and where the batch has no scores or ref_logprobs.
     """
     if not 0 <= min_density_ratio <= max_density_ratio:
         raise InputError(

@@ -29,20 +29,20 @@ _OF_EXPERTS = ("adapters", "quantised")  # what holds the parts of a matrix of e
 
 
 def module_name(path: tuple[str, ...], config: ModelConfig) -> str:
-    """Hugging Face's name, below a layer, of a linear map of a block, or of the one that it is a
-    part of."""
+    """Returns Hugging Face's name, below a layer, of a linear map of a block, or of the one that
+    it is a part of."""
     module = module_of(path, config)
     return module.name if isinstance(module, Fused) else module
 
 
 def module_of(path: tuple[str, ...], config: ModelConfig):
-    """The entry of rljax.models.names for a linear map of a block."""
+    """Returns the entry of rljax.models.names for a linear map of a block."""
     return NAMES[FAMILIES[config.family].names][".".join(map(str, path))]
 
 
 def experts_name(config: ModelConfig, matrix: str) -> str:
-    """transformers' name, below a layer, of the parameter that holds the matrices "gate", "up" or
-    "down" of all experts of a layer."""
+    """Returns transformers' name, below a layer, of the parameter that holds the matrices "gate",
+    "up" or "down" of all experts of a layer."""
     down = NAMES[FAMILIES[config.family].names]["mlp.down[x]"]
     down = down.name if isinstance(down, Disk) else down
     module = down.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
@@ -55,7 +55,8 @@ def is_of_experts(path: tuple[str, ...]) -> bool:
 
 
 def weight_of(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The plain weight that codes, scales, A or B at `path` stand for or belong to."""
+    """Returns the path of the plain weight that codes, scales, A or B at `path` stand
+    for or belong to."""
     return (*path[:-3], path[-2]) if is_of_experts(path) else (*path[:-1], "weight")
 
 
@@ -86,14 +87,15 @@ def adapt(block: nnx.Module, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
 
 
 def tower_name(path: tuple[str, ...], config: ModelConfig) -> str:
-    """transformers' name of a linear map of the vision tower, "{}" for which of the blocks or
-    deepstack mergers."""
+    """Returns transformers' name of a linear map of the vision tower, with "{}" in place of the
+    number of the block or deepstack merger."""
     return "visual." + VISION_NAMES[config.vision.family][".".join(map(str, path))]
 
 
 def tower_adapter(config: ModelConfig, names: set[str]) -> Callable:
-    """A function that gives every targeted linear map of a part of the vision tower its adapter.
-    Patterns see its name without numbers, "visual.blocks.attn.qkv". Adds the names to `names`."""
+    """Returns a function that gives every targeted linear map of a part of the vision tower
+    its adapter. Patterns see its name without numbers, "visual.blocks.attn.qkv". Adds the
+    names to `names`."""
     targets, rank = config.lora.targets, config.lora.rank
 
     def adapt(module: nnx.Module, part: str, rngs: nnx.Rngs) -> nnx.Module:
@@ -143,7 +145,7 @@ def check_targets(config: ModelConfig, names: set[str]) -> None:
 
 
 def without(config: ModelConfig) -> ModelConfig:
-    """The config of the model with the adapters merged into plain weights."""
+    """Returns the config of the model with the adapters merged into plain weights."""
     return dataclasses.replace(config, lora=None)
 
 
@@ -158,8 +160,8 @@ def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
 
 
 def attach(model, plain: dict, key: jax.Array) -> dict:
-    """The weights of `model` from those of a plain model: fresh adapters, and codes where the
-    base is quantised.
+    """Returns the weights of `model` from those of a plain model: fresh adapters, A [*in, r] random
+    and B [r, *out] zero, and codes where the base is quantised.
 
     Takes the leaves of `plain` out of it, so that no second base is ever held.
     """
@@ -190,7 +192,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
 
 
 def merge(model, params: dict) -> dict:
-    """The parameters of the model without adapters: W + (alpha / rank) A B as plain weights.
+    """Returns the parameters of the model without adapters, with W + (alpha / rank) A B for each W.
 
     What was adapted or quantised is float32: bfloat16 would round a small update away.
     """

@@ -35,7 +35,7 @@ DTYPES = {"int8": jnp.int8, "nf4": jnp.uint4}
 
 
 def block_of(size: int, most: int = 64) -> int:
-    """The largest divisor of `size` that is at most 64."""
+    """Returns the largest divisor of `size` that is at most 64."""
     return next(b for b in range(min(size, most), 0, -1) if size % b == 0)
 
 
@@ -46,7 +46,8 @@ def _blocks(x: jax.Array, axis: int, block: int) -> jax.Array:
 
 
 def quantise(w: jax.Array, kind: str, axis: int) -> tuple[jax.Array, jax.Array]:
-    """w -> codes like w, and scales float32 with `axis` divided by the block."""
+    """Returns codes in the shape of w, and float32 scales in the same shape but for `axis`, which
+    is divided by the block (`block_of`)."""
     blocks = _blocks(w.astype(jnp.float32), axis, block_of(w.shape[axis]))
     scales = jnp.max(jnp.abs(blocks), axis=axis + 1, keepdims=True)
     unit = blocks / jnp.where(scales > 0, scales, 1.0)
@@ -59,7 +60,7 @@ def quantise(w: jax.Array, kind: str, axis: int) -> tuple[jax.Array, jax.Array]:
 
 
 def dequantise(codes: jax.Array, scales: jax.Array, kind: str, axis: int, dtype) -> jax.Array:
-    """The weight that codes and scales stand for."""
+    """Returns the weight that codes and scales stand for, in the shape of the codes."""
     values = (
         codes.astype(jnp.float32) / 127
         if kind == "int8"

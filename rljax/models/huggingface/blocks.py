@@ -47,6 +47,7 @@ class Part:
 
     @property
     def block_spec(self) -> PartitionSpec:
+        """Layout of a block on the mesh."""
         leading = len(self.start)
         return PartitionSpec(*self.spec[:leading], *self.piece.disk_axes(self.spec[leading:]))
 
@@ -68,9 +69,9 @@ class Group:
     def row_starts(
         self, itemsize: int, shares: int = 1, most_bytes: int = BLOCK_BYTES
     ) -> tuple[int, tuple[int, ...]]:
-        """(rows of a block, where in a device's rows each block starts). All blocks have one
-        shape: the last may repeat rows of the one before. Rows divide by `shares` where the tensor
-        has so many, and a block is larger then."""
+        """Returns (rows of a block, where in a device's rows each block starts). All blocks have
+        one shape: the last may repeat rows of the one before. Rows divide by `shares` where the
+        tensor has so many, and a block is larger then."""
         rows = self.disk_shape[0] // self.row_ways
         unit = self.parts[0].piece.unit
         row_bytes = math.prod(self.disk_shape[1:]) * itemsize
@@ -82,8 +83,8 @@ class Group:
         return count, tuple(min(at, rows - count) for at in range(0, rows, max(count, 1)))
 
     def spans(self, start: int, count: int):
-        """The parts of each tensor that the block at `start` holds: (tensor, its index in the
-        leading axes, first row in the block, first row in the tensor)."""
+        """Yields the parts of each tensor that the block at `start` holds: (tensor, its index in
+        the leading axes, first row in the block, first row in the tensor)."""
         whole, before = self.disk_shape[0] // self.row_ways, self.parts[0].piece.first_row
         indices = itertools.product(*map(range, self.ways))
         for name, index in zip(self.names, indices, strict=True):
@@ -91,10 +92,12 @@ class Group:
                 yield name, index, k * count, before + k * whole + start
 
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """An unwritten block of `count` rows per device."""
+        """Returns an unwritten block of `count` rows per device, in the shape of `block_shape`."""
         return np.empty(self.block_shape(count), dtype)
 
     def block_shape(self, count: int) -> tuple[int, ...]:
+        """Returns the shape [*ways, row_ways * count, ...] of a block of `count`
+        rows per device."""
         return (*self.ways, self.row_ways * count, *self.disk_shape[1:])
 
 
@@ -105,7 +108,8 @@ def _ways(mesh: Mesh, axes) -> tuple[int, ...]:
 
 
 def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
-    """Everything that a checkpoint of `model` holds, but the tensors named in `skip`."""
+    """Returns the groups of all tensors that a checkpoint of `model` holds, but those
+    named in `skip`."""
     of_path: dict[tuple, dict[tuple, tuple[str, Piece]]] = {}
     for name, pieces in disk_pieces(model).items():
         for piece in pieces:
@@ -149,7 +153,7 @@ def _create(model: Model):
 
 
 def zeros(model: Model) -> dict[tuple, jax.Array]:
-    """{path: a weight of zeros, created on the mesh}."""
+    """Returns {path: a weight of zeros in its own shape, created on the mesh}."""
     return _create(model)()
 
 
@@ -203,13 +207,15 @@ def _start(part: Part, row: int) -> np.ndarray:
 
 
 def put(leaf: jax.Array, part: Part, mesh: Mesh, block: jax.Array, row: int) -> jax.Array:
-    """The weight with a block written into it; its old buffer is donated."""
+    """Returns the weight, in its own shape, with a block [*ways, T * rows, ...] written into it
+    from `row` of each device's part; its old buffer is donated."""
     how = dict(mesh=mesh, spec=part.spec, block_spec=part.block_spec, piece=_kind(part))
     return _put(leaf, block, _start(part, row), **how)
 
 
 def get(leaf: jax.Array, part: Part, mesh: Mesh, row: int, count: int, dtype) -> jax.Array:
-    """A block of the weight, as it is on disk but of `dtype`."""
+    """Returns a block [*ways, T * count, ...] of the weight, from `row` of each device's part, as
+    it is on disk but of `dtype`."""
     how = dict(mesh=mesh, spec=part.spec, block_spec=part.block_spec, piece=_kind(part))
     return _get(leaf, _start(part, row), **how, rows=count, dtype=jnp.dtype(dtype))
 
@@ -224,8 +230,8 @@ def layout(shape: tuple[int, ...], part: Part, mesh: Mesh, *, shared: bool) -> N
 
 
 def own_rows(shape: tuple[int, ...], layout: NamedSharding, leading: int) -> list[tuple]:
-    """The rows of a block that devices of this host get: (slices of the leading axes, first, end),
-    those that touch as one."""
+    """Returns the rows of a block that devices of this host get: (slices of the leading axes,
+    first, end), those that touch as one."""
     rows = {
         (
             tuple(s.indices(n)[:2] for s, n in zip(index[:leading], shape, strict=False)),
@@ -243,7 +249,7 @@ def own_rows(shape: tuple[int, ...], layout: NamedSharding, leading: int) -> lis
 
 
 def to_devices(block: np.ndarray, layout: NamedSharding) -> jax.Array:
-    """The block on the mesh: every device of this host gets its part."""
+    """Puts the block, in its own shape, on the mesh: every device of this host gets its part."""
 
     def part(index):
         return block[index]

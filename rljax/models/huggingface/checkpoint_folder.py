@@ -53,6 +53,7 @@ class TensorLocation:
 
     @property
     def files(self) -> set[Path]:
+        """Files that hold the tensor and its scales."""
         return {self.file} if self.scales is None else {self.file, self.scales.file}
 
     @property
@@ -62,7 +63,7 @@ class TensorLocation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape that reading it gives."""
+        """Shape of the tensor as it is read."""
         if self.scales is None or self.block:
             return self.entry.shape
         experts, outs, groups, half = self.entry.shape
@@ -70,7 +71,7 @@ class TensorLocation:
 
     @property
     def dtype(self) -> np.dtype | None:
-        """Type that reading it gives; None: it cannot be read."""
+        """Type of the tensor as it is read; None if it cannot be read."""
         if isinstance(self.entry, Rows):
             return np.dtype(np.float32)
         if self.scales is None:
@@ -80,6 +81,8 @@ class TensorLocation:
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
+    """Size in bytes and SHA-256 of a file."""
+
     bytes: int
     sha256: str
 
@@ -140,7 +143,8 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorLocation]:
-    """Returns {tensor name: location}, from the index if there is one, else from the files."""
+    """Returns {tensor name: location}, from the index if there is one, else from the files. Raises
+    InputError if two files hold a tensor, or if a file lacks one that the index names."""
     if (gguf := weights_file(folder)) is not None:
         return {name: TensorLocation(gguf, rows) for name, rows in tensors_of(gguf).items()}
     files, index = _weight_files(folder)
@@ -262,7 +266,10 @@ def _ignorable(name: str, model: Model) -> bool:
 
 
 def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLocation]]:
-    """(report, {the model's name of a tensor: TensorLocation}), from the headers alone."""
+    """Returns (report, {the model's name of a tensor: TensorLocation}), from the headers
+    alone. Raises one InputError that names every tensor that is missing, unexpected,
+    misshaped or unreadable, and one for a head that config.json ties and that is another
+    matrix than the embedding."""
     tensors = quantised.combined(find_tensors(folder), folder)
     if model.head == "lm" and model.config.tie_embeddings and has_own_head(folder, model.config):
         raise InputError(
@@ -352,8 +359,8 @@ def _origin(folder: Path) -> Path:
 
 
 def revision(folder: Path, files: Iterable[str]) -> str | None:
-    """The commit that the weights were downloaded at, if the folder records it: the hub's cache
-    keeps a folder per commit, and its downloads note the commit of each file."""
+    """Returns the commit that the weights were downloaded at, if the folder records it: the hub's
+    cache keeps a folder per commit, and its downloads note the commit of each file."""
     for path in (folder.absolute(), folder.resolve()):
         if path.parent.name == "snapshots" and _REVISION.fullmatch(path.name):
             return path.name
@@ -369,7 +376,8 @@ def revision(folder: Path, files: Iterable[str]) -> str | None:
 
 
 def record(path: Path) -> FileRecord:
-    """Size and SHA-256 of a file: about 2 s per GB on one core, without the interpreter's lock."""
+    """Returns size in bytes and SHA-256 of a file: about 2 s per GB on one core, without the
+    interpreter's lock. Raises InputError if the file cannot be read."""
     try:
         with os.fdopen(open_file(path), "rb") as file:
             return FileRecord(os.fstat(file.fileno()).st_size, _digest(file))

@@ -38,9 +38,9 @@ from rljax.models.trees import nested
 
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
-    """The ModelConfig of a Hugging Face folder, or of a repository of the hub, of which config.json
-    alone is downloaded. Where it ties the head, and the weights beside it have another, the head is
-    not tied. Raises InputError that names config.json and the key."""
+    """Returns the ModelConfig of a Hugging Face folder, or of a repository of the hub, of which
+    config.json alone is downloaded. Where it ties the head, and the weights beside it have another,
+    the head is not tied. Raises InputError that names config.json and the key."""
     path = hub.model_folder(folder, hub.CONFIG) / "config.json"
     try:
         config = from_hf_config(read_json_object(path), **overrides)
@@ -58,8 +58,8 @@ def load_config(folder: str | Path, **overrides) -> ModelConfig:
 
 
 def load_params(folder: str | Path, model: Model) -> dict:
-    """Parameters of `model` from a Hugging Face folder or a repository of the hub, placed on its
-    mesh.
+    """Returns parameters of `model` from a Hugging Face folder or a repository of the hub,
+    placed on its mesh.
 
     A scalar head that is not on disk (the folder holds a language model) starts at zero. Missing,
     unexpected and mis-shaped tensors raise one InputError that names them.
@@ -69,11 +69,12 @@ def load_params(folder: str | Path, model: Model) -> dict:
 
 
 def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport]:
-    """load_params, and what was loaded: ignored tensors, revision, size and SHA-256 of each file.
+    """Returns the parameters, as `load_params` does, and what was loaded: ignored tensors,
+    revision, size and SHA-256 of each file.
 
     The files are hashed by threads beside the loading, which so costs about 2 s per GB and core
     where it is not hidden. Of several hosts each hashes its share of the files. Those of a
-    repository of the hub must have the SHA-256 that it lists.
+    repository of the hub must have the SHA-256 that it lists, or InputError is raised.
     """
     here, listed = hub.model_folder(folder, hub.WEIGHTS), hub.digests(folder)
     report, locations = checkpoint_folder.compare(here, model)
@@ -168,11 +169,12 @@ def save_params(
     shard_bytes: int = 5_000_000_000,
     dtype: str = "",
 ):
-    """Write config.json, generation_config.json and safetensors files that transformers reads.
+    """Writes config.json, generation_config.json and safetensors files that transformers reads.
 
-    More than `shard_bytes` become several files and an index. `dtype`: float32 | bfloat16 |
-    float16 | "" = as the parameters are. All files get their names at the end, config.json last:
-    a folder that a killed save leaves is the old one, or has no config.json.
+    More than `shard_bytes` become several files and an index. `dtype`: float32 | bfloat16 | float16
+    | "" = as the parameters are. All files get their names at the end, config.json last: a folder
+    that a killed save leaves is the old one, or has no config.json. Raises InputError for another
+    `dtype` and for shard_bytes below 1.
     """
     if dtype not in ("", *DTYPES):
         rule = f"{', '.join(DTYPES)}, or '' for the weights' own"

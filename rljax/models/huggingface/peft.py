@@ -70,11 +70,12 @@ class Half:
 
     @property
     def is_a(self) -> bool:
+        """Returns whether this is A, and not B."""
         return self.path[-1] == "lora_a"
 
     def block(self, tensor: np.ndarray) -> np.ndarray:
-        """Our part of PEFT's tensor, a view: [rank, in] or [out, rank] as they have it; of experts
-        [X, rank, in] or [out, rank, X]."""
+        """Returns our part of PEFT's tensor, a view: [rank, in] or [out, rank] as they have it; of
+        experts [X, rank, in] or [out, rank, X]."""
         if not self.experts:
             return tensor[self.rows, self.columns]
         if self.is_a:
@@ -82,7 +83,8 @@ class Half:
         return tensor.reshape(tensor.shape[0], -1, self.experts)[self.rows, self.columns]
 
     def transposed(self, block: np.ndarray) -> np.ndarray:
-        """The block in our order of axes: [in, rank] or [rank, out], of experts behind X."""
+        """Returns the block in our order of axes: [in, rank] or [rank, out], of
+        experts behind X."""
         return block.swapaxes(-1, -2) if self.experts and self.is_a else block.T
 
 
@@ -179,8 +181,8 @@ def _ranks(model: Model) -> dict[str, int]:
 
 
 def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = "") -> None:
-    """Write the adapters of `params` so that PEFT (and load_adapter) reads them. `base` is the name
-    or folder of the model that they belong to; of one of the hub its name and its revision are
+    """Writes the adapters of `params` so that PEFT (and load_adapter) reads them. `base` is the
+    name or folder of the model that they belong to; of one of the hub its name and its revision are
     written apart, as PEFT has them. Of several hosts all take part, and the first one writes."""
     name = hub.model_name(base) if base else None
     folder, flat, all_halves = Path(folder), flattened(params), _halves(model)
@@ -400,12 +402,13 @@ def _target(name: str) -> str:
 
 
 def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
-    """`params` with its adapters replaced by those of a PEFT folder or of a repository of the hub,
-    which holds exactly those that the model has.
+    """Returns `params` with its adapters replaced by those of a PEFT folder or of a repository of
+    the hub, which holds exactly those that the model has.
 
     What the file says of the factor of each map (rank_pattern, alpha_pattern, use_rslora) goes into
     B: the model has one alpha and one rank for all. A map of a smaller rank keeps the fresh rows of
-    A beside its own, and zeros in B.
+    A beside its own, and zeros in B. Raises InputError for a file that cannot be read, and for an
+    adapter that is not of the model's kind, rank, alpha or targets.
     """
     folder = hub.model_folder(folder, hub.ADAPTER)
     config = _read_config(folder, model)

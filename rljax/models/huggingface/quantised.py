@@ -112,8 +112,8 @@ def _mxfp4(name: str, location, scales):
 
 
 def rows(location, files: dict, first: int, count: int) -> np.ndarray:
-    """Rows `first` to `first + count` of a quantised tensor, decoded: float32 of FP8 and of a GGUF
-    file, bfloat16 of MXFP4, which it holds exactly."""
+    """Returns rows `first` to `first + count` of a quantised tensor, decoded, [count, ...]: float32
+    of FP8 and of a GGUF file, bfloat16 of MXFP4, which it holds exactly."""
     if isinstance(location.entry, Rows):
         out = np.empty((count, *location.entry.shape[1:]), np.float32)
         decoded(location.entry, files[location.file], location.file, first, out)

@@ -120,7 +120,8 @@ def _entry(path: Path, name: str, fields, start: int) -> TensorInfo:
 
 
 def read_header(file: int, path: Path) -> dict[str, TensorInfo]:
-    """{tensor name: TensorInfo} of an open file, every offset checked against its size."""
+    """Returns {tensor name: TensorInfo} of an open file, every offset checked against its size.
+    Raises InputError for a file that is cut short, or whose tensors overlap or leave gaps."""
     size = os.fstat(file).st_size
     if size < 8:
         raise InputError(
@@ -160,7 +161,8 @@ def read_header(file: int, path: Path) -> dict[str, TensorInfo]:
 
 
 def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[bytes, dict]:
-    """The beginning of a file of {name: (dtype, shape)}, and {name: TensorInfo} of its tensors."""
+    """Returns the beginning of a file of {name: (dtype, shape)}, and {name: TensorInfo}
+    of its tensors."""
     header, spans, at = {"__metadata__": {"format": "pt"}}, {}, 0
     for name, (dtype, shape) in tensors.items():
         end = at + math.prod(shape) * dtype.itemsize
@@ -178,7 +180,7 @@ def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[by
 
 
 def write_bytes(file: int, begin: int, data: np.ndarray) -> None:
-    """Write the contiguous `data` into `file` from byte `begin`."""
+    """Writes the contiguous `data`, of any shape, into `file` from byte `begin`."""
     view = memoryview(data.reshape(-1).view(np.uint8))
     while view:
         count = os.pwrite(file, view, begin)

@@ -119,11 +119,12 @@ class VisionConfig:
 
     @property
     def head_dim(self) -> int:
+        """Size of a head of attention."""
         return self.embed // self.heads
 
     @property
     def patch_values(self) -> int:
-        """C: the pixel values of one patch, in the order channel, frame, row, column."""
+        """C, the number of pixel values of one patch, in the order channel, frame, row, column."""
         return self.channels * self.temporal_patch_size * self.patch_size**2
 
     @property
@@ -307,7 +308,7 @@ def _refuse_unknown(family: str, vision: Mapping):
 
 
 def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
-    """The whole config.json (as a dict) of a vision-language model -> VisionConfig.
+    """Returns the VisionConfig of the whole config.json (as a dict) of a vision-language model.
 
     Raises InputError for what the tower would ignore; `overrides` are fields of VisionConfig.
     """
@@ -351,7 +352,8 @@ def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
 
 
 def to_hf_vision(config: VisionConfig) -> dict:
-    """The keys of config.json that describe the tower: model_type, vision_config and token ids."""
+    """Returns the keys of config.json that describe the tower: model_type,
+    vision_config and token ids."""
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     vision = {
         "model_type": config.family + "_vision",

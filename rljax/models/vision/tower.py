@@ -53,7 +53,7 @@ def _norm(rngs, config: VisionConfig, size: int) -> nnx.Module:
 
 
 def attend_within(q, k, v, frames, windows) -> jax.Array:
-    """softmax(q k / sqrt(E)) v over the patches with the same frame and the same window.
+    """Returns softmax(q k / sqrt(E)) v over the patches with the same frame and the same window.
 
     q, k, v [B, N, H, E], frames and windows [B, N] int32; QUERY_BLOCK queries at a time.
     """
@@ -239,8 +239,8 @@ class VisionTower(nnx.Module):
 
 
 def patch_rope_angles(coords: jax.Array, config: VisionConfig) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of 2-D rotary positions, half of the frequencies for rows and half for columns:
-    coords [B, N, 4] -> two [B, N, E/2] float32."""
+    """Returns cos and sin of 2-D rotary positions, half of the frequencies for rows and half for
+    columns: coords [B, N, 4] -> two [B, N, E/2] float32."""
     quarter = jnp.arange(0, config.head_dim // 2, 2, dtype=jnp.float32) / (config.head_dim // 2)
     frequency = 1.0 / config.rope_theta**quarter
     angles = jnp.einsum("bna,f->bnaf", coords[..., 2:].astype(jnp.float32), frequency)
@@ -249,7 +249,7 @@ def patch_rope_angles(coords: jax.Array, config: VisionConfig) -> tuple[jax.Arra
 
 
 def attention_segments(coords: jax.Array, config: VisionConfig) -> tuple[jax.Array, jax.Array]:
-    """(frames, windows), two [B, N] int32: patches see each other where both are equal.
+    """Returns (frames, windows), two [B, N] int32: patches see each other where both are equal.
 
     A frame is one number for (image, frame); a window one number for its position in the frame.
     Exact below 32,768 images a row, 65,536 frames an image and 32,768 windows a side.
