@@ -253,10 +253,11 @@ def signature_of(function) -> str:
 
 def components() -> dict[str, list]:
     """{namespace: its functions} that a config can name by a bare name."""
-    return {
-        space: [getattr(importlib.import_module(home), name) for name in sorted(components_of(home))]
-        for space, home in NAMESPACES.items()
-    }
+    out = {}
+    for space, home in NAMESPACES.items():
+        module = importlib.import_module(home)
+        out[space] = [getattr(module, name) for name in sorted(components_of(home))]
+    return out
 
 
 def components_page() -> str:

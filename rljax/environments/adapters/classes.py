@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Generator
 
-from rljax.contracts import contract
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.environments.adapters.shared import declared, with_prompt
 from rljax.environments.contract import Opening, Reply, Turn
 from rljax.environments.toolbox import toolbox
