@@ -11,6 +11,7 @@ from rljax.errors import InputError
 from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import Run, is_number, moment
 from rljax.runs.folder import is_locked
+from rljax.runs.units import human_bytes
 from rljax.tracking.charts import duration, escaped, short
 
 # What a run may have written, in the order in which it is looked at.
@@ -132,7 +133,7 @@ def _facts(run: Run) -> str:
     memory = run.summary.get("memory")
     for name, value in memory.items() if isinstance(memory, Mapping) else ():
         if is_number(value):
-            facts.append((f"most memory, {name.removesuffix('_bytes')}", size(value)))
+            facts.append((f"most memory, {name.removesuffix('_bytes')}", human_bytes(value)))
     spans = (
         f"<span>{escaped(k)} <b>{escaped(str(v))}</b></span>"
         for k, v in facts
@@ -145,15 +146,6 @@ def _started(run: Run, name: str) -> object:
     return run.starts[-1].get(name) if run.starts else None
 
 
-def size(count: float) -> str:
-    """Returns bytes for people: 812 B, 3.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
 def _files(folder: Path) -> str:
     """Links to what is in the folder, relative: the page goes where the folder goes."""
     links = []
@@ -163,7 +155,7 @@ def _files(folder: Path) -> str:
             kind, count = os.path.isdir(path), path.stat().st_size
         except OSError:
             continue
-        target, more = (f"{name}/", "") if kind else (name, f" ({size(count)})")
+        target, more = (f"{name}/", "") if kind else (name, f" ({human_bytes(count)})")
         links.append(f'<span><a href="{target}">{target}</a>{more}</span>')
     return f'<p class="facts">{"".join(links)}</p>' if links else ""
 

@@ -99,7 +99,7 @@ class Worker:
         """Decodes with `params` from the next dispatch on, and returns their version: `version`, by
         default the next number. After it nothing reads the old parameters. keep_cache is as in
         Sampler.step. The parameters are brought to the layout of decoding on the caller's thread.
-        Raises InputError for the version that is served already, and Failed."""
+        Raises InputError for a version that is not above that of the last ones, and Failed."""
         params = self._weights(params)
         with self._scoring:
             return self._call(lambda: self._swap(params, version, keep_cache)).result()
@@ -235,13 +235,13 @@ class Worker:
 
     def _swap(self, params, version: int | None, keep_cache: bool) -> int:
         version = self.version + 1 if version is None else version
-        if version == self.version:
-            # What was read under this name would pass for what the new parameters read.
+        if version <= self.version:
+            # What was read under an earlier number would pass for what the new parameters read.
             raise InputError(
                 "version of the new parameters",
                 value=version,
-                rule="a new number",
-                fix="give a version that was not used before, or None",
+                rule=f"a number above that of the last ones, which is {self.version}",
+                fix=f"give {self.version + 1} or more, or None",
             )
         self._params, self.version = params, version
         self._keep_cache &= keep_cache  # what an earlier swap asked before any dispatch stands

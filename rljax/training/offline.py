@@ -5,6 +5,7 @@ import functools
 import hashlib
 import math
 import os
+import tempfile
 from pathlib import Path
 
 import jax
@@ -70,14 +71,29 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     path = folder / f"{digest.hexdigest()[:32]}.npz"
     # Asked by the first host alone: a network disk may keep "no such file" for a minute.
     if not hosts.share(hosts.first() and path.exists()):
+        if hosts.first():
+            _make_folder(folder)  # before the minutes that they take
         rows = _reference_logprobs(setup, reference, _records(setup))
         if hosts.first():
-            folder.mkdir(parents=True, exist_ok=True)
             unfinished = folder / f".{path.stem}-{os.getpid()}.npz"
             np.savez(unfinished, values=np.concatenate(rows), lengths=[len(row) for row in rows])
             os.replace(unfinished, path)
         hosts.wait("the reference's log-probs are stored")
     return path.name
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            "offline.reference_logprobs",
+            value=str(folder),
+            rule=f"a folder that can be written: {error.strerror or error}",
+            fix="name another folder, or '' to compute them in the run",
+        ) from None
 
 
 def read_reference_logprobs(setup: Setup, path: Path) -> None:

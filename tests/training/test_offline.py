@@ -383,3 +383,10 @@ def test_the_batch_of_pairs_has_them_side_by_side(tmp_path):
         whole = np.concatenate([item.prompt_ids, ids])
         assert np.asarray(batch.tokens[row, : len(whole)]).tolist() == whole.tolist()
     assert not np.asarray(batch.mask[4:]).any() and not np.asarray(batch.segment_ids[4:]).any()
+
+
+def test_stored_log_probs_in_a_folder_that_cannot_be_made_are_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    stored = {"offline__reference_logprobs": str(tmp_path / "file" / "stored")}
+    with pytest.raises(InputError, match="a folder that can be written: Not a directory"):
+        train_on_one(config_of(tmp_path, "preference", steps=1, **stored))
