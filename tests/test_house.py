@@ -495,3 +495,68 @@ def test_a_docstring_begins_with_a_verb_or_with_what_is_returned():
         if isinstance(node, documented) and (text := ast.get_docstring(node)) and clause.match(text)
     ]
     assert found == []
+
+
+def public_functions(path):
+    """Functions of a module and methods of its classes, without those whose name, class or module
+    is private."""
+    if path.stem.startswith("_") and path.stem != "__init__":
+        return
+    bodies = [tree_of(path).body]
+    while bodies:
+        for node in bodies.pop():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                bodies.append(node.body)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if not node.name.startswith("_"):
+                    yield node
+
+
+def raises_itself(function) -> bool:
+    inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
+    own = set(ast.walk(function)).difference(*map(ast.walk, inner))
+    return any(isinstance(node, ast.Raise) and node.exc is not None for node in own)
+
+
+def lacking(function) -> str:
+    """What a public function's docstring should say, and does not."""
+    text = ast.get_docstring(function) or ""
+    if not text:
+        return "a docstring"
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    hints = [a.annotation for a in arguments if a.annotation] + [function.returns or ast.Name("")]
+    arrays = any(re.search(r"\b(Array|ArrayLike|ndarray)\b", ast.unparse(hint)) for hint in hints)
+    if arrays and not re.search(r"\[|scalar|shape|random key|tree|leaf|leaves", text):
+        return "shapes"
+    if raises_itself(function) and not re.search("[Rr]aise|[Ee]rror|[Rr]efuse", text):
+        return "what it raises"
+    return ""
+
+
+# The docstring of a tool is the schema that a policy reads.
+TOOLS = REPO / "rljax" / "environments" / "functions"
+
+
+def test_a_public_function_says_its_shapes_and_what_it_raises():
+    found = [
+        f"{path.relative_to(REPO)}:{function.lineno} {function.name} lacks {lacking(function)}"
+        for path in FILES
+        if TOOLS not in path.parents
+        for function in public_functions(path)
+        if lacking(function)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "lacks"),
+    [
+        ("def f(x):\n    return x", "a docstring"),
+        ('def f(x: jax.Array):\n    "The mean."', "shapes"),
+        ('def f(x: jax.Array):\n    "The mean of x [B]."', ""),
+        ('def f():\n    "Nothing."\n    raise ValueError()', "what it raises"),
+        ('def f():\n    "Nothing."\n    def g():\n        raise ValueError()', ""),
+    ],
+)
+def test_what_a_docstring_lacks_is_found(code, lacks):
+    assert lacking(ast.parse(code).body[0]) == lacks

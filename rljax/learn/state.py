@@ -110,8 +110,8 @@ def new_train_state(
       frozen: weights that no optimizer moves.
       spread: data parallelism of the optimizer step.
       scaled: the loss is scaled, as the model computes in float16.
-      rounding: the key by which weights that are held in bfloat16 are rounded; None: that of seed
-        0.
+      rounding: the random key by which weights that are held in bfloat16 are rounded; None: that of
+        seed 0.
     """
     counters = (
         jnp.zeros((), jnp.int32) for _ in range(3)

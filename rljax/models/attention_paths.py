@@ -183,7 +183,7 @@ def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
 
 
 def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
-    """Runs cuDNN's flash attention, with arguments and result as in `reference`;
+    """Runs cuDNN's flash attention, with arguments and result of the shapes of `reference`;
     `rljax.models.attention` has checked that it can run the request.
 
     It needs equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are

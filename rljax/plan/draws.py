@@ -13,7 +13,7 @@ from rljax.errors import InputError
 
 
 def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.inf) -> np.ndarray:
-    """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`.
+    """Draws exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`: [count].
 
     Raises InputError for a sigma below 0.
     """
@@ -29,7 +29,8 @@ def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.i
 
 
 def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndarray:
-    """Lengths of a policy that stops at every token with a chance of 1 / mean; at most `cap`.
+    """Draws lengths, in tokens, of a policy that stops at every token with a chance of 1 / mean; at
+    most `cap`: [count].
 
     Raises InputError for a mean below 1.
     """
@@ -40,7 +41,7 @@ def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndar
 
 
 def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
-    """Numbers from `low` to `high`, each as likely as the others.
+    """Draws numbers from `low` to `high`, each as likely as the others: [count].
 
     Raises InputError unless low <= high.
     """
@@ -56,7 +57,7 @@ def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
 
 
 def fixed(rng, count: int, *, value: float) -> np.ndarray:
-    """The same number, `value`, every time."""
+    """Returns `count` times the same number, `value`: [count]."""
     _check("fixed", value=value)
     return np.full(count, float(value))
 

@@ -110,7 +110,7 @@ def start_training(
 ) -> TrainState:
     """Returns a fresh optimizer state around all weights `params`, placed as `program` will hand it
     back: one compile, not two. Of a model with adapters only they are trained. `rounding` is the
-    key of weights that are held in bfloat16 (default: of seed 0)."""
+    random key of weights that are held in bfloat16 (default: of seed 0)."""
     trained, frozen = model.split(params)
     how = dict(optimizer_on_host=optimizer_on_host, spread=spread)
     layout = training_layout(model, optimizer, **how)

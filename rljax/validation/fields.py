@@ -267,6 +267,7 @@ def _row_of(config: Config) -> str:
 
 
 def check_batch(config: Config, problems: Problems) -> None:
+    """Adds a problem for each size of a step that does not divide, or is smaller than a row."""
     batch = config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt
     made = (
