@@ -18,7 +18,7 @@ from pathlib import Path
 from rljax.environments.episode import chosen_fields
 from rljax.environments.messages import EpisodeLimits, Step
 from rljax.environments.play_worker import HOME, Reply
-from rljax.environments.supervisor import Played, Supervisor
+from rljax.environments.supervisor import EpisodeSupervisor, Played
 from rljax.errors import InputError
 from rljax.workers.function import resolve_for_workers
 from rljax.workers.prints import Prints
@@ -51,7 +51,7 @@ class EpisodeCrew:
         self.text, self.limits, self.retries = text, limits, retries
         self.component = resolve_for_workers("environment", text, HOME)
         self._owner = os.getpid()
-        self._supervisor = Supervisor(
+        self._supervisor = EpisodeSupervisor(
             self.component,
             pickle.dumps(tokenizer),
             limits,

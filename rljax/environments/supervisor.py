@@ -16,10 +16,9 @@ from rljax.components import Component
 from rljax.contracts import spec
 from rljax.environments.messages import EpisodeLimits, Step, is_step
 from rljax.environments.play_worker import ON_LOOP, Reply
-from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
-from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
 from rljax.workers.process import WorkerProcess
+from rljax.workers.supervisor import START_TIMEOUT_S, Supervisor, how_it_ended
 from rljax.workers.wire import frame
 
 # Of an episode whose workers ended while nobody's code ran: a thread of somebody's, or the kernel.
@@ -57,10 +56,13 @@ class PlayWorker(WorkerProcess):
         self.post(facts)
 
 
-class Supervisor(Crew):
-    """`size` workers and the thread that owns them, from `start` until `stop`. `news` has
-    (episode, attempt, Step) of all steps, and an exception where the workers cannot be kept."""
+class EpisodeSupervisor(Supervisor):
+    """`size` workers that play, and the thread that owns them, from `start` until `stop`. `news`
+    has (episode, attempt, Step) of all steps, and an exception where the workers cannot be kept."""
 
+    name = "environment"
+    cannot_load = "a worker could not load environment {}"
+    closed = "these workers are closed"
     sends = (Step,)
 
     def __init__(
@@ -73,47 +75,32 @@ class Supervisor(Crew):
         memory_bytes: int,
         prints: Prints | None,
     ):
-        super().__init__(size, prints, "environment")
-        self.component, self.retries, self.memory_bytes = component, retries, memory_bytes
+        super().__init__(component, size, memory_bytes, prints)
+        self.retries = retries
         self.timeout_s, self.repeatable = limits.turn_timeout_s, spec(component).repeatable
         self.news: queue.SimpleQueue = queue.SimpleQueue()
-        self.started: queue.SimpleQueue = queue.SimpleQueue()
-        self.notes: dict[str, str] = {}  # what the environment's prepare_worker has said
         self.counts: collections.Counter = collections.Counter()
         self.lock = threading.Lock()  # of the counts
         self._facts = frame((component.text, tokenizer, limits))
         self._homeless: collections.deque[Played] = collections.deque()
         self._tickets = 0
-        self._is_started = False
-
-    def start(self) -> None:
-        """Returns when every worker is ready. Raises what keeps them from it."""
-        self.thread.start()
-        error = self.started.get()
-        if error is not None:
-            raise error
 
     # -- the thread. Orders: ("open", played), ("reply", played, attempt, reply), ("drop", played)
 
-    def listen(self) -> None:
-        """Take up what the driver says of episodes."""
-        while True:
-            try:
-                verb, played, *content = self.orders.get_nowait()
-            except queue.Empty:
-                return
-            if verb == "open":
-                self._homeless.append(played)
-            elif verb == "drop":
-                self._forget(played)
-            elif content[0] == played.attempt and not played.over:
-                played.replies.append(content[1])
-                if played.worker is not None:
-                    played.worker.mail.append(("reply", played.ticket, content[1]))
+    def take_order(self, verb: str, played: Played, *content) -> None:
+        """Take up what the driver says of an episode."""
+        if verb == "open":
+            self._homeless.append(played)
+        elif verb == "drop":
+            self._forget(played)
+        elif content[0] == played.attempt and not played.over:
+            played.replies.append(content[1])
+            if played.worker is not None:
+                played.worker.mail.append(("reply", played.ticket, content[1]))
 
     def wanted(self) -> bool:
         """Returns whether an episode waits for a worker."""
-        return bool(self._homeless) or not self._is_started
+        return bool(self._homeless)
 
     def new_worker(self) -> PlayWorker:
         """A worker that loads the environment and the tokenizer."""
@@ -122,9 +109,6 @@ class Supervisor(Crew):
 
     def hand_out(self) -> None:
         """Give each episode a worker, the one with the fewest, and send what there is to say."""
-        if not self._is_started and all(worker.state == "ready" for worker in self.workers):
-            self._is_started = True
-            self.started.put(None)
         while self._homeless and self.workers:
             played = self._homeless.popleft()
             worker = min(self.workers, key=lambda one: len(one.played))
@@ -172,20 +156,13 @@ class Supervisor(Crew):
         return played is None or played.number == step.episode
 
     def heard(self, worker: PlayWorker, kind: str, content: object) -> None:
-        """Steps, that it is ready, or why it cannot be."""
+        """Act on steps, or on whose code runs next."""
         if kind == "steps":
             for ticket, step, mark in content:
                 if (played := worker.played.get(ticket)) is not None:
                     self._say(played, step, mark)
-        elif kind == "runs":
-            worker.announced = content
-        elif kind == "ready":
-            worker.state, self.failed_starts = "ready", 0
-            self.notes |= content
         else:
-            self.discard(worker)
-            what = f"a worker could not load environment {self.component.text!r}"
-            raise worker_failed(what, content)
+            worker.announced = content
 
     def _say(self, played: Played, step: Step, mark: bytes) -> None:
         self._count("seconds", step.seconds)
@@ -289,22 +266,16 @@ class Supervisor(Crew):
                 self._fail_attempt(played, _failure(played, "killed", why))
 
     def fail(self, error: Exception) -> None:
-        """The crew itself is at fault: the driver is told."""
+        """The supervisor itself is at fault: the driver is told."""
         for worker in list(self.workers):
             worker.played.clear()
             self.discard(worker)
         self._homeless.clear()
-        if not self._is_started:
-            self._is_started = True
-            self.started.put(error)
-        else:
-            self.news.put(error)
+        self.news.put(error)
 
     def ended(self) -> None:
         """Nobody plays any more."""
-        closed = RuntimeError("these workers are closed")
-        self.started.put(closed)
-        self.news.put(closed)
+        self.news.put(RuntimeError(self.closed))
 
 
 def _failure(played: Played, kind: str, why: str, seconds: float = 0.0) -> Step:

@@ -37,7 +37,7 @@ class WorkerProcess:
     def __init__(
         self, module: str, facts: dict, folder: str, path: list[str], memory_bytes: int, pipe: bool
     ):
-        self.state = "starting"  # then what its crew calls it; "dead" at the end
+        self.state = "starting"  # then "ready", or what its supervisor calls it; "dead" at the end
         self.since = time.monotonic()  # when that state began
         self.received, self._unsent = bytearray(), bytearray()
         self.unfinished_since = math.inf  # when the message began of which a part has come

@@ -33,7 +33,7 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
 )
 from rljax.rewards.pool.jobs import Job, RewardCall, Score
-from rljax.rewards.pool.supervisor import Supervisor
+from rljax.rewards.pool.supervisor import RewardSupervisor
 from rljax.rewards.sandbox.tiers import LEFT_OPEN
 from rljax.workers.function import resolve_for_workers
 from rljax.workers.prints import Prints
@@ -107,7 +107,7 @@ class RewardPool:
         self._names, self._required = wanted_fields(self.component)
         self.grouped = is_group_reward(self.component)
         self._owner = os.getpid()
-        self._supervisor = Supervisor(
+        self._supervisor = RewardSupervisor(
             self.component,
             workers,
             timeout_s,
