@@ -80,9 +80,7 @@ class Contract:
     opponent: bool = False  # a rollout half of whose samples are those of an opponent
     rounds: bool = False  # a rollout that draws samples by the scores of those before
     every_row: bool = False  # a rollout whose batch has every sample that it scores
-    tree: object = (
-        None  # of the episodes that a rollout plays: rljax.rollout.players.episodes.tree.Tree
-    )
+    tree: object = None  # the TurnTree of the episodes that a rollout plays
     # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
     # dropped for one step, and what then ("error", "fill"). None: every group is learned from.
     drops_dead: tuple[float, str] | None = None

@@ -26,7 +26,7 @@ _MOST_STRIKES = 3
 
 
 @dataclasses.dataclass(eq=False)
-class Played:
+class OpenEpisode:
     """One episode: all that it takes to play it again."""
 
     number: int
@@ -49,7 +49,7 @@ class PlayWorker(WorkerProcess):
     """A worker that plays. `state`: "starting", then "ready"; "dead" at the end."""
 
     def __init__(self, facts: bytes, folder: str, path: list[str], memory_bytes: int, pipe: bool):
-        self.played: dict[int, Played] = {}  # by ticket
+        self.played: dict[int, OpenEpisode] = {}  # by ticket
         self.mail: list[tuple] = []  # to be sent together
         self.announced = -1  # the ticket whose code it said it would run, where it says so
         super().__init__("rljax.environments.play_worker", {}, folder, path, memory_bytes, pipe)
@@ -82,12 +82,12 @@ class EpisodeSupervisor(Supervisor):
         self.counts: collections.Counter = collections.Counter()
         self.lock = threading.Lock()  # of the counts
         self._facts = frame((component.text, tokenizer, limits))
-        self._homeless: collections.deque[Played] = collections.deque()
+        self._homeless: collections.deque[OpenEpisode] = collections.deque()
         self._tickets = 0
 
     # -- the thread. Orders: ("open", played), ("reply", played, attempt, reply), ("drop", played)
 
-    def take_order(self, verb: str, played: Played, *content) -> None:
+    def take_order(self, verb: str, played: OpenEpisode, *content) -> None:
         """Take up what the driver says of an episode."""
         if verb == "open":
             self._homeless.append(played)
@@ -164,7 +164,7 @@ class EpisodeSupervisor(Supervisor):
         else:
             worker.announced = content
 
-    def _say(self, played: Played, step: Step, mark: bytes) -> None:
+    def _say(self, played: OpenEpisode, step: Step, mark: bytes) -> None:
         self._count("seconds", step.seconds)
         if step.failure:
             self._fail_attempt(played, step)
@@ -177,7 +177,7 @@ class EpisodeSupervisor(Supervisor):
         step = dataclasses.replace(step, restart=restart, mark=mark)
         self.news.put((played, played.attempt, step))
 
-    def _fail_attempt(self, played: Played, step: Step) -> None:
+    def _fail_attempt(self, played: OpenEpisode, step: Step) -> None:
         """An episode has failed: it is played anew, with the same seeds, or that is its end."""
         self._forget(played, told=False)
         if played.attempt < self.retries:
@@ -191,7 +191,7 @@ class EpisodeSupervisor(Supervisor):
         self._count(f"failed/{step.kind.replace(' ', '_')}")
         self.news.put((played, played.attempt, step))
 
-    def _forget(self, played: Played, told: bool = True) -> None:
+    def _forget(self, played: OpenEpisode, told: bool = True) -> None:
         """Nobody wants an episode any more; its worker is `told` where it does not know."""
         played.over, worker = True, played.worker
         if worker is None:
@@ -239,7 +239,7 @@ class EpisodeSupervisor(Supervisor):
         for played in guilty:
             self._fail_attempt(played, _failure(played, kind, why, seconds))
 
-    def _struck(self, worker: PlayWorker) -> list[Played]:
+    def _struck(self, worker: PlayWorker) -> list[OpenEpisode]:
         """Those that owed a step once too often when a worker ended for no reason to be seen.
         Where they are played next, the worker says before each step whose code it runs."""
         owing = [played for played in worker.played.values() if played.owes]
@@ -247,7 +247,7 @@ class EpisodeSupervisor(Supervisor):
             played.strikes += 1
         return [played for played in owing if played.strikes >= _MOST_STRIKES]
 
-    def _scatter(self, worker: PlayWorker, guilty: list[Played]) -> None:
+    def _scatter(self, worker: PlayWorker, guilty: list[OpenEpisode]) -> None:
         """Kills a worker. Its episodes, but for the guilty, go to others."""
         innocent = [played for played in worker.played.values() if played not in guilty]
         if worker.state != "starting":
@@ -278,5 +278,5 @@ class EpisodeSupervisor(Supervisor):
         self.news.put(RuntimeError(self.closed))
 
 
-def _failure(played: Played, kind: str, why: str, seconds: float = 0.0) -> Step:
+def _failure(played: OpenEpisode, kind: str, why: str, seconds: float = 0.0) -> Step:
     return Step(played.number, ended=True, failure=why, kind=kind, seconds=seconds)

@@ -39,7 +39,7 @@ _FORM = 'ROLE+ROLE=group(devices=..., tensor=...), such as "reference=group(devi
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RoleGroup:
     """Roles that share a mesh of their own."""
 
     roles: tuple[str, ...]
@@ -144,7 +144,7 @@ def devices_apart(config: Config) -> int:
     return placed + config.rollouts.sampler_devices
 
 
-def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
+def divided(config: Config, devices: list) -> tuple[list, tuple[RoleGroup, ...]]:
     """(the devices of config.mesh, the groups behind them). Raises InputError where the groups
     leave none."""
     wanted, left = devices_apart(config), list(devices)
@@ -153,15 +153,15 @@ def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
     groups = []
     for text in config.placement:
         roles, made = parsed(text)
-        groups.append(Group(roles, made(left)))
+        groups.append(RoleGroup(roles, made(left)))
         left = left[made.options["devices"] :]
     if left:
         _check_one_process(config, devices)
-        groups.append(Group((SAMPLER,), make_mesh(len(left), 1, devices=left)))
+        groups.append(RoleGroup((SAMPLER,), make_mesh(len(left), 1, devices=left)))
     return main, tuple(groups)
 
 
-def sampler_mesh(groups: tuple[Group, ...]) -> Mesh | None:
+def sampler_mesh(groups: tuple[RoleGroup, ...]) -> Mesh | None:
     """The mesh that only samples, if there is one."""
     return next((group.mesh for group in groups if SAMPLER in group.roles), None)
 

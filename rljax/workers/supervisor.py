@@ -188,7 +188,7 @@ class Supervisor(abc.ABC):
                 if worker.printed >= 0:
                     selector.register(worker.printed, selectors.EVENT_READ, worker)
             deadline = min(map(self._deadline, self.workers), default=math.inf)
-            # A task that begins after this look at the clocks says nothing: look again before it
+            # A call that begins after this look at the clocks says nothing: look again before it
             # can be over time. (The hour: poll() takes no timeout above 2**31 ms.)
             wait = min(deadline - time.monotonic(), self.look_again_s(), 3600.0)
             ready = {key.data for key, _ in selector.select(max(0.0, wait))}
@@ -269,7 +269,7 @@ class Supervisor(abc.ABC):
         self._dying.append(worker.process)
 
     def count_failed_start(self, what: str, how: str) -> None:
-        """A worker has ended before its first task. Raises RuntimeError for the third in a row."""
+        """A worker has ended before its first call. Raises RuntimeError for the third in a row."""
         self.failed_starts += 1
         if self.failed_starts >= START_ATTEMPTS:
             self.failed_starts = 1

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rljax.losses.preference.common import log_sigmoid_smoothed
 
 
-class Pair(NamedTuple):
+class PairSums(NamedTuple):
     """Sums over the policy tokens of the chosen and the rejected rows, [N] each."""
 
     chosen_logps: jax.Array
@@ -36,61 +36,61 @@ class Knobs(NamedTuple):
     delta: jax.Array | float
 
 
-def _h(pair: Pair, knobs: Knobs) -> jax.Array:
+def _h(pair: PairSums, knobs: Knobs) -> jax.Array:
     return knobs.beta * (pair.chosen - pair.rejected)
 
 
-def _length_means(pair: Pair) -> jax.Array:
+def _length_means(pair: PairSums) -> jax.Array:
     return pair.chosen / pair.chosen_tokens - pair.rejected / pair.rejected_tokens
 
 
-def sigmoid(pair: Pair, knobs: Knobs) -> jax.Array:
+def sigmoid(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h): DPO, arXiv 2305.18290; eps > 0 is cDPO."""
     return log_sigmoid_smoothed(_h(pair, knobs), knobs.label_smoothing)
 
 
-def sigmoid_norm(pair: Pair, knobs: Knobs) -> jax.Array:
+def sigmoid_norm(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss of length means of the scores (Tulu 3, arXiv 2411.15124)."""
     return log_sigmoid_smoothed(knobs.beta * _length_means(pair), knobs.label_smoothing)
 
 
-def hinge(pair: Pair, knobs: Knobs) -> jax.Array:
+def hinge(pair: PairSums, knobs: Knobs) -> jax.Array:
     """max(0, 1 - h): SLiC-HF, arXiv 2305.10425."""
     return jax.nn.relu(1 - _h(pair, knobs))
 
 
-def ipo(pair: Pair, knobs: Knobs) -> jax.Array:
+def ipo(pair: PairSums, knobs: Knobs) -> jax.Array:
     """(score_w / |y_w| - score_l / |y_l| - 1 / (2 beta))^2: IPO, arXiv 2310.12036, length means."""
     return (_length_means(pair) - 1 / (2 * knobs.beta)) ** 2
 
 
-def ipo_sum(pair: Pair, knobs: Knobs) -> jax.Array:
+def ipo_sum(pair: PairSums, knobs: Knobs) -> jax.Array:
     """(score_w - score_l - 1 / (2 beta))^2: IPO, arXiv 2310.12036, on sums."""
     return (pair.chosen - pair.rejected - 1 / (2 * knobs.beta)) ** 2
 
 
-def exo_pair(pair: Pair, knobs: Knobs) -> jax.Array:
+def exo_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """KL((sigmoid(h), sigmoid(-h)) || (1 - eps, eps)): EXO, arXiv 2402.00856; needs eps > 0."""
     h, eps = _h(pair, knobs), knobs.label_smoothing
     right = jax.nn.sigmoid(h) * (jax.nn.log_sigmoid(h) - jnp.log1p(-eps))
     return right + jax.nn.sigmoid(-h) * (jax.nn.log_sigmoid(-h) - jnp.log(eps))
 
 
-def nca_pair(pair: Pair, knobs: Knobs) -> jax.Array:
+def nca_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log sigmoid(r_w) - (log sigmoid(-r_w) + log sigmoid(-r_l)) / 2: NCA, arXiv 2402.05369."""
     chosen, rejected = knobs.beta * pair.chosen, knobs.beta * pair.rejected
     both = jax.nn.log_sigmoid(-chosen) + jax.nn.log_sigmoid(-rejected)
     return -jax.nn.log_sigmoid(chosen) - 0.5 * both
 
 
-def robust(pair: Pair, knobs: Knobs) -> jax.Array:
+def robust(pair: PairSums, knobs: Knobs) -> jax.Array:
     """[-(1 - eps) log sigmoid(h) + eps log sigmoid(-h)] / (1 - 2 eps): arXiv 2403.00409."""
     h, eps = _h(pair, knobs), knobs.label_smoothing
     clean = -(1 - eps) * jax.nn.log_sigmoid(h) + eps * jax.nn.log_sigmoid(-h)
     return clean / (1 - 2 * eps)
 
 
-def bco_pair(pair: Pair, knobs: Knobs) -> jax.Array:
+def bco_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log sigmoid(r_w - delta) - log sigmoid(delta - r_l): BCO, arXiv 2404.04656; delta is the
     running mean of the rewards."""
     chosen, rejected = knobs.beta * pair.chosen, knobs.beta * pair.rejected
@@ -98,25 +98,25 @@ def bco_pair(pair: Pair, knobs: Knobs) -> jax.Array:
     return -jax.nn.log_sigmoid(chosen - delta) - jax.nn.log_sigmoid(delta - rejected)
 
 
-def sppo_hard(pair: Pair, knobs: Knobs) -> jax.Array:
+def sppo_hard(pair: PairSums, knobs: Knobs) -> jax.Array:
     """(score_w - 1/(2 beta))^2 + (score_l + 1/(2 beta))^2: SPPO with win probabilities 1 and 0,
     arXiv 2405.00675."""
     half = 0.5 / knobs.beta
     return (pair.chosen - half) ** 2 + (pair.rejected + half) ** 2
 
 
-def apo_zero(pair: Pair, knobs: Knobs) -> jax.Array:
+def apo_zero(pair: PairSums, knobs: Knobs) -> jax.Array:
     """1 - sigmoid(r_w) + sigmoid(r_l): APO-zero, arXiv 2408.06266."""
     # sigmoid(-x), not 1 - sigmoid(x): the difference loses its digits where x is large.
     return jax.nn.sigmoid(-knobs.beta * pair.chosen) + jax.nn.sigmoid(knobs.beta * pair.rejected)
 
 
-def apo_down(pair: Pair, knobs: Knobs) -> jax.Array:
+def apo_down(pair: PairSums, knobs: Knobs) -> jax.Array:
     """sigmoid(r_w) + 1 - sigmoid(r_w - r_l): APO-down, arXiv 2408.06266."""
     return jax.nn.sigmoid(knobs.beta * pair.chosen) + jax.nn.sigmoid(-_h(pair, knobs))
 
 
-def discopop(pair: Pair, knobs: Knobs) -> jax.Array:
+def discopop(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-(1 - m) log sigmoid(h) + m exp(-h), m = sigmoid(h / tau): DiscoPOP, arXiv 2406.08414."""
     h = _h(pair, knobs)
     blend = jax.nn.sigmoid(h / knobs.discopop_tau)
@@ -125,7 +125,7 @@ def discopop(pair: Pair, knobs: Knobs) -> jax.Array:
     return -jax.nn.log_sigmoid(h) * (1 - blend) + exponential * blend
 
 
-def rpo(pair: Pair, knobs: Knobs) -> jax.Array:
+def rpo(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log pi(y_w|x) / |y_w|: the supervised term of Iterative RPO, arXiv 2404.19733."""
     return pair.chosen_nll
 
@@ -133,12 +133,12 @@ def rpo(pair: Pair, knobs: Knobs) -> jax.Array:
 # -- these are statistics of all pairs of the optimizer step
 
 
-def sft(pair: Pair, knobs: Knobs) -> jax.Array:
+def sft(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log pi, averaged over all chosen tokens of the optimizer step (MPO, arXiv 2411.10442)."""
     return pair.step_nll
 
 
-def aot(pair: Pair, knobs: Knobs) -> jax.Array:
+def aot(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss between order statistics, sort(log pi_w/pi_l) - sort(log ref_w/ref_l):
     AOT, arXiv 2406.05882."""
     ours = jnp.sort(pair.chosen_logps - pair.rejected_logps)
@@ -146,7 +146,7 @@ def aot(pair: Pair, knobs: Knobs) -> jax.Array:
     return log_sigmoid_smoothed(knobs.beta * (ours - reference), knobs.label_smoothing)
 
 
-def aot_unpaired(pair: Pair, knobs: Knobs) -> jax.Array:
+def aot_unpaired(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss between order statistics, sort(Delta_w) - sort(Delta_l): AOT, arXiv
     2406.05882, where chosen and rejected need not belong together."""
     delta = jnp.sort(pair.chosen_logps - pair.ref_chosen_logps)
