@@ -185,8 +185,8 @@ class EpisodeCrew:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Returns the result of the environment's prepare_worker: facts such as the tier of its
-        sandbox."""
+        """Returns what `contract(prepare=...)` of the environment has returned: facts such as the
+        tier of its sandbox."""
         return dict(self._supervisor.notes)
 
     def take_counts(self) -> dict[str, float]:

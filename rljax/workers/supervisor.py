@@ -43,7 +43,7 @@ class Supervisor(abc.ABC):
     def __init__(self, component: Component, size: int, memory_bytes: int, prints: Prints | None):
         self.component, self.size = component, size
         self.memory_bytes, self.prints = memory_bytes, prints
-        self.notes: dict[str, str] = {}  # what the component's prepare_worker has returned
+        self.notes: dict[str, str] = {}  # that contract(prepare=...) has returned
         # Replacements start later: they must see the folder and the path of today.
         self.folder, self.path = os.getcwd(), [str(entry) for entry in sys.path]
         self.owner = os.getpid()

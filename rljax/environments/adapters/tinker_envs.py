@@ -3,10 +3,12 @@
 from collections.abc import AsyncGenerator
 
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.environments.adapters.shared import declared, followed, library
 from rljax.environments.contract import Done, Opening, Reply, Turn
 
 
+@contract(prepare=lambda options: _library)
 async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]:
     """An `Env` or a `MessageEnv` of Tinker's cookbook.
 
@@ -15,7 +17,7 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     as a text, so that the policy's own chat template writes them. A history that does not go on
     from what was read before begins another row.
     """
-    renderer = _Messages(prepare_worker().ParseTermination)
+    renderer = _Messages(_library().ParseTermination)
     make = resolve(env, "rljax.environments.adapters")
     made = make(**declared(make.function, {**row, "seed": seed, "renderer": renderer}))
     made = getattr(made, "message_env", made)  # EnvFromMessageEnv would count tokens
@@ -39,7 +41,7 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     yield Done({"score": float(result.reward), **result.metrics})
 
 
-def prepare_worker(component=None):
+def _library():
     """The library, imported before the first clock starts: it takes seconds."""
     return library("tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
 

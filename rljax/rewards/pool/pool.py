@@ -139,8 +139,8 @@ class RewardPool:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Returns the result of the reward's prepare_worker: facts such as the tier of its
-        sandbox."""
+        """Returns what `contract(prepare=...)` of the reward has returned: facts such as the tier
+        of its sandbox."""
         return dict(self._supervisor.notes)
 
     def close(self):
