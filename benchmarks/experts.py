@@ -12,13 +12,13 @@ memory is what the compiler reports for the product with its gradients.
 
 import argparse
 import json
-import time
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from stopwatch import best_seconds
 
 from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.mesh import make_mesh
@@ -31,13 +31,7 @@ LOWERINGS = {"loop": "cpu", "ragged_dot": "other"}
 
 
 def best_ms(function, *args, repeats: int) -> float:
-    jax.block_until_ready(function(*args))
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        seconds.append(time.perf_counter() - start)
-    return round(1e3 * min(seconds), 3)
+    return round(1e3 * best_seconds(function, *args, repeats=repeats), 3)
 
 
 def with_gradients(product):

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from stopwatch import seconds_of
 
 from rljax.kernels.gae import discounted_sum, gae, xla
 from rljax.mesh import make_mesh
@@ -101,9 +102,7 @@ def arguments(name, rows, tokens):
 
 
 def milliseconds(program, given) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(program(*given))
-    return 1000 * (time.perf_counter() - start)
+    return 1000 * seconds_of(program, *given)
 
 
 def on_this_machine(rows, tokens, repeats) -> dict:

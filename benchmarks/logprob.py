@@ -26,6 +26,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from stopwatch import seconds_of
 
 from rljax.kernels.logprob import token_logprobs
 
@@ -115,12 +116,6 @@ def ahead_of_time(generations) -> list:
 # -- the local backend
 
 
-def seconds(program, arrays) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(program(*arrays))
-    return time.perf_counter() - start
-
-
 def alternate(programs: dict, arrays, repeats: int) -> dict:
     """name -> its times; one of each in turn, after one of each that does not count."""
     for program in programs.values():
@@ -128,7 +123,7 @@ def alternate(programs: dict, arrays, repeats: int) -> dict:
     times = {name: [] for name in programs}
     for _ in range(repeats):
         for name, program in programs.items():
-            times[name].append(seconds(program, arrays))
+            times[name].append(seconds_of(program, *arrays))
     return times
 
 

@@ -26,6 +26,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from stopwatch import seconds_of
 
 from rljax.batch import batch_from_rows
 from rljax.mesh import make_mesh
@@ -61,12 +62,6 @@ def passes(model: Model) -> dict:
         return jnp.sum(model.logprobs(params, batch)[0])
 
     return {"forward": jax.jit(model.logprobs), "forward_backward": jax.jit(jax.grad(total))}
-
-
-def seconds_of(function, *args) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(function(*args))
-    return time.perf_counter() - start
 
 
 def matmul_seconds(product, x, w, repeats: int = 5) -> float:

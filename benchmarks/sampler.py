@@ -27,6 +27,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from stopwatch import best_seconds
 
 from rljax.mesh import make_mesh
 from rljax.models import cache
@@ -46,13 +47,7 @@ SIZES = {
 
 def best_rate(amount: float, function, *args, repeats: int = 5) -> float:
     """`amount` per second of the fastest of a few calls."""
-    jax.block_until_ready(function(*args))
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        seconds.append(time.perf_counter() - start)
-    return amount / min(seconds)
+    return amount / best_seconds(function, *args, repeats=repeats)
 
 
 def machine(config) -> dict:

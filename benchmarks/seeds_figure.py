@@ -17,10 +17,10 @@ import numpy as np
 
 from rljax.report.arms import Arm, arms_of, interval, paired, seeds_needed
 from rljax.report.comparison import run_folders
-from rljax.report.run_folder import Run, read_run
+from rljax.report.run_folder import RecordedRun, read_run
 
 
-def mean_of(run: Run, metric: str, last: int | None) -> float:
+def mean_of(run: RecordedRun, metric: str, last: int | None) -> float:
     """The mean of a metric over its last steps, None for all."""
     values = run.columns(metric)[1]
     return float(np.mean(values if last is None else values[-last:]))

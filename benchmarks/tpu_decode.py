@@ -17,15 +17,13 @@ import argparse
 import dataclasses
 import json
 import re
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import jax
 import numpy as np
-from tpu_learn import CLOCK_HZ, GIB, Timed, setting
+from tpu_learn import CLOCK_HZ, GIB, Timed, setting, with_layers
 
 from rljax.config import with_overrides
 from rljax.config.flags import load_config_file
@@ -58,11 +56,7 @@ def parse():
 def config_of(args, layers: int):
     """The config with fewer layers."""
     config = load_config_file(args.config)
-    folder = Path(tempfile.mkdtemp()) / "model"
-    shutil.copytree(config.model, folder)
-    facts = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(facts | {"num_hidden_layers": layers}))
-    changes = {"model": str(folder)} | dict(map(setting, args.set))
+    changes = {"model": with_layers(config.model, layers)} | dict(map(setting, args.set))
     return with_overrides(config, changes, "--set")
 
 

@@ -69,18 +69,23 @@ def parse():
 def config_of(args):
     """The config with fewer layers, one optimizer step of --rows rows of --tokens tokens."""
     config = load_config_file(args.config)
-    folder = Path(tempfile.mkdtemp()) / "model"
-    shutil.copytree(config.model, folder)
-    facts = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(facts | {"num_hidden_layers": args.layers}))
     changes = {
-        "model": str(folder),
+        "model": with_layers(config.model, args.layers),
         "data.max_prompt_tokens": args.tokens // 2,
         "sampler.max_response_tokens": args.tokens - args.tokens // 2,
         "batch.prompts_per_step": args.rows // config.batch.samples_per_prompt,
         "batch.sequences_per_optimizer_step": args.rows,
     }
     return with_overrides(config, changes | dict(map(setting, args.set)), "--set")
+
+
+def with_layers(model: str, layers: int) -> str:
+    """A copy of the folder of a model, whose config has so many layers."""
+    folder = Path(tempfile.mkdtemp()) / "model"
+    shutil.copytree(model, folder)
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"num_hidden_layers": layers}))
+    return str(folder)
 
 
 def setting(text: str) -> tuple[str, object]:

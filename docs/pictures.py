@@ -114,8 +114,8 @@ def draw(width: int, height: int, boxes, arrows) -> str:
 
 
 def bands(width: int, rows: list[tuple[str, list[tuple[float, float, str]]]], note: str) -> str:
-    """An SVG of lanes, top to bottom: (name, its boxes as (left, right, text) in shares of the
-    lane), and a line of text below."""
+    """An SVG of tracks, top to bottom: (name, its boxes as (left, right, text) in shares of the
+    track), and a line of text below."""
     left, high, step = 150, 34, 46
     boxes, height = [], 18 + step * len(rows)
     for n, (name, spans) in enumerate(rows):

@@ -113,7 +113,7 @@ class Batch:
     # Of a mixture of experts: the J experts that each token went to in each of its L layers with
     # experts, where the sampler recorded them; -1 = not known.
     routes: jax.Array | None = _field("B S L J", jnp.int8)
-    task: jax.Array | None = _field("B", jnp.int32)  # of a mixture, by its number in the config
+    task: jax.Array | None = _field("B", jnp.int32)  # of CGPO, by its number in the config
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
     entropy: jax.Array | None = _field("B S", jnp.float32)

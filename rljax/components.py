@@ -136,6 +136,7 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
 _RULES = ("against", "baseline_response", "collect", "greedy", "special_token", "turn_tree", "vine")
 _MOVED = {
     "rljax.data.tasks": "rljax.tasks",
+    "rljax.environments.adapters.gymnasium_lanes": "rljax.environments.adapters.gymnasium_vectors",
     "rljax.rollout.searched": "rljax.rollout.rules.search",
     **{f"rljax.rollout.{name}": f"rljax.rollout.rules.{name}" for name in _RULES},
 }

@@ -80,9 +80,7 @@ class Contract:
     opponent: bool = False  # a rollout half of whose samples are those of an opponent
     rounds: bool = False  # a rollout that draws samples by the scores of those before
     every_row: bool = False  # a rollout whose batch has every sample that it scores
-    tree: object = (
-        None  # of the episodes that a rollout plays: rljax.rollout.players.episodes.tree.Tree
-    )
+    tree: object = None  # the TurnTree of the episodes that a rollout plays
     # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
     # dropped for one step, and what then ("error", "fill"). None: every group is learned from.
     drops_dead: tuple[float, str] | None = None
@@ -94,9 +92,12 @@ class Contract:
     # endpoint by its options base_url, model and timeout_s; its options are those of judge().
     asks: str = ""
     rubrics: bool = False  # a reward that reads the rubrics of a prompt
-    # Rewards: what a worker calls before the first sample, as lambda options: lambda: f(options).
-    # It refuses options by InputError, loads what is slow, or returns facts of the run by name.
+    # Rewards, environments: what a worker calls first, as lambda options: lambda: f(options). It
+    # refuses options by InputError, loads what is slow, or returns facts of the run by name.
     prepare: Callable[[], object] | None = None
+    # Rewards that are cheap and refuse their options by InputError: a worker first asks one of a
+    # made-up sample, so that a run does not start in which each of its scores would fail.
+    probed: bool = False
     # Placement: makes a mesh of the first of the devices that are free, by its option devices.
     places: bool = False
     # Update rules: a step changes every weight by about the learning rate, whatever the gradient.

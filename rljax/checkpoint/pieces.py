@@ -51,7 +51,7 @@ class Damaged(InputError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """A part of an array in host memory: `data` begins at `start` of the array."""
 
     name: str
@@ -77,7 +77,7 @@ def _moved(bounds, origin) -> Index:
 # -- writing --
 
 
-def snapshot(tree) -> list[Part]:
+def snapshot(tree) -> list[ArrayPart]:
     """Returns the parts of the arrays that this host writes, copied to its memory.
 
     Arrays that several hosts hold are written by all of them, some rows each.
@@ -102,15 +102,17 @@ def _holders(x: jax.Array) -> dict[tuple, list[int]]:
     return {bounds: sorted(holders) for bounds, holders in found.items()}
 
 
-def _own_part(name: str, bounds, data: jax.Array, holders: list[int], number: int) -> list[Part]:
+def _own_part(
+    name: str, bounds, data: jax.Array, holders: list[int], number: int
+) -> list[ArrayPart]:
     start, rank = tuple(low for low, _ in bounds), holders.index(hosts.index())
     if data.ndim and data.shape[0] >= len(holders) > 1 and data.nbytes >= SPLIT_BYTES:
         rows = data.shape[0]
         low, high = (rows * k // len(holders) for k in (rank, rank + 1))
-        return [Part(name, (start[0] + low, *start[1:]), _copied(data[low:high]))]
+        return [ArrayPart(name, (start[0] + low, *start[1:]), _copied(data[low:high]))]
     if rank != number % len(holders):
         return []
-    return [Part(name, start, _copied(data))]
+    return [ArrayPart(name, start, _copied(data))]
 
 
 def _copied(data: jax.Array) -> np.ndarray:
@@ -120,7 +122,7 @@ def _copied(data: jax.Array) -> np.ndarray:
     return shown.copy() if on_host or data.device.platform == "cpu" else shown
 
 
-def _pieces(parts: list[Part]) -> Iterator[bytes]:
+def _pieces(parts: list[ArrayPart]) -> Iterator[bytes]:
     piece = bytearray()
     for part in parts:
         data = memoryview(np.ascontiguousarray(part.data).reshape(-1).view(np.uint8))
@@ -135,7 +137,7 @@ def _pieces(parts: list[Part]) -> Iterator[bytes]:
         yield bytes(piece)
 
 
-def write(store: Store, parts: list[Part]) -> dict[str, dict]:
+def write(store: Store, parts: list[ArrayPart]) -> dict[str, dict]:
     """Puts the parts of this host into the store; returns {name: bytes and SHA-256} of
     the files."""
     head = f"{ARRAYS}/{hosts.index():04d}"

@@ -264,6 +264,8 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # an array, or a number of NumPy
         if getattr(value.dtype, "kind", "") not in "mM":  # dates: nanoseconds would be numbers
             return _plain(value.tolist(), where, depth + 1)
+    if hasattr(value, "as_py"):  # a value of pyarrow
+        return _plain(value.as_py(), where, depth + 1)
     kind = type(value).__name__
     if hasattr(value, "dtype") or isinstance(value, DATES):
         fix = "make it a text before: value.isoformat(), or str(value)"

@@ -21,7 +21,7 @@ from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.losses.constrained import constrained_policy_loss
 from rljax.metric import Metric
 from rljax.roles import program
-from rljax.shaping.constrained import Responses, Targets
+from rljax.shaping.constrained import GroupedResponses, Targets
 
 _OF_A_STEP = {
     "cgpo/compliant_fraction": Metric("samples that satisfy all judges", "share", "rises to 1"),
@@ -176,7 +176,7 @@ def responses_of(batch, rows: int):
     live, tokens = of(jnp.any(policy, axis=1)), of(jnp.sum(policy, axis=1))
     known, scores = live[:, -1], of(batch.scores)
     log_ratios = of(jnp.sum(gap, axis=1))
-    responses = Responses(
+    responses = GroupedResponses(
         rewards=scores[:, :-1],
         compliant=compliant[:, :-1],
         log_ratios=log_ratios[:, :-1],
@@ -196,7 +196,7 @@ class Chosen(NamedTuple):
     examples: Batch
     loss: Callable
     keep: jax.Array
-    responses: Responses
+    responses: GroupedResponses
     task: jax.Array
     targets: list[Targets]
 

@@ -77,7 +77,7 @@ def label_lines(
     passes: Sequence[bool] | None = None,
     neutral: Neutral = "zero",
     is_neutral: Callable[[str], bool] = is_neutral_line,
-    tasks: Sequence[Hashable] | None = None,
+    problems: Sequence[Hashable] | None = None,
     cache: dict | None = None,
 ) -> tuple[list[LineLabels], dict[str, int]]:
     """Labels of every line of every program, by binary search for the first rejected prefix.
@@ -86,16 +86,16 @@ def label_lines(
     called once per round, for all programs still open. At most ceil(log2(N + 1)) probes of N lines
     each. `passes` marks whole programs that pass: all +1, no search; None = none does. Neutral
     lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their line
-    ("inherit"). Programs of equal `tasks` share the answers about a prefix that both start with;
+    ("inherit"). Programs of equal `problems` share the answers about a prefix that both start with;
     `cache` (a dict, filled here) keeps them for the next call.
 
     Returns (labels, {"rounds", "probes", "asked"}); `asked` counts the probes that the completer
-    answered. Raises InputError for another `neutral`, and unless `passes` and `tasks` have one
+    answered. Raises InputError for another `neutral`, and unless `passes` and `problems` have one
     value for each program.
     """
     if neutral not in ("zero", "drop", "inherit"):
         raise InputError("label_lines(neutral)", value=neutral, fix="write zero, drop or inherit")
-    for name, given in (("passes", passes), ("tasks", tasks)):
+    for name, given in (("passes", passes), ("problems", problems)):
         if given is not None and len(given) != len(programs):
             raise InputError(
                 f"label_lines({name})",
@@ -112,7 +112,7 @@ def label_lines(
 
     def key(i: int) -> Hashable:
         kept = searches[i].ends[searches[i].middle - 1]
-        return (i if tasks is None else ("task", tasks[i])), tuple(programs[i][:kept])
+        return (i if problems is None else ("problem", problems[i])), tuple(programs[i][:kept])
 
     counts = {"rounds": 0, "probes": 0, "asked": 0}
     while any(s.open for s in searches):

@@ -200,7 +200,7 @@ def label_programs(
         accepts,
         passes=passed,
         neutral=neutral,
-        tasks=[(p.prompt, p.head) for p in programs],
+        problems=[(p.prompt, p.head) for p in programs],
     )
     seconds = time.perf_counter() - started
     rows = []

@@ -18,7 +18,7 @@ from pathlib import Path
 from rljax.environments.episode import chosen_fields
 from rljax.environments.messages import EpisodeLimits, Step
 from rljax.environments.play_worker import HOME, Reply
-from rljax.environments.supervisor import Played, Supervisor
+from rljax.environments.supervisor import EpisodeSupervisor, OpenEpisode
 from rljax.errors import InputError
 from rljax.workers.function import resolve_for_workers
 from rljax.workers.prints import Prints
@@ -52,7 +52,7 @@ class EpisodeCrew:
         self.text, self.limits, self.retries = text, limits, retries
         self.component = resolve_for_workers("environment", text, HOME)
         self._owner = os.getpid()
-        self._supervisor = Supervisor(
+        self._supervisor = EpisodeSupervisor(
             self.component,
             pickle.dumps(tokenizer),
             limits,
@@ -61,10 +61,10 @@ class EpisodeCrew:
             int(memory_gb * (1 << 30)),
             log and Prints(log),
         )
-        self._played: dict[int, Played] = {}
+        self._played: dict[int, OpenEpisode] = {}
         self._attempts: dict[int, int] = {}  # the one whose Step was last handed out
         self._owing: set[int] = set()
-        self._kept: list[tuple[Played, int, Step]] = []  # came while others were asked for
+        self._kept: list[tuple[OpenEpisode, int, Step]] = []  # came while others were asked for
         self._finalizer = weakref.finalize(self, self._supervisor.stop)
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class EpisodeCrew:
                 fix="use plain values: text, numbers, lists, dicts",
             ) from error
         replies = [([int(i) for i in ids], *left) for ids, *left in replies]
-        played = self._played[number] = Played(number, blob, attempt, replies, list(marks))
+        played = self._played[number] = OpenEpisode(number, blob, attempt, replies, list(marks))
         self._attempts[number] = attempt
         if played.owes:
             self._owing.add(number)
@@ -187,8 +187,8 @@ class EpisodeCrew:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Returns the result of the environment's prepare_worker: facts such as the tier of its
-        sandbox."""
+        """Returns what `contract(prepare=...)` of the environment has returned: facts such as the
+        tier of its sandbox."""
         return dict(self._supervisor.notes)
 
     def take_counts(self) -> dict[str, float]:

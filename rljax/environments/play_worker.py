@@ -36,7 +36,7 @@ from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
 from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
-from rljax.workers.progress import Progress
+from rljax.workers.progress import WorkerProgress
 from rljax.workers.wire import frame, read_frame, take_frame
 
 HOME = "rljax.environments"
@@ -336,7 +336,7 @@ class _Loop(asyncio.SelectorEventLoop):
 class _Selector(selectors.DefaultSelector):
     """Says when an event loop waits and when it runs."""
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: WorkerProgress):
         super().__init__()
         self._progress = progress
 

@@ -17,10 +17,9 @@ from rljax.components import Component
 from rljax.contracts import spec
 from rljax.environments.messages import EpisodeLimits, Step, is_step
 from rljax.environments.play_worker import ON_LOOP, Reply
-from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
-from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
 from rljax.workers.process import WorkerProcess
+from rljax.workers.supervisor import START_TIMEOUT_S, Supervisor, how_it_ended
 from rljax.workers.wire import frame
 
 # Of an episode whose workers ended while nobody's code ran: a thread of somebody's, or the kernel.
@@ -28,7 +27,7 @@ _MOST_STRIKES = 3
 
 
 @dataclasses.dataclass(eq=False)
-class Played:
+class OpenEpisode:
     """One episode, with all that is needed to play it again."""
 
     number: int
@@ -51,17 +50,20 @@ class PlayWorker(WorkerProcess):
     """A worker that plays. `state`: "starting", then "ready"; "dead" at the end."""
 
     def __init__(self, facts: bytes, folder: str, path: list[str], memory_bytes: int, pipe: bool):
-        self.played: dict[int, Played] = {}  # by ticket
+        self.played: dict[int, OpenEpisode] = {}  # by ticket
         self.mail: list[tuple] = []  # to be sent together
         self.announced = -1  # the ticket whose code it said it would run, where it says so
         super().__init__("rljax.environments.play_worker", {}, folder, path, memory_bytes, pipe)
         self.post(facts)
 
 
-class Supervisor(Crew):
-    """`size` workers and the thread that owns them, from `start` until `stop`. `news` holds
-    (episode, attempt, Step) for all steps, and an exception if the workers cannot be kept."""
+class EpisodeSupervisor(Supervisor):
+    """`size` workers that play, and the thread that owns them, from `start` until `stop`. `news`
+    holds (episode, attempt, Step) for all steps, and an exception if the workers cannot be kept."""
 
+    name = "environment"
+    cannot_load = "a worker could not load environment {}"
+    closed = "these workers are closed"
     sends = (Step,)
 
     def __init__(
@@ -74,48 +76,32 @@ class Supervisor(Crew):
         memory_bytes: int,
         prints: Prints | None,
     ):
-        super().__init__(size, prints, "environment")
-        self.component, self.retries, self.memory_bytes = component, retries, memory_bytes
+        super().__init__(component, size, memory_bytes, prints)
+        self.retries = retries
         self.timeout_s, self.repeatable = limits.turn_timeout_s, spec(component).repeatable
         self.news: queue.SimpleQueue = queue.SimpleQueue()
-        self.started: queue.SimpleQueue = queue.SimpleQueue()
-        self.notes: dict[str, str] = {}  # what the environment's prepare_worker has said
         self.counts: collections.Counter = collections.Counter()
         self.lock = threading.Lock()  # of the counts
         self._facts = frame((component.text, tokenizer, limits))
-        self._homeless: collections.deque[Played] = collections.deque()
+        self._homeless: collections.deque[OpenEpisode] = collections.deque()
         self._tickets = 0
-        self._is_started = False
-
-    def start(self) -> None:
-        """Starts the workers and returns once all are ready. Raises InputError if one cannot load
-        the environment."""
-        self.thread.start()
-        error = self.started.get()
-        if error is not None:
-            raise error
 
     # -- the thread. Orders: ("open", played), ("reply", played, attempt, reply), ("drop", played)
 
-    def listen(self) -> None:
-        """Takes up the driver's orders about episodes."""
-        while True:
-            try:
-                verb, played, *content = self.orders.get_nowait()
-            except queue.Empty:
-                return
-            if verb == "open":
-                self._homeless.append(played)
-            elif verb == "drop":
-                self._forget(played)
-            elif content[0] == played.attempt and not played.over:
-                played.replies.append(content[1])
-                if played.worker is not None:
-                    played.worker.mail.append(("reply", played.ticket, content[1]))
+    def take_order(self, verb: str, played: OpenEpisode, *content) -> None:
+        """Takes up the driver's order about an episode."""
+        if verb == "open":
+            self._homeless.append(played)
+        elif verb == "drop":
+            self._forget(played)
+        elif content[0] == played.attempt and not played.over:
+            played.replies.append(content[1])
+            if played.worker is not None:
+                played.worker.mail.append(("reply", played.ticket, content[1]))
 
     def wanted(self) -> bool:
         """Returns whether an episode waits for a worker."""
-        return bool(self._homeless) or not self._is_started
+        return bool(self._homeless)
 
     def new_worker(self) -> PlayWorker:
         """Starts a worker that loads the environment and the tokenizer."""
@@ -125,9 +111,6 @@ class Supervisor(Crew):
     def hand_out(self) -> None:
         """Gives each waiting episode to the worker with the fewest, and sends all
         pending messages."""
-        if not self._is_started and all(worker.state == "ready" for worker in self.workers):
-            self._is_started = True
-            self.started.put(None)
         while self._homeless and self.workers:
             played = self._homeless.popleft()
             worker = min(self.workers, key=lambda one: len(one.played))
@@ -176,23 +159,15 @@ class Supervisor(Crew):
         return played is None or played.number == step.episode
 
     def heard(self, worker: PlayWorker, kind: str, content: object) -> None:
-        """Handles a message of a worker: steps, its readiness, or a failed start. Raises InputError
-        if the worker could not load the environment."""
+        """Handles steps, and the notes of whose code runs next."""
         if kind == "steps":
             for ticket, step, mark in content:
                 if (played := worker.played.get(ticket)) is not None:
                     self._say(played, step, mark)
-        elif kind == "runs":
-            worker.announced = content
-        elif kind == "ready":
-            worker.state, self.failed_starts = "ready", 0
-            self.notes |= content
         else:
-            self.discard(worker)
-            what = f"a worker could not load environment {self.component.text!r}"
-            raise worker_failed(what, content)
+            worker.announced = content
 
-    def _say(self, played: Played, step: Step, mark: bytes) -> None:
+    def _say(self, played: OpenEpisode, step: Step, mark: bytes) -> None:
         self._count("seconds", step.seconds)
         if step.failure:
             self._fail_attempt(played, step)
@@ -205,7 +180,7 @@ class Supervisor(Crew):
         step = dataclasses.replace(step, restart=restart, mark=mark)
         self.news.put((played, played.attempt, step))
 
-    def _fail_attempt(self, played: Played, step: Step) -> None:
+    def _fail_attempt(self, played: OpenEpisode, step: Step) -> None:
         """An episode has failed: it is played anew, with the same seeds, or that is its end."""
         self._forget(played, told=False)
         if played.attempt < self.retries:
@@ -219,7 +194,7 @@ class Supervisor(Crew):
         self._count(f"failed/{step.kind.replace(' ', '_')}")
         self.news.put((played, played.attempt, step))
 
-    def _forget(self, played: Played, told: bool = True) -> None:
+    def _forget(self, played: OpenEpisode, told: bool = True) -> None:
         """Nobody wants an episode any more; its worker is `told` where it does not know."""
         played.over, worker = True, played.worker
         if worker is None:
@@ -267,7 +242,7 @@ class Supervisor(Crew):
         for played in guilty:
             self._fail_attempt(played, _failure(played, kind, why, seconds))
 
-    def _struck(self, worker: PlayWorker) -> list[Played]:
+    def _struck(self, worker: PlayWorker) -> list[OpenEpisode]:
         """Those that owed a step once too often when a worker ended for no reason to be seen.
         Where they are played next, the worker says before each step whose code it runs."""
         owing = [played for played in worker.played.values() if played.owes]
@@ -275,7 +250,7 @@ class Supervisor(Crew):
             played.strikes += 1
         return [played for played in owing if played.strikes >= _MOST_STRIKES]
 
-    def _scatter(self, worker: PlayWorker, guilty: list[Played]) -> None:
+    def _scatter(self, worker: PlayWorker, guilty: list[OpenEpisode]) -> None:
         """Kills a worker. Its episodes, but for the guilty, go to others."""
         innocent = [played for played in worker.played.values() if played not in guilty]
         if worker.state != "starting":
@@ -294,23 +269,17 @@ class Supervisor(Crew):
                 self._fail_attempt(played, _failure(played, "killed", why))
 
     def fail(self, error: Exception) -> None:
-        """Kills all workers, and tells the driver the error of the crew itself."""
+        """Kills all workers, and tells the driver the error of the supervisor itself."""
         for worker in list(self.workers):
             worker.played.clear()
             self.discard(worker)
         self._homeless.clear()
-        if not self._is_started:
-            self._is_started = True
-            self.started.put(error)
-        else:
-            self.news.put(error)
+        self.news.put(error)
 
     def ended(self) -> None:
-        """Tells the driver that the crew is closed."""
-        closed = RuntimeError("these workers are closed")
-        self.started.put(closed)
-        self.news.put(closed)
+        """Tells the driver that the supervisor is closed."""
+        self.news.put(RuntimeError(self.closed))
 
 
-def _failure(played: Played, kind: str, why: str, seconds: float = 0.0) -> Step:
+def _failure(played: OpenEpisode, kind: str, why: str, seconds: float = 0.0) -> Step:
     return Step(played.number, ended=True, failure=why, kind=kind, seconds=seconds)

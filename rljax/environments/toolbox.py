@@ -39,7 +39,7 @@ from rljax.environments.schemas import checked_arguments, schema_of
 from rljax.errors import InputError
 from rljax.rewards.sandbox.tiers import SandboxError, sandbox_tier
 
-__all__ = ["Toolbox", "answered", "described", "prepare_worker", "toolbox", "tools"]
+__all__ = ["Toolbox", "answered", "described", "toolbox", "tools"]
 
 HOME = NAMESPACES["tool"]
 ToolText = component_in(HOME)
@@ -52,6 +52,7 @@ _LONGEST_ERROR = 500  # characters
     safe=True,
     repeatable=lambda options: all(spec(_component(f)).repeatable for f in options["functions"]),
     on_limit=None,
+    prepare=lambda options: functools.partial(_prepare, options["functions"]),
 )
 def tools(*, functions: tuple[ToolText, ...] = ()) -> Generator[object, Reply, None]:
     """The prompt of the row, and answers to the policy's calls until a reply has none; then
@@ -65,10 +66,10 @@ def tools(*, functions: tuple[ToolText, ...] = ()) -> Generator[object, Reply, N
         reply = yield [box.answer(call) for call in reply.calls]
 
 
-def prepare_worker(component: Component) -> dict[str, str]:
+def _prepare(functions: Sequence[str]) -> dict[str, str]:
     """Makes the tools of `tools` once, before the first clock starts: an index takes its time.
     Returns the tier of the sandbox if one of them uses it."""
-    box = toolbox(component.options.get("functions", ()))
+    box = toolbox(functions)
     modules = {getattr(tool.function, "__module__", "") for tool in box.tools.values()}
     return {"sandbox_tier": sandbox_tier()} if f"{HOME}.python_tool" in modules else {}
 

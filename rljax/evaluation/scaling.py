@@ -8,7 +8,7 @@ import numpy as np
 from rljax.config.declare import check_options
 from rljax.config.run_options import ScalingOptions
 from rljax.errors import InputError
-from rljax.report.run_folder import Run, read_run
+from rljax.report.run_folder import RecordedRun, read_run
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder
 
@@ -60,7 +60,7 @@ def fit_sigmoid(
 # -- run folders --
 
 
-def points(run: Run, metric: str, compute: str) -> tuple[np.ndarray, np.ndarray]:
+def points(run: RecordedRun, metric: str, compute: str) -> tuple[np.ndarray, np.ndarray]:
     """(compute [n], performance [n]) of the last phase of a run, at every step that logged
     `metric`. Compute is the number of steps of that phase, or another metric of metrics.jsonl
     summed over them."""
@@ -79,7 +79,7 @@ def points(run: Run, metric: str, compute: str) -> tuple[np.ndarray, np.ndarray]
     return x, y
 
 
-def starting_value(run: Run, metric: str) -> float:
+def starting_value(run: RecordedRun, metric: str) -> float:
     """The performance before the last phase: the last value of the phase before, else the summary's
     evaluation at the start. Raises InputError where the run folder does not hold it."""
     phases = run.phases()

@@ -27,7 +27,7 @@ END_S = 120.0  # from the kill of a host to the end of all
 
 
 @dataclasses.dataclass
-class Stage:
+class Start:
     """One start of a run, and how it ended."""
 
     name: str
@@ -48,7 +48,7 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
         raise InputError(f"{out} holds an earlier one", fix="another --out, or remove it")
     stages = []
 
-    def run(name: str, folder: str, count: int, kill: bool = False) -> Stage:
+    def run(name: str, folder: str, count: int, kill: bool = False) -> Start:
         each = devices * hosts // count  # the same devices in all
         command = [sys.executable, "-m", "rljax", "pod", "local", f"--hosts={count}"]
         words = (*TRAIN, f"--config.run_dir={out / folder}")
@@ -66,7 +66,7 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
             process.terminate()
             code = process.wait()
         seconds = round(time.monotonic() - begin, 1)
-        stages.append(Stage(name, count, code, seconds, weights(out / folder)))
+        stages.append(Start(name, count, code, seconds, weights(out / folder)))
         return stages[-1]
 
     whole = run("whole", "whole", hosts)
@@ -99,7 +99,7 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
         )
     store, stages = Store(out), []
 
-    def run(name: str, folder: str, kill: bool = False) -> Stage:
+    def run(name: str, folder: str, kill: bool = False) -> Start:
         print(f"accept: {name}, {cloud.pod.hosts} hosts", flush=True)
         command, begin = (*TRAIN, f"--config.run_dir={out}/{folder}"), time.monotonic()
         remote.bring_up(cloud, poll_s)
@@ -120,7 +120,7 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
         names = [n for n in store.sizes(f"{folder}/policy") if n.endswith(".safetensors")]
         digests = [hashlib.sha256(store.read(n)).hexdigest() for n in sorted(names)]
         seconds = round(time.monotonic() - begin, 1)
-        stages.append(Stage(name, cloud.pod.hosts, code, seconds, " ".join(digests)))
+        stages.append(Start(name, cloud.pod.hosts, code, seconds, " ".join(digests)))
         return stages[-1]
 
     whole, again = run("whole", "whole"), run("killed and started again", "killed", kill=True)
@@ -167,7 +167,7 @@ def _child(parent: int, host: str) -> int:
     )
 
 
-def _written(stages: list[Stage], checks: dict[str, bool], out: Path, what: str) -> dict:
+def _written(stages: list[Start], checks: dict[str, bool], out: Path, what: str) -> dict:
     versions = {"python": platform.python_version(), "rljax": rljax.__version__}
     for name in ("jax", "jaxlib", "libtpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -12,7 +12,7 @@ from rljax.errors import InputError
 from rljax.files import json_object, open_file, read_text
 from rljax.gguf.header import Header, read_header
 from rljax.gguf.model_config import hf_config, hf_tensors, kind_of
-from rljax.gguf.rows import Rows, check_types
+from rljax.gguf.rows import StoredTensor, check_types
 from rljax.gguf.tokenizer import generation_config, tokenizer_files
 
 _FORM = 1  # of what is written: raise it where the same file becomes another folder
@@ -94,9 +94,9 @@ def _write(folder: Path, path: Path, texts: dict[str, dict]) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def tensors_of(path: Path) -> dict[str, Rows]:
-    """Returns {Hugging Face name: Rows} of a GGUF file. Raises InputError where it has changed
-    since the folder beside it was written."""
+def tensors_of(path: Path) -> dict[str, StoredTensor]:
+    """Returns {Hugging Face name: StoredTensor} of a GGUF file. Raises InputError where it has
+    changed since the folder beside it was written."""
     note = path.parent / _SOURCE
     if note.exists():
         known, now = json_object(read_text(note, _LARGEST_NOTE), note), _identity(path)

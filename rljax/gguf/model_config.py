@@ -16,7 +16,7 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes
 from rljax.gguf.header import Header, Tensor
-from rljax.gguf.rows import Rows
+from rljax.gguf.rows import StoredTensor
 
 LOG = logging.getLogger("rljax")
 _LARGEST = 1e15  # of any number
@@ -432,7 +432,7 @@ def _llama3(header: Header, config: dict) -> dict:
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
-def hf_tensors(header: Header) -> dict[str, Rows]:
+def hf_tensors(header: Header) -> dict[str, StoredTensor]:
     """Returns {Hugging Face name: where and how its rows are stored}. A tensor without a name there
     keeps its own. Raises InputError for queries or keys whose rows are no pairs of each head."""
     kind, architecture = kind_of(header), header.metadata["general.architecture"]
@@ -456,5 +456,7 @@ def hf_tensors(header: Header) -> dict[str, Rows]:
                 fix=_ANOTHER,
             )
         shift = -kind.norm_shift if name.endswith("norm.weight") else 0.0
-        out[hf_name] = Rows(tensor.type, tensor.shape, tensor.begin, tensor.end, paired, shift)
+        out[hf_name] = StoredTensor(
+            tensor.type, tensor.shape, tensor.begin, tensor.end, paired, shift
+        )
     return out

@@ -33,7 +33,7 @@ _SHOWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class StoredTensor:
     """A tensor as it lies in the file, and what makes a Hugging Face tensor of it.
 
     `heads` above 0: each head's rows (a pair is two neighbours) are put into the order of a
@@ -61,7 +61,7 @@ def check_types(header: Header) -> None:
         )
 
 
-def decoded(rows: Rows, file: int, path: Path, first: int, out: np.ndarray) -> None:
+def decoded(rows: StoredTensor, file: int, path: Path, first: int, out: np.ndarray) -> None:
     """Fills `out` [n, ...] (float32) with n rows of a tensor from `first` on, as the
     package decodes them."""
     wide = rows.shape[-1] if len(rows.shape) > 1 else 1
@@ -75,7 +75,7 @@ def decoded(rows: Rows, file: int, path: Path, first: int, out: np.ndarray) -> N
         out += np.float32(rows.shift)
 
 
-def _values(rows: Rows, file: int, path: Path, first: int, count: int) -> np.ndarray:
+def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -> np.ndarray:
     """`count` rows of a tensor; of one axis, as many values."""
     if len(rows.shape) == 1:  # the codes of one row cannot be cut everywhere
         whole = _dequantized(_codes(rows, file, path, 0, 1), rows.type).reshape(-1)
@@ -91,7 +91,7 @@ def _values(rows: Rows, file: int, path: Path, first: int, count: int) -> np.nda
     return _dequantized(codes[stored - begin], rows.type)
 
 
-def _stored_row(row: np.ndarray, rows: Rows) -> np.ndarray:
+def _stored_row(row: np.ndarray, rows: StoredTensor) -> np.ndarray:
     """The row of the file that a row of the Hugging Face tensor is."""
     tall = rows.shape[0] // rows.heads
     head, within = np.divmod(row, tall)
@@ -99,7 +99,7 @@ def _stored_row(row: np.ndarray, rows: Rows) -> np.ndarray:
     return head * tall + 2 * pair + half
 
 
-def _codes(rows: Rows, file: int, path: Path, first: int, count: int) -> np.ndarray:
+def _codes(rows: StoredTensor, file: int, path: Path, first: int, count: int) -> np.ndarray:
     """uint8 [count, bytes of a row]."""
     total = math.prod(rows.shape[:-1])
     wide = (rows.end - rows.begin) // max(total, 1)

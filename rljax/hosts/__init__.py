@@ -22,7 +22,7 @@ from rljax import heartbeat
 from rljax.errors import InputError
 from rljax.hosts.client import Client, CoordinationService
 from rljax.hosts.cluster import Cluster, environment, find
-from rljax.hosts.console import Console
+from rljax.hosts.console import ConsoleCopy
 from rljax.hosts.exchange import Exchange, HostFailed
 from rljax.hosts.rendezvous import meet, say
 from rljax.hosts.shutdown import STOPPED, Ending, saved
@@ -233,7 +233,7 @@ def watched(
     heartbeat.at_start()
     if not os.isatty(1):  # a display that is drawn anew is no log
         log = str(folder / f"host-{index():03d}.log")
-        _ending.console = Console(log, _exchange.index, _exchange.names)
+        _ending.console = ConsoleCopy(log, _exchange.index, _exchange.names)
     _exchange.asked, _ending.keep = Notices(told), keep
     notices = _exchange.asked
     know = _ending.console.know if _ending.console else lambda phases: None

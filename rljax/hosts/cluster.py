@@ -320,7 +320,7 @@ def _ranges(text: str) -> list[str]:
 
 
 def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPUs, of those that this task sees, which are its own; None: all.
+    """Returns the GPUs, of those that this task of SLURM sees, which are its own; None: all.
 
     One task of a node takes all of them (JAX by itself would take one). Several share what they
     see, unless SLURM has bound a part to each already.

@@ -1,7 +1,7 @@
 """Keeps what a host prints in a file, and says why it ended when the host itself no longer can.
 
-`Console` starts this file as a process of its own: it copies the output, outlives the host for a
-moment, and translates JAX's last lines ("tasks: 3") into the names of hosts. A thread could do
+`ConsoleCopy` starts this file as a process of its own: it copies the output, outlives the host for
+a moment, and translates JAX's last lines ("tasks: 3") into the names of hosts. A thread could do
 neither: JAX ends a process by abort, and after kill -9 it prints nothing.
 """
 
@@ -21,7 +21,7 @@ _SILENT = re.compile(r"stopped sending heartbeats\):\n((?:\d+\n)+)")
 _NO_LEADER = re.compile(r"Failed to send RPC to coordination service|leader task was preempted")
 
 
-class Console:
+class ConsoleCopy:
     """The output of this process, copied to a file until `close`."""
 
     def __init__(self, path: str, host: int, names: tuple[str, ...]):

@@ -1,5 +1,7 @@
 """The loss of CGPO (arXiv 2409.20370): likelihoods and pairs that its optimizers chose
-(rljax.shaping.constrained), of several tasks at once. Axes: B rows, S tokens, L tasks, N examples.
+(rljax.shaping.constrained), of several tasks of a mixture at once.
+
+Axes: B rows, S tokens, L tasks, N examples.
 """
 
 import jax

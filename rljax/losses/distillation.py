@@ -23,7 +23,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import (
     CHUNK_LOGITS,
-    Options,
+    LogprobOptions,
     capped,
     head_product,
     raw_logits,
@@ -80,7 +80,7 @@ class Readout:
     @property
     def vocabulary(self) -> int:
         """V, the number of entries of the head."""
-        return vocab_size_of(self.head, Options(vocab_first=self.vocab_first))
+        return vocab_size_of(self.head, LogprobOptions(vocab_first=self.vocab_first))
 
     def at(self, hidden: jax.Array) -> "Readout":
         """Returns the logits of other hidden states [..., S, D]."""
@@ -90,7 +90,7 @@ class Readout:
 def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
     """Log-probs of the whole vocabulary at temperature: [..., V]."""
     hidden, head, precision = head_product(readout.hidden, readout.head, readout.float32_head)
-    options = Options(vocab_first=readout.vocab_first, precision=precision)
+    options = LogprobOptions(vocab_first=readout.vocab_first, precision=precision)
     z = capped(raw_logits(hidden, head, options) * readout.logit_scale, readout.soft_cap)
     return jax.nn.log_softmax(z / temperature, axis=-1)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.models.attention_paths import Prefix
+from rljax.models.attention_paths import PackedPrefix
 
 
 def preceding(x: jax.Array, batch: Batch) -> jax.Array:
@@ -25,8 +25,8 @@ def describing(x: jax.Array, batch: Batch) -> jax.Array:
     return preceding(x, batch) if batch.previous is None else x
 
 
-def prefix_of(batch: Batch) -> Prefix | None:
+def prefix_of(batch: Batch) -> PackedPrefix | None:
     """Returns the prefixes that the segments of packed rows continue; None where there are none."""
     if batch.prefix_ids is None:
         return None
-    return Prefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)
+    return PackedPrefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)

@@ -46,7 +46,7 @@ def attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: jax.Array | None = None,
-    prefix: paths.Prefix | None = None,
+    prefix: paths.PackedPrefix | None = None,
     impl: str = "auto",
     context_attention: str = "auto",
     apart: bool = False,

@@ -7,7 +7,7 @@ rljax.models.attention chooses.
 One rule for all: row t attends to columns s <= t of its own segment, and s > t - window where
 window > 0. Padding is segment 0, and attends to padding: every row has a column, so no softmax is
 empty. `sinks` [H] is one more logit per head in the denominator that carries no value. Packed rows
-(`Prefix`): segments stay within a block, and a token sees the prefix that it continues, too.
+(`PackedPrefix`): segments stay within a block, and a token sees the prefix that it continues, too.
 
 Axes: B rows, S query tokens, T key tokens, H heads, K kv heads, R heads per kv head, E head size of
 queries and keys, F head size of values. Token-major [B, S, H, E] unless said otherwise.
@@ -26,7 +26,7 @@ LANES = 128  # of a TPU
 PAGE_TOKENS, PAGE_BYTES, PAGED_QUERIES = 512, 4 * 2**20, 8
 
 
-class Prefix(NamedTuple):
+class PackedPrefix(NamedTuple):
     """The prefixes that the tokens of packed rows continue (the fields of rljax.batch.Batch). Rows
     are W blocks of S / W tokens."""
 
@@ -116,7 +116,7 @@ def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax
     return (row_segments[:, :, None] == column_segments[:, None, :]) & near[None]
 
 
-def continued_columns(segments, prefix: Prefix, window) -> jax.Array:
+def continued_columns(segments, prefix: PackedPrefix, window) -> jax.Array:
     """Returns the columns of the prefix that each token continues, the last `window` positions of
     them: [B, S, S] bool."""
     column = jnp.arange(segments.shape[1])
@@ -152,20 +152,20 @@ def by_block(x, blocks: int, whole: int) -> jax.Array:
     return pad_axis(x.reshape(b * blocks, tokens // blocks, *heads).swapaxes(1, 2), 2, whole)
 
 
-def prefix_blocks(x, prefix: Prefix) -> jax.Array:
+def prefix_blocks(x, prefix: PackedPrefix) -> jax.Array:
     """Returns x [B, S, ...] with the block of the prefixes in each block's place."""
     b, blocks = prefix.blocks.shape
     apart = x.reshape(b, blocks, -1, *x.shape[2:])
     return jax.vmap(lambda row, chosen: row[chosen])(apart, prefix.blocks).reshape(x.shape)
 
 
-def looked_for(prefix: Prefix) -> jax.Array:
+def looked_for(prefix: PackedPrefix) -> jax.Array:
     """Returns the id of the prefix that each token continues, [B, S]; one that nothing has for
     none, as padding is segment 0."""
     return jnp.where(prefix.ids > 0, prefix.ids, -1)
 
 
-def columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
+def columns(x, prefix: PackedPrefix | None, whole: int) -> list[jax.Array]:
     """Keys or values [B, S, K, E] -> [N, K, T, E] of the blocks and, if there are any, of their
     prefixes' blocks."""
     if prefix is None:
@@ -173,7 +173,7 @@ def columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
     return [by_block(y, prefix.blocks.shape[1], whole) for y in (x, prefix_blocks(x, prefix))]
 
 
-def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
+def columns_transposed(parts, x, prefix: PackedPrefix | None) -> jax.Array:
     """Returns the gradient of keys or values x [B, S, K, E] from the gradients of what `columns`
     made of them, [N, K, T, E] each: a prefix sums over the blocks that read it."""
     whole, dtype = parts[0].shape[2], parts[0].dtype

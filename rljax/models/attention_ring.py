@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from rljax.models import attention_splash, attention_xla
-from rljax.models.attention_paths import MASKED, Prefix, View, looked_for, pad_axis
+from rljax.models.attention_paths import MASKED, PackedPrefix, View, looked_for, pad_axis
 from rljax.models.remat import ATTENTION
 
 AXIS = "context"
@@ -62,7 +62,7 @@ def ring(
     v,
     segments,
     sinks,
-    prefix: Prefix | None,
+    prefix: PackedPrefix | None,
     *,
     devices,
     impl,
@@ -110,7 +110,7 @@ class _Continued(NamedTuple):
     positions: jax.Array
 
 
-def _continued(segments, prefix: Prefix, whole: int) -> _Continued:
+def _continued(segments, prefix: PackedPrefix, whole: int) -> _Continued:
     blocks = prefix.blocks.shape[1]
     block = jnp.arange(segments.shape[1]) // (segments.shape[1] // blocks)
     own = jnp.stack([segments, jnp.broadcast_to(block[None, :], segments.shape)], axis=-1)

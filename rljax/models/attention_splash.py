@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from rljax.models.attention_paths import (
     LANES,
     MASKED,
-    Prefix,
+    PackedPrefix,
     View,
     by_block,
     columns,
@@ -40,7 +40,17 @@ class Rule:
 
 
 def splash(
-    q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap, interpret=False
+    q,
+    k,
+    v,
+    segments,
+    sinks,
+    prefix: PackedPrefix | None,
+    *,
+    scale,
+    window,
+    soft_cap,
+    interpret=False,
 ) -> jax.Array:
     """Runs splash attention, which skips the blocks that the causal and window mask rule out;
     arguments and result are as in attention_paths.reference: q [B, S, H, E] -> [B, S, H, F].

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rljax.models.attention_paths import (
     MASKED,
-    Prefix,
+    PackedPrefix,
     View,
     columns,
     columns_transposed,
@@ -75,7 +75,9 @@ class _Request(NamedTuple):
     spans: list[_Span]
 
 
-def xla(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap) -> jax.Array:
+def xla(
+    q, k, v, segments, sinks, prefix: PackedPrefix | None, *, scale, window, soft_cap
+) -> jax.Array:
     """Returns each query's softmax over its own segment and the prefix that it continues:
     q [B, S, H, E], k [B, S, K, E], v [B, S, K, F], segments [B, S] -> [B, S, H, F]."""
     return _attention(Rule(scale, window, soft_cap), q, k, v, sinks, segments, prefix)
@@ -216,7 +218,7 @@ def _flat(x) -> jax.Array:
 # -- what meets what
 
 
-def _request(rule: Rule, k, v, segments, prefix: Prefix | None) -> _Request:
+def _request(rule: Rule, k, v, segments, prefix: PackedPrefix | None) -> _Request:
     b, tokens = segments.shape
     blocks = 1 if prefix is None else prefix.blocks.shape[1]
     spans = _spans(tokens // blocks, rule.window)

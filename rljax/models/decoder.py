@@ -20,7 +20,7 @@ from rljax.mesh import constrain_step, constrain_tokens
 from rljax.models import invariant
 from rljax.models.adapters import lora
 from rljax.models.attention import attention, attention_cached, attention_paired
-from rljax.models.attention_paths import Prefix
+from rljax.models.attention_paths import PackedPrefix
 from rljax.models.cache import remember, shared_lanes
 from rljax.models.cache_tree import Nodes
 from rljax.models.config import LayerKind, ModelConfig, Rope
@@ -50,8 +50,10 @@ class Pass:
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
     nodes: Nodes | None = None  # or which nodes of trees the tokens are
-    prefix: Prefix | None = None  # of packed rows
-    chunks: tuple[jax.Array, Prefix | None] | None = None  # segments and prefix of layers with any
+    prefix: PackedPrefix | None = None  # of packed rows
+    chunks: tuple[jax.Array, PackedPrefix | None] | None = (
+        None  # segments and prefix of layers with any
+    )
     # Images: where their tokens stand [B, S], and what each of the first layers adds there
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
@@ -131,7 +133,7 @@ def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> di
     return found
 
 
-def chunked(config: ModelConfig, positions, segments, prefix: Prefix | None):
+def chunked(config: ModelConfig, positions, segments, prefix: PackedPrefix | None):
     """Returns segments and prefix of layers whose attention is cut into chunks: each chunk of a
     segment is one of its own, and so is that of the prefix that a token continues. Returns None if
     no layer is cut, or no row is longer than a chunk.

@@ -18,7 +18,7 @@ from flax import nnx
 
 from rljax.errors import InputError
 from rljax.kernels.row_tiles import in_tiles, tiled
-from rljax.models.attention_paths import MASKED, Prefix
+from rljax.models.attention_paths import MASKED, PackedPrefix
 
 BLOCK = 64  # keys of a block of attention
 
@@ -109,7 +109,7 @@ def _each(q, k, v, sinks, row, start, first, last, **how) -> jax.Array:
     return tiled(one, 2, (k, v, sinks), q, row, start, first, last)
 
 
-def whole_rows(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap):
+def whole_rows(q, k, v, segments, sinks, prefix: PackedPrefix | None, *, scale, window, soft_cap):
     """Returns attention within whole rows, q [B, S, H, E] -> [B, S, H, F]; the rule is that of
     rljax.models.attention_paths. The tokens of a segment stand side by side."""
     b, s = segments.shape

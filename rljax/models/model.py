@@ -21,7 +21,7 @@ from rljax.batch import Batch, at_last_token
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.kernels.logprob.options import (
-    Options,
+    LogprobOptions,
     capped,
     gradient_dtype,
     head_product,
@@ -314,7 +314,7 @@ class Model:
             wide = wide_dtype(gradient_dtype(hidden, head))
             how = dict(precision=precision, preferred_element_type=wide)
             return capped(project_transposed(hidden, head, **how), config.final_soft_cap)
-        options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
+        options = LogprobOptions(config.final_soft_cap, config.tie_embeddings, precision=precision)
 
         def rows(head, hidden):
             return logits(hidden, head, 1.0, options)

@@ -20,10 +20,10 @@ from rljax.models import padding
 from rljax.plan.chips import Chip
 from rljax.plan.flops import Product, Work, work
 from rljax.plan.hlo import DCN, Collective, traffic
-from rljax.plan.host import Seconds, expected_seconds, process_bytes
+from rljax.plan.host import WallAndCpuSeconds, expected_seconds, process_bytes
 from rljax.plan.memory import (
     COPY,
-    Estimate,
+    MemoryEstimate,
     Training,
     available_bytes,
     estimate,
@@ -33,7 +33,7 @@ from rljax.plan.memory import (
     training_bytes,
     zero_stages,
 )
-from rljax.plan.programs import RESHARD, Call, programs_of
+from rljax.plan.programs import RESHARD, ProgramCall, programs_of
 from rljax.sampler.layout_cost import LayoutCost
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
@@ -75,7 +75,7 @@ class Report:
     sent_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
-    expected: dict[str, Seconds] = dataclasses.field(default_factory=dict)
+    expected: dict[str, WallAndCpuSeconds] = dataclasses.field(default_factory=dict)
     error: str = ""
     needs: int = 0  # of a refused one, where the compiler reports it
     instead: bool = False
@@ -117,7 +117,7 @@ class Plan:
     topology: str
     mesh: dict[str, int]
     chip: Chip | None
-    estimate: Estimate
+    estimate: MemoryEstimate
     reports: list[Report]
     config: dict
     left: int | None = None
@@ -246,7 +246,7 @@ def make_plan(
     return plan
 
 
-def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 1) -> Report:
+def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 1) -> Report:
     """Compiles one program for the devices of `mesh`, and runs nothing of it. `held`: what the run
     holds all through (rljax.plan.memory.held_parts)."""
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
@@ -293,7 +293,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 
     return out
 
 
-def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
+def _refused(call: ProgramCall, held: dict, text: str, seconds: float) -> Report:
     beside, parts = _held(call, held)
     match = next(filter(None, (one.search(text) for one in _OVER)), None)
     needs = int(float(match[1]) * _UNIT[match[2]]) if match else 0
@@ -311,7 +311,7 @@ def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
     )
 
 
-def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
+def _held(call: ProgramCall, held: dict) -> tuple[int, dict[str, int]]:
     """(bytes that the run holds and this program does not read, bytes that it reads by part)."""
     read = {id(x) for x in jax.tree.leaves(call.arguments)}
     beside, parts = 0, {}
@@ -343,7 +343,7 @@ def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict
 # -- what looks wrong
 
 
-def replicated_arrays(call: Call) -> list[str]:
+def replicated_arrays(call: ProgramCall) -> list[str]:
     """Returns warnings of arguments of LARGE bytes that every device of several holds whole."""
     warnings = []
     for path, x in jax.tree_util.tree_leaves_with_path(call.arguments):

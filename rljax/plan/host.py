@@ -34,26 +34,32 @@ def process_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-class Seconds(NamedTuple):
+class WallAndCpuSeconds(NamedTuple):
     """Seconds by the clock, and those of processors, which other work on the machine changes
     least."""
 
     wall: float
     cpu: float
 
-    def times(self, count: float) -> "Seconds":
+    def times(self, count: float) -> "WallAndCpuSeconds":
         """Returns the seconds of `count` such pieces of work."""
-        return Seconds(self.wall * count, self.cpu * count)
+        return WallAndCpuSeconds(self.wall * count, self.cpu * count)
 
 
-def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> dict[str, Seconds]:
+def expected_seconds(
+    products: Mapping[Product, float], moved_bytes: float
+) -> dict[str, WallAndCpuSeconds]:
     """Returns {"products", "memory"}: the seconds of so many of each product, and of moving all
     other bytes that a program touches."""
     flops = {one: one.flops * count for one, count in products.items()}
     total = sum(flops.values())
     known = {one: size for one, size in flops.items() if size >= LEAST_SHARE * total}
     each = [product_seconds(one).times(products[one]) for one in known]
-    of_products = Seconds(*map(sum, zip(*each, strict=True))) if each else Seconds(0.0, 0.0)
+    of_products = (
+        WallAndCpuSeconds(*map(sum, zip(*each, strict=True)))
+        if each
+        else WallAndCpuSeconds(0.0, 0.0)
+    )
     others = moved_bytes - sum(one.bytes * count for one, count in products.items())
     return {
         "products": of_products.times(total / max(sum(known.values()), 1.0)),
@@ -62,7 +68,7 @@ def expected_seconds(products: Mapping[Product, float], moved_bytes: float) -> d
 
 
 @functools.cache
-def product_seconds(product: Product) -> Seconds:
+def product_seconds(product: Product) -> WallAndCpuSeconds:
     """Returns the seconds of one matrix product on this host."""
     left, right = (jnp.ones(shape, product.dtype) for shape in (product.left, product.right))
     how = dict(dimension_numbers=product.numbers, preferred_element_type=product.out_dtype)
@@ -71,13 +77,13 @@ def product_seconds(product: Product) -> Seconds:
 
 
 @functools.cache
-def byte_seconds() -> Seconds:
+def byte_seconds() -> WallAndCpuSeconds:
     """Returns the seconds of a byte read or written, by arrays that fit no cache."""
     x = jnp.ones(COPIED, jnp.float32)
     return _least_seconds(jax.jit(lambda x: x * 1.5), x).times(0.5 / x.nbytes)
 
 
-def _least_seconds(run, *arguments) -> Seconds:
+def _least_seconds(run, *arguments) -> WallAndCpuSeconds:
     jax.block_until_ready(run(*arguments))
     walls, cpus = [], []
     for _ in range(REPEATS):
@@ -87,4 +93,4 @@ def _least_seconds(run, *arguments) -> Seconds:
         cpus.append(time.process_time() - begun[1])
         if walls[-1] > LONG_S:
             break
-    return Seconds(min(walls), min(cpus))
+    return WallAndCpuSeconds(min(walls), min(cpus))

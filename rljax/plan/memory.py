@@ -112,7 +112,7 @@ def _used_bytes(config, weights: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes of one device: `held` from start to end of the run, `generate` and `learn` in addition
     while each of them runs, and `score` while scorers do whose weights wait on the host. `waiting`
     are bytes in the host's memory, `available` those that are free on a device, where it says so.
@@ -194,7 +194,7 @@ def _listed(parts: dict[str, int]) -> str:
     return ", ".join(f"{name} {human_bytes(count)}" for name, count in groups.items() if count)
 
 
-def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
+def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
     """Returns the estimate of the run's main phase. `roles` are those of abstract_roles(setup), if
     they have been made."""
     roles = abstract_roles(setup) if roles is None else roles
@@ -220,7 +220,7 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     if sampler_mesh(setup.groups) is not None:
         groups[SAMPLER] = {IN_FLIGHT: held.pop(IN_FLIGHT, 0), **generate}
         generate = {}
-    return Estimate(held, generate, learn, waiting, score=score, groups=groups)
+    return MemoryEstimate(held, generate, learn, waiting, score=score, groups=groups)
 
 
 def _generate(setup: Setup, roles: dict) -> dict[str, int]:
@@ -377,7 +377,7 @@ def available_bytes(setup: Setup) -> int | None:
     return min((least for least in hosts.gather(have) if least is not None), default=None)
 
 
-def check_fits(setup: Setup) -> Estimate:
+def check_fits(setup: Setup) -> MemoryEstimate:
     """Returns the estimate of a run. Raises InputError if the devices cannot hold it, with the
     changes of the config with which they can."""
     needs, have = estimate(setup), available_bytes(setup)
@@ -416,7 +416,7 @@ def _how_to_fit(setup: Setup, have: float) -> str:
     return f"{least}about {devices} such devices{rank}, or a smaller model"
 
 
-def _estimate_with(setup: Setup, changes: dict[str, object], have: float) -> Estimate:
+def _estimate_with(setup: Setup, changes: dict[str, object], have: float) -> MemoryEstimate:
     config = with_overrides(setup.config, changes, "plan")
     return estimate(fewest_microbatches(changed(setup, config), have))
 

@@ -32,7 +32,7 @@ RESHARD = "reshard"  # what planned_rollout calls the program that brings weight
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class ProgramCall:
     """A jitted function and its arguments. `trips` is the greatest number of iterations of a loop
     whose end depends on the data. `mesh`: what it runs on where that is not training's; `copy`: the
     weights that it reads there. `instead`: no step runs it, it stands beside the one that does."""
@@ -47,7 +47,7 @@ class Call:
     instead: bool = False
 
 
-def programs_of(setup: Setup, roles: dict) -> list[Call]:
+def programs_of(setup: Setup, roles: dict) -> list[ProgramCall]:
     """Returns the programs of every phase in the order in which they run: decoding, if the phase
     samples, then learning. Arguments are ShapeDtypeStructs; those of the main phase's roles are the
     very objects in `roles`, which abstract_roles has made."""
@@ -61,7 +61,7 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
     return calls
 
 
-def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
+def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> ProgramCall:
     """Returns the program that learns from a step's batch, every row at full length. Raises
     InputError for a dataflow without `rljax.roles.program`."""
     function = phase.dataflow.function
@@ -78,7 +78,7 @@ def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
         **roles_read(phase, roles),
         **phase.dataflow.options,
     )
-    return Call(name, function.run, positional, static=static)
+    return ProgramCall(name, function.run, positional, static=static)
 
 
 def planned(algorithm: Algorithm) -> Algorithm:
@@ -91,7 +91,7 @@ def planned(algorithm: Algorithm) -> Algorithm:
     return algorithm.replace(steps=dataclasses.replace(steps, packing=packing))
 
 
-def _decoding(setup: Setup, roles: dict) -> list[Call]:
+def _decoding(setup: Setup, roles: dict) -> list[ProgramCall]:
     """The programs of one step's rollout. Every group of the samples is live: a rollout that asks
     for live groups needs one round of the size that it begins with."""
     calls, config = [], setup.config
@@ -173,7 +173,7 @@ class _Planned:
             own = dataclasses.replace(role.decoding, layout=None, weight_dtype="")
             programs, _ = plan(*inputs, **how | dict(decoding=own))
             self.calls.extend(
-                Call(f"{name} as trained", *program, instead=True)
+                ProgramCall(f"{name} as trained", *program, instead=True)
                 for name, program in programs.items()
             )
         return batch
@@ -195,20 +195,22 @@ class _PlannedCritic:
         return self.role.state
 
     def valued(self, batch: Batch, rows: int = 0) -> Batch:
-        self.calls.append(Call("values", values_of, (self.role, batch), static=dict(rows=rows)))
+        self.calls.append(
+            ProgramCall("values", values_of, (self.role, batch), static=dict(rows=rows))
+        )
         return batch.replace(values=np.ones(batch.tokens.shape, np.float32))
 
 
-def _calls(role: Actor | Reference, weights, programs: dict[str, tuple]) -> list[Call]:
+def _calls(role: Actor | Reference, weights, programs: dict[str, tuple]) -> list[ProgramCall]:
     """The programs of one `generate` of a role; those that decode run on the mesh of decoding."""
     target = role.decoding.of(role.model)
     if RESHARD not in programs and not is_apart(role.model, target):
-        return [Call(name, *program) for name, program in programs.items()]
+        return [ProgramCall(name, *program) for name, program in programs.items()]
     copy = weights_like(target, weights, keep_dtypes=not role.decoding.weight_dtype)
     return [
-        Call(name, *program)
+        ProgramCall(name, *program)
         if name.startswith(RESHARD)
-        else Call(name, *program, mesh=target.mesh, copy=copy)
+        else ProgramCall(name, *program, mesh=target.mesh, copy=copy)
         for name, program in programs.items()
     ]
 
@@ -238,7 +240,7 @@ def _rewarded(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, Reward
     return batch, RewardReport(rows)
 
 
-def _each_once(calls: list[Call]) -> list[Call]:
+def _each_once(calls: list[ProgramCall]) -> list[ProgramCall]:
     """The calls without those that run the same program again. Names that repeat are numbered."""
     kept, known = [], set()
     for call in calls:
@@ -254,7 +256,7 @@ def _each_once(calls: list[Call]) -> list[Call]:
     return kept
 
 
-def _placed(calls: list[Call], setup: Setup) -> list[Call]:
+def _placed(calls: list[ProgramCall], setup: Setup) -> list[ProgramCall]:
     """The calls with this host's arrays replaced by shapes, whose rows are split over the mesh
     where they divide."""
 
@@ -265,7 +267,7 @@ def _placed(calls: list[Call], setup: Setup) -> list[Call]:
         layout = row_sharding(mesh) if fits else replicated(mesh)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
 
-    def placed(call: Call) -> Call:
+    def placed(call: ProgramCall) -> ProgramCall:
         mesh = call.mesh or setup.model.mesh
         shapes = jax.tree.map(lambda x: shape_of(x, mesh), call.arguments)
         return dataclasses.replace(call, arguments=shapes)

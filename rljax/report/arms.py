@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import nctdtr, ndtri, stdtrit
 
 from rljax.report.head import listing
-from rljax.report.run_folder import Run
+from rljax.report.run_folder import RecordedRun
 from rljax.tracking.charts import Series
 
 OWN = ("run_dir", "seed")  # fields of the config that runs of one arm differ in
@@ -25,14 +25,14 @@ class Arm:
 
     name: str
     seeds: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
 
-def averaged(runs: Sequence[Run]) -> tuple[list[Run], dict[int, str]]:
+def averaged(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], dict[int, str]]:
     """Returns the runs that means over seeds are taken of, and {id(run): why it is left out} of the
     others: the last steps of a run that has not finished are not those of runs that have."""
     left_out = {id(run): "no config.json" for run in runs if not run.config}
-    settings: dict[str, list[Run]] = {}
+    settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
         if run.config:
             settings.setdefault(_setting(listing(run.config)), []).append(run)
@@ -48,7 +48,7 @@ def averaged(runs: Sequence[Run]) -> tuple[list[Run], dict[int, str]]:
     return [run for run in runs if id(run) not in left_out], left_out
 
 
-def _finished(run: Run) -> bool:
+def _finished(run: RecordedRun) -> bool:
     return run.ended() and run.summary.get("status", "finished") == "finished"
 
 
@@ -56,7 +56,7 @@ def _setting(fields: Mapping[str, object]) -> str:
     return repr(sorted((name, value) for name, value in fields.items() if name not in OWN))
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def arms_of(runs: Sequence[RecordedRun]) -> list[Arm]:
     """Returns the arms, in the order of their first runs; [] if no two runs differ only in their
     seeds, or two have equal seeds, too."""
     fields = [listing(run.config) for run in runs]

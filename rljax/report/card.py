@@ -13,7 +13,7 @@ from rljax.errors import InputError
 from rljax.files import parse_yaml, read_json, read_json_object, read_text, yaml_text
 from rljax.report.head import field, title_of
 from rljax.report.redacted import redacted
-from rljax.report.run_folder import Estimate, Run, change_in_words, estimate, moment, pairs
+from rljax.report.run_folder import Estimate, RecordedRun, change_in_words, estimate, moment, pairs
 from rljax.tracking.charts import duration, escaped
 
 KINDS = {
@@ -45,7 +45,7 @@ def front_matter(text: str) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def base_of(run: Run, told: str = "") -> hub.HubName | None:
+def base_of(run: RecordedRun, told: str = "") -> hub.HubName | None:
     """Returns the model of the hub that a run started from: `told` by the user, else that of the
     config; None for random weights and for a local folder of unknown origin. Raises InputError for
     a `told` that names no model of the hub."""
@@ -76,7 +76,7 @@ def license_of(base: hub.HubName | None) -> str:
 
 
 def model_card(
-    run: Run,
+    run: RecordedRun,
     part: str,
     repository: str,
     *,
@@ -108,7 +108,7 @@ def model_card(
     return redacted(Template(text).substitute(words)) + "\n"
 
 
-def _head(run: Run, part: str, base: hub.HubName | None, license: str) -> dict:
+def _head(run: RecordedRun, part: str, base: hub.HubName | None, license: str) -> dict:
     out: dict[str, object] = {}
     if license:
         out["license"] = license
@@ -125,7 +125,7 @@ def _head(run: Run, part: str, base: hub.HubName | None, license: str) -> dict:
     return out
 
 
-def _datasets(run: Run) -> list[hub.HubName]:
+def _datasets(run: RecordedRun) -> list[hub.HubName]:
     data = run.config.get("data")
     texts = [data.get("train"), *(data.get("sources") or ())] if isinstance(data, Mapping) else []
     texts.append(field(run.config, "sft.data"))
@@ -177,7 +177,7 @@ def _fence(text: str, least: int) -> str:
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
-def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> dict[str, str | None]:
+def _evaluation(run: RecordedRun, evaluations: Sequence[tuple[str, dict]]) -> dict[str, str | None]:
     test = field(run.config, "data.test")
     words = {"steps": _steps_between(run)}
     if rows := pairs(run.summary):
@@ -209,7 +209,7 @@ def _evaluation(run: Run, evaluations: Sequence[tuple[str, dict]]) -> dict[str, 
     return words if len(words) > 1 else words | {"unmeasured": ""}
 
 
-def _steps_between(run: Run) -> str:
+def _steps_between(run: RecordedRun) -> str:
     """The steps at which it was evaluated, as far as the run says."""
     first, last = run.summary.get("sft_steps"), run.summary.get("steps")
     known = isinstance(first, int) and isinstance(last, int)
@@ -251,7 +251,7 @@ def read_evaluation(path: str | Path) -> tuple[str, dict]:
 # -- the rest --
 
 
-def _training(run: Run) -> dict[str, str | None]:
+def _training(run: RecordedRun) -> dict[str, str | None]:
     unread = run.summary.get("unread")
     unread = unread if isinstance(unread, list) else []
     sampled = run.summary.get("completions")
@@ -284,7 +284,7 @@ def _training(run: Run) -> dict[str, str | None]:
 
 
 def _use(
-    run: Run,
+    run: RecordedRun,
     part: str,
     repository: str,
     base: hub.HubName | None,
@@ -324,7 +324,7 @@ def _use(
     }
 
 
-def _origin(run: Run, part: str, base: hub.HubName | None) -> dict[str, str | None]:
+def _origin(run: RecordedRun, part: str, base: hub.HubName | None) -> dict[str, str | None]:
     what = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
     model = field(run.config, "model")
     if base is not None:
@@ -353,7 +353,7 @@ def _commit(name: hub.HubName) -> str:
     return f", commit {_code(name.revision)}" if name.revision else ""
 
 
-def _files(run: Run) -> list[tuple[str, Mapping]]:
+def _files(run: RecordedRun) -> list[tuple[str, Mapping]]:
     """The weights that the run began with, of its model.json."""
     try:
         files = read_json_object(run.folder / "model.json").get("files")

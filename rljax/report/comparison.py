@@ -28,7 +28,7 @@ from rljax.report.estimates import shares, shown, table
 from rljax.report.head import listing, title_of
 from rljax.report.kinds import of_runs
 from rljax.report.page import put_back, write_page, write_report
-from rljax.report.run_folder import Run, estimate, is_number, read_run
+from rljax.report.run_folder import RecordedRun, estimate, is_number, read_run
 from rljax.report.style import link
 from rljax.report.targets import expected
 from rljax.runs.mirror import local_copy
@@ -125,7 +125,7 @@ def write_comparison(
         return page if out is not None else put_back(page, home)
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[RecordedRun]) -> list[str]:
     """Returns the folders' names, with as many folders above them as tell them apart."""
     paths = [run.folder.resolve().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
@@ -136,7 +136,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 def _legend(
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     names: Sequence[str],
     path: Path | None,
     arms: Sequence[Arm],
@@ -162,7 +162,7 @@ def _legend(
     return table("", ("run", "trained", "status", "steps"), rows)
 
 
-def _last(run: Run, key: str) -> float:
+def _last(run: RecordedRun, key: str) -> float:
     """The mean over the last part of the steps; what is measured now and then: its last value."""
     values = run.columns(key)[1]
     values = values[np.isfinite(values)]
@@ -172,7 +172,7 @@ def _last(run: Run, key: str) -> float:
     return float(values[-count:].mean())
 
 
-def _final(run: Run, key: str) -> str:
+def _final(run: RecordedRun, key: str) -> str:
     value = _last(run, key)
     return "-" if math.isnan(value) else short(value)
 
@@ -220,7 +220,7 @@ def _value(data: object) -> float:
     return math.nan if found is None else found.value
 
 
-def _mean(run: Run, key: str) -> float:
+def _mean(run: RecordedRun, key: str) -> float:
     values = run.columns(key)[1]
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
@@ -231,7 +231,7 @@ def _interval_text(found: Mapping, *, signed: bool = False) -> str:
     return "-" if known is None else shown(known, False, signed=signed)
 
 
-def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _numbers(runs: Sequence[RecordedRun], names: Sequence[str]) -> str:
     """The table of final numbers; columns that no run has are left out."""
     columns: dict[str, list[str]] = {}
     for title in ("accuracy_before", "accuracy_after", "difference"):
@@ -261,7 +261,7 @@ def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
     return table("Final numbers", ("run", *columns), rows, note)
 
 
-def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _differences(runs: Sequence[RecordedRun], names: Sequence[str]) -> str:
     """The fields of the configs that are not the same in all runs that have one."""
     names = [name for name, run in zip(names, runs, strict=True) if run.config]
     configs = [listing(run.config) for run in runs if run.config]
@@ -276,7 +276,7 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
     return table("Settings that differ", ("", *names), rows) or none
 
 
-def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> str:
+def _curves(runs: Sequence[RecordedRun], names: Sequence[str], arms: Sequence[Arm]) -> str:
     """A chart for each metric that several runs have, in the order of a report."""
     keys = dict.fromkeys(key for run in runs for key in run.keys())
     free = [
@@ -303,7 +303,7 @@ def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> s
     return "".join(out)
 
 
-def _chart(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm], key: str) -> str:
+def _chart(runs: Sequence[RecordedRun], names: Sequence[str], arms: Sequence[Arm], key: str) -> str:
     lines = [mean_series(arm, key) for arm in arms]
     for run, name in () if arms else zip(runs, names, strict=True):
         lines.append(dataclasses.replace(series_of(run, key), name=name, title=""))

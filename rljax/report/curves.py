@@ -11,7 +11,7 @@ import numpy as np
 
 from rljax.metric import Metric
 from rljax.report import timeline
-from rljax.report.run_folder import Run
+from rljax.report.run_folder import RecordedRun
 from rljax.tracking.charts import Series, Span, escaped, line_chart, share_bar, short
 
 WITHIN = ("time/reward_hidden_s", "time/reward_sample_*_s")  # lie within the other times
@@ -181,7 +181,7 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def curves(run: Run) -> str:
+def curves(run: RecordedRun) -> str:
     """Returns the HTML of all sections of charts; metrics of no section are folded into
     the last."""
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
@@ -221,7 +221,7 @@ def _folded(title: str, figures: Sequence[str], more: str = "") -> str:
     return f"<details><summary>{escaped(title)}</summary>{grid}{more}</details>"
 
 
-def repeats(run: Run, key: str) -> bool:
+def repeats(run: RecordedRun, key: str) -> bool:
     """Returns whether a part or a source of the reward is the reward itself, in every row."""
     if not matches(key, ("reward/part/*", "reward/source/*")):
         return False
@@ -229,7 +229,7 @@ def repeats(run: Run, key: str) -> bool:
     return len(one[1]) == len(other[1]) and np.allclose(one[1], other[1], equal_nan=True)
 
 
-def spans(run: Run) -> list[Span]:
+def spans(run: RecordedRun) -> list[Span]:
     """Returns a shaded span for every phase but RL; none for a run of one phase."""
     starts = []
     for row in run.rows:
@@ -245,7 +245,7 @@ def spans(run: Run) -> list[Span]:
     ]
 
 
-def series_of(run: Run, key: str, phase: str | None = None) -> Series:
+def series_of(run: RecordedRun, key: str, phase: str | None = None) -> Series:
     """Returns a metric over the steps, with its interval, if it has one, and its meaning."""
     x, y = run.columns(key, phase)
     known = run.meanings.get(key)
@@ -274,7 +274,7 @@ def what_it_means(known: Metric | None, values: Sequence[float] = ()) -> str:
     return f'<span class="what">{text}.</span>'
 
 
-def _since(run: Run, lines: Sequence[Series]) -> str:
+def _since(run: RecordedRun, lines: Sequence[Series]) -> str:
     """Returns where the lines begin, if that is later than the run itself did."""
     begins = [float(s.x[0]) for s in lines if s.x.size]
     if not spans(run) or not begins or min(begins) <= spans(run)[0].start:
@@ -284,7 +284,9 @@ def _since(run: Run, lines: Sequence[Series]) -> str:
     return f"from step {min(begins):g}{after}"
 
 
-def _figure(run: Run, chart: Chart, lines: Sequence[Series], phase: str | None = None) -> str:
+def _figure(
+    run: RecordedRun, chart: Chart, lines: Sequence[Series], phase: str | None = None
+) -> str:
     unit = ", ".join(filter(None, (chart.unit, _since(run, lines))))
     title = f"{chart.title} ({phase.upper()})" if phase else chart.title
     shaded = () if phase else spans(run)
@@ -307,7 +309,7 @@ def flat_value(lines: Sequence[Series]) -> float | None:
     return 0.0 if abs(middle) <= NOISE else middle
 
 
-def _alone(run: Run, key: str) -> tuple[str, list[Series], str]:
+def _alone(run: RecordedRun, key: str) -> tuple[str, list[Series], str]:
     known = run.meanings.get(key)
     title, unit = MISMATCH.get(key, key), known.unit if known else ""
     lines = [series_of(run, key)]
@@ -315,7 +317,7 @@ def _alone(run: Run, key: str) -> tuple[str, list[Series], str]:
 
 
 def _draw(
-    run: Run, chart: Chart, keys: Sequence[str]
+    run: RecordedRun, chart: Chart, keys: Sequence[str]
 ) -> Iterator[tuple[str, Sequence[Series], str]]:
     """(title, lines, figure) of one `Chart`: usually one, or one a phase, or one a metric."""
     if not chart.title:
@@ -330,13 +332,13 @@ def _draw(
         yield title, lines, _figure(run, chart, lines, phase)
 
 
-def _times(run: Run) -> list[str]:
+def _times(run: RecordedRun) -> list[str]:
     """The names of the seconds that make up a step."""
     logged = [k for k in run.keys() if fnmatch.fnmatchcase(k, "time/*_s")]
     return [k for k in logged if not matches(k, WITHIN)]
 
 
-def time_split(run: Run) -> str:
+def time_split(run: RecordedRun) -> str:
     """Returns a bar for each phase of how its seconds were spent, as HTML."""
     keys = sorted(
         _times(run), key=lambda k: TIME_ORDER.index(k) if k in TIME_ORDER else len(TIME_ORDER)
@@ -353,7 +355,7 @@ def time_split(run: Run) -> str:
     return "".join(bars)
 
 
-def cost(run: Run) -> list[str]:
+def cost(run: RecordedRun) -> list[str]:
     """Returns the chart of device-seconds of each step: its seconds times the devices of
     the run."""
     totals: dict[float, float] = {}
@@ -371,14 +373,14 @@ def cost(run: Run) -> list[str]:
     return [line_chart("Cost of a step", unit, [line], spans=spans(run), from_zero=True, note=note)]
 
 
-def _timelines(run: Run) -> str:
+def _timelines(run: RecordedRun) -> str:
     return "".join(timeline.figure(record) for record in timeline.read(run.folder))
 
 
 # -- rewards against the distance from the reference --
 
 
-def distance(run: Run) -> dict[float, float]:
+def distance(run: RecordedRun) -> dict[float, float]:
     """Returns {step: sqrt KL(policy || reference)}, KL in nats per response: the mean over the
     sampled tokens of log policy - log reference, times their number per response."""
     names = ("ref_kl/k1", "response_tokens/mean")
@@ -387,7 +389,7 @@ def distance(run: Run) -> dict[float, float]:
     return {x: float(np.sqrt(max(y, 0.0))) for x, y in found.items() if np.isfinite(y)}
 
 
-def rewards_by_distance(run: Run) -> list[str]:
+def rewards_by_distance(run: RecordedRun) -> list[str]:
     """Returns a chart of the reward that is trained on, and one of other measures of the same
     policy: the parts of the reward, such as one with weight 0, and the held-out accuracy. If
     the first still rises while the others fall, the reward is over-optimised (Gao et al.,
@@ -410,7 +412,7 @@ def rewards_by_distance(run: Run) -> list[str]:
     ]
 
 
-def _series(run: Run, key: str, at: dict[float, float]) -> Series | None:
+def _series(run: RecordedRun, key: str, at: dict[float, float]) -> Series | None:
     steps, values = run.columns(key)
     known = sorted((at[x], y) for x, y in zip(steps, values, strict=True) if x in at)
     if len(known) < FEWEST:

@@ -3,13 +3,13 @@ a turn."""
 
 from collections.abc import Mapping
 
-from rljax.report.run_folder import Run, is_number
+from rljax.report.run_folder import RecordedRun, is_number
 from rljax.tracking.charts import escaped
 
 _PERCENTILES = ("50 %", "90 %", "99 %", "longest")
 
 
-def data_rows(run: Run) -> str:
+def data_rows(run: RecordedRun) -> str:
     """Returns the section about the data, by data.json; "" for a run that has none."""
     notes = [note for note in _list(run.data.get("notes")) if isinstance(note, str)]
     rows = [row for row in _list(run.data.get("rows")) if isinstance(row, Mapping)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.hub.names import is_hub, parse
-from rljax.report.run_folder import Run, is_number, moment
+from rljax.report.run_folder import RecordedRun, is_number, moment
 from rljax.runs.folder import is_locked
 from rljax.runs.units import human_bytes
 from rljax.tracking.charts import duration, escaped, short
@@ -88,7 +88,7 @@ def short_name(value: object) -> str:
     return text.replace("{split}", "").rpartition("/")[2] or text
 
 
-def title_of(run: Run) -> str:
+def title_of(run: RecordedRun) -> str:
     """Returns the run's name if its config has one, else what was trained: "SFT and GRPO of decoder
     on letter_count", else the folder's name."""
     name, dataflow = run.config.get("name"), field(run.config, "dataflow")
@@ -106,19 +106,19 @@ def title_of(run: Run) -> str:
     return f"{before}{what}{of}{on}"
 
 
-def title(run: Run) -> str:
+def title(run: RecordedRun) -> str:
     """Returns the title of the page, and the name of the run folder, as HTML."""
     name = escaped(run.folder.resolve().name)
     return f'<h1>{escaped(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
 
 
-def facts(run: Run) -> str:
+def facts(run: RecordedRun) -> str:
     """Returns the HTML of facts of the config, the files, and folded: the command, the code,
     the machine."""
     return f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
 
 
-def _facts(run: Run) -> str:
+def _facts(run: RecordedRun) -> str:
     facts = []
     facts += [(label, field(run.config, name)) for name, label in FACTS.items()]
     last, total = run.steps()
@@ -142,7 +142,7 @@ def _facts(run: Run) -> str:
     return f'<p class="facts">{"".join(spans)}</p>'
 
 
-def _started(run: Run, name: str) -> object:
+def _started(run: RecordedRun, name: str) -> object:
     return run.starts[-1].get(name) if run.starts else None
 
 
@@ -167,7 +167,7 @@ def _commit(git: object) -> str:
     return f"git commit {git['commit']}{changed}"
 
 
-def _origin(run: Run) -> str:
+def _origin(run: RecordedRun) -> str:
     """The command, the code and the machine of every start, the last one first."""
     versions = run.summary.get("versions")
     libraries = (

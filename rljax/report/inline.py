@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljax.report.curves import GROUPS, matches, series_of
 from rljax.report.page import headline
-from rljax.report.run_folder import Run, is_number, read_run
+from rljax.report.run_folder import RecordedRun, is_number, read_run
 from rljax.report.samples import sample
 from rljax.report.style import document
 from rljax.runs.mirror import local_copy
@@ -49,7 +49,7 @@ def framed_report(report: Path | str) -> str:
         return frame((Path(copy) / name).read_text(encoding="utf-8"), 720)
 
 
-def _before_and_after(run: Run) -> str:
+def _before_and_after(run: RecordedRun) -> str:
     """The completions of the first and of the last recorded step, side by side."""
     steps = sorted({row["step"] for row in run.samples if is_number(row.get("step"))})
     if len(steps) < 2:

@@ -9,7 +9,7 @@ import numpy as np
 from rljax.files import is_whole_number
 from rljax.report.arms import interval
 from rljax.report.estimates import shares, shown, table
-from rljax.report.run_folder import Estimate, Run, estimate
+from rljax.report.run_folder import Estimate, RecordedRun, estimate
 from rljax.tracking.charts import escaped
 
 TITLES = {"difficulty": "Accuracy by difficulty", "source": "Accuracy by source"}
@@ -17,7 +17,7 @@ OVERALL = "eval/accuracy"
 _ORDER = {name: at for at, name in enumerate(("easy", "medium", "hard"))}
 
 
-def kinds_of(runs: Sequence[Run], kind: str) -> list[str]:
+def kinds_of(runs: Sequence[RecordedRun], kind: str) -> list[str]:
     """Returns the names of the difficulties or sources that the runs log: easy, medium and hard
     first, else in order, "level 2" before "level 10"."""
     start = f"eval/{kind}/"
@@ -34,7 +34,7 @@ def _natural(name: str) -> list:
     ]
 
 
-def of_a_run(run: Run) -> str:
+def of_a_run(run: RecordedRun) -> str:
     """Returns the tables of one run: its first and its last evaluation, with intervals
     over prompts."""
     rows = {"first": 0, "last": -1}
@@ -46,7 +46,7 @@ def of_a_run(run: Run) -> str:
     )
 
 
-def of_runs(groups: Mapping[str, Sequence[Run]]) -> str:
+def of_runs(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
     """Returns the tables of several runs at their last evaluation: the mean of the runs of each
     group with Student's 95 % interval over them; for a single run its interval over prompts."""
     runs = [run for group in groups.values() for run in group]
@@ -59,7 +59,7 @@ def of_runs(groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _tables(
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     rows: Sequence[tuple[str, Callable[[str], Estimate | None]]],
     when: str,
     note: str,
@@ -80,7 +80,7 @@ def _cell(found: Estimate | None) -> str:
     return "-" if found is None else shown(found, shares(found))
 
 
-def value_at(run: Run, key: str, at: int) -> Estimate | None:
+def value_at(run: RecordedRun, key: str, at: int) -> Estimate | None:
     """Returns the first or the last value of a metric with the interval that was logged
     beside it."""
     ends = {
@@ -91,7 +91,7 @@ def value_at(run: Run, key: str, at: int) -> Estimate | None:
     return estimate(known)
 
 
-def _mean(runs: Sequence[Run], key: str) -> Estimate | None:
+def _mean(runs: Sequence[RecordedRun], key: str) -> Estimate | None:
     if len(runs) == 1:
         return value_at(runs[0], key, -1)
     known = [values[-1] for run in runs if len(values := run.columns(key)[1])]

@@ -17,7 +17,7 @@ from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown, table
 from rljax.report.head import check_is_run, facts, title, title_of
 from rljax.report.kinds import of_a_run
-from rljax.report.run_folder import Run, change_in_words, estimate, pairs, read_run
+from rljax.report.run_folder import RecordedRun, change_in_words, estimate, pairs, read_run
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.report.targets import expected
@@ -32,7 +32,7 @@ FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # co
 # --- the headline ---
 
 
-def headline(run: Run) -> str:
+def headline(run: RecordedRun) -> str:
     """Returns a sentence on the evaluations before and after, with the interval of the change."""
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
     trained = escaped(run.trained())
@@ -71,7 +71,7 @@ def headline(run: Run) -> str:
     )
 
 
-def _evaluation_table(run: Run) -> str:
+def _evaluation_table(run: RecordedRun) -> str:
     rows, measured = [], pairs(run.summary)
     if [name for name, *_ in measured] == ["accuracy"]:
         return ""  # the headline says it
@@ -87,7 +87,7 @@ def _evaluation_table(run: Run) -> str:
     return table("Before and after", ("", "before", "after", "difference", "", "n"), rows)
 
 
-def _outside(run: Run) -> str:
+def _outside(run: RecordedRun) -> str:
     """The metrics of the last phase that ended outside of their healthy range."""
     phase, found = (run.phases() or [None])[-1], []
     for key in run.keys():
@@ -112,7 +112,7 @@ def _outside(run: Run) -> str:
 # --- faults ---
 
 
-def _faults(run: Run) -> str:
+def _faults(run: RecordedRun) -> str:
     """Steps at which a fault metric was above zero, or any metric was not finite."""
     lines = []
     for key in run.keys():
@@ -137,7 +137,7 @@ def _faults(run: Run) -> str:
 # --- the page ---
 
 
-def _glossary(run: Run) -> str:
+def _glossary(run: RecordedRun) -> str:
     """Every metric of the run with its meaning, for those who cannot point at a chart."""
     terms = [
         f"<dt>{escaped(key)}</dt><dd>{escaped(run.meanings[key].line())}</dd>"
@@ -150,7 +150,7 @@ def _glossary(run: Run) -> str:
     return f"<details><summary>{title}</summary><dl>{''.join(terms)}</dl></details>"
 
 
-def _body(run: Run) -> str:
+def _body(run: RecordedRun) -> str:
     notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in run.notes)
     config = ""
     if run.config:
@@ -183,7 +183,7 @@ def write_page(path: Path, title: str, body: str) -> Path:
     return path
 
 
-def page_of(run: Run) -> str:
+def page_of(run: RecordedRun) -> str:
     """Returns the report as one text."""
     return document(title_of(run), _body(run)).encode("utf-8", errors="replace").decode()
 

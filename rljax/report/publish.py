@@ -18,7 +18,7 @@ from rljax.files import read_json_object, write_json, write_text
 from rljax.report.card import base_of, license_of, model_card, read_evaluation
 from rljax.report.page import page_of
 from rljax.report.redacted import redacted, redacted_values
-from rljax.report.run_folder import Run, read_run
+from rljax.report.run_folder import RecordedRun, read_run
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder
 
@@ -91,7 +91,7 @@ def publish(
     return Published(part, files, url)
 
 
-def _message(run: Run, part: str) -> str:
+def _message(run: RecordedRun, part: str) -> str:
     return f"{part.replace('_', ' ').capitalize()} of an rljax run, step {run.steps()[0]}"
 
 
@@ -114,7 +114,7 @@ def _staged(out: str) -> Iterator[Path]:
     yield path
 
 
-def _part(run: Run, part: str) -> str:
+def _part(run: RecordedRun, part: str) -> str:
     there = [p for p in PARTS if (run.folder / p).is_dir()]
     if part in there or (not part and there):
         return part or there[0]
@@ -151,7 +151,7 @@ def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> Non
     write_json(path, config)
 
 
-def _write_report(run: Run, stage: Path) -> None:
+def _write_report(run: RecordedRun, stage: Path) -> None:
     """The report, without what only this machine knows."""
     starts = [
         {k: v for k, v in start.items() if k not in ("host", "pid", "working_folder")}

@@ -42,7 +42,7 @@ def is_number(value: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """The content of a run folder: one row per step, with "x" (steps counted through)
     and "phase"."""
 
@@ -179,7 +179,7 @@ def _read_json(path: Path, notes: list[str]) -> dict:
     return data if isinstance(data, dict) else {}
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RecordedRun:
     """Returns the content of a run folder; a file that cannot be read becomes a note."""
     notes: list[str] = []
     rows = _merge(_read_rows(folder / "metrics.jsonl", notes))
@@ -190,7 +190,9 @@ def read_run(folder: Path) -> Run:
     data = _read_json(folder / "data.json", notes)
     meanings = read_meanings(_read_json(folder / MEANINGS, notes))
     starts = read_starts(folder)
-    run = Run(folder, rows, samples, summary, config, notes, starts, episodes, data, meanings)
+    run = RecordedRun(
+        folder, rows, samples, summary, config, notes, starts, episodes, data, meanings
+    )
     if (rows or run.starts) and not run.ended():
         notes.insert(0, _unfinished(run))
     notes += reward_warnings(rows)
@@ -198,7 +200,7 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def _warnings(run: Run) -> list[str]:
+def _warnings(run: RecordedRun) -> list[str]:
     """The warnings that a run has begun with, and what it has counted but for what
     `reward_warnings` finds in its rows."""
     last = run.starts[-1] if run.starts else {}
@@ -224,7 +226,7 @@ def moment(seconds: float) -> str:
         return "at an unknown time"
 
 
-def _unfinished(run: Run) -> str:
+def _unfinished(run: RecordedRun) -> str:
     """Describes a run whose last start has written no summary."""
     last, total = run.steps()
     progress = f"{last} of {total}" if total else f"{last}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rljax.report.run_folder import Run, is_number, rows_by_step
+from rljax.report.run_folder import RecordedRun, is_number, rows_by_step
 from rljax.tracking.charts import escaped, short
 
 BEST = 4  # completions shown at each end
@@ -15,7 +15,7 @@ LAST_PART = 0.25  # of the sampled steps, that completions are shown from
 MOST_STEPS, MOST_A_STEP, MOST_CHARACTERS = 50, 16, 4000  # of the browser: a page, not a database
 
 
-def completions(run: Run) -> str:
+def completions(run: RecordedRun) -> str:
     """Returns the sections about completions; "" for a run that recorded none."""
     best, worst = best_and_worst(run.samples)
     out = []

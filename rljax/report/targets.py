@@ -14,7 +14,7 @@ from rljax.report.arms import interval
 from rljax.report.estimates import shares, shown, table
 from rljax.report.head import field, short_name
 from rljax.report.kinds import OVERALL, value_at
-from rljax.report.run_folder import Estimate, Run, estimate
+from rljax.report.run_folder import Estimate, RecordedRun, estimate
 from rljax.tracking.charts import escaped
 
 MOST = 8  # rows that are not folded
@@ -106,7 +106,7 @@ TARGETS = (
 )
 
 
-def config_of(run: Run) -> str:
+def config_of(run: RecordedRun) -> str:
     """Returns the name of the config file that a run was started from, "" if its command names
     none: "vapo" of `rljax train presets/vapo:tiny`."""
     for start in reversed(run.starts):
@@ -125,13 +125,13 @@ def config_of(run: Run) -> str:
     return ""
 
 
-def targets_of(run: Run) -> list[Target]:
+def targets_of(run: RecordedRun) -> list[Target]:
     """Returns the published results of the config that a run was started from."""
     name = config_of(run)
     return [target for target in TARGETS if name in target.configs]
 
 
-def differences(run: Run, target: Target) -> str:
+def differences(run: RecordedRun, target: Target) -> str:
     """Returns how the setting of a run differs from that of a published result; "" if its model and
     its held-out data are the same."""
     model = str(short_name(field(run.config, "model")) or "unknown")
@@ -146,7 +146,7 @@ def differences(run: Run, target: Target) -> str:
 LATE = " at the last evaluation, which is not after the last step"
 
 
-def obtained(runs: Sequence[Run]) -> str:
+def obtained(runs: Sequence[RecordedRun]) -> str:
     """Returns the accuracy at the end, or at the last evaluation, which is then said, as HTML:
     for a single run with its interval over prompts, for several the mean with Student's interval
     over them."""
@@ -159,7 +159,7 @@ def obtained(runs: Sequence[Run]) -> str:
     return f"{shown(found, shares(found))}{late}"
 
 
-def _accuracy(run: Run) -> Iterator[tuple[Estimate, bool]]:
+def _accuracy(run: RecordedRun) -> Iterator[tuple[Estimate, bool]]:
     """(accuracy, whether it is that after the last step), if the run has been evaluated."""
     if (after := estimate(run.summary.get("accuracy_after"))) is not None:
         yield after, True
@@ -167,7 +167,7 @@ def _accuracy(run: Run) -> Iterator[tuple[Estimate, bool]]:
         yield last, False
 
 
-def expected(groups: Mapping[str, Sequence[Run]]) -> str:
+def expected(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
     """Returns the table of expected and obtained numbers; each name stands for runs that were made
     alike. "" if nothing is published about their config."""
     every = [run for runs in groups.values() for run in runs]

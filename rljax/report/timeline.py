@@ -109,7 +109,7 @@ def _are_rows(rows: object, width: int) -> bool:
 
 
 def figure(record: Mapping) -> str:
-    """Returns a <figure>: lanes of decoding, scoring and learning over the seconds of one step."""
+    """Returns a <figure>: tracks of decoding, scoring and learning over the seconds of one step."""
     total = max(float(record["seconds"]), 1e-6)
 
     def x(t):
@@ -157,7 +157,7 @@ def _most(curve: Sequence[tuple[float, float]]) -> float:
 
 
 def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> list[str]:
-    """A staircase, as high as its lane at its most."""
+    """A staircase, as high as its track at its most."""
     if not curve:
         return []
     most = _most(curve) or 1

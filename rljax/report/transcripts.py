@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from rljax.report.run_folder import Run, is_number, rows_by_step
+from rljax.report.run_folder import RecordedRun, is_number, rows_by_step
 from rljax.tracking.charts import escaped, short
 
 MOST_STEPS = 12  # of the fold
@@ -28,7 +28,7 @@ LEGEND = (
 )
 
 
-def transcripts(run: Run) -> str:
+def transcripts(run: RecordedRun) -> str:
     """Returns the section about episodes; "" for a run that recorded none."""
     steps = rows_by_step(run.episodes)
     if not steps:

@@ -22,7 +22,7 @@ import rich.text
 from rljax.errors import InputError
 from rljax.report.comparison import names_of, run_folders
 from rljax.report.head import check_is_run, title_of
-from rljax.report.run_folder import Run, is_number, read_run
+from rljax.report.run_folder import RecordedRun, is_number, read_run
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder, is_url
 from rljax.tracking.charts import short
@@ -102,7 +102,7 @@ def _follow_live(
             time.sleep(every_s)
 
 
-def _read(folders: Sequence[str | os.PathLike]) -> dict[str, Run]:
+def _read(folders: Sequence[str | os.PathLike]) -> dict[str, RecordedRun]:
     """The runs by their names. Of a last line that is being written nothing is read, and of steps
     that a restart has computed again the later row."""
     runs = []
@@ -112,7 +112,7 @@ def _read(folders: Sequence[str | os.PathLike]) -> dict[str, Run]:
     return dict(zip(names_of(runs), runs, strict=True))
 
 
-def all_ended(runs: Mapping[str, Run]) -> bool:
+def all_ended(runs: Mapping[str, RecordedRun]) -> bool:
     """Returns whether no process writes any of the folders, and each has begun."""
     return bool(runs) and all(
         run.ended() or (bool(run.starts or run.rows) and not run.running()) for run in runs.values()
@@ -122,7 +122,7 @@ def all_ended(runs: Mapping[str, Run]) -> bool:
 # -- a frame: what stands on the screen --
 
 
-def frame(runs: Mapping[str, Run], metrics: Sequence[str], screen: Screen) -> list[str]:
+def frame(runs: Mapping[str, RecordedRun], metrics: Sequence[str], screen: Screen) -> list[str]:
     """Returns the lines of one picture, none wider than the screen and no more than it has: a line
     for each run, the charts, and in the remaining room the newest completions."""
     marks = _marks(len(runs), screen.ascii_only)
@@ -145,7 +145,7 @@ def frame(runs: Mapping[str, Run], metrics: Sequence[str], screen: Screen) -> li
     return [line.rstrip() for line in lines]
 
 
-def state(name: str, run: Run) -> str:
+def state(name: str, run: RecordedRun) -> str:
     """Returns one line about a run: its name, what it trains, and its progress."""
     last, total = run.steps()
     status = run.summary.get("status") if run.ended() else None
@@ -163,14 +163,14 @@ def _marks(count: int, ascii_only: bool) -> list[str]:
     return [names[i % len(names)] for i in range(count)]
 
 
-def _keys(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
+def _keys(runs: Mapping[str, RecordedRun], metrics: Sequence[str]) -> list[str]:
     """The metrics to chart, in the order in which they were asked for."""
     known = _known(runs)
     found = [key for pattern in metrics or CHARTED for key in _matching(pattern, known)]
     return list(dict.fromkeys(found))
 
 
-def _known(runs: Mapping[str, Run]) -> list[str]:
+def _known(runs: Mapping[str, RecordedRun]) -> list[str]:
     names = dict.fromkeys(key for run in runs.values() for key in run.keys())
     return [name for name in names if name not in ("step", "x")]  # the axis itself
 
@@ -182,7 +182,7 @@ def _matching(pattern: str, known: Sequence[str]) -> list[str]:
     return found or [key for key in known if key.startswith(f"{pattern.rstrip('/')}/")]
 
 
-def missing(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
+def missing(runs: Mapping[str, RecordedRun], metrics: Sequence[str]) -> list[str]:
     """Returns a line for each pattern that no metric of the runs matches, with the names that
     there are."""
     known, lines = _known(runs), []
@@ -195,7 +195,7 @@ def missing(runs: Mapping[str, Run], metrics: Sequence[str]) -> list[str]:
 
 
 def _charts(
-    runs: Mapping[str, Run], keys: Sequence[str], marks: Sequence[str], screen: Screen
+    runs: Mapping[str, RecordedRun], keys: Sequence[str], marks: Sequence[str], screen: Screen
 ) -> Iterator[list[str]]:
     """Rows of charts, as many beside each other as fit."""
     columns = max(1, (screen.width + GAP) // (NARROW + GAP))
@@ -257,7 +257,7 @@ def text_chart(
     return [head, *(line[:width] for line in body), (" " * LABEL + axis)[:width]]
 
 
-def newest(run: Run, width: int) -> list[str]:
+def newest(run: RecordedRun, width: int) -> list[str]:
     """Returns the best and the worst of the completions that were recorded last, a line each."""
     steps = [row["step"] for row in run.samples if is_number(row.get("step"))]
     rows = [row for row in run.samples if steps and row.get("step") == steps[-1]]
@@ -278,7 +278,7 @@ def newest(run: Run, width: int) -> list[str]:
 
 
 def new_lines(
-    read: Callable[[], Mapping[str, Run]], metrics: Sequence[str], every_s: float
+    read: Callable[[], Mapping[str, RecordedRun]], metrics: Sequence[str], every_s: float
 ) -> Iterator[str]:
     """Yields a line for each step that is new, and one for each run that has ended, until
     all have."""

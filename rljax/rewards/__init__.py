@@ -5,8 +5,8 @@ other fields of the sample that it names as parameters (`prompt`, `data_source`,
 `num_tokens`, `finish_reason`, and `model_score`, the score of reward.model). It may return a dict
 of named numbers that contains "score"; all of them are metrics, and those without a "/" in their
 name also reach the advantage (gdpo). An option annotated `rewards.calling.RewardText` names another
-reward, as in `mixture` and `by_source`. What a reward declares by `contract(prepare=...)`, else a
-`prepare_worker(component)` in its module, runs in each worker before the first sample.
+reward, as in `mixture` and `by_source`. What a reward declares by `contract(prepare=...)` runs
+in each worker before the first sample.
 
 A reward that compares the samples of a prompt declares `responses`, a list of their texts, and is
 called once for all of them: also lists are `num_tokens` and `finish_reasons`, and the prompt's own

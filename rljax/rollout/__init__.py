@@ -6,7 +6,7 @@ rules: the rollouts. scoring: rewards, judges, scores of lines, reports.
 """
 
 from rljax.rollout.players.episodes.episodes import Episodes
-from rljax.rollout.players.episodes.log import Rules
+from rljax.rollout.players.episodes.log import EpisodeRules
 from rljax.rollout.players.responses import Responses
 from rljax.rollout.players.searched import SearchActor
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
@@ -46,7 +46,7 @@ __all__ = [
     "RewardReport",
     "Rollout",
     "RolloutConfig",
-    "Rules",
+    "EpisodeRules",
     "RewardInput",
     "ScoredRow",
     "SearchActor",

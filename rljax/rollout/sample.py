@@ -15,7 +15,7 @@ from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.rollout.players.episodes.episodes import Episodes
-from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.rollout.players.responses import Responses
 from rljax.rollout.scoring.report import RewardReport
 from rljax.rollout.scoring.reward import EarlyScores, FunctionReward, Reward
@@ -62,7 +62,7 @@ class TrajectorySampler:
         sampling: Sampling | None = None,
         actor=None,
         enough: Callable[[EarlyScores], bool] | None = None,
-        tree: Tree | None = None,
+        tree: TurnTree | None = None,
     ) -> tuple[Batch, RewardReport]:
         """n scored trajectories of each prompt, one after another, and their report.
 

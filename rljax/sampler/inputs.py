@@ -83,7 +83,7 @@ def request_keys(key, count: int):
     return jax.vmap(one)(jnp.arange(count))
 
 
-class Keys:
+class RequestKeys:
     """Keys of requests under one root key, made many at a time, as requests are numbered on."""
 
     def __init__(self, root: jax.Array):

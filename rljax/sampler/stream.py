@@ -27,7 +27,7 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
-from rljax.sampler.inputs import Keys, branch_keys, check_request, request_key
+from rljax.sampler.inputs import RequestKeys, branch_keys, check_request, request_key
 from rljax.sampler.memory import check_memory, check_whole
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.prompt_images import PromptImages
@@ -86,7 +86,7 @@ class Sampler:
             beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
             kind = (engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
             check_memory(*kind, engine.pool, beside)
-        self._keys = Keys(jax.random.key(0) if key is None else key)
+        self._keys = RequestKeys(jax.random.key(0) if key is None else key)
         self._ids = itertools.count()
         # Of the decode steps done so far: slot-steps, and how many of them gave a token.
         self.slot_steps = self.live_slot_steps = self.dispatches = 0

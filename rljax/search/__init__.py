@@ -9,14 +9,14 @@ mcts: tree search. lines: beams, best of n, lookahead. problem: what a method ge
 from rljax.search.evaluators import Evaluation, Evaluator, Forked, Leaves, Value
 from rljax.search.lines import beam, best_of_n, lookahead
 from rljax.search.mcts import mcts
-from rljax.search.problem import Response, Search, SearchProblem
+from rljax.search.problem import Search, SearchedResponse, SearchProblem
 
 __all__ = [
     "Evaluation",
     "Evaluator",
     "Forked",
     "Leaves",
-    "Response",
+    "SearchedResponse",
     "Search",
     "SearchProblem",
     "Value",

@@ -14,13 +14,13 @@ from rljax.batch import FinishReason
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search.evaluators import Forked, padded_paths
-from rljax.search.problem import Response, SearchProblem
+from rljax.search.problem import SearchedResponse, SearchProblem
 
 
 @contract(safe=True)
 def best_of_n(
     problem: SearchProblem, *, samples: int = 8, temperature: float = 1.0
-) -> list[Response]:
+) -> list[SearchedResponse]:
     """Picks, of `samples` responses that the policy draws at `temperature`, the one that the reward
     model (or the reward) says is best; of equal ones the first."""
     _check("best_of_n", problem, samples=samples)
@@ -41,7 +41,7 @@ def best_of_n(
 @contract(safe=True)
 def beam(
     problem: SearchProblem, *, beams: int = 4, width: int = 4, length_penalty: float = 1.0
-) -> list[Response]:
+) -> list[SearchedResponse]:
     """Beam search over tokens: each of K = `beams` texts grows by its `width` likeliest tokens, and
     the best K of all stay. Without a value model a text is as good as the sum of its log-probs over
     its number of tokens ^ length_penalty; with one, as good as that says (value-guided beams)."""
@@ -89,7 +89,7 @@ def lookahead(
     step_tokens: int = 32,
     lookahead_tokens: int = 0,
     temperature: float = 1.0,
-) -> list[Response]:
+) -> list[SearchedResponse]:
     """Beams of lines: each of K = `beams` texts is continued `samples` times, at `temperature`, by
     a line (`step_tokens` tokens at most), and the K continuations stay that the process reward
     model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones.
@@ -231,7 +231,7 @@ def _wide(rows: list[list[int]], columns: int) -> np.ndarray:
     return wide
 
 
-def _response(problem: SearchProblem, ids: list[int]) -> Response:
+def _response(problem: SearchProblem, ids: list[int]) -> SearchedResponse:
     reason = problem.reason(ids)
     reason = FinishReason.ABORT if reason is None else reason
-    return Response(list(ids), [0.0] * len(ids), int(reason))
+    return SearchedResponse(list(ids), [0.0] * len(ids), int(reason))

@@ -17,7 +17,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search import tree as trees
 from rljax.search.evaluators import Leaves, padded_paths, path_columns
-from rljax.search.problem import Response, SearchProblem
+from rljax.search.problem import SearchedResponse, SearchProblem
 from rljax.search.tree import NONE, Selected, Tree
 
 
@@ -37,8 +37,8 @@ def mcts(
     noise_fraction: float = 0.0,
     noise_concentration: float = 0.3,
     answer: Literal["visits", "best_leaf"] = "visits",
-) -> list[Response]:
-    """Monte-Carlo tree search over tokens: one Response for each row of the problem.
+) -> list[SearchedResponse]:
+    """Monte-Carlo tree search over tokens: one SearchedResponse for each row of the problem.
 
     Before each token the root is searched until it has `simulations` (its own evaluation is one):
     select by Q + c P sqrt(max(1, sum N)) / (1 + N) with c = `exploration`, expand with the policy's
@@ -188,7 +188,7 @@ class _Searched:
         # (A rollout ends where no node of the tree is.)
         self.evaluator = problem.evaluator(width, nodes=0 if rollouts else simulations)
         self.next = _begun(problem.rows, simulations, width, self.exploration)
-        self.responses = [Response() for _ in range(problem.rows)]
+        self.responses = [SearchedResponse() for _ in range(problem.rows)]
         self.live = np.ones(problem.rows, bool)
         self.noised = np.zeros(problem.rows, bool)
         self.keys = {p: _stream(problem.keys, p) for p in (_NOISE, _CHOICE, _ROLLOUT)}
@@ -306,7 +306,7 @@ class _Searched:
         if self.live.any():
             self.evaluator.move_root(token, kept, self.live)
 
-    def best_leaves(self) -> list[Response]:
+    def best_leaves(self) -> list[SearchedResponse]:
         """The best complete response of each row, or the emitted one where none was met."""
         out = []
         for best, emitted in zip(self.best, self.responses, strict=True):
@@ -314,7 +314,7 @@ class _Searched:
                 out.append(emitted)
                 continue
             _, ids, reason = best
-            one = Response(reason=reason)
+            one = SearchedResponse(reason=reason)
             width = self.evaluator.width
             for token in ids:
                 one.add(token, 0.0)

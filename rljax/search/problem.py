@@ -29,7 +29,7 @@ Scored = Callable[[Sequence[int], Sequence[tuple[Ids, int]]], np.ndarray]
 
 
 @dataclasses.dataclass
-class Response:
+class SearchedResponse:
     """A response as a method returns it. `logprobs` are those with which the method chose the
     tokens. A search by visit counts also tells, for each token, the children of the root [M] with
     their share of the visits, and the mean value that the simulations found there."""
@@ -199,7 +199,7 @@ class Search:
         )
         nodes = 0 if self.value is None else spec(self.method).nodes
         programs = problem.unread(width, nodes=nodes).programs(columns, limit)
-        blank = Response([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
+        blank = SearchedResponse([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
         if spec(self.method).targets:
             blank.target_ids = [np.zeros(width, np.int32)] * limit
             blank.target_probs = [np.eye(1, width, dtype=np.float32)[0]] * limit
@@ -220,7 +220,9 @@ def _check(sampling: Sampling) -> None:
             )
 
 
-def _batch(responses: list[Response], prompts, lengths, columns: int, n: int, version) -> Batch:
+def _batch(
+    responses: list[SearchedResponse], prompts, lengths, columns: int, n: int, version
+) -> Batch:
     rows = len(responses)
     tokens, mask, logp, entropy, values = (np.zeros((rows, columns), np.float32) for _ in range(5))
     tokens = tokens.astype(np.int32)

@@ -243,7 +243,7 @@ FEATURES = {
 }
 
 
-class Rule(NamedTuple):
+class Exclusion(NamedTuple):
     """An exclusion: why feature `a` does not go with feature `b`, and the fix for the field of
     `a`."""
 
@@ -266,108 +266,108 @@ _AT_ONCE = (
 )
 
 EXCLUDES = (
-    Rule(
+    Exclusion(
         "in flight",
         "opponent",
         "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
         _SYNCHRONOUS,
     ),
-    Rule(
+    Exclusion(
         "in flight",
         "rounds",
         "{rollout!r} scores a round of samples before it draws the next one",
         _SYNCHRONOUS,
     ),
-    Rule(
+    Exclusion(
         "in flight",
         "search",
         "{rollout!r} searches the responses of a step together, to their ends",
         _SYNCHRONOUS,
     ),
-    Rule(
+    Exclusion(
         "in flight",
         "tree of episodes",
         "{rollout!r} plays the trees of a step at once",
         _SYNCHRONOUS,
     ),
-    Rule(
+    Exclusion(
         "in flight",
         "one version of the policy",
         "dataflow={dataflow!r} compares samples of one version of the policy",
         _SYNCHRONOUS,
     ),
-    Rule(
+    Exclusion(
         "in flight", "replay alone", "rollouts.replay_share=1.0: nothing is sampled", _SYNCHRONOUS
     ),
-    Rule(
+    Exclusion(
         "choice of groups",
         "in flight",
         "it chooses groups, and does not say how many may be dropped for one step in flight",
         f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_SYNCHRONOUS}",
     ),
     *(
-        Rule(a, "dead groups replaced in flight", _AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
+        Exclusion(a, "dead groups replaced in flight", _AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
         for a in ("reward model", "judge model")
     ),
-    Rule(
+    Exclusion(
         "rollout by scores",
         "no reward read",
         "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} reads no reward",
         "'once()'",
     ),
-    Rule(
+    Exclusion(
         "search",
         "opponent",
         "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
         "opponent's",
         "once()",
     ),
-    Rule(
+    Exclusion(
         "environment",
         "opponent",
         "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
         "opponent's",
         "environment.function='', or dataflow='grpo'",
     ),
-    Rule(
+    Exclusion(
         "rollout of other roles",
         "rollout inside another",
         "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not hand "
         "on",
         "once()",
     ),
-    Rule(
+    Exclusion(
         "sampler devices",
         "placed roles",
         "placement={placement!r} has devices of its own as well",
         "one of both: placement=(), or rollouts.sampler_devices=0",
     ),
-    Rule(
+    Exclusion(
         "placed reference",
         "samples of the reference",
         "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
         "leave reference out",
     ),
-    Rule(
+    Exclusion(
         "loop of the host",
         "samples of the reference",
         "dataflow={dataflow!r} draws each token from two models, which the host's loop does not",
         "sampler.loop='device'",
     ),
-    Rule(
+    Exclusion(
         "speculation",
         "samples of the reference",
         "dataflow={dataflow!r} draws each token from two models, and a draft is checked by one",
         "sampler.draft_tokens=0",
     ),
-    Rule(
+    Exclusion(
         "environment",
         "no reward read",
         "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
         "dataflow='grpo', or environment.function=''",
     ),
     *(
-        Rule(
+        Exclusion(
             a,
             "environment",
             "it continues single responses, and an environment plays episodes of several turns",
@@ -376,56 +376,58 @@ EXCLUDES = (
         for a in ("continuations", "search")
     ),
     *(
-        Rule(a, "environment", _ONE_TURN, f"{FEATURES[a].field}='' beside environment.function")
+        Exclusion(
+            a, "environment", _ONE_TURN, f"{FEATURES[a].field}='' beside environment.function"
+        )
         for a in ("process model", "reward model", "judge model", "reward of evaluation", "replay")
     ),
-    Rule("rollout of single rows", "episodes of several rows", _ONE_ROW, "dynamic()"),
-    Rule("advantage of single rows", "episodes of several rows", _ONE_ROW, "rloo()"),
-    Rule("dataflow of single rows", "episodes of several rows", _ONE_ROW, "grpo"),
-    Rule(
+    Exclusion("rollout of single rows", "episodes of several rows", _ONE_ROW, "dynamic()"),
+    Exclusion("advantage of single rows", "episodes of several rows", _ONE_ROW, "rloo()"),
+    Exclusion("dataflow of single rows", "episodes of several rows", _ONE_ROW, "grpo"),
+    Exclusion(
         "tree of episodes",
         "unrepeatable environment",
         "a branch of a turn_tree is played again from recorded replies, and "
         "environment.function={environment!r} declares repeatable=False",
         "once()",
     ),
-    Rule(
+    Exclusion(
         "tree of episodes",
         "samples compared",
         "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin at "
         "different turns",
         "once()",
     ),
-    Rule(
+    Exclusion(
         "replay",
         "fields of new samples",
         "rows of a file have no {fresh}, which sampling fills and this config reads",
         "rollouts.replay=''",
     ),
-    Rule("replay", "images", "stored rollouts hold no images", "rollouts.replay=''"),
-    Rule("environment", "images", "episodes are of text", "rows of text alone"),
-    Rule(
+    Exclusion("replay", "images", "stored rollouts hold no images", "rollouts.replay=''"),
+    Exclusion("environment", "images", "episodes are of text", "rows of text alone"),
+    Exclusion(
         "continuations",
         "images",
         "its samples go on from within others, which are of text",
         "algorithm.collect='once'",
     ),
-    Rule("search", "images", "a search reads text", "algorithm.collect='once'"),
-    Rule(
+    Exclusion("search", "images", "a search reads text", "algorithm.collect='once'"),
+    Exclusion(
         "rule over the batch",
         "values by continuations",
         "its mean and variance over the samples are not those over the continuations that "
         "algorithm.collect={collect!r} compares them with",
         "rules of one row alone: scaled, clipped, soft_overlong",
     ),
-    Rule(
+    Exclusion(
         "rule over the batch",
         "search",
         "it compares the rows of a batch, and {collect!r} scores some rows at a time",
         "scaled(), clipped()",
     ),
     *(
-        Rule(
+        Exclusion(
             a,
             "search",
             "{collect!r} ends a response at stop ids and its limit alone",
@@ -434,39 +436,39 @@ EXCLUDES = (
         for a in ("stop strings", "thinking limits")
     ),
     *(
-        Rule(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
+        Exclusion(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
         for a in ("dataflow over draws", "loss over draws", "advantage over draws")
     ),
-    Rule("correction", "search of whole texts", _NO_DRAWS, "algorithm.correction=''"),
-    Rule("bypass", "search of whole texts", _NO_DRAWS, "'recomputed'"),
-    Rule(
+    Exclusion("correction", "search of whole texts", _NO_DRAWS, "algorithm.correction=''"),
+    Exclusion("bypass", "search of whole texts", _NO_DRAWS, "'recomputed'"),
+    Exclusion(
         "correction",
         "bypass",
         "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a weight "
         "would count it twice",
         "correction='', or old_logprobs='recomputed'",
     ),
-    Rule(
+    Exclusion(
         "process model",
         "advantage blind to tokens",
         "algorithm.advantage={advantage!r} reads no rewards of single tokens",
         "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''",
     ),
-    Rule(
+    Exclusion(
         "no reference",
         "KL",
         "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
         "set both to 0",
     ),
-    Rule("judge model", "reward model", "reward.model takes its place", "reward.model=''"),
+    Exclusion("judge model", "reward model", "reward.model takes its place", "reward.model=''"),
     *(
-        Rule(
+        Exclusion(
             a, "no reward read", "dataflow={dataflow!r} does not read it", f"{FEATURES[a].field}=''"
         )
         for a in ("reward model", "process model", "replay")
     ),
     *(
-        Rule(
+        Exclusion(
             a,
             "costs",
             "dataflow={dataflow!r} reads the cost of every response, which these lack",
@@ -476,14 +478,14 @@ EXCLUDES = (
     ),
 )
 NEEDS = (
-    Rule(
+    Exclusion(
         "sampler devices",
         "in flight",
         "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
         "learning",
         "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0",
     ),
-    Rule(
+    Exclusion(
         "tree of episodes",
         "environment",
         "episodes branch where turns of an environment end, and environment.function is ''",
@@ -492,7 +494,7 @@ NEEDS = (
 )
 
 
-def violations(parts: Parts) -> Iterator[tuple[Rule, str, object, str]]:
+def violations(parts: Parts) -> Iterator[tuple[Exclusion, str, object, str]]:
     """Yields (rule, field, value, reason) of each pair of features that exclude each other, and of
     each feature that lacks one it needs."""
     texts, on = parts.texts(), turned_on(parts)

@@ -39,7 +39,7 @@ _FORM = 'ROLE+ROLE=group(devices=..., tensor=...), such as "reference=group(devi
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RoleGroup:
     """Roles that share a mesh of their own."""
 
     roles: tuple[str, ...]
@@ -147,7 +147,7 @@ def devices_apart(config: Config) -> int:
     return placed + config.rollouts.sampler_devices
 
 
-def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
+def divided(config: Config, devices: list) -> tuple[list, tuple[RoleGroup, ...]]:
     """Returns (the devices of config.mesh, the groups behind them). Raises InputError if the groups
     leave none, and for rollouts.sampler_devices on several processes."""
     wanted, left = devices_apart(config), list(devices)
@@ -156,15 +156,15 @@ def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
     groups = []
     for text in config.placement:
         roles, made = parsed(text)
-        groups.append(Group(roles, made(left)))
+        groups.append(RoleGroup(roles, made(left)))
         left = left[made.options["devices"] :]
     if left:
         _check_one_process(config, devices)
-        groups.append(Group((SAMPLER,), make_mesh(len(left), 1, devices=left)))
+        groups.append(RoleGroup((SAMPLER,), make_mesh(len(left), 1, devices=left)))
     return main, tuple(groups)
 
 
-def sampler_mesh(groups: tuple[Group, ...]) -> Mesh | None:
+def sampler_mesh(groups: tuple[RoleGroup, ...]) -> Mesh | None:
     """Returns the mesh that only samples, or None."""
     return next((group.mesh for group in groups if SAMPLER in group.roles), None)
 

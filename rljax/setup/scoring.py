@@ -14,7 +14,7 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import parser
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import EpisodeLimits
-from rljax.rollout import Episodes, Player, Reward, Rules, player_of
+from rljax.rollout import EpisodeRules, Episodes, Player, Reward, player_of
 from rljax.sampler import Sampling
 from rljax.setup.rewards import reward_role
 from rljax.setup.setup import Setup
@@ -50,7 +50,7 @@ def make_episodes(
     own = config.environment
     declared = spec(resolve(own.function, NAMESPACES["environment"]))
     limits = limits_of(config)
-    rules = Rules(
+    rules = EpisodeRules(
         limits,
         turn_sampling(config, sampling, tokenizer),
         declared.seats,

@@ -36,7 +36,7 @@ from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
 from rljax.sampler.stop_strings import stop_tokens
 from rljax.setup.decoding import check_slots, decoding_on
-from rljax.setup.placement import Group, dividing, sampler_mesh
+from rljax.setup.placement import RoleGroup, dividing, sampler_mesh
 from rljax.setup.same_ids import differing_ids, tokenizer_of
 
 
@@ -82,7 +82,7 @@ class Setup:
     decoding: Decoding = Decoding()
     row_tokens: int = 0  # columns of a batch of the last phase
     rows_per_example: int = 1  # of an offline batch
-    groups: tuple[Group, ...] = ()  # roles on devices of their own
+    groups: tuple[RoleGroup, ...] = ()  # roles on devices of their own
     pretraining: Steps | None = None  # how pretraining.data is computed, beside the last phase
 
     def model_on(self, role: str) -> Model:
@@ -406,7 +406,7 @@ def assemble(
     data: Data,
     model: Model,
     row: int,
-    groups: tuple[Group, ...] = (),
+    groups: tuple[RoleGroup, ...] = (),
 ) -> Setup:
     """Returns the setup of loaded parts; rows of the last phase have `row` tokens. Raises
     InputError if rows do not divide over devices, or are longer than the model's context."""

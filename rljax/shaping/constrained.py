@@ -17,7 +17,7 @@ from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 
 
-class Responses(NamedTuple):
+class GroupedResponses(NamedTuple):
     """The samples of each prompt, and its baseline response. What stands where `live` is false (a
     reward failed, a prompt of another task) may be garbage."""
 
@@ -42,7 +42,7 @@ class Responses(NamedTuple):
         """Live samples that all judges pass: [P, K] bool."""
         return self.live & self.compliant
 
-    def where(self, prompts: jax.Array) -> "Responses":
+    def where(self, prompts: jax.Array) -> "GroupedResponses":
         """Returns the same responses, live at these prompts alone: [P] bool."""
         return self._replace(
             live=self.live & prompts[:, None], baseline_compliant=self.baseline_compliant & prompts
@@ -80,7 +80,9 @@ def constrained_rewards(calibrated: jax.Array, compliant: jax.Array) -> jax.Arra
 
 
 @contract(safe=True)
-def crpg(responses: Responses, *, kl_max: AboveZero = 10.0, cap_kl_factor: bool = False) -> Targets:
+def crpg(
+    responses: GroupedResponses, *, kl_max: AboveZero = 10.0, cap_kl_factor: bool = False
+) -> Targets:
     """Every sample, weighted by R~ - mean R~, R~ = max(1 - log_ratio / kl_max, 0) R_cal 1[all
     judges pass]: calibrated-regularised policy gradient.
 
@@ -102,7 +104,9 @@ def crpg(responses: Responses, *, kl_max: AboveZero = 10.0, cap_kl_factor: bool 
 
 
 @contract(safe=True)
-def codpo(responses: Responses, *, beta: AboveZero = 0.1, nll_coef: NotNegative = 1.0) -> Targets:
+def codpo(
+    responses: GroupedResponses, *, beta: AboveZero = 0.1, nll_coef: NotNegative = 1.0
+) -> Targets:
     """Pairs: the best compliant sample against the worst violating one, and nll_coef / tokens of
     -log pi(chosen): constrained online DPO.
 
@@ -139,7 +143,7 @@ def codpo(responses: Responses, *, beta: AboveZero = 0.1, nll_coef: NotNegative 
 
 
 @contract(safe=True)
-def crraft(responses: Responses, *, kl_max: AboveZero = 10.0) -> Targets:
+def crraft(responses: GroupedResponses, *, kl_max: AboveZero = 10.0) -> Targets:
     """The compliant sample of the best R_cal among those with log_ratio <= kl_max, weighted by
     R_cal: calibrated-regularised reward ranking fine-tuning.
 

@@ -15,7 +15,7 @@ from rljax.rewards.unit_tests.programs import Instruction, run_program
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ProgramProblem:
     """A problem: its prompt ("2x+1:", "1>3,2>5:" or "3>5,>4,:"), its ground_truth for the reward,
     and a program that passes."""
 
@@ -93,7 +93,7 @@ def problems(
     with_input: bool,
     show: str,
     examples: int,
-) -> Iterator[Problem]:
+) -> Iterator[ProgramProblem]:
     """Problems without end, drawn with `rng`, repeated ones included.
 
     A random program of `min_lines` to `lines` instructions is what is asked for, any program of
@@ -124,4 +124,4 @@ def problems(
         truth = {"tests": tests, "max_lines": lines}
         truth |= {"trace": values} if show == "trace" else {}
         truth = json.dumps(truth, separators=(",", ":"))
-        yield Problem(f"{prompt}:", truth, program_text(program))
+        yield ProgramProblem(f"{prompt}:", truth, program_text(program))

@@ -37,7 +37,6 @@ def products(
     seed: int = 0,
 ) -> Task:
     """ "37*58=" -> "2146": the product of two numbers of two digits, which has four."""
-    _check_share("products", call_share)
 
     def draw(rng: random.Random) -> Problem:
         while True:
@@ -45,22 +44,7 @@ def products(
             if a * b >= 1000:
                 return Problem(f"{a}*{b}=", str(a * b), str(a * b))
 
-    task = procedural(
-        "products",
-        draw,
-        reward="exact_match()",
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
-
-    def answers(row):
-        return row["completion"]
-
-    def asked(row):
-        return row["prompt"].removesuffix("=")
-
-    return _with_calls(task, call, asked, answers, call_share, seed)
+    return _calculations("products", draw, call, call_share, test, worked_examples, seed)
 
 
 @contract(safe=True)
@@ -73,7 +57,6 @@ def expressions(
     seed: int = 0,
 ) -> Task:
     """ "12+34*56=" -> "1916": the value of three numbers with a product, four digits."""
-    _check_share("expressions", call_share)
 
     def draw(rng: random.Random) -> Problem:
         while True:
@@ -88,20 +71,23 @@ def expressions(
             if 1000 <= value <= 9999:
                 return Problem(f"{text}=", str(value), str(value))
 
-    task = procedural(
-        "expressions",
-        draw,
-        reward="exact_match()",
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    return _calculations("expressions", draw, call, call_share, test, worked_examples, seed)
 
-    def answers(row):
-        return row["completion"]
+
+def _calculations(
+    name: str, draw, call: str, call_share: float, test: int, worked_examples: int, seed: int
+) -> Task:
+    """A task of drawn prompts that end in "=": a call asks for what precedes it, and is answered by
+    the completion."""
+    _check_share(name, call_share)
+    sizes = dict(test=test, worked_examples=worked_examples, seed=seed)
+    task = procedural(name, draw, reward="exact_match()", **sizes)
 
     def asked(row):
         return row["prompt"].removesuffix("=")
+
+    def answers(row):
+        return row["completion"]
 
     return _with_calls(task, call, asked, answers, call_share, seed)
 

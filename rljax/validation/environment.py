@@ -7,7 +7,7 @@ from rljax.config import NAMESPACES, Config, row_tokens
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.validation.problems import resolve_field
 
 
@@ -55,7 +55,7 @@ def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> N
     problems.check(not compares or samples > rows, field, samples, rule, f"{2 * rows} or more")
 
 
-def _check_tree(config: Config, problems: Problems, tree: Tree, seats: int) -> None:
+def _check_tree(config: Config, problems: Problems, tree: TurnTree, seats: int) -> None:
     """Episodes have turns to branch at, and a prompt's rows are whole trees."""
     own = config.environment
     rule = f"episodes branch after turn {tree.at[-1]}, and end after {own.max_turns} turns"

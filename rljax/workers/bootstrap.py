@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from rljax.workers.progress import Progress
+from rljax.workers.progress import WorkerProgress
 
 ORPHAN_POLL_S = 5.0  # how often a worker that is handed nothing looks for its parent
 
@@ -21,7 +21,7 @@ class WorkerContext:
     told it."""
 
     socket: socket.socket
-    progress: Progress
+    progress: WorkerProgress
     parent: int  # process id
     facts: dict
 
@@ -45,7 +45,7 @@ def begin(spec_text: str) -> WorkerContext:
     sys.stdout.reconfigure(line_buffering=True)  # what is printed survives the kill
     sock = socket.socket(fileno=spec["socket"])
     sock.set_inheritable(False)  # a process that it starts must not keep the stream open
-    progress = Progress(spec["progress"])
+    progress = WorkerProgress(spec["progress"])
     os.close(spec["progress"])
     return WorkerContext(sock, progress, spec["parent"], spec["facts"])
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from rljax.workers.progress import PROGRESS_BYTES, Progress
+from rljax.workers.progress import PROGRESS_BYTES, WorkerProgress
 
 # The parent's `__main__` is not imported (a launcher is heavy); its sys.path is handed over.
 _BOOT = """
@@ -37,7 +37,7 @@ class WorkerProcess:
     def __init__(
         self, module: str, facts: dict, folder: str, path: list[str], memory_bytes: int, pipe: bool
     ):
-        self.state = "starting"  # then what its crew calls it; "dead" at the end
+        self.state = "starting"  # then "ready", or what its supervisor calls it; "dead" at the end
         self.since = time.monotonic()  # when that state began
         self.received, self._unsent = bytearray(), bytearray()
         self.unfinished_since = math.inf  # when the message began of which a part has come
@@ -57,7 +57,7 @@ class WorkerProcess:
         try:
             shared.write(bytes(PROGRESS_BYTES))
             shared.flush()
-            self.progress = Progress(shared.fileno())
+            self.progress = WorkerProgress(shared.fileno())
             self.progress.write(-1, self.since)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, module, json.dumps(spec), *path],

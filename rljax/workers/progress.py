@@ -1,5 +1,5 @@
-"""A worker's current task and its start time, in memory that its parent maps, too: that costs no
-system call for each task, and the parent can read it even while the worker is stuck."""
+"""A worker's current call and its start time, in memory that its parent maps, too: that costs no
+system call for each one, and the parent can read it even while the worker is stuck."""
 
 import mmap
 import struct
@@ -10,11 +10,11 @@ _LOOKS = 1000
 _BETWEEN = struct.pack("q", -2)
 
 
-class Progress:
-    """The task that a worker is on, as (number, clock, flag) in a file that both processes map.
+class WorkerProgress:
+    """The call that a worker is on, as (number, clock, flag) in a file that both processes map.
 
     `clock` is `time.monotonic()`, one clock for all processes of a machine. Number -1: none of the
-    tasks that it was given yet; -2: between two. `flag` is the task's own: whether a reward has a
+    calls that it was given yet; -2: between two. `flag` is the call's own: whether a reward has a
     score when it is over its limit.
     """
 

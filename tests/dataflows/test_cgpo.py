@@ -35,7 +35,7 @@ from rljax.rollout.rules.baseline_response import task_of, with_baseline_respons
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.role_table import abstract_roles
 from rljax.shaping.constrained import (
-    Responses,
+    GroupedResponses,
     calibrated_rewards,
     codpo,
     constrained_rewards,
@@ -63,7 +63,7 @@ def responses(
     def each(x, dtype):
         return jnp.asarray(np.broadcast_to(np.asarray(x, dtype), rewards.shape[:1]))
 
-    return Responses(
+    return GroupedResponses(
         jnp.asarray(rewards),
         whole(compliant, bool),
         whole(log_ratios, np.float32),

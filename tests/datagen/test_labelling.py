@@ -107,11 +107,11 @@ def test_programs_of_one_task_share_answers_and_a_cache_outlives_the_call():
     assert counts["asked"] == counts["probes"] == 6
     asked.clear()
     cache = {}
-    shared, counts = label_lines(programs, accepts, tasks=["t"] * 3, cache=cache)
+    shared, counts = label_lines(programs, accepts, problems=["t"] * 3, cache=cache)
     assert shared == alone and counts["asked"] == len(asked) == 3 and counts["probes"] == 6
-    apart, counts = label_lines(programs, accepts, tasks=["t", "u", "t"])
+    apart, counts = label_lines(programs, accepts, problems=["t", "u", "t"])
     assert apart == alone and counts["asked"] == 4
-    again, counts = label_lines(programs, accepts, tasks=["t"] * 3, cache=cache)
+    again, counts = label_lines(programs, accepts, problems=["t"] * 3, cache=cache)
     assert again == alone and counts == {"rounds": 0, "probes": 6, "asked": 0}
 
 

@@ -141,7 +141,7 @@ def lanes(text, replies):
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_batch_of_episodes_is_the_batch_of_a_vector_environment(mode):
-    """Lanes say what an environment of their own says; five episodes take two of four lanes."""
+    """Sub-environments say what an environment of its own says; five episodes take two of four."""
     pytest.importorskip("gymnasium")
     said = [["1"] * 60, ["0", "1"] * 40, ["0"] * 3, ["x", "1", "7"] + ["0"] * 60, ["1", "0"]]
     steps = lanes(f"gymnasium_vector(id='CartPole-v1', lanes=4, mode='{mode}')", said)

@@ -78,7 +78,7 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
 
 def test_what_a_worker_sends_may_be_anything(monkeypatch):
     """The episode whose code wrote to its parent's stream has failed; the others go on."""
-    monkeypatch.setattr("rljax.workers.crew.FRAME_TIMEOUT_S", 4.0)
+    monkeypatch.setattr("rljax.workers.supervisor.FRAME_TIMEOUT_S", 4.0)
     told = [
         "garbage",
         "no pickle",

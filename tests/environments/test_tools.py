@@ -9,8 +9,9 @@ import pytest
 from rljax.components import resolve
 from rljax.contracts import contract, spec
 from rljax.environments import Call, Opening, Reply, tools
-from rljax.environments.toolbox import MOST_CHARACTERS, prepare_worker, toolbox
+from rljax.environments.toolbox import MOST_CHARACTERS, toolbox
 from rljax.errors import InputError
+from rljax.rewards.pool.calling import prepare
 from rljax.rewards.sandbox.tiers import ALL_TIERS, SandboxError
 
 HERE = __name__
@@ -234,8 +235,8 @@ def test_tools_is_repeatable_where_its_tools_are():
 
 def test_a_worker_makes_its_tools_before_the_first_clock_starts():
     component = resolve("tools(functions=('python(session=True)',))", "rljax.environments")
-    assert prepare_worker(component)["sandbox_tier"] in ALL_TIERS
-    assert prepare_worker(resolve(f"tools(functions=('{HERE}.news',))", "rljax.environments")) == {}
+    assert prepare(component)["sandbox_tier"] in ALL_TIERS
+    assert prepare(resolve(f"tools(functions=('{HERE}.news',))", "rljax.environments")) == {}
 
 
 # -- python

@@ -22,7 +22,7 @@ from rljax.errors import InputError
 from rljax.files import open_file
 from rljax.gguf import gguf_folder
 from rljax.gguf.folder import tensors_of
-from rljax.gguf.rows import Rows, decoded
+from rljax.gguf.rows import StoredTensor, decoded
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 
@@ -35,7 +35,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "rljax" / "gguf"
 
 
-def read(rows: Rows, path: Path, first: int, count: int) -> np.ndarray:
+def read(rows: StoredTensor, path: Path, first: int, count: int) -> np.ndarray:
     out, file = np.empty((count, *rows.shape[1:]), np.float32), open_file(path)
     try:
         decoded(rows, file, path, first, out)
@@ -73,12 +73,12 @@ def test_rows_of_heads_and_norms_are_as_a_checkpoint_has_them(tmp_path):
     # As convert_hf_to_gguf of llama.cpp puts pairs beside each other.
     back = data.reshape(4, 6, 2, 32).swapaxes(1, 2).reshape(48, 32)
     for first, count in ((0, 48), (5, 9), (47, 1)):
-        got = read(Rows("F32", (48, 32), 0, data.nbytes, heads=4), path, first, count)
+        got = read(StoredTensor("F32", (48, 32), 0, data.nbytes, heads=4), path, first, count)
         np.testing.assert_array_equal(got, back[first : first + count])
-    flat = Rows("F32", (48 * 32,), 0, data.nbytes, heads=4)
+    flat = StoredTensor("F32", (48 * 32,), 0, data.nbytes, heads=4)
     wanted = data.reshape(4, 192, 2).swapaxes(1, 2).ravel()
     np.testing.assert_array_equal(read(flat, path, 7, 300), wanted[7:307])
-    shifted = read(Rows("F32", (48 * 32,), 0, data.nbytes, shift=-1.0), path, 0, 48 * 32)
+    shifted = read(StoredTensor("F32", (48 * 32,), 0, data.nbytes, shift=-1.0), path, 0, 48 * 32)
     np.testing.assert_array_equal(shifted, data.ravel() - np.float32(1))
 
 

@@ -2,7 +2,7 @@
 
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.episodes.tree import TurnTree
 
 
 @contract(continues=True, rounds=True)
@@ -25,7 +25,7 @@ def visits(prompts, key, cfg, *, actor, reward): ...
 def duel(prompts, key, cfg, *, actor, reward): ...
 
 
-@contract(tree=Tree(2, (1,)))
+@contract(tree=TurnTree(2, (1,)))
 def branches(prompts, key, cfg, *, actor, reward): ...
 
 

@@ -102,8 +102,8 @@ def test_what_runs_between_phases_may_stall_too(monkeypatch):
 SPEAKS = """
 import os, sys
 sys.path.insert(0, {folder!r})
-from console import Console
-kept = Console({log!r}, 1, ("host 0 (a)", "host 1 (b)"))
+from console import ConsoleCopy
+kept = ConsoleCopy({log!r}, 1, ("host 0 (a)", "host 1 (b)"))
 kept.know({{0: "generate, step 12", 1: "reward, step 12"}})
 print("what was printed", flush=True)
 os.write(2, {said!r})
@@ -141,8 +141,8 @@ def test_last_words_of_a_host_that_was_ended(tmp_path, said, number, words):
 SIGNALLED = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
-from console import Console
-kept = Console({log!r}, 1, ("host 0 (a)", "host 1 (b)"))
+from console import ConsoleCopy
+kept = ConsoleCopy({log!r}, 1, ("host 0 (a)", "host 1 (b)"))
 print("before", flush=True)
 while not os.path.exists({log!r}) or not os.path.getsize({log!r}):  # it is there
     time.sleep(0.01)

@@ -12,7 +12,7 @@ from conftest import golden_cases
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import pallas_gpu, reference, token_logprobs, xla
-from rljax.kernels.logprob.options import Options, head_product, logits
+from rljax.kernels.logprob.options import LogprobOptions, head_product, logits
 
 HIGHEST = jax.lax.Precision.HIGHEST
 INTERPRETED = {
@@ -98,7 +98,7 @@ def test_values_and_gradients_are_those_of_float64(impl, shape, small_tiles):
     hidden, head, targets = data(n, d, v, vocab_first)
     weights = cotangents(n)
     want = float64_answer(hidden, head, targets, 0.7, soft_cap, vocab_first, weights)
-    options = Options(soft_cap, vocab_first, greedy=True, precision=HIGHEST)
+    options = LogprobOptions(soft_cap, vocab_first, greedy=True, precision=HIGHEST)
     *got, found = answer(impl, hidden, head, targets, 0.7, options, weights)
     close(got, want, 3e-6)
     z = np.asarray(logits(hidden, head, 1.0, options))
@@ -109,7 +109,7 @@ def test_float64_stays_float64(small_tiles):
     with jax.enable_x64(True):
         hidden, head, targets = data(129, 9, 257, dtype=np.float64)
         want = float64_answer(hidden, head, targets, 0.7, 0.0, False, weights := cotangents(129))
-        got = answer("xla", hidden, head, targets, 0.7, Options(), weights)[:2]
+        got = answer("xla", hidden, head, targets, 0.7, LogprobOptions(), weights)[:2]
         assert got[1][0].dtype == jnp.float64
         close(got, want, 1e-12)
 
@@ -120,7 +120,7 @@ def test_pairs_of_two_bytes_lose_what_their_own_rounding_loses(impl, dtype, smal
     hidden, head, targets = data(7, 33, 257, dtype=dtype, scale=0.3)
     weights = cotangents(7)
     want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
-    (values, gradients, _) = answer(impl, hidden, head, targets, 1.0, Options(), weights)
+    (values, gradients, _) = answer(impl, hidden, head, targets, 1.0, LogprobOptions(), weights)
     close(values, want[0], 1e-6)  # products of such numbers are exact, sums are float32
     assert [x.dtype for x in gradients] == [dtype, jnp.float32]  # rounded by the api, once
     close(gradients, want[1], 2e-2 if dtype == jnp.bfloat16 else 3e-3)
@@ -134,9 +134,9 @@ def test_extreme_logits_and_words_of_probability_zero(impl, small_tiles):
     hidden[:, 0], head[0, :130] = 10.0, -3e38  # 10 x -3e38 is -inf in float32
     targets = jnp.asarray(np.maximum(targets, 130))
     hidden, head, weights = jnp.asarray(hidden), jnp.asarray(head), cotangents(7)
-    assert np.isneginf(np.asarray(logits(hidden, head, 1.0, Options()))[:, :130]).all()
+    assert np.isneginf(np.asarray(logits(hidden, head, 1.0, LogprobOptions()))[:, :130]).all()
     want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
-    got = answer(impl, hidden, head, targets, 1.0, Options(precision=HIGHEST), weights)[:2]
+    got = answer(impl, hidden, head, targets, 1.0, LogprobOptions(precision=HIGHEST), weights)[:2]
     # A logit of 1e4 is known to 1e-3 in float32.
     close([x[3:] for x in got[0]], [x[3:] for x in want[0]], 3e-6)
     close([got[0], got[1][1]], [want[0], want[1][1]], 2e-3)
@@ -147,7 +147,7 @@ def test_extreme_logits_and_words_of_probability_zero(impl, small_tiles):
 def test_a_target_in_another_shard_is_none_of_these_tokens(impl, small_tiles):
     hidden, head, targets = data(7, 9, 257)
     elsewhere = targets.at[:3].set(jnp.asarray([-1, 257, 100000]))
-    options, weights = Options(precision=HIGHEST), cotangents(7)
+    options, weights = LogprobOptions(precision=HIGHEST), cotangents(7)
     values, gradients, found = answer(impl, hidden, head, elsewhere, 1.0, options, weights)
     assert (np.asarray(found.target)[:3] == 0).all()
     weights[0, :3] = 0  # of a token that is elsewhere, only the softmax is left
@@ -263,7 +263,9 @@ def test_the_sampler_reads_the_same_head():
         h, w, precision = head_product(hidden, head, float32_head, *head_dtype)
         # The head keeps its 24 bits but where it is rounded; logits are float32 in every case.
         assert (w.dtype == jnp.float32) == (float32_head and not head_dtype)
-        sampled = jax.nn.log_softmax(logits(h, w, 1.0, Options(**how, precision=precision)) / 0.7)
+        sampled = jax.nn.log_softmax(
+            logits(h, w, 1.0, LogprobOptions(**how, precision=precision)) / 0.7
+        )
         want = jnp.take_along_axis(sampled, targets[..., None], axis=-1)[..., 0]
         got = token_logprobs(
             hidden,

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import pallas_tpu, tpu_blocks
-from rljax.kernels.logprob.options import Options
+from rljax.kernels.logprob.options import LogprobOptions
 from rljax.kernels.logprob.tpu_blocks import Sizes
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -89,15 +89,20 @@ def assert_equal(got, want, tolerances):
 
 # N, D, V, options: one tile and several, with and without a tail, on each axis
 SHAPES = {
-    "one row": (1, 9, 257, Options(precision=HIGHEST)),
+    "one row": (1, 9, 257, LogprobOptions(precision=HIGHEST)),
     "seven rows, slices of D": (
         *(7, 300, 257),
-        Options(vocab_first=True, soft_cap=5.0, greedy=True, precision=HIGHEST),
+        LogprobOptions(vocab_first=True, soft_cap=5.0, greedy=True, precision=HIGHEST),
     ),
-    "tiles with tails": (129, 40, 1300, Options(greedy=True, precision=HIGHEST)),
-    "small vocabulary": (33, 128, 100, Options(vocab_first=True, entropy=False, precision=HIGHEST)),
-    "many rows": (2500, 24, 513, Options(vocab_first=True, soft_cap=3.0, precision=HIGHEST)),
-    "no tail": (256, 16, 1024, Options(greedy=True, precision=HIGHEST)),
+    "tiles with tails": (129, 40, 1300, LogprobOptions(greedy=True, precision=HIGHEST)),
+    "small vocabulary": (
+        33,
+        128,
+        100,
+        LogprobOptions(vocab_first=True, entropy=False, precision=HIGHEST),
+    ),
+    "many rows": (2500, 24, 513, LogprobOptions(vocab_first=True, soft_cap=3.0, precision=HIGHEST)),
+    "no tail": (256, 16, 1024, LogprobOptions(greedy=True, precision=HIGHEST)),
 }
 
 
@@ -121,7 +126,7 @@ def test_float32_equals_float64(name):
 
 @pytest.mark.parametrize("vocab_first", lanes([False], [True]))
 def test_bfloat16_equals_float64(vocab_first):
-    options = Options(vocab_first=vocab_first, greedy=True)
+    options = LogprobOptions(vocab_first=vocab_first, greedy=True)
     hidden, head, targets, weights = problem(129, 72, 257, jnp.bfloat16, options)
     got = run(hidden, head, targets, SCALE, weights, options=options)
     assert [x.dtype for x in got[1]] == [jnp.bfloat16, jnp.float32]
@@ -136,7 +141,7 @@ def test_bfloat16_equals_float64(vocab_first):
 def test_of_one_float32_input_every_bit_counts(hidden_dtype, head_dtype, cores):
     """Three passes, exact up to the order of float32 sums; on one core one kernel makes both
     gradients, on two there are two."""
-    options = Options(vocab_first=True, precision=HIGHEST, cores=cores)
+    options = LogprobOptions(vocab_first=True, precision=HIGHEST, cores=cores)
     hidden, head, targets, weights = problem(300, 40, 700, jnp.float32, options)
     hidden, head = hidden.astype(hidden_dtype), head.astype(head_dtype)
     inputs = hidden, head, targets, SCALE, weights
@@ -151,7 +156,7 @@ def test_of_one_float32_input_every_bit_counts(hidden_dtype, head_dtype, cores):
 
 
 def test_a_frozen_head_takes_the_kernel_of_one_gradient():
-    options = Options(frozen_head=True)
+    options = LogprobOptions(frozen_head=True)
     *arrays, weights = problem(129, 40, 257, jnp.bfloat16, options)
     text = str(jax.make_jaxpr(functools.partial(run, options=options))(*arrays, SCALE, weights))
     assert "token_logprobs_hidden_gradient" in text and "token_logprobs_gradients" not in text
@@ -160,7 +165,7 @@ def test_a_frozen_head_takes_the_kernel_of_one_gradient():
 def test_extreme_and_infinite_logits():
     """Whole numbers, so that float32 holds the logits, up to 1e4, and their differences exactly;
     and tokens whose logit overflows to -inf."""
-    options = Options(greedy=True, precision=HIGHEST)
+    options = LogprobOptions(greedy=True, precision=HIGHEST)
     rng = np.random.default_rng(3)
     n, vocab = 20, 257
     hidden = np.concatenate([np.ones((n, 1)), rng.integers(-12, 13, (n, 6))], axis=1)
@@ -190,7 +195,7 @@ def test_extreme_and_infinite_logits():
 
 def test_a_row_without_any_token():
     """As in a shard whose tokens are all padding: no mass, and nothing that is NaN."""
-    options = Options(precision=HIGHEST)
+    options = LogprobOptions(precision=HIGHEST)
     hidden = jnp.asarray([[1e25, 1.0], [1.0, 1.0]], jnp.float32)
     head = jnp.full((2, 200), -1e25, jnp.float32).at[1].set(jnp.arange(200.0) / 100)
     weights = [jnp.zeros(2)] * 3
@@ -202,7 +207,7 @@ def test_a_row_without_any_token():
 @pytest.mark.slow
 def test_memory_that_nobody_wrote_reaches_nothing():
     """The interpreter that follows a TPU's memories and copies, each of them NaN at first."""
-    options = Options(greedy=True, precision=HIGHEST)
+    options = LogprobOptions(greedy=True, precision=HIGHEST)
     hidden, head, targets, weights = problem(150, 24, 300, jnp.float32, options)
     memory = pltpu.InterpretParams(uninitialized_memory="nan")
     inputs = hidden, head, targets, jnp.float32(SCALE)
@@ -242,7 +247,7 @@ def test_tiles_fit_and_cover_any_shape(vmem):
 
 
 def test_small_memory_gives_the_same_result(monkeypatch):
-    options = Options(greedy=True, precision=HIGHEST)
+    options = LogprobOptions(greedy=True, precision=HIGHEST)
     hidden, head, targets, weights = problem(129, 40, 700, jnp.float32, options)
     monkeypatch.setattr(pallas_tpu, "_budget", lambda: 250_000)
     tiles = tpu_blocks.choose_blocks(
@@ -256,7 +261,7 @@ def test_small_memory_gives_the_same_result(monkeypatch):
 def test_float16_is_refused_by_the_kernel():
     """Where nothing is asked for, such rows go the way of XLA (dispatch), and no TPU has a model
     that computes in float16 (rljax.mesh.check_products)."""
-    options = Options()
+    options = LogprobOptions()
     hidden, head, targets, _ = problem(8, 16, 32, jnp.float16, options)
     with pytest.raises(InputError, match="bfloat16 or float32"):
         pallas_tpu.forward(hidden, head, targets, SCALE, options, interpret=True)

@@ -15,26 +15,38 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.kernels.logprob import pallas_tpu
-from rljax.kernels.logprob.options import Options
+from rljax.kernels.logprob.options import LogprobOptions
 
 pytestmark = pytest.mark.tpu_aot
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 HIGHEST = jax.lax.Precision.HIGHEST
 # N, D, V, options
 LOGPROB = {
-    "Qwen3 8B": (8192, 4096, 151936, Options()),
-    "Llama 3.2 1B": (4096, 2048, 128256, Options(vocab_first=True)),
-    "soft cap": (8192, 8192, 256000, Options(vocab_first=True, soft_cap=30.0, greedy=True)),
+    "Qwen3 8B": (8192, 4096, 151936, LogprobOptions()),
+    "Llama 3.2 1B": (4096, 2048, 128256, LogprobOptions(vocab_first=True)),
+    "soft cap": (8192, 8192, 256000, LogprobOptions(vocab_first=True, soft_cap=30.0, greedy=True)),
 }
 ODD = {
-    "one row": (1, 9, 257, jnp.float32, Options(soft_cap=5.0, greedy=True, precision=HIGHEST)),
-    "D of 4.5 lanes": (129, 576, 50257, jnp.bfloat16, Options(greedy=True)),
-    "small vocabulary": (7, 64, 100, jnp.float32, Options(vocab_first=True, precision=HIGHEST)),
+    "one row": (
+        1,
+        9,
+        257,
+        jnp.float32,
+        LogprobOptions(soft_cap=5.0, greedy=True, precision=HIGHEST),
+    ),
+    "D of 4.5 lanes": (129, 576, 50257, jnp.bfloat16, LogprobOptions(greedy=True)),
+    "small vocabulary": (
+        7,
+        64,
+        100,
+        jnp.float32,
+        LogprobOptions(vocab_first=True, precision=HIGHEST),
+    ),
     "wide, in float32": (
         *(8192, 8192, 128000, jnp.float32),
-        Options(vocab_first=True, soft_cap=30.0, precision=HIGHEST),
+        LogprobOptions(vocab_first=True, soft_cap=30.0, precision=HIGHEST),
     ),
-    "very wide": (4096, 16384, 32000, jnp.bfloat16, Options(greedy=True)),
+    "very wide": (4096, 16384, 32000, jnp.bfloat16, LogprobOptions(greedy=True)),
 }
 
 
@@ -115,7 +127,7 @@ def test_the_log_prob_fits_and_holds_no_logits(one_chip, generation, name):
 
 
 def test_the_bounds_above_are_broken_by_the_plain_form(one_chip):
-    n, depth, vocab, options = 1024, 256, 32768, Options(vocab_first=True)
+    n, depth, vocab, options = 1024, 256, 32768, LogprobOptions(vocab_first=True)
     program = compile_for(one_chip("v5e"), plain, n, depth, vocab, jnp.bfloat16, options)
     assert "tpu_custom_call" not in program.as_text()
     assert program.memory_analysis().temp_size_in_bytes > 64e6

@@ -15,7 +15,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models import attention_paths, attention_xla
 from rljax.models.attention import attention, attention_cached
-from rljax.models.attention_paths import Prefix
+from rljax.models.attention_paths import PackedPrefix
 
 ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
 PACKED = ((9, 1, 6), (12,), (3, 11))  # lengths of the segments of each row; what is left is padding
@@ -60,7 +60,9 @@ def make_packed(name, dtype=jnp.float32):
     batch, _ = packed_rows(groups_of(np.random.default_rng(0), 50))
     rows, tokens = batch.tokens.shape
     arrays, options = make_request(name, tokens, [[tokens]] * rows, dtype)
-    prefix = Prefix(*map(jnp.asarray, (batch.prefix_ids, batch.prefix_blocks, batch.positions)))
+    prefix = PackedPrefix(
+        *map(jnp.asarray, (batch.prefix_ids, batch.prefix_blocks, batch.positions))
+    )
     return (*arrays[:3], jnp.asarray(batch.segment_ids), arrays[4]), options, prefix
 
 

@@ -32,7 +32,7 @@ from rljax.plan.flops import flops_of, work
 from rljax.plan.hlo import Collective, traffic
 from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, check_fits, estimate, nearest_fit, split_bytes
-from rljax.plan.programs import Call, programs_of
+from rljax.plan.programs import ProgramCall, programs_of
 from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
@@ -781,7 +781,7 @@ def test_a_plan_is_told_in_text_and_json(planned):
 
 def test_what_looks_wrong_is_said(mesh):
     whole, split = array(mesh, (2**14, 2**12)), array(mesh, (2**14, 2**12), "fsdp")
-    [said] = replicated_arrays(Call("x", None, ({"a": whole, "b": split},)))
+    [said] = replicated_arrays(ProgramCall("x", None, ({"a": whole, "b": split},)))
     assert "['a']" in said and "256 MiB" in said
 
     def kept(x):

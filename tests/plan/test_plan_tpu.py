@@ -16,8 +16,8 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.plan.chips import topology_devices
 from rljax.plan.compiled import Plan, make_plan, report
-from rljax.plan.memory import FACTOR, Estimate
-from rljax.plan.programs import Call
+from rljax.plan.memory import FACTOR, MemoryEstimate
+from rljax.plan.programs import ProgramCall
 from rljax.plan.table import plan_text
 
 pytestmark = pytest.mark.tpu_aot
@@ -50,7 +50,7 @@ def test_topologies_have_their_chips(topology, text, devices, hbm_gib):
     mesh = make_mesh(1, 1, 1, devices=found[:1])
     whole = NamedSharding(mesh, PartitionSpec())
     x = jax.ShapeDtypeStruct((int(hbm_gib) + 1, 2**28), jnp.float32, sharding=whole)
-    refused = report(Call("big", jax.jit(lambda x: jnp.tanh(x) + 1), (x,)), {}, mesh, chip)
+    refused = report(ProgramCall("big", jax.jit(lambda x: jnp.tanh(x) + 1), (x,)), {}, mesh, chip)
     assert f"available HBM ({hbm_gib:.2f}G)" in refused.error
 
 
@@ -91,7 +91,9 @@ def test_a_program_that_the_chip_cannot_hold_is_reported_with_its_size(topology)
     mesh = make_mesh(1, 1, 1, devices=topology[0][:1])
     whole = NamedSharding(mesh, PartitionSpec())
     x = jax.ShapeDtypeStruct((5, 2**30), jnp.float32, sharding=whole)
-    found = report(Call("big", jax.jit(lambda x: jnp.tanh(x) + 1), (x,)), {}, mesh, topology[1])
+    found = report(
+        ProgramCall("big", jax.jit(lambda x: jnp.tanh(x) + 1), (x,)), {}, mesh, topology[1]
+    )
     assert "HBM" in found.error and found.total > 2 * 5 * 4 * GIB  # its input and its output
-    plan = Plan("v5e:1x1", {}, topology[1], Estimate({}, {}, {}), [found], {})
+    plan = Plan("v5e:1x1", {}, topology[1], MemoryEstimate({}, {}, {}), [found], {})
     assert not plan.fits and "does not fit" in plan_text(plan) and "error: big" in plan_text(plan)

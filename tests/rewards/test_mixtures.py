@@ -173,10 +173,12 @@ def test_a_rule_says_whether_there_was_an_answer():
 
 SLOW = """
 import time
+from rljax.contracts import contract
 ready = []
-def prepare_worker(component):
+def load():
     time.sleep(1.0)
-    ready.append(component.name)
+    ready.append("loaded")
+@contract(prepare=lambda options: load)
 def reward(response):
     return {"score": 1.0, "ready": len(ready)}
 """

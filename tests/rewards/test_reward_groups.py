@@ -177,9 +177,34 @@ def _check(options):
 def mine(responses, *, least: int = 2):
     return [1.0 for _ in responses]
 
-def prepare_worker(component):
-    raise AssertionError("of the module's other rewards")
+def _fails():
+    raise AssertionError("of another reward of the module")
+
+@contract(prepare=lambda options: _fails)
+def other(response):
+    return 1.0
 """
+
+
+PROBED = """
+from rljax.contracts import contract
+from rljax.errors import InputError
+
+@contract(probed=True)
+def mine(response, *, least: int = 2):
+    if least < 1:
+        raise InputError("my least", value=least, fix="least=1")
+    return 1.0
+"""
+
+
+def test_a_reward_of_ones_own_is_probed_for_its_options(tmp_path, monkeypatch):
+    (tmp_path / "probed_reward.py").write_text(PROBED)
+    monkeypatch.syspath_prepend(tmp_path)
+    for text in ("probed_reward.mine(least=0)", "format_tags(tags=())"):
+        with pytest.raises(InputError):
+            prepare(resolve(text, HOME))
+    assert prepare(resolve("probed_reward.mine()", HOME)) == {}
 
 
 def test_a_reward_of_ones_own_declares_what_is_done_before_the_first_sample(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from rljax.errors import InputError
 from rljax.rewards.pool.calling import HOME, late_score
 from rljax.rewards.pool.pool import RewardPool
 from rljax.workers import prints
-from rljax.workers.progress import PROGRESS_BYTES, Progress
+from rljax.workers.progress import PROGRESS_BYTES, WorkerProgress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -453,7 +453,7 @@ def test_the_clock_of_a_worker_is_never_read_half_written():
     with tempfile.TemporaryFile() as shared:
         shared.write(bytes(PROGRESS_BYTES))
         shared.flush()
-        theirs, seen = Progress(shared.fileno()), set()
+        theirs, seen = WorkerProgress(shared.fileno()), set()
         theirs.write(-1, -1.0, True)
         writer = subprocess.Popen(
             [sys.executable, "-c", write, str(shared.fileno())],

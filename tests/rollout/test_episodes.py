@@ -20,7 +20,7 @@ from rljax.policies import Policy
 from rljax.rollout.players.episodes.driver import Driver
 from rljax.rollout.players.episodes.rows import rows_of
 from rljax.sampler import Layout, held_weights
-from rljax.sampler.inputs import Keys
+from rljax.sampler.inputs import RequestKeys
 from rljax.setup import build, initial_params, make_roles, open_players
 from rljax.tracking.timing import collect
 from rljax.training import train
@@ -322,7 +322,7 @@ def test_no_time_passes_for_episodes_while_nothing_is_played(actor, tmp_path):
         driver = Driver(
             environment.sampler(environment.engine(actor, 2)), environment.crew, environment.rules
         )
-        for episode in environment.episodes(prompts, 0, 0, Keys(root_key(0)), 2):
+        for episode in environment.episodes(prompts, 0, 0, RequestKeys(root_key(0)), 2):
             driver.admit(episode)
         while not driver.sampler.pending:
             driver.look()

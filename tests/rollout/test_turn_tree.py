@@ -22,9 +22,9 @@ from rljax.environments.messages import EpisodeLimits
 from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.plan.programs import programs_of
-from rljax.rollout import Rules
-from rljax.rollout.players.episodes.log import Episode, Log, Turn
-from rljax.rollout.players.episodes.tree import Tree, tree_rows
+from rljax.rollout import EpisodeRules
+from rljax.rollout.players.episodes.log import Log, Trajectory, Transition
+from rljax.rollout.players.episodes.tree import TurnTree, tree_rows
 from rljax.sampler import Sampling
 from rljax.sampler.sample import RECORD, Sample
 from rljax.setup import abstract_roles, build
@@ -46,7 +46,7 @@ def tree_of(actor, config, tmp_path, tree, *, roots=2, seed=0, **decoding):
         return fetch(batch), report, report.metrics()
 
 
-def families(tree: Tree, roots: int, rows: int):
+def families(tree: TurnTree, roots: int, rows: int):
     """(parent node, its child nodes) of every node of a batch that may branch."""
     nodes = tree.of_prompt(roots * tree.leaves)
     for prompt in range(PROMPTS):
@@ -68,12 +68,12 @@ def families(tree: Tree, roots: int, rows: int):
 def letters(actor, tmp_path_factory):
     """A batch of trees of two levels: three turns, the last two of which begin with a branch."""
     config, folder = config_of("tiny_environments.count_letter()"), tmp_path_factory.mktemp("tree")
-    return tree_of(actor, config, folder, Tree(2, (1, 2)))
+    return tree_of(actor, config, folder, TurnTree(2, (1, 2)))
 
 
 def test_siblings_share_what_came_before_and_each_token_is_learned_once(actor, letters):
     batch, report, metrics = letters
-    chosen, tree = batch.mask > 0, Tree(2, (1, 2))
+    chosen, tree = batch.mask > 0, TurnTree(2, (1, 2))
     again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
     np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
     assert len(report.rows) == PROMPTS * 8 and metrics["turn_tree/leaves"] == 8
@@ -109,7 +109,7 @@ def test_siblings_share_what_came_before_and_each_token_is_learned_once(actor, l
 @pytest.mark.parametrize("how", lanes([dict(slots=3)], [dict(slots=5, page_tokens=4, pages=20)]))
 def test_no_draw_of_a_branch_depends_on_slots(actor, letters, tmp_path, how):
     config = config_of("tiny_environments.count_letter()")
-    few, _, _ = tree_of(actor, config, tmp_path, Tree(2, (1, 2)), **how)
+    few, _, _ = tree_of(actor, config, tmp_path, TurnTree(2, (1, 2)), **how)
     for name in ("tokens", "mask", "rewards", "scores", "step_ids", "group", "weights"):
         np.testing.assert_array_equal(getattr(few, name), getattr(letters[0], name), err_msg=name)
 
@@ -120,7 +120,7 @@ def test_a_branch_that_fails_begins_again_where_it_branched(actor, letters, tmp_
     its turns before, and draws what it would have drawn."""
     (tmp_path / "known").mkdir()
     text = f"tiny_environments.fails_once(folder={str(tmp_path / 'known')!r}, after=3)"
-    batch, _, metrics = tree_of(actor, config_of(text), tmp_path, Tree(2, (1, 2)))
+    batch, _, metrics = tree_of(actor, config_of(text), tmp_path, TurnTree(2, (1, 2)))
     assert metrics["env/retried"] > 20 and metrics["env/failed"] == 0
     for name in ("tokens", "mask", "rewards", "scores", "group"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(letters[0], name), err_msg=name)
@@ -131,7 +131,7 @@ def test_a_failed_leaf_is_masked_and_leaves_its_siblings(actor, tmp_path):
     config = config_of(
         "tiny_environments.fails_by_reply(wrong='abcdefg')", max_failed=1.0, retries=0
     )
-    batch, report, metrics = tree_of(actor, config, tmp_path, Tree(2, (1,)), roots=3)
+    batch, report, metrics = tree_of(actor, config, tmp_path, TurnTree(2, (1,)), roots=3)
     assert 0 < metrics["env/failed"] < len(report.rows)
     status = [row.score.status for row in report.rows]
     values = [row.score.value for row in report.rows]
@@ -141,7 +141,7 @@ def test_a_failed_leaf_is_masked_and_leaves_its_siblings(actor, tmp_path):
             of_leaf[9 * prompt + 3 + leaf] = status[6 * prompt + leaf], values[6 * prompt + leaf]
     learned = (batch.mask > 0).any(axis=1)
     kinds = set()
-    for parent, children in families(Tree(2, (1,)), 3, 1):
+    for parent, children in families(TurnTree(2, (1,)), 3, 1):
         alive = [child for child in children if of_leaf[child][0] == "ok"]
         kinds.add(len(alive))
         assert [child for child in children if learned[child]] == alive
@@ -163,7 +163,7 @@ def test_a_failed_leaf_is_masked_and_leaves_its_siblings(actor, tmp_path):
 def test_each_seat_and_each_log_has_rows_of_its_own(actor, tmp_path, function, rows, at):
     """Turns of all seats are counted. A node has the rows of an episode."""
     of = dict(history="rewrite", max_rows=2) if function == "begins_anew()" else {}
-    config, tree = config_of(f"tiny_environments.{function}", **of), Tree(3, at)
+    config, tree = config_of(f"tiny_environments.{function}", **of), TurnTree(3, at)
     batch, report, _ = tree_of(actor, config, tmp_path, tree, roots=1)
     assert len(batch.mask) == PROMPTS * tree.nodes * rows
     chosen, turns = batch.mask > 0, {}
@@ -191,10 +191,10 @@ def test_each_seat_and_each_log_has_rows_of_its_own(actor, tmp_path, function, r
 # -- the enumerated game: stop, or go on by one of two ways, each of which has two replies
 
 
-def episode_of(number: int, prompt: int, outcome) -> Episode:
+def episode_of(number: int, prompt: int, outcome) -> Trajectory:
     """An episode of the game: a token, an observation, two tokens."""
     first, second = outcome
-    episode = Episode(number, prompt, None, {}, np.zeros((1, 2), np.uint32))
+    episode = Trajectory(number, prompt, None, {}, np.zeros((1, 2), np.uint32))
     episode.finish, episode.outcome = FinishReason.STOP, {"": 0.0}
     ids = [10 + first] + ([] if second is None else [5, 20 + second, 30 + second])
     sample = Sample(
@@ -203,9 +203,9 @@ def episode_of(number: int, prompt: int, outcome) -> Episode:
     records = np.zeros(len(ids), RECORD)
     records["ids"], records["chosen"] = ids, [True, False, True, True][: len(ids)]
     sample.record(records)
-    log = Log(0, sample, [Turn(2, 3, 1, reward=PAID_FIRST[first])])
+    log = Log(0, sample, [Transition(2, 3, 1, reward=PAID_FIRST[first])])
     if second is not None:
-        log.turns.append(Turn(4, 6, 2, reward=PAID_SECOND[first - 1, second]))
+        log.turns.append(Transition(4, 6, 2, reward=PAID_SECOND[first - 1, second]))
     episode.logs, episode.speaker = [log], log
     return episode
 
@@ -227,8 +227,8 @@ def every_tree(roots: int):
 def test_the_expected_gradient_of_an_enumerated_game_is_the_true_one(roots):
     """Of all trees of the game, by their chances, and not without the weights of the rows."""
     tree, rules = (
-        Tree(2, (1,)),
-        Rules(EpisodeLimits(max_turns=2, max_tokens=6), Sampling(max_response_tokens=2)),
+        TurnTree(2, (1,)),
+        EpisodeRules(EpisodeLimits(max_turns=2, max_tokens=6), Sampling(max_response_tokens=2)),
     )
     trees, each = list(every_tree(roots)), 2 * roots
     assert sum(p for p, _ in trees) == pytest.approx(1.0, abs=1e-12)

@@ -12,7 +12,7 @@ import pytest
 from rljax.environments.messages import Step, is_step
 from rljax.rewards.pool.jobs import Job, RewardCall
 from rljax.rewards.pool.supervisor import _is_result
-from rljax.workers.progress import PROGRESS_BYTES, Progress
+from rljax.workers.progress import PROGRESS_BYTES, WorkerProgress
 from rljax.workers.wire import LARGEST_FRAME, BrokenFrame, frame, take_frame
 
 
@@ -129,7 +129,7 @@ def test_a_clock_that_cannot_be_is_a_deadline_long_past(clock, tmp_path):
     with open(tmp_path / "progress", "w+b") as file:
         file.write(bytes(PROGRESS_BYTES))
         file.flush()
-        progress = Progress(file.fileno())
+        progress = WorkerProgress(file.fileno())
     progress.write(3, clock)
     assert progress.read() == (3, 0.0, False)
     now = time.monotonic()

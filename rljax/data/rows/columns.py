@@ -134,7 +134,7 @@ def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = Fals
     """The value, a text. Raises InputError for anything else, for an empty text unless `empty`
     allows it, and for half a surrogate pair."""
     if not isinstance(value, str) or not (value or empty):
-        kind = "null" if value is None else "empty" if value == "" else "not a text"
+        kind = "null" if value is None else "empty" if isinstance(value, str) else "not a text"
         raise InputError(f"{location} is {kind}", value=value, fix=fix)
     check_unicode(value, location)
     return value
@@ -209,7 +209,7 @@ def list_of(value: object, location: str) -> list:
     if isinstance(value, (tuple, np.ndarray)):
         value = list(value)
     if not isinstance(value, list) or not value:
-        kind = "null" if value is None else "empty" if value == [] else "not a list"
+        kind = "null" if value is None else "empty" if isinstance(value, list) else "not a list"
         raise InputError(
             f"{location} is {kind}", value=value, fix="write a list, or remove the row"
         )
@@ -307,7 +307,7 @@ def _tools(name: str, value: object, location: str) -> list[dict] | None:
         value = parse_json(value, location)
     if older and not (_is_objects(value) and all("name" in one for one in value)):
         return None
-    if value is None or value == "":
+    if value is None or isinstance(value, str) and not value:
         return None
     tools = validate_objects(value, f"{location}:")
     if name == "tools":
@@ -351,8 +351,8 @@ def as_written(row: dict, location: str, nulls: Nulls) -> dict:
 def _with_system(row: dict, location: str) -> dict:
     """The row with what its column `system` or `system_prompt` says as the first message of its
     conversations; a prompt that is a text becomes one."""
-    name = next((n for n in ("system", "system_prompt") if row.get(n)), None)
-    if name is None or not isinstance(row[name], str):
+    systems = (n for n in ("system", "system_prompt") if isinstance(row.get(n), str) and row[n])
+    if (name := next(systems, None)) is None:
         return row
     said = {"role": "system", "content": row[name]}
     begun = [n for n in ("messages", "prompt", "question") if row.get(n) is not None][:1]
@@ -496,6 +496,32 @@ def without_nulls(value: object) -> object:
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+_OF_IMAGES = ("images", "image", "image_url", "bytes", "videos")
+_MOST_LEVELS = 50  # of lists and objects in a cell
+
+
+def plain_row(row: dict) -> dict:
+    """A row that a program holds, as a file would have it: arrays and numbers of NumPy, JAX, torch,
+    pandas or pyarrow as Python's, their missing values as None. Images stay as they are."""
+    return {name: _plain_cell(value, name) for name, value in row.items()}
+
+
+def _plain_cell(value: object, name: object, depth: int = 0) -> object:
+    if name in _OF_IMAGES or depth > _MOST_LEVELS:
+        return value
+    if type(value).__name__ in ("NAType", "NaTType"):  # of pandas, which is not imported here
+        return None
+    if type(value) is dict:
+        return {key: _plain_cell(item, key, depth + 1) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain_cell(item, name, depth + 1) for item in value)
+    dates = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # would be numbers
+    for method in ("as_py", "to_pylist", *(() if dates else ("to_list", "tolist"))):
+        if callable(made := getattr(value, method, None)):
+            return _plain_cell(made(), name, depth + 1)
+    return value
 
 
 def plain_number(value: object) -> object:

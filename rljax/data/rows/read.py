@@ -29,7 +29,7 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.config.overrides import TFDS, kind_of_text
 from rljax.data.online.stream import Stream
-from rljax.data.rows.columns import KNOWN
+from rljax.data.rows.columns import KNOWN, plain_row
 from rljax.data.rows.formats import form_of, table_row, understood
 from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
@@ -113,7 +113,7 @@ def read_rows(
     they are read. Raises InputError for a spec that cannot be read or has no rows, and for a row
     that is no object."""
     if isinstance(spec, (list, tuple)):
-        rows = Rows("the list of rows", "list", spec)
+        rows = Rows("the list of rows", "list", _plain_rows(spec))
     elif isinstance(spec, str) and spec.strip():
         rows = _read_named(spec.strip(), split, demonstrations, [] if notes is None else notes)
     else:
@@ -357,7 +357,7 @@ def make_task(spec: str) -> tuple[str, object]:
 def _run_task(spec: str, split: str, demonstrations: bool) -> Rows:
     name, task = make_task(spec)
     if isinstance(task, (list, tuple)):  # a user's function may just return its rows
-        return Rows(spec, name, task)
+        return Rows(spec, name, _plain_rows(task))
     try:
         splits = {"train": task.train, "test": task.test}
         if demonstrations:
@@ -372,7 +372,18 @@ def _run_task(spec: str, split: str, demonstrations: bool) -> Rows:
         ) from None
     if split not in splits:
         raise InputError(f"{spec} has no split {split!r}", fix=f"use one of {sorted(splits)}")
-    return Rows(spec, name, splits[split])
+    return Rows(spec, name, _plain_rows(splits[split]))
+
+
+def _plain_rows(rows: Sequence[dict] | Stream) -> Sequence[dict] | Stream:
+    """Rows of a program, with values as a file would have them."""
+
+    def plain(row: object) -> object:
+        return plain_row(row) if isinstance(row, dict) else row
+
+    if isinstance(rows, Stream):
+        return Stream(lambda index: plain(rows[index]), rows=rows.rows)
+    return [plain(row) for row in rows]
 
 
 def _read_tfds(spec: str, split: str) -> Rows:

@@ -2,7 +2,7 @@
 
 from rljax.environments.adapters.classes import of_class
 from rljax.environments.adapters.gymnasium_envs import gymnasium
-from rljax.environments.adapters.gymnasium_lanes import gymnasium_vector
+from rljax.environments.adapters.gymnasium_vectors import gymnasium_vector
 from rljax.environments.adapters.mcp_servers import mcp
 from rljax.environments.adapters.openenv_servers import openenv
 from rljax.environments.adapters.programs import program

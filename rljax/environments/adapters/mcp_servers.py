@@ -8,7 +8,7 @@ from rljax.environments.contract import Call, Done, Opening
 from rljax.environments.toolbox import answered, described
 
 
-@contract(repeatable=False, on_limit=None)
+@contract(repeatable=False, on_limit=None, prepare=lambda options: _library)
 async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
     """The prompt of the row, and a server's answers to the policy's calls until a reply has none;
     then `reward.function` scores that reply.
@@ -19,7 +19,7 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
     after a lost connection fails the episode, or with `reconnect`, for a server that remembers
     nothing of a session, is made in a new one.
     """
-    lib = prepare_worker()
+    lib = _library()
     command, *arguments = shlex.split(server)
     own = lib.StdioServerParameters(command=command, args=arguments)
     where = server if "://" in server else own
@@ -38,8 +38,8 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
     yield Done(None)
 
 
-def prepare_worker(component=None):
-    """Imports the library before the first clock starts: it takes seconds."""
+def _library():
+    """Returns the library, imported before the first clock starts: it takes seconds."""
     return library("mcp", "mcp", "'mcp>=2'")
 
 

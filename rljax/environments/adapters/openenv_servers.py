@@ -9,7 +9,7 @@ from rljax.environments.adapters.shared import library, with_prompt
 from rljax.environments.contract import Done, Reply, Turn
 
 
-@contract(repeatable=False)
+@contract(repeatable=False, prepare=lambda options: _library)
 async def openenv(
     seed: int,
     prompt: object = "",
@@ -27,7 +27,7 @@ async def openenv(
     function observation -> text; "" = the observation as JSON. The first one is read behind the
     prompt of the row.
     """
-    client = prepare_worker().GenericEnvClient
+    client = _library().GenericEnvClient
     home = "rljax.environments.adapters"
     action_of = resolve(act, home) if act else lambda reply: {field: str(reply)}
     show = resolve(render, home) if render else _as_json
@@ -41,8 +41,8 @@ async def openenv(
     yield Done(float(result.reward or 0.0))
 
 
-def prepare_worker(component=None):
-    """Imports the library before the first clock starts: it takes seconds."""
+def _library():
+    """Returns the library, imported before the first clock starts: it takes seconds."""
     return library("openenv.core", "openenv", "openenv-core")
 
 

@@ -8,14 +8,17 @@ from rljax.environments.adapters.shared import library
 from rljax.environments.contract import Reply, Turn
 
 
-@contract(seats=lambda options: tuple(map(str, range(options["players"]))))
+@contract(
+    seats=lambda options: tuple(map(str, range(options["players"]))),
+    prepare=lambda options: _library,
+)
 def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Reply, dict]:
     """A game of TextArena, all of whose `players` the policy plays, as seats "0", "1", ...
 
     `game`: its id, "GuessTheNumber-v0". A player reads what the game and the others have said
     since it last played. The outcome of a seat is TextArena's reward of the player.
     """
-    arena = prepare_worker()
+    arena = _library()
     # Its own "-raw" form: without wrappers that repeat the whole history in each observation.
     env = arena.make(game if game.endswith("-raw") else f"{game}-raw")
     draws = _Draws(seed)
@@ -31,8 +34,8 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
     return {str(player): float(rewards[player]) for player in range(players)}
 
 
-def prepare_worker(component=None):
-    """Imports the library before the first clock starts: it takes seconds."""
+def _library():
+    """Returns the library, imported before the first clock starts: it takes seconds."""
     return library("textarena", "textarena", "textarena")
 
 

@@ -8,7 +8,7 @@ from rljax.environments.adapters.shared import declared, followed, library
 from rljax.environments.contract import Done, Opening, Reply, Turn
 
 
-@contract()
+@contract(prepare=lambda options: _library)
 async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]:
     """An `Env` or a `MessageEnv` of Tinker's cookbook.
 
@@ -17,7 +17,7 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     as a text, so that the policy's own chat template writes them. A history that does not go on
     from what was read before begins another row.
     """
-    renderer = _Messages(prepare_worker().ParseTermination)
+    renderer = _Messages(_library().ParseTermination)
     make = resolve(env, "rljax.environments.adapters")
     made = make(**declared(make.function, {**row, "seed": seed, "renderer": renderer}))
     made = getattr(made, "message_env", made)  # EnvFromMessageEnv would count tokens
@@ -41,8 +41,8 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     yield Done({"score": float(result.reward), **result.metrics})
 
 
-def prepare_worker(component=None):
-    """Imports the library before the first clock starts: it takes seconds."""
+def _library():
+    """Returns the library, imported before the first clock starts: it takes seconds."""
     return library("tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
 
 

@@ -11,7 +11,7 @@ from rljax.environments.adapters.shared import library
 from rljax.environments.contract import Done, Reply
 
 
-@contract(repeatable=False)
+@contract(repeatable=False, prepare=lambda options: _library)
 async def verifiers(
     task: int = 0, *, id: str, env: str = "", harness: str = "", runtime: str = "subprocess"
 ) -> AsyncGenerator[object, Reply]:
@@ -22,7 +22,7 @@ async def verifiers(
     as verifiers names them, the last two of its seat "agent"; "" = the taskset's own. The runtime
     "subprocess" runs the harness on this machine. An error of theirs is a failed episode.
     """
-    lib, loaders = prepare_worker()
+    lib, loaders = _library()
     seat = {"runtime": {"type": runtime}, **({"harness": {"id": harness}} if harness else {})}
     config = loaders.resolve_env_config({"id": env, "taskset": {"id": id}, "agent": seat})
     made = loaders.load_environment(config)
@@ -51,7 +51,7 @@ async def verifiers(
     yield Done({"score": trace.reward, **trace.metrics})
 
 
-def prepare_worker(component=None) -> tuple:
+def _library() -> tuple:
     """Imports the library before the first clock starts: it takes seconds. Returns the parts of it
     that `verifiers` uses."""
     names = ("verifiers.v1", "verifiers.v1.utils.loaders")

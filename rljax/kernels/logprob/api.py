@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import dispatch, sharded
-from rljax.kernels.logprob.options import Options, product_dtypes, vocab_size_of, wide_dtype
+from rljax.kernels.logprob.options import LogprobOptions, product_dtypes, vocab_size_of, wide_dtype
 
 
 def token_logprobs(
@@ -57,7 +57,7 @@ def token_logprobs(
     dtypes = product_dtypes(hidden.dtype, head.dtype, float32_head, head_dtype)
     hidden, read_as, precision = hidden.astype(dtypes[0]), jnp.dtype(dtypes[1]).name, dtypes[2]
     what = (float(soft_cap), vocab_first, with_entropy, with_greedy)
-    options = Options(*what, precision, read_as, sharded.cores(mesh))
+    options = LogprobOptions(*what, precision, read_as, sharded.cores(mesh))
     if 0 < entries < vocab_size_of(head, options):
         options = dataclasses.replace(options, entries=entries)
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head.shape[int(vocab_first)]:
@@ -79,11 +79,11 @@ def token_logprobs(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _described(hidden, head, targets, scale, options: Options, mesh, impl):
+def _described(hidden, head, targets, scale, options: LogprobOptions, mesh, impl):
     return _forward(hidden, head, targets, scale, options, mesh, impl)[0]
 
 
-def _forward(hidden, head, targets, scale, options: Options, mesh, impl):
+def _forward(hidden, head, targets, scale, options: LogprobOptions, mesh, impl):
     stats = sharded.forward(mesh, impl, hidden, head, targets, scale, options)
     exists = (targets >= 0) & (targets < (options.entries or vocab_size_of(head, options)))
     logprob = jnp.where(exists, stats.target - stats.log_sum, jnp.nan)
@@ -94,14 +94,14 @@ def _forward(hidden, head, targets, scale, options: Options, mesh, impl):
     return out, (hidden, head, targets, scale, stats.top, stats.log_sum, entropy)
 
 
-def _forward_for_gradient(hidden, head, targets, scale, options: Options, mesh, impl):
+def _forward_for_gradient(hidden, head, targets, scale, options: LogprobOptions, mesh, impl):
     """`_forward`, which also keeps whether the head gets a gradient: under adapters it does not."""
     inputs = (x.value for x in (hidden, head, targets, scale))
     out, saved = _forward(*inputs, options, mesh, impl)
     return out, (saved, () if head.perturbed else None)
 
 
-def _backward(options: Options, mesh, impl, kept, cotangents):
+def _backward(options: LogprobOptions, mesh, impl, kept, cotangents):
     """d logprob, d entropy and d logsumexp by the logits, as the a, b, c of logit_gradient."""
     (hidden, head, targets, scale, top, log_sum, entropy), of_head_too = kept
     options = dataclasses.replace(options, frozen_head=of_head_too is None)

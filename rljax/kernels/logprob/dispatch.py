@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import invariant, reference, xla
-from rljax.kernels.logprob.options import Options, Statistics, gradient_dtype
+from rljax.kernels.logprob.options import LogprobOptions, Statistics, gradient_dtype
 
 IMPLS = ("reference", "xla", "invariant", "pallas_tpu", "pallas_gpu")
 
@@ -28,7 +28,7 @@ def check(impl: str | None) -> None:
         )
 
 
-def forward(impl: str | None, hidden, head, targets, scale, options: Options) -> Statistics:
+def forward(impl: str | None, hidden, head, targets, scale, options: LogprobOptions) -> Statistics:
     """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
     options.Statistics. Raises InputError if impl "pallas_gpu" cannot address
     arrays of this size."""
@@ -36,7 +36,7 @@ def forward(impl: str | None, hidden, head, targets, scale, options: Options) ->
 
 
 def backward(
-    impl: str | None, hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+    impl: str | None, hidden, head, targets, scale, top, log_sum, a, b, c, options: LogprobOptions
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (d hidden [N, D], d head, in float32 or wider) of cotangents a, b, c [N]; see
     options.logit_gradient."""
@@ -56,7 +56,7 @@ def _module(impl: str):
     return {"reference": reference, "invariant": invariant}.get(impl, xla)
 
 
-def _run(impl: str | None, function: str, options: Options, *arrays):
+def _run(impl: str | None, function: str, options: LogprobOptions, *arrays):
     def call(impl):
         return functools.partial(vars(_module(impl))[function], options=options)
 

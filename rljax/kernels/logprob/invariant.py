@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from rljax.kernels.logprob import xla
-from rljax.kernels.logprob.options import Options, Statistics, logits, tile_statistics
+from rljax.kernels.logprob.options import LogprobOptions, Statistics, logits, tile_statistics
 from rljax.kernels.row_tiles import tiled
 
 
-def forward(hidden, head, targets, scale, options: Options) -> Statistics:
+def forward(hidden, head, targets, scale, options: LogprobOptions) -> Statistics:
     """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
     options.Statistics."""
 
@@ -40,6 +40,6 @@ def _statistics(z, targets, scale) -> Statistics:
     """Those of z [N, V] scale [N], but for the entropy: one loop, whoever asks."""
 
     def rows(_, z, targets, scale):
-        return tile_statistics(z * scale[:, None], targets, Options(entropy=False))
+        return tile_statistics(z * scale[:, None], targets, LogprobOptions(entropy=False))
 
     return tiled(rows, 1, (), z, targets, scale)

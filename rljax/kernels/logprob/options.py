@@ -14,7 +14,7 @@ CHUNK_LOGITS = 1 << 23  # held at once where tokens are walked in plain JAX: 32 
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class LogprobOptions:
     """The options that are fixed when a program is compiled."""
 
     soft_cap: float = 0.0  # c of c tanh(z / c); 0 = none
@@ -73,7 +73,7 @@ def head_product(hidden, head, float32_head: bool, rounded: str = ""):
     return hidden.astype(dtypes[0]), head.astype(dtypes[1]), precision
 
 
-def vocab_size_of(head: jax.Array, options: Options) -> int:
+def vocab_size_of(head: jax.Array, options: LogprobOptions) -> int:
     """Returns V of the head [D, V] or [V, D], or of this part of it."""
     return head.shape[0 if options.vocab_first else 1]
 
@@ -84,14 +84,14 @@ def gradient_dtype(hidden: jax.Array, head: jax.Array) -> jnp.dtype:
     return jnp.promote_types(hidden.dtype, head.dtype)
 
 
-def hidden_gradient(dz: jax.Array, head: jax.Array, options: Options) -> jax.Array:
+def hidden_gradient(dz: jax.Array, head: jax.Array, options: LogprobOptions) -> jax.Array:
     """Returns dz [N, V] times the head, transposed: [N, D], in float32 or wider."""
     layout = "nv,vd->nd" if options.vocab_first else "nv,dv->nd"
     wide = wide_dtype(dz.dtype)
     return jnp.einsum(layout, dz, head, preferred_element_type=wide, precision=options.precision)
 
 
-def head_gradient(dz: jax.Array, hidden: jax.Array, options: Options) -> jax.Array:
+def head_gradient(dz: jax.Array, hidden: jax.Array, options: LogprobOptions) -> jax.Array:
     """Returns hidden [N, D], transposed, times dz [N, V]: in the shape of the head, in
     float32 or wider."""
     layout = "nv,nd->vd" if options.vocab_first else "nv,nd->dv"
@@ -104,7 +104,7 @@ def capped(products: jax.Array, soft_cap: float) -> jax.Array:
     return soft_cap * jnp.tanh(products / soft_cap) if soft_cap else products
 
 
-def raw_logits(hidden: jax.Array, head: jax.Array, options: Options) -> jax.Array:
+def raw_logits(hidden: jax.Array, head: jax.Array, options: LogprobOptions) -> jax.Array:
     """Returns hidden [..., D] times the head [D, V] or [V, D]: [..., V], accumulated and kept in
     float32 or wider."""
     layout = "...d,vd->...v" if options.vocab_first else "...d,dv->...v"
@@ -117,12 +117,12 @@ def raw_logits(hidden: jax.Array, head: jax.Array, options: Options) -> jax.Arra
     )
 
 
-def logits(hidden: jax.Array, head: jax.Array, scale, options: Options) -> jax.Array:
+def logits(hidden: jax.Array, head: jax.Array, scale, options: LogprobOptions) -> jax.Array:
     """Returns z = cap(hidden head) scale of hidden [..., D]: [..., V]."""
     return capped(raw_logits(hidden, head, options), options.soft_cap) * scale
 
 
-def tile_statistics(z: jax.Array, targets: jax.Array, options: Options) -> Statistics:
+def tile_statistics(z: jax.Array, targets: jax.Array, options: LogprobOptions) -> Statistics:
     """Returns Statistics of whole rows of logits z [N, V] at targets [N]."""
     top = jnp.max(z, axis=-1)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
@@ -184,7 +184,7 @@ def merged_tiles(parts: Statistics, inside: jax.Array) -> Statistics:
 
 
 def logit_gradient(
-    raw: jax.Array, targets: jax.Array, scale, top, log_sum, a, b, c, options: Options
+    raw: jax.Array, targets: jax.Array, scale, top, log_sum, a, b, c, options: LogprobOptions
 ) -> jax.Array:
     """Returns d loss / d raw logits [N, V]: (a 1[v = y] + p (b + c q)) scale cap', with the
     softmax p = e^q."""

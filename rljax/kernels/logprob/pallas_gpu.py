@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from rljax.kernels.logprob.options import (
-    Options,
+    LogprobOptions,
     Statistics,
     capped,
     head_gradient,
@@ -45,7 +45,7 @@ def fits(hidden: jax.Array, head: jax.Array) -> bool:
 
 
 def forward(
-    hidden, head, targets, scale, options: Options, *, interpret: bool = False
+    hidden, head, targets, scale, options: LogprobOptions, *, interpret: bool = False
 ) -> Statistics:
     """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
     options.Statistics."""
@@ -72,7 +72,7 @@ def forward(
 
 
 def backward(
-    hidden, head, targets, scale, top, log_sum, a, b, c, options: Options, *, interpret=False
+    hidden, head, targets, scale, top, log_sum, a, b, c, options: LogprobOptions, *, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
@@ -114,7 +114,7 @@ def _rows(i, count: int):
     return at, i * R + jnp.arange(R) < count
 
 
-def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: Options) -> jax.Array:
+def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: LogprobOptions) -> jax.Array:
     """hidden[rows] times W vocabulary entries from `first` on -> [R, W] float32; 0 outside of
     the arrays."""
     depth, vocab = hidden_ref.shape[1], head_ref.shape[0 if options.vocab_first else 1]
@@ -151,7 +151,7 @@ def _describe(
     expected_ref,
     best_ref,
     *,
-    options: Options,
+    options: LogprobOptions,
     split: int,
 ):
     """Statistics of R rows over `split` vocabulary entries, running over tiles of W."""
@@ -208,7 +208,7 @@ def _differentiate(
     head_ref,
     dz_ref,
     *,
-    options: Options,
+    options: LogprobOptions,
 ):
     """One tile of options.logit_gradient for a chunk of the vocabulary, with 0 for the entries that
     the chunk before had too. bounds: [its first entry, how many of its entries are not its own]."""

@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from rljax.errors import InputError
-from rljax.kernels.logprob.options import Options, Statistics
+from rljax.kernels.logprob.options import LogprobOptions, Statistics
 from rljax.kernels.logprob.tpu_blocks import (
     LANES,
     Sizes,
@@ -54,7 +54,9 @@ from rljax.kernels.logprob.tpu_kernels import (
 F32 = jnp.float32
 
 
-def forward(hidden, head, targets, scale, options: Options, *, interpret=False) -> Statistics:
+def forward(
+    hidden, head, targets, scale, options: LogprobOptions, *, interpret=False
+) -> Statistics:
     """Returns Statistics [N] of cap(hidden head) scale: hidden [N, D], head [D, V]
     or [V, D], targets [N].
 
@@ -103,7 +105,7 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
 
 
 def backward(
-    hidden, head, targets, scale, top, log_sum, a, b, c, options: Options, *, interpret=False
+    hidden, head, targets, scale, top, log_sum, a, b, c, options: LogprobOptions, *, interpret=False
 ):
     """Gradients of hidden and head where that of a logit is
     dz_v = (a 1[v = y] + p (b + c q)) scale cap', q = z_v - top - log_sum, p = exp(q).
@@ -238,7 +240,7 @@ def _both_gradients(
     )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
 
 
-def _gradient_cost(options: Options, product: int, flops: int, logits: int, moved: int):
+def _gradient_cost(options: LogprobOptions, product: int, flops: int, logits: int, moved: int):
     transcendentals = logits * (2 if options.soft_cap else 1)
     return pl.CostEstimate(
         flops=flops * product, transcendentals=transcendentals, bytes_accessed=moved
@@ -268,7 +270,7 @@ def _sizes(hidden, head) -> Sizes:
     return Sizes(hidden.dtype.itemsize, head.dtype.itemsize)
 
 
-def _padded(hidden, head, options: Options):
+def _padded(hidden, head, options: LogprobOptions):
     """hidden and head with at least one register tile of rows and of the vocabulary, and V. Larger
     ragged sizes are masked inside of the kernels, without a copy."""
     axis = 0 if options.vocab_first else 1
@@ -299,7 +301,7 @@ def _lanes(statistics, rows: int):
     return jnp.pad(statistics, ((0, rows - n), (0, LANES - count)))
 
 
-def _head_spec(blocks, depth: int, options: Options, vocab_of, mode=None):
+def _head_spec(blocks, depth: int, options: LogprobOptions, vocab_of, mode=None):
     if options.vocab_first:
         shape, index = (blocks.vocab, depth), lambda *at: (vocab_of(*at), 0)
     else:
@@ -307,7 +309,7 @@ def _head_spec(blocks, depth: int, options: Options, vocab_of, mode=None):
     return pl.BlockSpec(shape, index, pipeline_mode=mode)
 
 
-def _specs(blocks, depth: int, options: Options, row_of, vocab_of, *, stays: str) -> list:
+def _specs(blocks, depth: int, options: LogprobOptions, row_of, vocab_of, *, stays: str) -> list:
     """The specs of scale, targets, hidden, head, statistics. What stays for a whole round of the
     inner grid axis has one buffer: the next round's copy is not worth a second one."""
 

@@ -6,7 +6,7 @@ Axes: N rows, D embed, V vocabulary entries.
 import jax
 
 from rljax.kernels.logprob.options import (
-    Options,
+    LogprobOptions,
     Statistics,
     gradient_dtype,
     head_gradient,
@@ -18,14 +18,14 @@ from rljax.kernels.logprob.options import (
 )
 
 
-def forward(hidden, head, targets, scale, options: Options) -> Statistics:
+def forward(hidden, head, targets, scale, options: LogprobOptions) -> Statistics:
     """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
     options.Statistics."""
     return tile_statistics(logits(hidden, head, scale, options), targets, options)
 
 
 def backward(
-    hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+    hidden, head, targets, scale, top, log_sum, a, b, c, options: LogprobOptions
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     raw = raw_logits(hidden, head, options)

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.kernels.logprob import dispatch
 from rljax.kernels.logprob.options import (
-    Options,
+    LogprobOptions,
     Statistics,
     gradient_dtype,
     head_gradient,
@@ -43,7 +43,7 @@ TILE_BYTES = 16 << 20  # of the head's vocabulary that is whole on a device at o
 
 
 def forward(
-    mesh: Mesh | None, impl: str | None, hidden, head, targets, scale, options: Options
+    mesh: Mesh | None, impl: str | None, hidden, head, targets, scale, options: LogprobOptions
 ) -> Statistics:
     """Returns Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see
     options.Statistics."""
@@ -70,7 +70,7 @@ def forward(
 
 
 def backward(
-    mesh, impl, hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+    mesh, impl, hidden, head, targets, scale, top, log_sum, a, b, c, options: LogprobOptions
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (d hidden [..., S, D], d head, in its own shape) of cotangents a, b, c [..., S]; see
     options.logit_gradient."""
@@ -121,7 +121,7 @@ def cores(mesh: Mesh | None) -> int:
     return 2 if kind in ("TPU v4", "TPU v5", "TPU v5p") else 1
 
 
-def _known(head: jax.Array, options: Options) -> jax.Array:
+def _known(head: jax.Array, options: LogprobOptions) -> jax.Array:
     """The head's vocabulary, without what is behind it."""
     if not options.entries:
         return head
@@ -153,7 +153,7 @@ class _Split:
         between = [None] * (ndim - 2)
         return PartitionSpec(self.rows, *between, *[self.context][: ndim - 1])
 
-    def head(self, options: Options) -> PartitionSpec:
+    def head(self, options: LogprobOptions) -> PartitionSpec:
         names = (self.vocab, self.embed) if options.vocab_first else (self.embed, self.vocab)
         return PartitionSpec(*names)
 
@@ -162,7 +162,7 @@ class _Split:
         return axis not in (*self.rows, self.context)
 
 
-def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
+def _split(mesh: Mesh, hidden, head, options: LogprobOptions) -> _Split:
     def fitting(axis: str, size: int) -> str | None:
         return axis if mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
 
@@ -182,7 +182,7 @@ def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
     return _Split(tuple(rows), context, embed, over, entries, padding, unused, stored)
 
 
-def _padded(split: _Split, head: jax.Array, options: Options) -> jax.Array:
+def _padded(split: _Split, head: jax.Array, options: LogprobOptions) -> jax.Array:
     """The head with zeros behind its vocabulary. Along the axes that split it where it is stored it
     goes to tensor by an exchange of parts."""
     if not split.padding:
@@ -271,7 +271,7 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def _masked_gradients(hidden, w, y, scale, row, real, options: Options):
+def _masked_gradients(hidden, w, y, scale, row, real, options: LogprobOptions):
     """`dispatch.backward` of a few entries, of which only the `real` ones [1, V] exist."""
     raw = raw_logits(hidden, w, options)
     dz = jnp.where(real, logit_gradient(raw, y, scale, *row, options), 0.0)
@@ -309,7 +309,7 @@ def _over_tiles(of_tile, carry, vocab: int, size: int, masked: int = 0):
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)
 
 
-def _gathered(split: _Split, head, first, count: int, options: Options) -> jax.Array:
+def _gathered(split: _Split, head, first, count: int, options: LogprobOptions) -> jax.Array:
     """`count` vocabulary entries of the device's own part of the head, with all of D."""
     axis = 0 if options.vocab_first else 1
     w = head if count == head.shape[axis] else lax.dynamic_slice_in_dim(head, first, count, axis)
@@ -319,7 +319,7 @@ def _gathered(split: _Split, head, first, count: int, options: Options) -> jax.A
     return w.astype(options.head_dtype)
 
 
-def _scattered(split: _Split, of_vocab, options: Options) -> jax.Array:
+def _scattered(split: _Split, of_vocab, options: LogprobOptions) -> jax.Array:
     """The gradient of gathered vocabulary entries, in float32 or wider, summed over all rows, for
     the device's own part of D."""
     axis, total = 1 if options.vocab_first else 0, of_vocab

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from rljax.kernels.logprob.options import Options
+from rljax.kernels.logprob.options import LogprobOptions
 from rljax.kernels.logprob.tpu_blocks import LANES
 
 SLICE = 512  # of D in one pass of a product: all of it would unroll into too much code
@@ -90,11 +90,11 @@ def _exact_products(x, y, contract, precision) -> list:
     return [_product(p, q, contract) for p in _parts(x) for q in _parts(y)]
 
 
-def _head_slice(head_ref, at, options: Options):
+def _head_slice(head_ref, at, options: LogprobOptions):
     return head_ref[:, at] if options.vocab_first else head_ref[at, :]
 
 
-def _multiply(hidden_ref, head_ref, z_ref, options: Options) -> None:
+def _multiply(hidden_ref, head_ref, z_ref, options: LogprobOptions) -> None:
     """z [R, W] += hidden [R, D] head, before cap and scale. The reader of z leaves zeros for the
     next tile: among its arithmetic the stores are free, a pass of their own is not."""
 
@@ -233,7 +233,7 @@ def _clear(*refs) -> None:
         ref[...] = jnp.zeros_like(ref)
 
 
-def _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options: Options) -> None:
+def _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options: LogprobOptions) -> None:
     """The last tile holds anything, NaN too, past the vocabulary."""
 
     @pl.when(left < tile_vocab)
@@ -244,7 +244,7 @@ def _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options: Options
         _over_depth(hidden_ref, head_ref, zero)
 
 
-def _zero_missing(head_ref, at, left, options: Options) -> None:
+def _zero_missing(head_ref, at, left, options: LogprobOptions) -> None:
     w = _head_slice(head_ref, at, options)
     token_id = jax.lax.broadcasted_iota(jnp.int32, w.shape, 0 if options.vocab_first else 1)
     kept = jnp.where(token_id < left, w, jnp.zeros_like(w))
@@ -267,7 +267,7 @@ def _drop_missing_rows(hidden_ref, left, tile_rows) -> None:
         _over_rows(tile_rows, zero)
 
 
-def _add_to_hidden(sum_ref, rows, dz_ref, hidden_ref, head_ref, options: Options) -> None:
+def _add_to_hidden(sum_ref, rows, dz_ref, hidden_ref, head_ref, options: LogprobOptions) -> None:
     """sum [rows, D] += dz [R, W] times the head."""
 
     def add(at):
@@ -288,7 +288,7 @@ def _add_to_head(sum_ref, dz_ref, hidden_ref, head_ref) -> None:
     _over_depth(hidden_ref, head_ref, add)
 
 
-def _store_head(out_ref, sum_ref, hidden_ref, head_ref, options: Options) -> None:
+def _store_head(out_ref, sum_ref, hidden_ref, head_ref, options: LogprobOptions) -> None:
     if options.vocab_first:
         out_ref[...] = sum_ref[...].astype(out_ref.dtype)
         return

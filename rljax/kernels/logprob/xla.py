@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rljax.kernels.logprob.options import (
-    Options,
+    LogprobOptions,
     Statistics,
     gradient_dtype,
     head_gradient,
@@ -30,7 +30,7 @@ from rljax.kernels.logprob.options import (
 ROWS, VOCAB = 1024, 2048  # of a tile: 8 MiB of float32 logits
 
 
-def forward(hidden, head, targets, scale, options: Options) -> Statistics:
+def forward(hidden, head, targets, scale, options: LogprobOptions) -> Statistics:
     """Returns Statistics [N] of hidden [N, D] under the head at targets [N]; see
     options.Statistics."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
@@ -67,7 +67,7 @@ def forward(hidden, head, targets, scale, options: Options) -> Statistics:
 
 
 def backward(
-    hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+    hidden, head, targets, scale, top, log_sum, a, b, c, options: LogprobOptions
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
@@ -108,7 +108,7 @@ def backward(
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def vocab_slice(head: jax.Array, first, count: int, options: Options) -> jax.Array:
+def vocab_slice(head: jax.Array, first, count: int, options: LogprobOptions) -> jax.Array:
     """Returns `count` vocabulary entries of the head from `first` on, in its own layout:
     [D, count] or [count, D]."""
     return lax.dynamic_slice_in_dim(head, first, count, 0 if options.vocab_first else 1)

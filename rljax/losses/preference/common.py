@@ -168,14 +168,14 @@ def pair_metrics(rewards: tuple, logps: tuple) -> dict[str, jax.Array]:
     }
 
 
-class Labelled(NamedTuple):
+class LabelledRewards(NamedTuple):
     """Rows with a label each: their implicit rewards [B] and where they are desirable [B]."""
 
     rewards: jax.Array
     desirable: jax.Array
 
 
-def labelled_metrics(rows: Labelled) -> dict[str, jax.Array]:
+def labelled_metrics(rows: LabelledRewards) -> dict[str, jax.Array]:
     """Returns rewards of desirable and of undesirable rows as parts of all rows, [B] each. For the
     mean over one kind alone divide their means by the mean of `desirable`, or of one minus it."""
     return {

@@ -57,7 +57,7 @@ def _length_desensitised(batch: Batch, ld_alpha: float, *, by: str) -> jax.Array
 def _pair(
     policy: PolicyOutputs, batch: Batch, divergence: str, alpha: float, ld_alpha: float, *, by: str
 ):
-    """The pairwise.Pair that the loss types read."""
+    """The pairwise.PairSums that the loss types read."""
     batch.require("ref_logprobs", by=by)
     weigh = 1.0 if ld_alpha == 1 else _length_desensitised(batch, ld_alpha, by=by)
     logps = batches.row_sum(weigh * policy.logprobs, batch)
@@ -67,7 +67,7 @@ def _pair(
     whole = rows_of(-policy.logprobs, 2, by=by)[0], rows_of(batch.mask > 0, 2, by=by)[0]
     columns = (rows_of(x, 2, by=by) for x in (logps, reference, scores, tokens))
     sums = (x for pair in columns for x in pair)
-    return pairwise.Pair(*sums, nll, step_token_mean(*whole, batch, 2, by=by))
+    return pairwise.PairSums(*sums, nll, step_token_mean(*whole, batch, 2, by=by))
 
 
 def _pair_weight(policy: PolicyOutputs, batch: Batch, *, by: str) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from rljax.losses.preference.common import log_sigmoid_smoothed
 
 
-class Pair(NamedTuple):
+class PairSums(NamedTuple):
     """Sums over the policy tokens of the chosen and the rejected rows, [N] each."""
 
     chosen_logps: jax.Array
@@ -37,42 +37,42 @@ class Knobs(NamedTuple):
     delta: jax.Array | float
 
 
-def _h(pair: Pair, knobs: Knobs) -> jax.Array:
+def _h(pair: PairSums, knobs: Knobs) -> jax.Array:
     return knobs.beta * (pair.chosen - pair.rejected)
 
 
-def _length_means(pair: Pair) -> jax.Array:
+def _length_means(pair: PairSums) -> jax.Array:
     return pair.chosen / pair.chosen_tokens - pair.rejected / pair.rejected_tokens
 
 
-def sigmoid(pair: Pair, knobs: Knobs) -> jax.Array:
+def sigmoid(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h), [N]: DPO, arXiv 2305.18290;
     eps > 0 is cDPO."""
     return log_sigmoid_smoothed(_h(pair, knobs), knobs.label_smoothing)
 
 
-def sigmoid_norm(pair: Pair, knobs: Knobs) -> jax.Array:
+def sigmoid_norm(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss of length means of the scores, [N] (Tulu 3, arXiv 2411.15124)."""
     return log_sigmoid_smoothed(knobs.beta * _length_means(pair), knobs.label_smoothing)
 
 
-def hinge(pair: Pair, knobs: Knobs) -> jax.Array:
+def hinge(pair: PairSums, knobs: Knobs) -> jax.Array:
     """max(0, 1 - h), [N]: SLiC-HF, arXiv 2305.10425."""
     return jax.nn.relu(1 - _h(pair, knobs))
 
 
-def ipo(pair: Pair, knobs: Knobs) -> jax.Array:
+def ipo(pair: PairSums, knobs: Knobs) -> jax.Array:
     """(score_w / |y_w| - score_l / |y_l| - 1 / (2 beta))^2, [N]: IPO,
     arXiv 2310.12036, length means."""
     return (_length_means(pair) - 1 / (2 * knobs.beta)) ** 2
 
 
-def ipo_sum(pair: Pair, knobs: Knobs) -> jax.Array:
+def ipo_sum(pair: PairSums, knobs: Knobs) -> jax.Array:
     """(score_w - score_l - 1 / (2 beta))^2, [N]: IPO, arXiv 2310.12036, on sums."""
     return (pair.chosen - pair.rejected - 1 / (2 * knobs.beta)) ** 2
 
 
-def exo_pair(pair: Pair, knobs: Knobs) -> jax.Array:
+def exo_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """KL((sigmoid(h), sigmoid(-h)) || (1 - eps, eps)), [N]: EXO,
     arXiv 2402.00856; needs eps > 0."""
     h, eps = _h(pair, knobs), knobs.label_smoothing
@@ -80,7 +80,7 @@ def exo_pair(pair: Pair, knobs: Knobs) -> jax.Array:
     return right + jax.nn.sigmoid(-h) * (jax.nn.log_sigmoid(-h) - jnp.log(eps))
 
 
-def nca_pair(pair: Pair, knobs: Knobs) -> jax.Array:
+def nca_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log sigmoid(r_w) - (log sigmoid(-r_w) + log sigmoid(-r_l)) / 2, [N]: NCA,
     arXiv 2402.05369."""
     chosen, rejected = knobs.beta * pair.chosen, knobs.beta * pair.rejected
@@ -88,14 +88,14 @@ def nca_pair(pair: Pair, knobs: Knobs) -> jax.Array:
     return -jax.nn.log_sigmoid(chosen) - 0.5 * both
 
 
-def robust(pair: Pair, knobs: Knobs) -> jax.Array:
+def robust(pair: PairSums, knobs: Knobs) -> jax.Array:
     """[-(1 - eps) log sigmoid(h) + eps log sigmoid(-h)] / (1 - 2 eps), [N]: arXiv 2403.00409."""
     h, eps = _h(pair, knobs), knobs.label_smoothing
     clean = -(1 - eps) * jax.nn.log_sigmoid(h) + eps * jax.nn.log_sigmoid(-h)
     return clean / (1 - 2 * eps)
 
 
-def bco_pair(pair: Pair, knobs: Knobs) -> jax.Array:
+def bco_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log sigmoid(r_w - delta) - log sigmoid(delta - r_l), [N]: BCO, arXiv 2404.04656; delta is
     the running mean of the rewards."""
     chosen, rejected = knobs.beta * pair.chosen, knobs.beta * pair.rejected
@@ -103,25 +103,25 @@ def bco_pair(pair: Pair, knobs: Knobs) -> jax.Array:
     return -jax.nn.log_sigmoid(chosen - delta) - jax.nn.log_sigmoid(delta - rejected)
 
 
-def sppo_hard(pair: Pair, knobs: Knobs) -> jax.Array:
+def sppo_hard(pair: PairSums, knobs: Knobs) -> jax.Array:
     """(score_w - 1/(2 beta))^2 + (score_l + 1/(2 beta))^2, [N]: SPPO with win probabilities 1 and
     0, arXiv 2405.00675."""
     half = 0.5 / knobs.beta
     return (pair.chosen - half) ** 2 + (pair.rejected + half) ** 2
 
 
-def apo_zero(pair: Pair, knobs: Knobs) -> jax.Array:
+def apo_zero(pair: PairSums, knobs: Knobs) -> jax.Array:
     """1 - sigmoid(r_w) + sigmoid(r_l), [N]: APO-zero, arXiv 2408.06266."""
     # sigmoid(-x), not 1 - sigmoid(x): the difference loses its digits where x is large.
     return jax.nn.sigmoid(-knobs.beta * pair.chosen) + jax.nn.sigmoid(knobs.beta * pair.rejected)
 
 
-def apo_down(pair: Pair, knobs: Knobs) -> jax.Array:
+def apo_down(pair: PairSums, knobs: Knobs) -> jax.Array:
     """sigmoid(r_w) + 1 - sigmoid(r_w - r_l), [N]: APO-down, arXiv 2408.06266."""
     return jax.nn.sigmoid(knobs.beta * pair.chosen) + jax.nn.sigmoid(-_h(pair, knobs))
 
 
-def discopop(pair: Pair, knobs: Knobs) -> jax.Array:
+def discopop(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-(1 - m) log sigmoid(h) + m exp(-h), m = sigmoid(h / tau), [N]: DiscoPOP,
     arXiv 2406.08414."""
     h = _h(pair, knobs)
@@ -131,7 +131,7 @@ def discopop(pair: Pair, knobs: Knobs) -> jax.Array:
     return -jax.nn.log_sigmoid(h) * (1 - blend) + exponential * blend
 
 
-def rpo(pair: Pair, knobs: Knobs) -> jax.Array:
+def rpo(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log pi(y_w|x) / |y_w|, [N]: the supervised term of Iterative RPO, arXiv 2404.19733."""
     return pair.chosen_nll
 
@@ -139,13 +139,13 @@ def rpo(pair: Pair, knobs: Knobs) -> jax.Array:
 # -- these are statistics of all pairs of the optimizer step
 
 
-def sft(pair: Pair, knobs: Knobs) -> jax.Array:
+def sft(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log pi, averaged over all chosen tokens of the optimizer step, [N] (MPO,
     arXiv 2411.10442)."""
     return pair.step_nll
 
 
-def aot(pair: Pair, knobs: Knobs) -> jax.Array:
+def aot(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss between order statistics, sort(log pi_w/pi_l) - sort(log ref_w/ref_l), [N]:
     AOT, arXiv 2406.05882."""
     ours = jnp.sort(pair.chosen_logps - pair.rejected_logps)
@@ -153,7 +153,7 @@ def aot(pair: Pair, knobs: Knobs) -> jax.Array:
     return log_sigmoid_smoothed(knobs.beta * (ours - reference), knobs.label_smoothing)
 
 
-def aot_unpaired(pair: Pair, knobs: Knobs) -> jax.Array:
+def aot_unpaired(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss between order statistics, sort(Delta_w) - sort(Delta_l), [N]: AOT,
     arXiv 2406.05882, where chosen and rejected need not belong together."""
     delta = jnp.sort(pair.chosen_logps - pair.ref_chosen_logps)

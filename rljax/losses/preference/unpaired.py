@@ -13,7 +13,7 @@ from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
 from rljax.losses.policy import PolicyOutputs
 from rljax.losses.preference.common import (
-    Labelled,
+    LabelledRewards,
     constant_scores,
     labelled_metrics,
     log_ratios,
@@ -50,12 +50,14 @@ def running_mean(mean, count, step_mean, step_count):
     return mean + (step_mean - mean) * step_count / jnp.maximum(total, 1), total
 
 
-def _labelled(policy: PolicyOutputs, batch: Batch, beta: float, *, by: str) -> Labelled:
+def _labelled(policy: PolicyOutputs, batch: Batch, beta: float, *, by: str) -> LabelledRewards:
     desirable = constant_scores(batch, by=by) > 0
-    return Labelled(beta * log_ratios(policy, batch, by=by), desirable)
+    return LabelledRewards(beta * log_ratios(policy, batch, by=by), desirable)
 
 
-def _weighted(rows: Labelled, loss: jax.Array, desirable_weight: float, undesirable_weight: float):
+def _weighted(
+    rows: LabelledRewards, loss: jax.Array, desirable_weight: float, undesirable_weight: float
+):
     return jnp.where(rows.desirable, desirable_weight, undesirable_weight) * loss
 
 

@@ -37,7 +37,7 @@ MOST_SHARES = 8  # so many times larger is a block that hosts share: each reads 
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class WeightPart:
     """One of our weights, of which a group of tensors holds a piece."""
 
     path: tuple[str, ...]
@@ -53,13 +53,13 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors that move together: one for each device of the axes that split the experts."""
 
     names: tuple[str, ...]  # in the order of the blocks' leading axes
     ways: tuple[int, ...]
     row_ways: int
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
 
     @property
     def disk_shape(self) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def _ways(mesh: Mesh, axes) -> tuple[int, ...]:
     return tuple(math.prod(mesh.shape[name] for name in each) for each in names)
 
 
-def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
+def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[TensorGroup]:
     """Returns the groups of all tensors that a checkpoint of `model` holds, but those
     named in `skip`."""
     of_path: dict[tuple, dict[tuple, tuple[str, Piece]]] = {}
@@ -129,7 +129,7 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
                 for index in itertools.product(*map(range, ways))
             ]
             names = tuple(members[index][0] for index in indices)
-            part = Part(path, members[indices[0]][1], spec, start)
+            part = WeightPart(path, members[indices[0]][1], spec, start)
             by_path.setdefault((names, part.piece.rows), []).append((ways, part))
     out = []
     for (names, _), pairs in by_path.items():
@@ -137,7 +137,7 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
         same = [(w, p.piece.part_shape, p.block_spec) for w, p in pairs]
         assert same == [same[0]] * len(same), names
         rows = _ways(model.mesh, first.block_spec[len(ways) :][:1])
-        out.append(Group(names, ways, math.prod(rows), parts))
+        out.append(TensorGroup(names, ways, math.prod(rows), parts))
     return out
 
 
@@ -161,7 +161,7 @@ def zeros(model: Model) -> dict[tuple, jax.Array]:
 _STATIC = ("mesh", "spec", "block_spec", "piece")
 
 
-def _kind(part: Part) -> Piece:
+def _kind(part: WeightPart) -> Piece:
     return dataclasses.replace(part.piece, path=part.path[-1:], index=())
 
 
@@ -198,7 +198,7 @@ def _get(leaf, start, *, mesh, spec, block_spec, piece, rows, dtype):
     return jax.shard_map(local, mesh=mesh, **specs)(leaf, start)
 
 
-def _start(part: Part, row: int) -> np.ndarray:
+def _start(part: WeightPart, row: int) -> np.ndarray:
     """The index of the block of rows from `row` in a device's part of the weight."""
     below = [0] * len(part.piece.shape)
     if below:
@@ -206,21 +206,21 @@ def _start(part: Part, row: int) -> np.ndarray:
     return np.array([*part.start, *below], np.int32)
 
 
-def put(leaf: jax.Array, part: Part, mesh: Mesh, block: jax.Array, row: int) -> jax.Array:
+def put(leaf: jax.Array, part: WeightPart, mesh: Mesh, block: jax.Array, row: int) -> jax.Array:
     """Returns the weight, in its own shape, with a block [*ways, T * rows, ...] written into it
     from `row` of each device's part; its old buffer is donated."""
     how = dict(mesh=mesh, spec=part.spec, block_spec=part.block_spec, piece=_kind(part))
     return _put(leaf, block, _start(part, row), **how)
 
 
-def get(leaf: jax.Array, part: Part, mesh: Mesh, row: int, count: int, dtype) -> jax.Array:
+def get(leaf: jax.Array, part: WeightPart, mesh: Mesh, row: int, count: int, dtype) -> jax.Array:
     """Returns a block [*ways, T * count, ...] of the weight, from `row` of each device's part, as
     it is on disk but of `dtype`."""
     how = dict(mesh=mesh, spec=part.spec, block_spec=part.block_spec, piece=_kind(part))
     return _get(leaf, _start(part, row), **how, rows=count, dtype=jnp.dtype(dtype))
 
 
-def layout(shape: tuple[int, ...], part: Part, mesh: Mesh, *, shared: bool) -> NamedSharding:
+def layout(shape: tuple[int, ...], part: WeightPart, mesh: Mesh, *, shared: bool) -> NamedSharding:
     """Returns the first layout of the rows of a block: on the devices that keep them or, if hosts
     share the reading, an equal part on each device, as far as they divide."""
     leading = len(part.start)

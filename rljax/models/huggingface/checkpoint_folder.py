@@ -23,7 +23,7 @@ from rljax.errors import InputError
 from rljax.files import open_file, read_bytes, read_data, read_json_object
 from rljax.gguf import weights_file
 from rljax.gguf.folder import tensors_of
-from rljax.gguf.rows import Rows
+from rljax.gguf.rows import StoredTensor
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import quantised
 from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, read_header
@@ -44,10 +44,10 @@ _COMPARED = 64 << 20  # bytes of a tensor at once
 class TensorLocation:
     """Location of a tensor: its file and entry. A quantised one
     (rljax.models.huggingface.quantised) also has scales, and FP8 the rows and columns that share
-    one. One of a GGUF file has `Rows` for an entry."""
+    one. One of a GGUF file has `StoredTensor` for an entry."""
 
     file: Path
-    entry: TensorInfo | Rows
+    entry: TensorInfo | StoredTensor
     scales: "TensorLocation | None" = None
     block: tuple[int, int] | None = None
 
@@ -59,7 +59,7 @@ class TensorLocation:
     @property
     def is_coded(self) -> bool:
         """Returns whether the bytes are decoded, by rljax.models.huggingface.quantised."""
-        return self.scales is not None or isinstance(self.entry, Rows)
+        return self.scales is not None or isinstance(self.entry, StoredTensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class TensorLocation:
     @property
     def dtype(self) -> np.dtype | None:
         """Type of the tensor as it is read; None if it cannot be read."""
-        if isinstance(self.entry, Rows):
+        if isinstance(self.entry, StoredTensor):
             return np.dtype(np.float32)
         if self.scales is None:
             return FLOATS.get(self.entry.dtype)

@@ -20,7 +20,7 @@ from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes, read_json_object
-from rljax.gguf.rows import Rows, decoded
+from rljax.gguf.rows import StoredTensor, decoded
 from rljax.models.config import DTYPES, ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder, quantised
@@ -109,7 +109,7 @@ def _read(report: LoadReport, locations: dict[str, TensorLocation], model: Model
             dtypes = [locations[name].dtype for name in group.names]
             dtype = dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
             shares = model.mesh.size if hosts.count() > 1 else 1
-            decodes = isinstance(locations[group.names[0]].entry, Rows)
+            decodes = isinstance(locations[group.names[0]].entry, StoredTensor)
             most = blocks.DECODED_BYTES if decodes else blocks.BLOCK_BYTES
             count, starts = group.row_starts(dtype.itemsize, shares, most)
             shape, first = group.block_shape(count), group.parts[0]
@@ -140,7 +140,7 @@ def _read_block(group, start: int, count: int, dtype, locations, files, rows) ->
             if not here or begin >= end:
                 continue
             out = block[index][begin:end]
-            if isinstance(entry, Rows):
+            if isinstance(entry, StoredTensor):
                 decoded(entry, files[file], file, first + begin - row, out)
                 continue
             if tensor.is_coded:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rljax.errors import InputError
 from rljax.files import read_bytes, read_json_object
-from rljax.gguf.rows import Rows, decoded
+from rljax.gguf.rows import StoredTensor, decoded
 
 FP8 = "F8_E4M3"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -37,7 +37,7 @@ def combined(tensors: dict, folder: Path) -> dict:
     out = dict(tensors)
     sizes = None
     for name, location in tensors.items():
-        if isinstance(location.entry, Rows):
+        if isinstance(location.entry, StoredTensor):
             continue
         if location.entry.dtype == FP8:
             sizes = _block_sizes(folder) if sizes is None else sizes
@@ -114,7 +114,7 @@ def _mxfp4(name: str, location, scales):
 def rows(location, files: dict, first: int, count: int) -> np.ndarray:
     """Returns rows `first` to `first + count` of a quantised tensor, decoded, [count, ...]: float32
     of FP8 and of a GGUF file, bfloat16 of MXFP4, which it holds exactly."""
-    if isinstance(location.entry, Rows):
+    if isinstance(location.entry, StoredTensor):
         out = np.empty((count, *location.entry.shape[1:]), np.float32)
         decoded(location.entry, files[location.file], location.file, first, out)
         return out

@@ -33,7 +33,7 @@ _MAX_TEXT_CHARACTERS = 200
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0, prepare=lambda options: _prepare)
 def math_verify(
     response: str,
     ground_truth: str,
@@ -152,7 +152,7 @@ def _library() -> tuple:
     return latex2sympy2_extended, sympy, math_compare
 
 
-def prepare_worker(component) -> None:
+def _prepare() -> None:
     """Imports the library before the first sample's clock starts: the pool's workers call it."""
     _library()
     _read(r"\frac{x}{2}+1")  # builds the grammar's tables

@@ -181,22 +181,20 @@ def asks_nobody(component: Component) -> bool:
 
 
 def prepare(component: Component) -> dict[str, str]:
-    """Calls what a reward declares by contract(prepare=...), or the `prepare_worker(component)` of
-    its module, and does so for the rewards that it names: what is slow once is over before the
-    first clock starts. Returns the facts, by name, that these calls returned."""
-    module = inspect.getmodule(component.function)
-    of_module = vars(module).get("prepare_worker") if module else None
-    if (own := spec(component).prepare) is not None:
-        facts = own()
-    else:
-        facts = of_module(component) if of_module is not None else None
+    """Calls what a reward or an environment declares by contract(prepare=...), and does so for the
+    rewards that it names: what is slow once is over before the first clock starts. Returns the
+    facts, by name, that these calls returned."""
+    declared = spec(component)
+    if declared.probed:
+        _probe_options(component)
+    facts = declared.prepare() if declared.prepare is not None else None
     facts = facts if isinstance(facts, dict) else {}
     return facts | {k: v for one in members(component) for k, v in prepare(one).items()}
 
 
-def probe_options(component: Component) -> None:
-    """A `prepare_worker` for rewards that are cheap and refuse their options with InputError: calls
-    the reward once on a made-up sample, so that no run starts in which every reward would fail."""
+def _probe_options(component: Component) -> None:
+    """Calls a reward that is cheap on a made-up sample. Raises its InputError about its options, so
+    that no run starts in which every reward would fail."""
     sample = {name: "x" for name in FIELDS} | {"num_tokens": 1, "finish_reason": "stop"}
     sample["model_score"] = 0.0
     sample["extra_info"] = {"target_tokens": 1, "schema": "true"}

@@ -33,7 +33,7 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
 )
 from rljax.rewards.pool.jobs import Job, RewardCall, Score
-from rljax.rewards.pool.supervisor import Supervisor
+from rljax.rewards.pool.supervisor import RewardSupervisor
 from rljax.rewards.sandbox.tiers import LEFT_OPEN
 from rljax.workers.function import resolve_for_workers
 from rljax.workers.prints import Prints
@@ -108,7 +108,7 @@ class RewardPool:
         self._names, self._required = wanted_fields(self.component)
         self.grouped = is_group_reward(self.component)
         self._owner = os.getpid()
-        self._supervisor = Supervisor(
+        self._supervisor = RewardSupervisor(
             self.component,
             workers,
             timeout_s,
@@ -140,8 +140,8 @@ class RewardPool:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Returns the result of the reward's prepare_worker: facts such as the tier of its
-        sandbox."""
+        """Returns what `contract(prepare=...)` of the reward has returned: facts such as the tier
+        of its sandbox."""
         return dict(self._supervisor.notes)
 
     def close(self):

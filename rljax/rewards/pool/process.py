@@ -11,7 +11,7 @@ BEGIN_TIMEOUT_S = 30.0  # from handing over a chunk to the worker's message that
 
 
 class RewardWorker(WorkerProcess):
-    """A worker that scores. `state`: "starting", then "idle" and "busy"; "dead" at the end."""
+    """A worker that scores. `state`: "starting", then "ready" and "busy"; "dead" at the end."""
 
     def __init__(self, reward: str, folder: str, path: list[str], memory_bytes: int, pipe: bool):
         self.chunk: collections.deque[RewardCall] = (
@@ -37,6 +37,6 @@ class RewardWorker(WorkerProcess):
         self.state, self.since = "busy", time.monotonic()
         self.progress.write(-1, self.since)
         self.chunk.extend(chunk)
-        self.socket.settimeout(BEGIN_TIMEOUT_S)  # it is idle, so it reads at once
+        self.socket.settimeout(BEGIN_TIMEOUT_S)  # it waits, so it reads at once
         self.socket.sendall(frame([(call.number, call.blob) for call in chunk]))
         self.socket.setblocking(False)

@@ -10,6 +10,7 @@ import math
 import pickle
 import queue
 import time
+from collections.abc import Sequence
 
 from rljax.components import Component
 from rljax.rewards.pool.calling import (
@@ -20,9 +21,8 @@ from rljax.rewards.pool.calling import (
 )
 from rljax.rewards.pool.jobs import Job, RewardCall, Score
 from rljax.rewards.pool.process import BEGIN_TIMEOUT_S, RewardWorker
-from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
-from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
+from rljax.workers.supervisor import START_TIMEOUT_S, Supervisor, how_it_ended
 
 _CHUNK = 256  # calls at most that a worker is handed at once,
 _CHUNK_S = 0.01  # and seconds of work: one wake-up of the thread costs a hundredth of it
@@ -30,8 +30,12 @@ _STATUSES = ("ok", "over limit", "error", "abstained", "timeout")
 _RECENT = 0.1  # weight of a call in the running mean of their seconds
 
 
-class Supervisor(Crew):
-    """`size` workers and the thread that owns them, from `start` until `stop`."""
+class RewardSupervisor(Supervisor):
+    """`size` workers that score, and the thread that owns them, from `start` until `stop`."""
+
+    name = "reward"
+    cannot_load = "a reward worker could not load {}"
+    closed = "this RewardPool is closed"
 
     def __init__(
         self,
@@ -42,27 +46,16 @@ class Supervisor(Crew):
         memory_bytes: int = 0,
         prints: Prints | None = None,
     ):
-        super().__init__(size, prints, "reward")
-        self.component, self.memory_bytes = component, memory_bytes
+        super().__init__(component, size, memory_bytes, prints)
         self.timeout_s, self.max_calls = timeout_s, max_calls
         # A group whose samples are scored one by one: what is late in one says nothing of others.
         self.combined = is_group_reward(component) and not compares_samples(component)
-        self.notes: dict[str, str] = {}  # what the reward's prepare_worker has said
         self._todo: collections.deque[RewardCall] = collections.deque()
         self._jobs: set[Job] = set()
-        self._waiting: list[Job] = []  # for all workers to be ready
         self._numbers = 0
         self._typical_s: float | None = None  # of a call
 
     # -- what other threads may call
-
-    def start(self) -> None:
-        """Starts the workers and returns once all are ready. Raises InputError if one cannot load
-        the reward."""
-        ready = Job(0)
-        self.orders.put(("start", ready))
-        self.thread.start()
-        self.wait(ready)
 
     # `order` takes ("work", job, calls) or ("cancel", job).
 
@@ -74,7 +67,7 @@ class Supervisor(Crew):
                 with contextlib.suppress(queue.Empty):
                     job.done.get(timeout=1.0)
                 if not self.thread.is_alive() and not job.ended:  # it was asked too late
-                    raise RuntimeError("this RewardPool is closed")
+                    raise RuntimeError(self.closed)
         except BaseException:
             self.order("cancel", job)
             raise
@@ -84,22 +77,15 @@ class Supervisor(Crew):
 
     # -- the thread
 
-    def listen(self) -> None:
-        """Takes up new jobs, and forgets those that were cancelled."""
-        while True:
-            try:
-                kind, job, *calls = self.orders.get_nowait()
-            except queue.Empty:
-                return
-            if kind == "start":
-                self._waiting.append(job)
-            elif kind == "cancel":
-                self._cancel(job)
-            else:
-                self._jobs.add(job)
-                for call in calls[0]:
-                    call.number, self._numbers = self._numbers, self._numbers + 1
-                self._todo.extend(calls[0])
+    def take_order(self, verb: str, job: Job, calls: Sequence[RewardCall] = ()) -> None:
+        """Takes up a job, or forgets one that was cancelled."""
+        if verb == "cancel":
+            self._cancel(job)
+            return
+        self._jobs.add(job)
+        for call in calls:
+            call.number, self._numbers = self._numbers, self._numbers + 1
+        self._todo.extend(calls)
 
     def _cancel(self, job: Job) -> None:
         """Forget a job; a worker that has any of it is killed, and the rest of what it has goes
@@ -118,14 +104,13 @@ class Supervisor(Crew):
             worker.chunk.clear()
             self.discard(worker)
         self._todo.clear()
-        for job in [*self._jobs, *self._waiting]:
+        for job in self._jobs:
             job.end(error)
         self._jobs.clear()
-        self._waiting.clear()
 
     def wanted(self) -> bool:
         """Returns whether a job waits."""
-        return bool(self._todo or self._waiting)
+        return bool(self._todo)
 
     def new_worker(self) -> RewardWorker:
         """Starts a worker that loads the reward."""
@@ -133,16 +118,12 @@ class Supervisor(Crew):
         return RewardWorker(text, self.folder, self.path, self.memory_bytes, piped)
 
     def hand_out(self) -> None:
-        """Gives every idle worker a chunk of a few milliseconds, or single calls at the end and as
-        long as the time of a call is unknown."""
-        if self._waiting and all(worker.state == "idle" for worker in self.workers):
-            for job in self._waiting:
-                job.end()
-            self._waiting.clear()
+        """Gives every worker that is ready a chunk of a few milliseconds, or single calls at the
+        end and as long as the time of a call is unknown."""
         most = 1
         if self._typical_s is not None:
             most = min(_CHUNK, max(1, int(_CHUNK_S / max(self._typical_s, 1e-6))))
-        for worker in [w for w in self.workers if w.state == "idle"]:
+        for worker in [w for w in self.workers if w.state == "ready"]:
             if not self._todo:
                 return
             share = max(1, len(self._todo) // (2 * self.size))
@@ -150,7 +131,7 @@ class Supervisor(Crew):
             chosen = [self._todo.popleft() for _ in range(size)]
             try:
                 worker.send(chosen)
-            except OSError:  # it died while idle, or reads nothing
+            except OSError:  # it died while it waited, or reads nothing
                 self.reap(worker)
 
     def deadline(self, worker: RewardWorker) -> float:
@@ -159,7 +140,7 @@ class Supervisor(Crew):
         call, since, _ = worker.running()
         if call is not None:
             return since + self.timeout_s
-        limits = {"starting": START_TIMEOUT_S, "busy": BEGIN_TIMEOUT_S, "idle": math.inf}
+        limits = {"starting": START_TIMEOUT_S, "busy": BEGIN_TIMEOUT_S, "ready": math.inf}
         return since + limits[worker.state]
 
     def look_again_s(self) -> float:
@@ -180,17 +161,9 @@ class Supervisor(Crew):
         )
 
     def heard(self, worker: RewardWorker, kind: str, content: object) -> None:
-        """Handles a message of a worker: scores, its readiness, or a failed start. Raises
-        InputError if the worker could not load the reward."""
-        if kind == "scored":
-            self._record(worker, content)
-        elif kind == "ready":
-            worker.state, self.failed_starts = "idle", 0
-            self.notes |= content
-        else:
-            self.discard(worker)
-            raise worker_failed(f"a reward worker could not load {self.component.text!r}", content)
-        if worker.state == "idle" and worker.served >= self.max_calls:
+        """Records scores."""
+        self._record(worker, content)
+        if worker.state == "ready" and worker.served >= self.max_calls:
             self.discard(worker)
 
     def _record(self, worker: RewardWorker, found: list[tuple]) -> None:
@@ -205,7 +178,7 @@ class Supervisor(Crew):
         worker.served += len(found)
         worker.since = time.monotonic()
         if not worker.chunk:
-            worker.state = "idle"
+            worker.state = "ready"
 
     def _timeout(self, call: RewardCall, scored: bool) -> tuple:
         """The outcome of a call over its time."""
@@ -254,7 +227,7 @@ class Supervisor(Crew):
             if scored and not why and not self.combined and (worker.process.returncode or 0) < 0:
                 outcome = late_outcome(self.component, pickle.loads(call.blob), text)
             self._attribute(call, outcome, since)
-        elif state != "idle":
+        elif state != "ready":
             self.count_failed_start("sample", how)
 
     def discard(self, worker: RewardWorker) -> None:
@@ -265,8 +238,8 @@ class Supervisor(Crew):
     def ended(self) -> None:
         """Ends all jobs with a RuntimeError, after the pool was closed."""
         self.listen()  # what came too late is told, too
-        for job in [*self._jobs, *self._waiting]:
-            job.end(RuntimeError("this RewardPool is closed"))
+        for job in self._jobs:
+            job.end(RuntimeError(self.closed))
 
 
 def _is_result(found: object, call: RewardCall) -> bool:

@@ -9,9 +9,9 @@ The wire, both ways, is that of rljax.workers.
                    ("scored", [(number, outcomes, seconds, longest), ...]) until the chunk is done:
                    an outcome (status, value, parts, message) per sample of the call, the seconds of
                    the call, and (seconds, scored) of the longest piece of it
-Which call is running, and since when, stands in shared memory (`Progress`): that costs no system
-call each, and the pool can read it even while the worker is stuck. A reward that asks others has
-the limit anew for each of them: what one leaves over must not decide about the next.
+Which call is running, and since when, stands in shared memory (`WorkerProgress`): that costs no
+system call each, and the pool can read it even while the worker is stuck. A reward that asks others
+has the limit anew for each of them: what one leaves over must not decide about the next.
 """
 
 import functools
@@ -41,17 +41,17 @@ from rljax.rewards.pool.calling import (
     watch,
 )
 from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
-from rljax.workers.progress import Progress
+from rljax.workers.progress import WorkerProgress
 from rljax.workers.wire import frame, read_frame
 
 _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of the pool, not many
 
 
-class Clock:
+class CallClock:
     """Times a call in its worker: tells the pool which reward runs, and keeps the longest piece
     of a call."""
 
-    def __init__(self, progress: Progress, component: Component):
+    def __init__(self, progress: WorkerProgress, component: Component):
         self.progress, self.component = progress, component
         self.number, self.since, self.running = -1, 0.0, component
         self.longest = (0.0, False)  # seconds, and whether that piece has a score when late
@@ -91,7 +91,7 @@ def main(spec_text: str) -> None:
         sock.sendall(frame(("failed", (known, str(error) if known else describe(error)))))
         return
     sock.sendall(frame(("ready", notes)))
-    clock = Clock(context.progress, component)
+    clock = CallClock(context.progress, component)
     if members(component) and not compares_samples(component):
         watch(clock.begin_member)
     score = functools.partial(_outcomes, clock, fields, is_group_reward(component))
@@ -101,7 +101,7 @@ def main(spec_text: str) -> None:
         pass  # the pool was closed while a sample ran
 
 
-def _serve(context: WorkerContext, score: Callable, clock: Clock) -> None:
+def _serve(context: WorkerContext, score: Callable, clock: CallClock) -> None:
     """Score chunks until the pool closes the stream."""
     me, sock = os.getpid(), context.socket
     while True:
@@ -129,7 +129,7 @@ def _serve(context: WorkerContext, score: Callable, clock: Clock) -> None:
             sock.sendall(frame(("scored", found)))
 
 
-def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
+def _outcomes(clock: CallClock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
     """Returns the outcome of every sample of a call, whatever the reward raises."""
     component, count, sample = clock.component, 1, {}
 

@@ -26,7 +26,14 @@ import traceback
 import types
 import typing
 
-from rljax.rewards.sandbox.values import Reference, WireError, decode, encode, frame, take_frame
+from rljax.rewards.sandbox.values import (
+    ObjectReference,
+    WireError,
+    decode,
+    encode,
+    frame,
+    take_frame,
+)
 
 # Imported before the fork: what programs import most, so that they need not.
 for _name in (
@@ -154,12 +161,12 @@ def _exit_code(error: BaseException) -> int:
 def _answer_calls(channel: Channel, header: dict) -> None:
     kept: list[object] = []
 
-    def refer(value: object) -> Reference:
+    def refer(value: object) -> ObjectReference:
         kept.append(value)
         kind = "function" if callable(value) else "object"  # a cached function is one, too
-        return Reference(len(kept) - 1, "class" if isinstance(value, type) else kind)
+        return ObjectReference(len(kept) - 1, "class" if isinstance(value, type) else kind)
 
-    def resolve(reference: Reference) -> object:
+    def resolve(reference: ObjectReference) -> object:
         return kept[reference.number]
 
     try:
@@ -183,7 +190,7 @@ def _answer_calls(channel: Channel, header: dict) -> None:
     while True:
         request = channel.receive()
         try:
-            target = resolve(Reference(request["target"], ""))
+            target = resolve(ObjectReference(request["target"], ""))
             arguments = [decode(a, resolve) for a in request["args"]]
             keywords = {k: decode(a, resolve) for k, a in request["kwargs"].items()}
             value = _apply(request["do"], target, arguments, keywords)
@@ -247,19 +254,21 @@ class _Program:
             _copy_into(mine, decode(theirs, self.resolve))
         return decode(answer.get("value"), lambda reference: self.resolve(reference, made))
 
-    def resolve(self, reference: Reference, made: bool = False) -> "Remote":
+    def resolve(self, reference: ObjectReference, made: bool = False) -> "Remote":
         # The program may call anything a class, and what a class makes answers for itself.
         kind = "function" if reference.kind == "class" else reference.kind
-        return Remote(self, Reference(reference.number, kind), made)
+        return Remote(self, ObjectReference(reference.number, kind), made)
 
-    def resolve_name(self, name: str, reference: Reference) -> "Remote":
+    def resolve_name(self, name: str, reference: ObjectReference) -> "Remote":
         """The object that the tests call by name: a class if they write it with a capital, as
         `Stack`."""
         is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
-        return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
+        return Remote(
+            self, ObjectReference(reference.number, "class" if is_class else "function"), False
+        )
 
 
-def _own_reference(value: object) -> Reference:
+def _own_reference(value: object) -> ObjectReference:
     if isinstance(value, Remote):
         return object.__getattribute__(value, "_reference")
     raise WireError(f"a test hands the program a {type(value).__name__}, which cannot be sent")
@@ -304,7 +313,9 @@ class Remote:
 
     __slots__ = ("_program", "_reference", "_made", "_callable")
 
-    def __init__(self, program: _Program, reference: Reference, made: bool, callable_: bool = True):
+    def __init__(
+        self, program: _Program, reference: ObjectReference, made: bool, callable_: bool = True
+    ):
         self._program, self._reference = program, reference
         self._made, self._callable = made, callable_ and reference.kind != "object"
 

@@ -1,7 +1,7 @@
 """Values on the wire between a program in the sandbox and the process outside: JSON, no pickle.
 
 `decode` returns Python's own types only, whatever the sender was: a class with an `__eq__` of its
-own arrives as the list, number or text that it extends, or as a `Reference`.
+own arrives as the list, number or text that it extends, or as an `ObjectReference`.
 """
 
 import collections
@@ -17,7 +17,7 @@ MAX_FRAME_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Reference:
+class ObjectReference:
     """A reference to an object that stays in its process: its number there and "class",
     "function" or "object"."""
 
@@ -62,7 +62,7 @@ def take_frame(buffer: bytearray, most_bytes: int = MAX_FRAME_BYTES) -> dict | N
     return message
 
 
-def encode(value: object, refer: Callable[[object], Reference] | None = None) -> object:
+def encode(value: object, refer: Callable[[object], ObjectReference] | None = None) -> object:
     """The JSON form of `value`; a value without one becomes a reference by `refer`. Raises
     WireError for it without `refer`."""
     if value is None or value is True or value is False:
@@ -99,7 +99,7 @@ def encode(value: object, refer: Callable[[object], Reference] | None = None) ->
         return {"t": "fraction", "v": [encode(value.numerator), encode(value.denominator)]}
     if isinstance(value, decimal.Decimal):
         return {"t": "decimal", "v": decimal.Decimal.__str__(value)}
-    if isinstance(value, Reference):
+    if isinstance(value, ObjectReference):
         return {"t": "reference", "v": [value.number, value.kind]}
     if refer is None:
         raise WireError(f"a value of type {type(value).__name__} cannot be sent")
@@ -123,7 +123,7 @@ _MAKE: dict[str, Callable] = {
 }
 
 
-def decode(data: object, resolve: Callable[[Reference], object] | None = None) -> object:
+def decode(data: object, resolve: Callable[[ObjectReference], object] | None = None) -> object:
     """The value that `encode` wrote; references go through `resolve`. Raises WireError for
     anything else."""
     try:
@@ -134,12 +134,12 @@ def decode(data: object, resolve: Callable[[Reference], object] | None = None) -
         raise WireError(f"no value: {type(error).__name__}") from None
 
 
-def _decode(data: object, resolve: Callable[[Reference], object]) -> object:
+def _decode(data: object, resolve: Callable[[ObjectReference], object]) -> object:
     if isinstance(data, list):
         return [_decode(item, resolve) for item in data]
     if not isinstance(data, dict):
         return data
     if data["t"] == "reference":
         number, kind = data["v"]
-        return resolve(Reference(int(number), str(kind)))
+        return resolve(ObjectReference(int(number), str(kind)))
     return _MAKE[data["t"]](data["v"], lambda item: _decode(item, resolve))

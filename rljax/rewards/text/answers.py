@@ -16,10 +16,8 @@ from rljax.errors import InputError
 from rljax.rewards.answers.find import find, tagged
 from rljax.rewards.answers.letters import is_labelled, labelled_letter, letter_of
 from rljax.rewards.answers.normalise import WIDE, integer_of, squad_form
-from rljax.rewards.pool.calling import probe_options
 from rljax.rewards.text.rules import answer_unless_whole, check_text
 
-prepare_worker = probe_options
 _MAX_TAGS = 10  # more answers than that are no answer
 
 
@@ -58,7 +56,7 @@ def _from_json(text: str) -> object:
     return value if texts and several else text
 
 
-@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, probed=True, reads=answer_unless_whole, on_timeout=0.0)
 def qa_exact_match(
     response: str,
     ground_truth: str | list | dict,
@@ -84,7 +82,7 @@ def qa_exact_match(
     return score / 4 if many else float(score)
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def token_f1(response: str, ground_truth: str | list | dict, *, tag: PlainText = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
 
@@ -115,7 +113,7 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def choice(response: str, ground_truth: str, *, letters: PlainText = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
@@ -156,7 +154,7 @@ _MMLU_PRO_LETTERS = "ABCDEFGHIJ"
 _MMLU_PRO_ALONE = re.compile(r"\b(?<![A-Z]\.)[A-J]\b(?!\.[A-Z]\b)")  # in B.C. none does
 
 
-@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, probed=True, reads=answer_unless_whole, on_timeout=0.0)
 def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) -> dict:
     """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
     reference's, else 0. Part: extracted.
@@ -192,7 +190,7 @@ def _mmlu_pro_letter(text: str) -> str | None:
     return alone[-1] if alone else None
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int = 999) -> dict:
     r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
@@ -209,7 +207,7 @@ def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int 
     return {"score": float(answer == reference), "extracted": float(answer is not None)}
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def contains(
     response: str,
     ground_truth: str | list | dict,
@@ -246,6 +244,7 @@ def _pattern(text: str) -> re.Pattern:
 
 @contract(
     safe=True,
+    probed=True,
     reads=lambda o: "response" if o["pattern"] else "answer",
     on_timeout=0.0,
     truth="specification",

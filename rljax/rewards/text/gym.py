@@ -185,13 +185,13 @@ def is_answer(name: str, text: str) -> bool:
     return name not in _ALGEBRA or is_algebra(text)
 
 
-def prepare_worker(component) -> None:
-    """Imports the library before the first sample: it takes seconds, more than a
-    sample's deadline."""
-    load_library()
-
-
-@contract(reads="answer", on_timeout=0.0, truth="specification")
+# The library takes seconds to import, which the deadline of the first sample does not have.
+@contract(
+    reads="answer",
+    on_timeout=0.0,
+    truth="specification",
+    prepare=lambda options: lambda: load_library(),
+)
 def reasoning_gym_score(response: str, ground_truth: str, *, tag: PlainText = "answer") -> dict:
     """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
 

@@ -10,9 +10,7 @@ from typing import Literal
 from rljax.components import resolve
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import HOME, RewardText, call_reward, probe_options
-
-prepare_worker = probe_options
+from rljax.rewards.pool.calling import HOME, RewardText, call_reward
 
 
 def _correct(correct: RewardText, correct_at: float, sample: dict) -> float:
@@ -39,7 +37,9 @@ def _late_l1(alpha: float, sample: dict) -> float:
     return -alpha * abs(_target(sample["extra_info"]) - sample["num_tokens"])
 
 
-@contract(safe=True, on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]))
+@contract(
+    safe=True, probed=True, on_timeout=lambda options: functools.partial(_late_l1, options["alpha"])
+)
 def l1_exact(
     num_tokens,
     extra_info,
@@ -59,7 +59,7 @@ def l1_exact(
     return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
 
 
-@contract(safe=True, on_timeout=0.0)
+@contract(safe=True, probed=True, on_timeout=0.0)
 def l1_max(
     num_tokens,
     extra_info,
@@ -86,7 +86,7 @@ def l1_max(
     return _parts(right * share, right, num_tokens, target)
 
 
-@contract(safe=True, on_timeout=lambda options: -options["penalty"])
+@contract(safe=True, probed=True, on_timeout=lambda options: -options["penalty"])
 def soft_overlong(
     num_tokens: int, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0
 ) -> float:

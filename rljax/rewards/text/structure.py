@@ -11,12 +11,9 @@ from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.files import parse_json, read_text
 from rljax.reasoning import beginning_of
-from rljax.rewards.pool.calling import probe_options
-
-prepare_worker = probe_options
 
 
-@contract(safe=True, on_timeout=0.0)
+@contract(safe=True, probed=True, on_timeout=0.0)
 def format_tags(
     response: str,
     prompt: str = "",
@@ -129,7 +126,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict:
     return value
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def json_schema(
     response: str, extra_info: dict | None = None, *, schema: str = "", parsed: float = 0.0
 ) -> dict:
@@ -206,7 +203,7 @@ def _canonical(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def json_match(response: str, ground_truth: str | dict | list, *, partial: bool = True) -> dict:
     """Values that agree / values in either, over the paths to the leaves of two JSON values.
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import probe_options
 
 # Languages are told apart by their script alone: English from Russian, not English from German.
 _SCRIPTS = {
@@ -55,11 +54,10 @@ _LANGUAGES = {
     "vi": ("Latin",),
     "zh": ("Han",),
 }
-prepare_worker = probe_options
 _MARKUP = re.compile(r"\\[A-Za-z]+|</?[A-Za-z_][A-Za-z_0-9-]*>")
 
 
-@contract(safe=True, on_timeout=0.0)
+@contract(safe=True, probed=True, on_timeout=0.0)
 def language(
     response: str, *, scripts: tuple[PlainText, ...] = ("Latin",), at_least: float = 0.0
 ) -> float:
@@ -98,7 +96,7 @@ def _name_of(character: str) -> frozenset[str]:
     return frozenset(re.split("[ -]", unicodedata.name(character, "")))
 
 
-@contract(safe=True, on_timeout=lambda options: -options["max_penalty"])
+@contract(safe=True, probed=True, on_timeout=lambda options: -options["max_penalty"])
 def repetition(
     response: str,
     *,
@@ -131,7 +129,7 @@ def repetition(
 _LOOP_WINDOW = 20_000
 
 
-@contract(safe=True, on_timeout=lambda options: -options["max_penalty"])
+@contract(safe=True, probed=True, on_timeout=lambda options: -options["max_penalty"])
 def looping(
     response: str, *, min_repeats: int = 5, min_characters: int = 50, max_penalty: float = 1.0
 ) -> dict:

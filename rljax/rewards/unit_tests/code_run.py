@@ -26,6 +26,7 @@ tests with values that are literals, and ask for the length.
 
 import ast
 import builtins
+import functools
 import json
 import reprlib
 import time
@@ -321,15 +322,16 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
 # -- the reward
 
 
-def prepare_worker(component) -> dict[str, str]:
-    """Tries the sandbox and returns {"sandbox_tier": its tier}. Raises InputError if there is none:
-    without one nothing can be scored, so the pool fails when it is made, not sample by sample."""
-    return {"sandbox_tier": sandbox_tier(component.options.get("allow_unsafe_execution", False))}
+def _tier(allow_unsafe_execution: bool) -> dict[str, str]:
+    """Tries the sandbox and returns its tier: without one nothing can be scored, so the pool raises
+    InputError when it is made, not sample by sample."""
+    return {"sandbox_tier": sandbox_tier(allow_unsafe_execution)}
 
 
 @contract(
     safe=True,
     reads="answer",
+    prepare=lambda options: functools.partial(_tier, options["allow_unsafe_execution"]),
     on_timeout=lambda options: score_parts([_LATE], options["scale"]),
     truth="specification",
 )

@@ -15,7 +15,7 @@ from rljax.rollout.players.responses_in_flight import ResponsesInFlight
 from rljax.rollout.scoring.report import RewardReport
 from rljax.rollout.scoring.reward import score_of, told_score
 from rljax.sampler import Sampler
-from rljax.sampler.inputs import Keys
+from rljax.sampler.inputs import RequestKeys
 
 METRICS = {
     "slots/live_share": Metric(
@@ -48,7 +48,7 @@ class Group:
     ticket: int
     prompts: Prompts  # one
     at: int = 0
-    keys: Keys | None = None
+    keys: RequestKeys | None = None
     members: list = dataclasses.field(default_factory=list)  # samples of single responses
     scores: dict[int, Score] = dataclasses.field(default_factory=dict)  # by member
     asked: set[int] = dataclasses.field(default_factory=set)  # members with a score, or one to come
@@ -82,7 +82,7 @@ class Flight:
 
     def begin(self, ticket: int, at: int, prompts: Prompts, key) -> None:
         """Begins the group of a ticket: prompt number `at` of the step that has this key."""
-        group = self._groups[ticket] = Group(ticket, prompts, at, Keys(key))
+        group = self._groups[ticket] = Group(ticket, prompts, at, RequestKeys(key))
         self.player.begin(group)
 
     def dispatch(self, weights, version: int, keep_cache: bool) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
 from rljax.roles.placed import PlacedReference
-from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.rollout.scoring.report import RewardReport, ScoredRow
 from rljax.rollout.scoring.reward import EarlyScores, Reward
 from rljax.sampler import Sampling
@@ -34,7 +34,7 @@ class Responses:
         *,
         n: int,
         enough: Callable[[EarlyScores], bool] | None = None,
-        tree: Tree | None = None,
+        tree: TurnTree | None = None,
     ) -> tuple[Batch, RewardReport]:
         """Samples n scored responses to each prompt. Rows are scored as they end,
         while others decode.

@@ -57,7 +57,7 @@ def with_baseline_response(
     baseline response: the text in the column baseline_response of its data, or, where it has none,
     the reference's greedy response. It is scored like a sample, and in no report.
 
-    `task` is the first of `tasks`, patterns of data_source, that fits the prompt's.
+    `task`, CGPO's, is the first of `tasks`, patterns of data_source, that fits the prompt's.
 
     Raises InputError for one sample per prompt, for a prompt that fits no task, and for a baseline
     response that is no text.

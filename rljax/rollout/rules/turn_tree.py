@@ -1,11 +1,11 @@
 """A rollout for environments: episodes that branch where turns end."""
 
 from rljax.contracts import contract
-from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.rollout.rollout import Rollout
 
 
-@contract(safe=True, fills=("weights",), tree=lambda o: Tree(o["branches"], o["at"]))
+@contract(safe=True, fills=("weights",), tree=lambda o: TurnTree(o["branches"], o["at"]))
 def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ...] = (1,)):
     """Episodes that go on `branches` times from the end of each turn in `at`, each time by draws of
     its own: samples are compared that differ from one turn on, and what led there is drawn once.
@@ -19,7 +19,7 @@ def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ..
     empty. With leave-one-out advantages (rloo, turn_leave_one_out) and a reduction by a constant
     the expected gradient is that of the expected return.
     """
-    tree = Tree(branches, at)
+    tree = TurnTree(branches, at)
     n = tree.leaf_rows(cfg.samples_per_prompt)
     batch, report = sample(prompts, key, n=n, tree=tree)
     leaves = n // sample.player.rows

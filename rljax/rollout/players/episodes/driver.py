@@ -20,7 +20,14 @@ from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Step
 from rljax.metric import Metric
 from rljax.rollout.players.clock import Clock
-from rljax.rollout.players.episodes.log import Episode, Log, Rules, Turn, replies_of, reply_of
+from rljax.rollout.players.episodes.log import (
+    EpisodeRules,
+    Log,
+    Trajectory,
+    Transition,
+    replies_of,
+    reply_of,
+)
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing
@@ -60,26 +67,26 @@ class Driver:
         self,
         sampler: Sampler,
         crew: EpisodeCrew,
-        rules: Rules,
+        rules: EpisodeRules,
         numbers: range = AT_ONCE,
         clock: Clock | None = None,
-        branches: Callable[[Episode], list[Episode]] | None = None,
+        branches: Callable[[Trajectory], list[Trajectory]] | None = None,
     ):
         self.sampler, self.crew, self.rules, self.numbers = sampler, crew, rules, numbers
         self.clock, self.branches = clock or Clock(), branches
-        self.episodes: dict[int, Episode] = {}
-        self._of_sample: dict[int, Episode] = {}  # by the id of its sample
+        self.episodes: dict[int, Trajectory] = {}
+        self._of_sample: dict[int, Trajectory] = {}  # by the id of its sample
         self._deliveries: list[tuple[Sample, tuple[int, ...], Sampling]] = []
         # What begins with the same prompt and limit: (episode, seat, row, step) of each.
-        self._prompts: dict[tuple, list[tuple[Episode, int, int, Step]]] = {}
+        self._prompts: dict[tuple, list[tuple[Trajectory, int, int, Step]]] = {}
         self._came: list[Step] = []  # that do not count yet
-        self._ended: list[Episode] = []  # since the last look
+        self._ended: list[Trajectory] = []  # since the last look
         self.left = 0
         self.seconds = 0.0  # of playing, the same on all hosts
         self._now: float | None = None  # the first host's clock at the last look
         self._held = self._parked = self._live = self._dispatches = self._reread = 0
 
-    def admit(self, episode: Episode) -> None:
+    def admit(self, episode: Trajectory) -> None:
         """Begins an episode, or goes on with one where it stands: its samples are the caller's to
         bring into the sampler."""
         self.episodes[episode.number] = episode
@@ -88,7 +95,7 @@ class Driver:
         self.left += 1
         self._open(episode)
 
-    def _open(self, episode: Episode) -> None:
+    def _open(self, episode: Trajectory) -> None:
         """Has the environment of an episode played up to where the episode stands."""
         self._of_sample |= {log.sample.id: episode for log in episode.logs}
         replies = replies_of(episode, self.rules.limits)
@@ -103,7 +110,7 @@ class Driver:
                 **episode.start,
             )
 
-    def run(self, params, version: int, ended=lambda episode: None) -> list[Episode]:
+    def run(self, params, version: int, ended=lambda episode: None) -> list[Trajectory]:
         """Plays all episodes to their ends; `ended` is called with each as it
         ends. Returns them."""
         while self.left:
@@ -112,7 +119,7 @@ class Driver:
             self.dispatch(params, version)
         return list(self.episodes.values())
 
-    def look(self) -> list[Episode]:
+    def look(self) -> list[Trajectory]:
         """Acts on what environments have said. Returns the episodes that ended since
         the last look."""
         for step in self._news():
@@ -210,7 +217,7 @@ class Driver:
                 self._turn_ended(self._of_sample[sample.id], sample)
         return True
 
-    def _turn_ended(self, episode: Episode, sample: Sample) -> None:
+    def _turn_ended(self, episode: Trajectory, sample: Sample) -> None:
         """Hands a finished turn to the environment."""
         self._close_turn(episode)
         if sample.finish_reason == FinishReason.ABORT:
@@ -222,10 +229,10 @@ class Driver:
             reply = reply_of(episode.speaker, episode.speaker.turns[-1], self.rules.limits)
             self.crew.reply(self.numbers[episode.number], *reply)
 
-    def _close_turn(self, episode: Episode) -> None:
+    def _close_turn(self, episode: Trajectory) -> None:
         """The tokens behind the last observation are a turn."""
         log, reason = episode.speaker, episode.speaker.sample.finish_reason
-        turn = Turn(self._begins(log), log.tokens, episode.turns + 1)
+        turn = Transition(self._begins(log), log.tokens, episode.turns + 1)
         turn.finish = "stop" if reason is None else reason.name.lower()
         turn.state, turn.observation = log.next_state, log.next_observation
         log.turns.append(turn)
@@ -260,7 +267,7 @@ class Driver:
         else:
             self._go_on(episode, step)
 
-    def _credit(self, episode: Episode, step: Step) -> None:
+    def _credit(self, episode: Trajectory, step: Step) -> None:
         """Credits a step's reward to the reply before it."""
         episode.calls += step.calls
         if step.calls:
@@ -274,7 +281,7 @@ class Driver:
             turn = episode.speaker.turns[-1]
             turn.reward, turn.bad, turn.text = step.reward, step.bad_turn, step.text
 
-    def _reason(self, episode: Episode, step: Step) -> FinishReason:
+    def _reason(self, episode: Trajectory, step: Step) -> FinishReason:
         """Returns the finish reason of an episode that its environment ended. One that is scored by
         its last turn ended as that turn did: a cut answer is a cut episode."""
         if step.limit:
@@ -285,7 +292,7 @@ class Driver:
 
     # -- what follows
 
-    def _go_on(self, episode: Episode, step: Step) -> None:
+    def _go_on(self, episode: Trajectory, step: Step) -> None:
         """Puts what the environment said before the policy, unless a limit ends the episode."""
         rules = self.rules
         if episode.turns >= rules.limits.max_turns:
@@ -303,7 +310,7 @@ class Driver:
         self._branched(episode, step)
         self._put(episode, step)
 
-    def _logs_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
+    def _logs_of(self, episode: Trajectory, step: Step) -> tuple[list[Log], bool, int]:
         """The logs of the seat that plays next, whether it begins another one, and how many tokens
         its turn may have."""
         seat = self.rules.seats.index(step.seat)
@@ -312,7 +319,7 @@ class Driver:
         before = 0 if begins else logs[-1].tokens
         return logs, begins, self.rules.limits.max_tokens - len(step.ids) - before
 
-    def _branched(self, episode: Episode, step: Step) -> None:
+    def _branched(self, episode: Trajectory, step: Step) -> None:
         """Has new episodes go on from where this one stands, with what `step` says. Nothing that
         was read of the log that grows is read again."""
         new = [] if self.branches is None else self.branches(episode)
@@ -344,7 +351,7 @@ class Driver:
                 one.keys[row] = samples[at].key
                 self._return_to_origin(one, samples[at])
 
-    def _return_to_origin(self, episode: Episode, branch: Sample | None = None) -> None:
+    def _return_to_origin(self, episode: Trajectory, branch: Sample | None = None) -> None:
         """Brings an episode to where it branched off, its sample `branch` behind what its
         environment says there; without one, what was read before is read again."""
         state, step = episode.origin
@@ -367,7 +374,7 @@ class Driver:
         if branch is None:
             self._put(episode, step)
 
-    def _put(self, episode: Episode, step: Step) -> None:
+    def _put(self, episode: Trajectory, step: Step) -> None:
         """Puts what the environment said, for which there is room, before the policy."""
         rules, seat = self.rules, self.rules.seats.index(step.seat)
         logs, begins, room = self._logs_of(episode, step)
@@ -382,7 +389,7 @@ class Driver:
         sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
         self._deliveries.append((logs[-1].sample, step.ids, sampling))
 
-    def _speaks(self, episode: Episode, log: Log, step: Step) -> None:
+    def _speaks(self, episode: Trajectory, log: Log, step: Step) -> None:
         """Notes which log goes on, and what it answers."""
         episode.speaker, log.next_state, log.next_observation = log, step.state, step.messages
 
@@ -405,7 +412,7 @@ class Driver:
                 self._of_sample[row] = episode
         self._deliveries, self._prompts = [], {}
 
-    def _end(self, episode: Episode, reason: FinishReason, step: Step | None = None) -> None:
+    def _end(self, episode: Trajectory, reason: FinishReason, step: Step | None = None) -> None:
         """Ends an episode: with its own outcome, or by a limit."""
         rules, said = self.rules, step is not None and step.returned
         episode.finish = reason
@@ -418,21 +425,21 @@ class Driver:
             self._drop(episode)
         self._over(episode)
 
-    def _fail(self, episode: Episode, why: str, kind: str) -> None:
+    def _fail(self, episode: Trajectory, why: str, kind: str) -> None:
         episode.finish, episode.failure, episode.kind = FinishReason.ABORT, why, kind or "other"
         self._over(episode)
 
-    def _over(self, episode: Episode) -> None:
+    def _over(self, episode: Trajectory) -> None:
         self._release(episode)
         episode.seconds = self.seconds - episode.begun_s
         self.left -= 1
         self._ended.append(episode)
 
-    def _drop(self, episode: Episode) -> None:
+    def _drop(self, episode: Trajectory) -> None:
         if episode.is_here:
             self.crew.drop(self.numbers[episode.number])
 
-    def _release(self, episode: Episode) -> None:
+    def _release(self, episode: Trajectory) -> None:
         for log in episode.logs:
             self._deliveries = [one for one in self._deliveries if one[0] is not log.sample]
             if log.sample.finish_reason is None:

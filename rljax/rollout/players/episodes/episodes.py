@@ -21,15 +21,15 @@ from rljax.errors import InputError
 from rljax.metric import Metric
 from rljax.rewards.pool.pool import Score
 from rljax.rollout.players.episodes.driver import AT_ONCE, Driver
-from rljax.rollout.players.episodes.log import Episode, Rules
+from rljax.rollout.players.episodes.log import EpisodeRules, Trajectory
 from rljax.rollout.players.episodes.outcomes import Outcomes, episode_sample, seat_scores
 from rljax.rollout.players.episodes.rows import episode_metrics, rows_of, summaries
-from rljax.rollout.players.episodes.tree import Tree, tree_rows
+from rljax.rollout.players.episodes.tree import TurnTree, tree_rows
 from rljax.rollout.scoring.report import RewardInput, RewardReport, ScoredRow
 from rljax.rollout.scoring.reward import Reward, parts_of
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
-from rljax.sampler.inputs import Keys
+from rljax.sampler.inputs import RequestKeys
 from rljax.tracking.timing import timed
 
 METRICS = {
@@ -72,7 +72,7 @@ class Episodes:
     def __init__(
         self,
         crew: EpisodeCrew,
-        rules: Rules,
+        rules: EpisodeRules,
         tokenizer,
         mesh,
         open_reward: Callable[[], Reward],
@@ -124,7 +124,7 @@ class Episodes:
         *,
         n: int,
         enough=None,
-        tree: Tree | None = None,
+        tree: TurnTree | None = None,
     ) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode.
 
@@ -154,7 +154,7 @@ class Episodes:
             sampler = self.sampler(self.engine(actor, len(prompts.records) * n))
             rules = self.rules_of(sampling)
             driver, early = Driver(sampler, self.crew, rules, branches=branches), Outcomes(self)
-            keys = Keys(key)
+            keys = RequestKeys(key)
             for p in range(len(prompts.records)):
                 for at, episode in enumerate(self.episodes(prompts.select([p]), p, p, keys, n)):
                     if tree is None or at % tree.leaves == 0:
@@ -226,12 +226,14 @@ class Episodes:
         most = self.rules.sampling.max_response_tokens - 1
         return [*ids[:most], *self.tokenizer.eos_ids[:1]]
 
-    def fields(self, episode: Episode) -> RewardInput:
+    def fields(self, episode: Trajectory) -> RewardInput:
         """Returns what a reward function may read of an episode."""
         rubrics = None if self.reward is None else self.reward.rubrics
         return episode_sample(episode, self.tokenizer, rubrics)
 
-    def episodes(self, prompts: Prompts, group: int, at: int, keys: Keys, n: int) -> list[Episode]:
+    def episodes(
+        self, prompts: Prompts, group: int, at: int, keys: RequestKeys, n: int
+    ) -> list[Trajectory]:
         """Returns the n / rows episodes of one prompt, still to be played.
 
         Siblings start from one seed, and each has one of its own: functions of the key of the step
@@ -256,7 +258,7 @@ class Episodes:
             first = (at * each + s) * rows
             of_rows = np.stack([keys.of(first + row) for row in range(rows)])
             own = {**start, "sample_seed": _seed(drawn, at, s)}
-            made.append(Episode(group * each + s, group, record, own, of_rows))
+            made.append(Trajectory(group * each + s, group, record, own, of_rows))
         return made
 
     def episodes_of_a_prompt(self, n: int) -> int:
@@ -272,7 +274,7 @@ class Episodes:
             )
         return n // self.rules.rows
 
-    def rules_of(self, sampling) -> Rules:
+    def rules_of(self, sampling) -> EpisodeRules:
         """Returns the rules of a rollout whose turns are sampled so, such as greedy ones."""
         own = self.rules.sampling
         stops = dict(stop_ids=own.stop_ids, stop_strings=own.stop_strings)
@@ -297,7 +299,7 @@ class Episodes:
             decode=text,
         )
 
-    def refuse_failures(self, episodes: list[Episode]) -> None:
+    def refuse_failures(self, episodes: list[Trajectory]) -> None:
         """Raises InputError, the same on all hosts, if too many episodes have failed."""
         broken = [one for one in episodes if one.failure and one.kind != "abstained"]
         most = self.max_failed * len(episodes)
@@ -316,10 +318,10 @@ class Episodes:
     def reported(
         self,
         driver: Driver,
-        episodes: list[Episode],
+        episodes: list[Trajectory],
         of_reward: dict[int, Score],
         groups: list[int],
-        tree: Tree | None = None,
+        tree: TurnTree | None = None,
         each: int = 0,
     ) -> tuple[Batch, RewardReport]:
         """Returns the batch and the report of the episodes, in their order.
@@ -356,8 +358,8 @@ class Episodes:
 
     def _rows_of_tree(
         self,
-        tree: Tree,
-        episodes: list[Episode],
+        tree: TurnTree,
+        episodes: list[Trajectory],
         totals: np.ndarray,
         parts: np.ndarray | None,
         each: int,

@@ -14,12 +14,12 @@ from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.players.clock import Clock
 from rljax.rollout.players.episodes.driver import IN_FLIGHT, Driver
 from rljax.rollout.players.episodes.episodes import Episodes
-from rljax.rollout.players.episodes.log import Episode
+from rljax.rollout.players.episodes.log import Trajectory
 from rljax.rollout.players.episodes.outcomes import is_unscored, pool_of, seat_scores
 from rljax.rollout.rollout import RolloutConfig
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Engine, Sampler
-from rljax.sampler.inputs import Keys
+from rljax.sampler.inputs import RequestKeys
 from rljax.sampler.sample import Sample
 from rljax.tracking.timing import timed
 
@@ -36,7 +36,7 @@ class EpisodesInFlight:
         self.each = player.episodes_of_a_prompt(self.n)
         self.driver: Driver | None = None
         self._engine: Engine | None = None
-        self._dropped: list[Episode] = []  # since the last step was taken
+        self._dropped: list[Trajectory] = []  # since the last step was taken
 
     @property
     def pool(self) -> RewardPool:
@@ -80,7 +80,7 @@ class EpisodesInFlight:
         for episode in self._new_episodes(group):
             self.driver.admit(episode)
 
-    def _new_episodes(self, group) -> list[Episode]:
+    def _new_episodes(self, group) -> list[Trajectory]:
         return self.player.episodes(group.prompts, group.ticket, group.at, group.keys, self.n)
 
     def dispatch(self, weights, version: int, keep_cache: bool, ended: Callable) -> bool:
@@ -93,7 +93,7 @@ class EpisodesInFlight:
 
     # -- what a flight asks of a group
 
-    def members(self, group) -> list[Episode]:
+    def members(self, group) -> list[Trajectory]:
         """Returns the episodes of a group."""
         first = self.first(group)
         return [self.driver.episodes[number] for number in range(first, first + self.each)]
@@ -102,11 +102,11 @@ class EpisodesInFlight:
         """Returns the number of a group's first episode."""
         return group.ticket * self.each
 
-    def has_ended(self, episode: Episode) -> bool:
+    def has_ended(self, episode: Trajectory) -> bool:
         """Returns whether an episode has ended."""
         return episode.finish is not None
 
-    def wants_score(self, episode: Episode) -> bool:
+    def wants_score(self, episode: Trajectory) -> bool:
         """Returns whether processes score it."""
         return is_unscored(episode)
 
@@ -139,7 +139,7 @@ class EpisodesInFlight:
         """Drops the episodes of a group."""
         self._dropped += self._taken(group)
 
-    def _taken(self, group) -> list[Episode]:
+    def _taken(self, group) -> list[Trajectory]:
         members = self.members(group)
         for episode in members:
             del self.driver.episodes[episode.number]
@@ -175,7 +175,7 @@ class EpisodesInFlight:
             rule = f"the prompts in flight have {len(saved['episodes'])} episodes, not {self.each}"
             raise InputError("batch.samples_per_prompt", value=self.n, rule=rule, fix="as it was")
         group.at = int(saved["at"])
-        group.keys = Keys(jax.random.wrap_key_data(np.asarray(saved["key"], np.uint32)))
+        group.keys = RequestKeys(jax.random.wrap_key_data(np.asarray(saved["key"], np.uint32)))
         group.stood = {name: saved[name] for name in ("at", "key", "episodes")}
         rules = self.player.rules_of(self.cfg.sampling)
         for episode, one in zip(self._new_episodes(group), saved["episodes"], strict=True):
@@ -193,7 +193,7 @@ class EpisodesInFlight:
         written = [sample.versions[sample.chosen] for sample in samples]
         return {int(version) for of_sample in written for version in np.unique(of_sample)}
 
-    def _brought_to(self, episode: Episode, stood: dict) -> list[Sample]:
+    def _brought_to(self, episode: Trajectory, stood: dict) -> list[Sample]:
         """Plays a new episode on from where one stood -> its samples that are in the sampler."""
         repeatable = spec(self.player.crew.component).repeatable
         if stood["finish"] is not None or repeatable:

@@ -1,4 +1,4 @@
-"""State of an episode: the logs of its seats, their turns, and how it stands."""
+"""The trajectory of an episode: the logs of its seats, their turns, and how it stands."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ from rljax.environments.messages import EpisodeLimits, Step
 from rljax.sampler import Sampling
 from rljax.sampler.sample import Sample
 
-# Of an episode's state, as they are.
+# Fields of a trajectory that its state holds as they are.
 _PLAIN = (
     "attempt",
     "outcome",
@@ -31,8 +31,8 @@ _PLAIN = (
 
 
 @dataclasses.dataclass
-class Turn:
-    """One reply: tokens [start, end) of its log, and what the environment said of it."""
+class Transition:
+    """One turn: the reply, tokens [start, end) of its log, and what the environment said of it."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class Turn:
         return vars(self) | {"state": self.state.hex(), "observation": list(self.observation)}
 
     @classmethod
-    def from_state(cls, state: dict) -> "Turn":
+    def from_state(cls, state: dict) -> "Transition":
         """Returns the turn of a state."""
         known = {"state": bytes.fromhex(state["state"]), "observation": tuple(state["observation"])}
         return cls(**(state | known))
@@ -61,7 +61,7 @@ class Log:
 
     seat: int
     sample: Sample  # its id: rows of an episode x its number, and the row in it
-    turns: list[Turn] = dataclasses.field(default_factory=list)
+    turns: list[Transition] = dataclasses.field(default_factory=list)
     next_state: bytes = b""
     next_observation: tuple[dict, ...] = ()
 
@@ -83,16 +83,16 @@ class Log:
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Log":
         """Returns the log of a state, whose turns are sampled so."""
-        turns = [Turn.from_state(turn) for turn in state["turns"]]
+        turns = [Transition.from_state(turn) for turn in state["turns"]]
         sample = Sample.from_state(state["sample"], sampling)
         next_state, said = bytes.fromhex(state["next_state"]), tuple(state["next_observation"])
         return cls(state["seat"], sample, turns, next_state, said)
 
 
 @dataclasses.dataclass(eq=False)
-class Episode:
-    """One episode as the driver knows it. `outcome` is {seat: score}, None where a reward function
-    is to score the last turn. Seconds are the driver's."""
+class Trajectory:
+    """One episode as the driver records it. `outcome` is {seat: score}, None where a reward
+    function is to score the last turn. Seconds are the driver's."""
 
     number: int
     prompt: int  # equal for siblings
@@ -160,9 +160,9 @@ class Episode:
         self.logs = [Log.from_state(log, sampling) for log in state["logs"]]
         self.speaker = None if state["speaker"] is None else self.logs[state["speaker"]]
 
-    def anew(self) -> "Episode":
+    def anew(self) -> "Trajectory":
         """Returns the same episode at its beginning; one with an origin is to be brought there."""
-        return Episode(
+        return Trajectory(
             self.number,
             self.prompt,
             self.record,
@@ -175,7 +175,7 @@ class Episode:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class EpisodeRules:
     """Rules of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a
     turn's, with the stops of tool calls."""
 
@@ -192,14 +192,14 @@ class Rules:
         return len(self.seats) * self.max_rows
 
 
-def replies_of(episode: Episode, limits: EpisodeLimits) -> list[tuple]:
+def replies_of(episode: Trajectory, limits: EpisodeLimits) -> list[tuple]:
     """Returns what the environment of an episode was handed so far, in order."""
     turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
     turns.sort(key=lambda one: one[0])
     return [reply_of(log, turn, limits) for _, log, turn in turns]
 
 
-def reply_of(log: Log, turn: Turn, limits: EpisodeLimits) -> tuple[list[int], str, int, int]:
+def reply_of(log: Log, turn: Transition, limits: EpisodeLimits) -> tuple[list[int], str, int, int]:
     """Returns the tokens of a turn, why it ended, and how many turns and tokens were left then."""
     first = len(log.sample.prompt)
     ids = log.sample.tokens[turn.start - first : turn.end - first].tolist()

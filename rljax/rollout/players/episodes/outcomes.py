@@ -6,12 +6,12 @@ from rljax import hosts
 from rljax.errors import InputError
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool, Score
-from rljax.rollout.players.episodes.log import Episode, Rules
+from rljax.rollout.players.episodes.log import EpisodeRules, Trajectory
 from rljax.rollout.scoring.report import RewardInput
 from rljax.rollout.scoring.reward import Reward, of_all_hosts, sample_of
 
 
-def is_unscored(episode: Episode) -> bool:
+def is_unscored(episode: Trajectory) -> bool:
     """Returns whether a reward function scores the last turn of an episode that has ended."""
     return not episode.failure and episode.outcome is None
 
@@ -30,7 +30,7 @@ def pool_of(reward: Reward) -> RewardPool:
     return reward.row_pool
 
 
-def episode_sample(episode: Episode, tokenizer, rubrics) -> RewardInput:
+def episode_sample(episode: Trajectory, tokenizer, rubrics) -> RewardInput:
     """Returns what a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
@@ -49,7 +49,9 @@ def episode_sample(episode: Episode, tokenizer, rubrics) -> RewardInput:
     return sample.adding(conversation=said, turns=len(turns), calls=episode.calls)
 
 
-def seat_scores(episode: Episode, rules: Rules, of_reward: dict[int, Score]) -> list[Score]:
+def seat_scores(
+    episode: Trajectory, rules: EpisodeRules, of_reward: dict[int, Score]
+) -> list[Score]:
     """Returns the total return of each seat: the rewards of its turns, and the outcome, that of the
     reward function in `of_reward` if the episode has none."""
     if episode.failure:
@@ -77,7 +79,7 @@ class Outcomes:
         self.player = player
         self._pending: dict[int, tuple] = {}  # by the number of the episode
 
-    def ended(self, episode: Episode) -> None:
+    def ended(self, episode: Trajectory) -> None:
         """Submits an episode that a reward function scores."""
         if is_unscored(episode) and episode.is_here:
             pool = pool_of(self.player.open_reward())
@@ -89,7 +91,7 @@ class Outcomes:
         for pending in self._pending.values():
             pending.cancel()
 
-    def scores(self, episodes: list[Episode]) -> dict[int, Score]:
+    def scores(self, episodes: list[Trajectory]) -> dict[int, Score]:
         """Returns the score of every episode that a reward function scores, by its number."""
         asked = [episode for episode in episodes if is_unscored(episode)]
         if not asked:

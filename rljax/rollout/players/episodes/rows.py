@@ -1,7 +1,7 @@
 """Episodes as the rows of a batch, and as metrics.
 
-Axes: B rows, `Rules.rows` to an episode (max_rows for each seat in turn), S tokens. A row that an
-episode did not need, and all rows of a failed one, have mask 0.
+Axes: B rows, `EpisodeRules.rows` to an episode (max_rows for each seat in turn), S tokens. A row
+that an episode did not need, and all rows of a failed one, have mask 0.
 """
 
 import functools
@@ -12,7 +12,7 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.metric import Metric
-from rljax.rollout.players.episodes.log import Episode, Log, Rules
+from rljax.rollout.players.episodes.log import EpisodeRules, Log, Trajectory
 from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
 
 METRICS = {
@@ -127,15 +127,15 @@ _TOKEN_FIELDS = {
 
 
 def rows_of(
-    episodes: Sequence[Episode],
-    rules: Rules,
+    episodes: Sequence[Trajectory],
+    rules: EpisodeRules,
     scores: np.ndarray,
     parts: np.ndarray | None,
     groups: Sequence[int],
     *,
     mask_bad_turns: bool,
 ) -> Batch:
-    """Returns a host batch of the episodes, in their order: B = episodes x `Rules.rows`.
+    """Returns a host batch of the episodes, in their order: B = episodes x `EpisodeRules.rows`.
 
     Args:
       episodes: those that have ended.
@@ -230,7 +230,11 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 
 
 def summaries(
-    episodes: Sequence[Episode], rules: Rules, groups: Sequence[int], totals: Sequence, tokenizer
+    episodes: Sequence[Trajectory],
+    rules: EpisodeRules,
+    groups: Sequence[int],
+    totals: Sequence,
+    tokenizer,
 ) -> tuple[EpisodeSummary, ...]:
     """Returns each seat of each episode, for the transcripts. groups: those of `rows_of`; totals:
     the return of each [E][seats]."""
@@ -251,7 +255,7 @@ def summaries(
 
 def _record(
     at: int,
-    episode: Episode,
+    episode: Trajectory,
     logs: list[Log],
     group: int,
     seat: str,
@@ -294,7 +298,10 @@ def _record(
 
 
 def episode_metrics(
-    episodes: Sequence[Episode], groups: Sequence[int], returns: Sequence[float], correct_at: float
+    episodes: Sequence[Trajectory],
+    groups: Sequence[int],
+    returns: Sequence[float],
+    correct_at: float,
 ) -> dict[str, float]:
     """Returns metrics of a step's episodes; `groups` are those of `rows_of`, `returns` those of
     each one's first seat."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from rljax.batch import Batch, FinishReason
 from rljax.errors import InputError
-from rljax.rollout.players.episodes.log import Episode, Log, Rules
+from rljax.rollout.players.episodes.log import EpisodeRules, Log, Trajectory
 from rljax.rollout.players.episodes.rows import rows_of
 
 
@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class TurnTree:
     """Every episode that goes on after turn `at[0]` goes on `branches` times from there, each of
     these again after turn `at[1]`, and so on. Turns of all seats are counted, from 1."""
 
@@ -128,16 +128,16 @@ def _mean_over(x: np.ndarray, children: int) -> np.ndarray:
 
 
 def tree_rows(
-    tree: Tree,
-    leaves: Sequence[dict[int, Episode]],
+    tree: TurnTree,
+    leaves: Sequence[dict[int, Trajectory]],
     each: int,
-    rules: Rules,
+    rules: EpisodeRules,
     totals: Sequence[np.ndarray],
     parts: Sequence[np.ndarray] | None,
     *,
     mask_bad_turns: bool,
 ) -> Batch:
-    """Returns a host batch of the nodes of the trees: `Rules.rows` rows to a node.
+    """Returns a host batch of the nodes of the trees: `EpisodeRules.rows` rows to a node.
 
     Args:
       tree: where episodes branch.
@@ -182,11 +182,13 @@ def tree_rows(
     return batch.replace(weights=np.broadcast_to(share, batch.mask.shape).copy())
 
 
-def _view(tree: Tree, node: Node, leaves: dict[int, Episode], number: int, failed: bool) -> Episode:
+def _view(
+    tree: TurnTree, node: Node, leaves: dict[int, Trajectory], number: int, failed: bool
+) -> Trajectory:
     """The turns of a node as an episode. Without logs where there is no such node: its parent has
     ended before it could branch."""
     some = next(iter(leaves.values()))
-    view = Episode(number, some.prompt, some.record, some.start, some.keys)
+    view = Trajectory(number, some.prompt, some.record, some.start, some.keys)
     view.finish = FinishReason.ABORT
     if not _is_there(tree, node, leaves):
         return view
@@ -204,7 +206,7 @@ def _view(tree: Tree, node: Node, leaves: dict[int, Episode], number: int, faile
     return view
 
 
-def _is_there(tree: Tree, node: Node, leaves: dict[int, Episode]) -> bool:
+def _is_there(tree: TurnTree, node: Node, leaves: dict[int, Trajectory]) -> bool:
     """Returns whether the parent of a node has branched, or it is a root."""
     if not node.level:
         return True
@@ -212,7 +214,7 @@ def _is_there(tree: Tree, node: Node, leaves: dict[int, Episode]) -> bool:
     return parent + node.leaves in leaves
 
 
-def _paid(episode: Episode | None, node: Node, seats: int) -> np.ndarray:
+def _paid(episode: Trajectory | None, node: Node, seats: int) -> np.ndarray:
     """The rewards of an episode's turns before a node, for each seat."""
     paid = np.zeros(seats)
     for log in [] if episode is None else episode.logs:

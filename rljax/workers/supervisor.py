@@ -1,8 +1,8 @@
 """Worker processes that can be killed, and the thread that owns them.
 
-A crew starts, replaces, times, kills and reaps its processes, reads their messages and keeps what
-they print. A subclass decides what they are given, and who is to blame for the end of a worker:
-rljax.rewards.pool.supervisor, rljax.environments.supervisor.
+A supervisor starts, replaces, times, kills and reaps its processes, reads their messages and keeps
+what they print. A subclass decides what they are given, and who is to blame for the end of a
+worker: rljax.rewards.pool.supervisor, rljax.environments.supervisor.
 """
 
 import abc
@@ -18,6 +18,8 @@ import sys
 import threading
 import time
 
+from rljax.components import Component
+from rljax.workers.function import worker_failed
 from rljax.workers.prints import Prints
 from rljax.workers.process import WorkerProcess
 from rljax.workers.wire import BrokenFrame, take_frame
@@ -28,14 +30,20 @@ FRAME_TIMEOUT_S = 60.0  # from the first byte of a message to its last
 START_ATTEMPTS = 3
 
 
-class Crew(abc.ABC):
-    """`size` workers and the thread that owns them, until `stop`. Only the thread calls what is
-    below `run`; others leave `orders` in a queue that a signal handler may use as well."""
+class Supervisor(abc.ABC):
+    """`size` workers that run `component` and the thread that owns them, from `start` until `stop`.
+    Only the thread calls what is below `_run`; others leave `orders` in a queue that a signal
+    handler may use as well."""
 
+    name: str  # of the thread, and of the workers in errors
+    cannot_load: str  # the error of a worker that cannot load the component; {} is its text
+    closed: str  # the error of those who wait when the supervisor stops
     sends: tuple[type, ...] = ()  # the classes in messages of its workers
 
-    def __init__(self, size: int, prints: Prints | None, name: str):
-        self.size, self.prints, self.name = size, prints, name
+    def __init__(self, component: Component, size: int, memory_bytes: int, prints: Prints | None):
+        self.component, self.size = component, size
+        self.memory_bytes, self.prints = memory_bytes, prints
+        self.notes: dict[str, str] = {}  # that contract(prepare=...) has returned
         # Replacements start later: they must see the folder and the path of today.
         self.folder, self.path = os.getcwd(), [str(entry) for entry in sys.path]
         self.owner = os.getpid()
@@ -43,11 +51,13 @@ class Crew(abc.ABC):
         self.workers: list = []
         self.failed_starts = 0
         self.stopped = False
+        self._is_started = False
+        self._started: queue.SimpleQueue = queue.SimpleQueue()  # None, or why it could not start
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
         self._dying: list[subprocess.Popen] = []
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     # -- what a subclass says
 
@@ -56,8 +66,8 @@ class Crew(abc.ABC):
         """Returns a worker that has just been started."""
 
     @abc.abstractmethod
-    def listen(self) -> None:
-        """Acts on the orders of other threads."""
+    def take_order(self, verb: str, *content) -> None:
+        """Acts on an order of another thread."""
 
     @abc.abstractmethod
     def wanted(self) -> bool:
@@ -78,12 +88,11 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def are_results(self, worker, kind: str, content: object) -> bool:
-        """Returns whether a worker may send this message in its state, beside "ready"
-        and "failed"."""
+        """Returns whether a worker may send this message in its state."""
 
     @abc.abstractmethod
     def heard(self, worker, kind: str, content: object) -> None:
-        """Acts on one message of a worker."""
+        """Acts on a message of a worker that is ready."""
 
     @abc.abstractmethod
     def expire(self, worker) -> None:
@@ -95,13 +104,19 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def fail(self, error: Exception) -> None:
-        """Called when the crew itself is at fault: tells everyone who waits."""
+        """Called when the supervisor itself is at fault: tells everyone who waits."""
 
     @abc.abstractmethod
     def ended(self) -> None:
         """Called when all processes have ended: tells everyone who waits."""
 
     # -- what other threads may call
+
+    def start(self) -> None:
+        """Returns when every worker is ready. Raises what keeps them from it."""
+        self.thread.start()
+        if (error := self._started.get()) is not None:
+            raise error
 
     def order(self, *order) -> None:
         """Leaves an order for the thread."""
@@ -116,7 +131,7 @@ class Crew(abc.ABC):
     def stop(self) -> None:
         """Kills the workers and waits for their end. It may be called again, and in a
         signal handler."""
-        if os.getpid() != self.owner:  # a fork has a copy of the crew, not the right to end it
+        if os.getpid() != self.owner:  # a fork has a copy, not the right to end it
             return
         self.stopped = True
         self.ring()
@@ -131,18 +146,36 @@ class Crew(abc.ABC):
                 try:
                     self.listen()
                     self._fill()
+                    if all(worker.state == "ready" for worker in self.workers):
+                        self._end_start()
                     self.hand_out()
                     self._wait_and_act()
                 except Exception as error:
                     self.failed_starts = max(1, self.failed_starts)  # see _fill
+                    self._end_start(error)
                     self.fail(error)
         finally:
             self._end()
 
+    def listen(self) -> None:
+        """Take up the orders of other threads."""
+        while True:
+            try:
+                order = self.orders.get_nowait()
+            except queue.Empty:
+                return
+            self.take_order(*order)
+
+    def _end_start(self, error: Exception | None = None) -> None:
+        """Tell who waits in `start`, once, that all workers are ready, or why they are not."""
+        if not self._is_started:
+            self._is_started = True
+            self._started.put(error)
+
     def _fill(self) -> None:
-        """Bring the crew back to its full number, without waiting for their start."""
+        """Bring the workers back to their full number, without waiting for their start."""
         self._dying[:] = [process for process in self._dying if process.poll() is None]
-        if self.failed_starts and not self.wanted():
+        if self.failed_starts and self._is_started and not self.wanted():
             return
         while len(self.workers) < self.size:
             self.workers.append(self.new_worker())
@@ -157,7 +190,7 @@ class Crew(abc.ABC):
                 if worker.printed >= 0:
                     selector.register(worker.printed, selectors.EVENT_READ, worker)
             deadline = min(map(self._deadline, self.workers), default=math.inf)
-            # A task that begins after this look at the clocks says nothing: look again before it
+            # A call that begins after this look at the clocks says nothing: look again before it
             # can be over time. (The hour: poll() takes no timeout above 2**31 ms.)
             wait = min(deadline - time.monotonic(), self.look_again_s(), 3600.0)
             ready = {key.data for key, _ in selector.select(max(0.0, wait))}
@@ -198,7 +231,7 @@ class Crew(abc.ABC):
                     break
                 if not self._is_message(worker, message):
                     raise BrokenFrame(f"{message!r:.100}")
-                self.heard(worker, *message)
+                self._act_on(worker, *message)
         except BrokenFrame as error:
             self.reap(worker, f"it sent what is no message: {error}")
         if not worker.received:
@@ -207,6 +240,16 @@ class Crew(abc.ABC):
             worker.unfinished_since = time.monotonic()
         if not still_open and worker.state != "dead":
             self.reap(worker)
+
+    def _act_on(self, worker, kind: str, content: object) -> None:
+        if kind == "ready":
+            worker.state, self.failed_starts = "ready", 0
+            self.notes |= content
+        elif kind == "failed":
+            self.discard(worker)
+            raise worker_failed(self.cannot_load.format(repr(self.component.text)), content)
+        else:
+            self.heard(worker, kind, content)
 
     def _is_message(self, worker, message: object) -> bool:
         if not (type(message) is tuple and len(message) == 2 and type(message[0]) is str):
@@ -228,7 +271,7 @@ class Crew(abc.ABC):
         self._dying.append(worker.process)
 
     def count_failed_start(self, what: str, how: str) -> None:
-        """Counts a worker that has ended before its first task. Raises RuntimeError for the third
+        """Counts a worker that has ended before its first call. Raises RuntimeError for the third
         in a row."""
         self.failed_starts += 1
         if self.failed_starts >= START_ATTEMPTS:
@@ -247,6 +290,7 @@ class Crew(abc.ABC):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         self._dying.clear()
+        self._end_start(RuntimeError(self.closed))
         self.ended()
         self._bell.close()
         self._rope.close()
