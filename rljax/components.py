@@ -203,19 +203,24 @@ def names_file(text: str) -> bool:
 def names_of(text: str) -> tuple[list[str], set[str]]:
     """Returns the functions that a component text names, and the names of its options, those in its
     options' texts included; none for a text that is no component."""
+    found = [parse_component(one) for one in component_texts(text)]
+    return [name for name, _ in found], {key for _, options in found for key, _ in options}
+
+
+def component_texts(text: str) -> list[str]:
+    """Returns a component text and those in its options; none for a text that is no component."""
     try:
-        name, options = parse_component(text.strip())
+        _, options = parse_component(text.strip())
     except InputError:
-        return [], set()
-    names, keys, left = [name], {key for key, _ in options}, [value for _, value in options]
+        return []
+    texts, left = [text.strip()], [value for _, value in options]
     while left:
         value = left.pop()
         if isinstance(value, str):
-            more, inner = names_of(value)
-            names, keys = names + more, keys | inner
+            texts += component_texts(value)
         elif isinstance(value, tuple):
             left += value
-    return names, keys
+    return texts
 
 
 def is_own_code(name: str) -> bool:

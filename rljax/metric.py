@@ -15,7 +15,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 SLACK = 1e-6  # a correlation of 1 may be rounded to a little more
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -84,9 +84,12 @@ def declared_metrics() -> dict[str, Metric]:
     return {name: metric for table in tables for name, metric in table.items()}
 
 
-def find_metric(name: str, declared: Mapping[str, Metric]) -> Metric | None:
+def find_metric(
+    name: str, declared: Mapping[str, Metric], roles: Container[str] = ()
+) -> Metric | None:
     """Returns the declaration of a logged name, None where there is none. A metric of held-out rows
-    has "eval/" in front of its name, one of another role than the actor that role's name."""
+    has "eval/" in front of its name, one of another role than the actor that role's name, which is
+    one of `roles`."""
     if name in declared:
         return declared[name]
     fitting = [key for key in declared if "*" in key and _stands_for(key, name)]
@@ -97,7 +100,11 @@ def find_metric(name: str, declared: Mapping[str, Metric]) -> Metric | None:
         metric = declared[pattern]
         return dataclasses.replace(metric, meaning=metric.meaning.replace("{}", text))
     prefix, _, rest = name.partition("/")
-    metric = find_metric(rest, declared) if prefix == "eval" else declared.get(rest)
+    metric = None
+    if prefix == "eval":
+        metric = find_metric(rest, declared, roles)
+    elif prefix in roles:
+        metric = declared.get(rest)
     if metric is None:
         return None
     where = "of held-out rows" if prefix == "eval" else f"of {prefix}"

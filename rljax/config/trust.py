@@ -28,7 +28,7 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from rljax.components import is_own_code, names_of, parse_component, resolve
+from rljax.components import component_texts, is_own_code, names_of, parse_component, resolve
 from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
 from rljax.config.names import field_names
@@ -280,12 +280,19 @@ def _note(config: Config, source: str | os.PathLike, folder: str | os.PathLike) 
     return Path(cache, "rljax", "vouched", digest)
 
 
-def own_names(config: Config) -> set[str]:
-    """Returns the user's own functions that the texts of a config name."""
+def own_components(config: Config) -> set[str]:
+    """Returns the component texts of a config, options included, that name the user's own
+    functions."""
     values = (value_of(config, field) for field in _DEFAULTS)
     texts = [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
     texts += [match[1] for text in texts if (match := _ROLES.fullmatch(text))]
-    return {name for text in texts for name in names_of(text)[0] if is_own_code(name)}
+    found = {one for text in texts for one in component_texts(text)}
+    return {text for text in found if is_own_code(parse_component(text)[0])}
+
+
+def own_names(config: Config) -> set[str]:
+    """Returns the user's own functions that the texts of a config name."""
+    return {parse_component(text)[0] for text in own_components(config)}
 
 
 def _file_of(name: str) -> str:

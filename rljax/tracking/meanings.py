@@ -7,7 +7,7 @@ and says the same on another machine.
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from rljax.errors import InputError
@@ -21,10 +21,16 @@ FILE = "meanings.json"
 
 class Meanings:
     """A tracker that writes the declarations of metrics when they are first logged; `own` are those
-    of the user's functions."""
+    of the user's functions, and `roles` returns the names that the run's roles put in front."""
 
-    def __init__(self, run_dir: str | os.PathLike, own: Mapping[str, Metric]):
-        self.path, self.own, self.seen = Path(run_dir) / FILE, own, set()
+    def __init__(
+        self,
+        run_dir: str | os.PathLike,
+        own: Mapping[str, Metric],
+        roles: Callable[[], Container[str]] = tuple,
+    ):
+        self.path, self.own, self.roles = Path(run_dir) / FILE, own, roles
+        self.seen: set[str] = set()
         try:
             self.known = read_meanings(read_json_object(self.path))  # of a run that goes on
         except InputError:
@@ -35,7 +41,8 @@ class Meanings:
         if not (new := metrics.keys() - self.seen):
             return
         declared = {**declared_metrics(), **self.own}
-        found = {name: find_metric(name, declared) for name in sorted(new)}
+        roles = self.roles()
+        found = {name: find_metric(name, declared, roles) for name in sorted(new)}
         self.known |= {name: metric for name, metric in found.items() if metric is not None}
         rows = {name: encoded(_fields(metric)) for name, metric in self.known.items()}
         write_whole(self.path, json.dumps(rows, indent=1) + "\n")

@@ -3,9 +3,9 @@ those of the precision that sampler and trainer compute with."""
 
 import sys
 
-from rljax.components import names_file, resolve
+from rljax.components import names_file, parse_component, resolve
 from rljax.config import Config
-from rljax.config.trust import own_names
+from rljax.config.trust import own_components
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.metric import Metric
@@ -15,11 +15,12 @@ def own_metrics(config: Config) -> dict[str, Metric]:
     """Returns the metrics in the contracts of the user's functions that a config names. Functions
     that a run calls are imported by now; no others are imported."""
     metrics: dict[str, Metric] = {}
-    for name in sorted(own_names(config)):
+    for text in sorted(own_components(config)):
+        name = parse_component(text)[0]
         if not names_file(name) and name.rpartition(".")[0] not in sys.modules:
             continue  # it only looks like a function's name: data.jsonl
         try:
-            metrics |= spec(resolve(name, "")).metrics
+            metrics |= spec(resolve(text, "")).metrics
         except InputError:
             continue
     return metrics

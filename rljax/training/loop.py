@@ -501,7 +501,7 @@ def _train(
             print("\ndata: ".join([f"plan: {run.memory.line()}", *notes]), flush=True)
         opened = Silent()
         if writes:
-            meanings = Meanings(folder, run.own_metrics)
+            meanings = Meanings(folder, run.own_metrics, run.metric_prefixes)
             opened = open_tracking(config.trackers, folder, to_dict(config), console, meanings)
         with opened as tracking, hosts.telling():
             try:

@@ -458,6 +458,11 @@ class Run:
         self.progress.drawn_before = self.progress.drawn
         self.progress.held_out_before = self.progress.held_out
 
+    def metric_prefixes(self) -> set[str]:
+        """Returns the names that stand before the metrics of the roles, without a slash."""
+        own = {getattr(role, "prefix", "").removesuffix("/") for role in self.roles.values()}
+        return {*self.roles, *own}
+
     def export_adapter(self) -> None:
         """Writes the adapters alone, as a PEFT folder."""
         role = self.roles[self.phase.trains]

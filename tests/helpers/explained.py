@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import rljax
 from rljax.metric import Metric, declared_metrics, find_metric
+from rljax.setup.role_table import ROLES
 
+# Of roles; the last ones are names of `config.roles`.
+PREFIXES = {*ROLES, "multiplier", "implicit", "student"}
 NO_METRICS = {"step", "phase"}  # beside the metrics in a row of metrics.jsonl
 
 
@@ -22,7 +25,7 @@ def declared() -> dict[str, Metric]:
 
 def meaning(name: str) -> Metric | None:
     """The declaration of a logged name; None where no module has one."""
-    return find_metric(name, declared())
+    return find_metric(name, declared(), PREFIXES)
 
 
 def unexplained(*rows: Mapping | Iterable[str]) -> set[str]:

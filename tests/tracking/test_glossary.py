@@ -25,6 +25,7 @@ from rljax.report.run_folder import read_run
 from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.setup.dry_run import dry_run
 from rljax.tracking.meanings import Meanings
+from rljax.training.health import own_metrics
 
 # The rooms that make metrics, and names with a slash there that are none.
 ROOMS = (
@@ -191,6 +192,8 @@ def test_every_metric_of_a_run_has_a_meaning(correction, tmp_path):
         "loss/mine",
         "a/b/c",
         "time/mine",
+        "bogus/entropy",
+        "my_rollout/grad_norm",
     ],
 )
 def test_a_metric_of_the_users_own_has_no_meaning(name):
@@ -288,6 +291,23 @@ def test_the_metrics_of_a_users_contract_reach_the_report_and_warn(tmp_path):
     goes_on = Meanings(run, {"my_share": Metric("a", "b", "c")})
     goes_on.log(4, {"my_share": 1.0})
     assert read_run(run).meanings.keys() == {"loss", "my_share"}
+
+
+def test_metrics_of_a_contract_are_those_for_the_options_of_the_config(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from rljax.contracts import contract\n"
+        "from rljax.metric import Metric\n"
+        "@contract(metrics=lambda o: {f\"m_{o['width']}\": Metric('a')})\n"
+        "def my_loss(policy, batch, *, width): ...\n"
+        "@contract(metrics={'inner': Metric('b')})\n"
+        "def my_part(policy, batch): ...\n"
+    )
+    file = f"{tmp_path}/own.py"
+    loss = f"{file}:my_loss(width=7)"
+    config = tiny_config(
+        tmp_path, algorithm__policy_loss=loss, dataflow=f"cgpo(x='{file}:my_part')"
+    )
+    assert own_metrics(config).keys() == {"m_7", "inner"}
 
 
 def test_a_contract_declares_metrics_and_nothing_else():
