@@ -123,12 +123,17 @@ def load_config_file(path: str, later: Container[str] = ()) -> Config:
             raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
         return read_config(file)
     module, unknown = config_module(path), False
-    if argument and not inspect.signature(module.get_config).parameters:
+    parameters = inspect.signature(module.get_config).parameters.values()
+    defaults = [p.default for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    if argument and not parameters:
         raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
+    needed = inspect.Parameter.empty in defaults
+    if needed and not argument:
+        fix = f"--config={name}:VARIANT"
+        raise InputError(f"{name}: get_config() has a parameter without a default", fix=fix)
     try:
         config = module.get_config(argument) if argument else module.get_config()
-        plain = inspect.signature(module.get_config).parameters.values()
-        if argument and all(p.default is not p.empty for p in plain):
+        if argument and not needed and argument not in map(str, defaults):
             unknown = config == module.get_config()  # the name of a variant that it does not know
     except (Exception, SystemExit) as error:
         raise _failed(f"get_config({argument!r}) failed", file, error) from error

@@ -308,6 +308,22 @@ def test_nothing_imports_the_library_before_a_config_needs_it():
     assert out.stdout.strip() == "[]"
 
 
+def test_variants_may_have_a_default_or_none(tmp_path):
+    """As ml_collections hands them on: get_config("a"), and an error where one is missing."""
+    body = "    return ConfigDict({'steps': {'a': 1, 'b': 2}.get(size, 1)})"
+    for name, head in (("some", "size='a'"), ("always", "size")):
+        text = f"from ml_collections import ConfigDict\ndef get_config({head}):\n{body}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    some, always = (str(tmp_path / f"{name}.py") for name in ("some", "always"))
+    assert load_config_file(f"{some}:a") == load_config_file(some)
+    assert load_config_file(f"{always}:a").steps == 1
+    assert [load_config_file(f"{file}:b").steps for file in (some, always)] == [2, 2]
+    with pytest.raises(InputError, match="has no variant 'c'"):
+        load_config_file(f"{some}:c")
+    with pytest.raises(InputError, match="without a default.*Fix: --config=.*always.py:VARIANT"):
+        load_config_file(always)
+
+
 def test_data_of_strangers_makes_no_config_dict(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("a: !!python/object:ml_collections.config_dict.config_dict.ConfigDict {}\n")
