@@ -1,7 +1,7 @@
 """Writes the pages of docs/ that say what the code says: `python docs/generate.py`.
 
 reference/ (config, features, metrics, commands, components, api), guides/errors.md, and in methods/
-the paper index with a page for each family of presets. tests/test_docs_generated.py holds the
+the paper index with a page for each family of presets. tests/test_site.py holds the
 committed pages against what this writes; `--check` prints those that are not current.
 """
 

@@ -54,7 +54,6 @@ class Sample:
     error: str = ""  # why it was aborted
     submitted_s: float = 0.0
     first_token_s: float = 0.0
-    finished_s: float = 0.0
     turn_start: int = 0  # tokens of the response before those that stop strings are looked for in
     begun: int = 0  # tokens of the response before those that `sampling` is about
     drawn: int = 0  # tokens since the prompt, or since new limits came
@@ -217,7 +216,7 @@ class Sample:
         if len(more) or self.finish_reason is not None:
             self.turn_start = self._count
         self.finish_reason = self.partial = None
-        self.error, self.finished_s = "", 0.0
+        self.error = ""
 
     def limit(self, sampling: Sampling) -> None:
         """Sets the limits of what comes next."""

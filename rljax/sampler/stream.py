@@ -222,7 +222,6 @@ class Sampler:
         """Ends a sample where it stands. Raises InputError if it is not in the sampler."""
         self._remove(sample)
         sample.finish_reason, sample.error = FinishReason.ABORT, error
-        sample.finished_s = time.monotonic()
         return sample
 
     def pause(self, sample: Sample) -> Partial:
@@ -440,7 +439,7 @@ class Sampler:
             if sample.finish_reason is not None:
                 if live[at]:
                     freed.append(at)
-                self._finish(sample, at, 0 if broken else reached, now)
+                self._finish(sample, at, 0 if broken else reached)
             events.append(Event(sample, count))
         if freed:
             self._scheduler.state = self.engine.release(
@@ -448,9 +447,8 @@ class Sampler:
             )
         return events
 
-    def _finish(self, sample: Sample, at: int, reached: int, now: float) -> None:
+    def _finish(self, sample: Sample, at: int, reached: int) -> None:
         """Frees the slot of a finished sample, which has read `reached` tokens, or holds it."""
-        sample.finished_s = now
         sample.cached = sample.size - 1
         beyond = reached > sample.cached and not self.engine.can_go_back(reached)
         if beyond or reached < sample.cached:

@@ -125,7 +125,7 @@ class _Zygote:
         reply = {}
         with contextlib.suppress(OSError, ValueError):
             reply = json.loads(self.control.recv(1 << 16) or b"{}")
-        self.landlock, self._scratch = bool(reply.get("landlock")), reply.get("scratch")
+        self._scratch = reply.get("scratch")
         if not reply.get("ready"):
             self.kill()
             text = reply.get("failed") or self.process.stderr.read(500).decode(errors="replace")
