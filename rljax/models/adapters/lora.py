@@ -201,12 +201,15 @@ def merge(model, params: dict) -> dict:
             weight = weight_of(path)
             scales = (*path[:-1], "scales")
             axis = model.shapes()[scales][1].index(None)
-            out[weight] = dequantise(x, flat[scales], lora.base, axis, jnp.float32)
+            out[weight] = _decode(x, flat[scales], lora.base, axis, jnp.float32)
     for path, a in flat.items():
         if path[-1] == "lora_a":
             weight, b = weight_of(path), flat[(*path[:-1], "lora_b")]
             out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank, stacked_axes(path))
     return nested(out)
+
+
+_decode = jax.jit(dequantise, static_argnums=(2, 3, 4))
 
 
 @functools.partial(jax.jit, static_argnums=4)
