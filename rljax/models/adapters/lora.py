@@ -170,13 +170,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
     for path, x in base.items():  # a trained head is float32, whatever the base is
         if path in dtypes and x.dtype != dtypes[path]:
             base[path] = x.astype(dtypes[path])
-    fresh = [path for path in shapes if path[-1] in LEAVES]
-
-    def draw(key):
-        made = flattened(model.create(key))
-        return {path: made[path] for path in fresh}
-
-    out = jax.jit(draw, out_shardings={path: layout[path] for path in fresh})(key)
+    out = _fresh(model)(key)
     for path, (_, axes) in shapes.items():
         if path[-1] == "scales":
             weight = base.pop(weight_of(path))
@@ -187,6 +181,18 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
             )
             out[codes], out[path] = encode(weight)
     return nested(out | base)
+
+
+@functools.cache
+def _fresh(model):
+    """The program that draws the adapters, compiled once."""
+    layout = {path: x for path, x in flattened(model.shardings()).items() if path[-1] in LEAVES}
+
+    def draw(key):
+        made = flattened(model.create(key))
+        return {path: made[path] for path in layout}
+
+    return jax.jit(draw, out_shardings=layout)
 
 
 def merge(model, params: dict) -> dict:
