@@ -151,7 +151,7 @@ def test_formulas_of_another_folder_are_compared(tmp_path, kinds):
     """A wrong number fails, but for a degenerate input, where agreement is optional."""
     reward_cases(tmp_path / "trl" / "reward_model.npz", *kinds)
     said = run_golden(
-        tmp_path, "-rA", "tests/test_golden.py::test_golden[trl/reward_model-float64]"
+        tmp_path, "-rA", "tests/test_golden.py::test_golden[trl/reward_model-float64-covering]"
     )
     fails = "wrong" in kinds
     assert ("PASSED" not in said) == ("FAILED" in said) == fails, said[-2000:]

@@ -4,11 +4,13 @@ float32.
 tests/golden holds a selection of every file that has a check (tests/helpers/golden_checks), and a
 file that is missing there fails. The folder $RLJAX_GOLDEN (default ../shared/golden/public), where
 it is at hand, adds its further cases and files; one with neither a check nor a line in NOT_HERE
-fails.
+fails. Where $RLJAX_GOLDEN is set, every lane compares all float64 cases.
 """
 
+import collections
 import dataclasses
 import importlib
+import os
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +77,8 @@ def checks() -> dict:
 
 
 CHECKS = checks()
-# The normal lane holds every case to float64; in float32, where a compile costs as much again, it
-# holds every fourth case of one file of each room and the slow lane all cases of all.
+# In float32, where a compile costs as much again, the normal lane holds every fourth case of one
+# file of each room to its numbers, and the slow lane all cases of all.
 ALSO_FLOAT32 = (
     "trl/dpo",
     "trl/grpo_loss",
@@ -88,22 +90,16 @@ ALSO_FLOAT32 = (
 )
 
 
-# Files of many cases that differ in few options each, of which every one is a program to compile:
-# the normal lane holds a half of the cases to float64, the slow lane all.
+# Every case is a program to compile. In float64 the slow lane holds all of them to their numbers,
+# and the normal lane so many of each file that every value of an option and every kind of input is
+# met twice (covering); of the policy losses, which share options and inputs, once; and of files in
+# which nearly every case has an option's value to itself, a half.
 HALVED = (
     "trl/dpo",
     "trl/dpo_seq_v024",
-    "trl/gkd_generalized_jsd",
-    "trl/gmpo_loss",
-    "trl/grpo_advantages",
     "trl/grpo_loss",
-    "trl/grpo_vllm_is_correction",
-    "trl/ppo_loss",
-    "verl/apply_kl_penalty",
     "verl/policy_loss_bypass_mode",
-    "verl/policy_loss_vanilla",
     "verl/rollout_correction",
-    "verl/value_loss",
 )
 
 # Older releases of what verl/rollout_correction holds.
@@ -111,21 +107,60 @@ OLDER = ("verl/rollout_is_pr3694", "verl/rollout_corr_v070")
 
 
 def lanes_of(stem: str):
-    """(dtype, one of how many cases, marks) of a file."""
+    """(dtype, which cases, marks) of a file."""
     slow = [pytest.mark.slow]
-    if stem in HALVED:
-        yield "float64", 2, []
-    yield "float64", 1, slow if stem in OLDER + HALVED else []
-    yield "float32", 1, slow
+    yield "float64", "half" if stem in HALVED else "covering", slow if stem in OLDER else []
+    yield "float64", "all", slow
+    yield "float32", "all", slow
     if stem in ALSO_FLOAT32:
-        yield "float32", 4, []
+        yield "float32", "quarter", []
 
 
 PARAMETERS = [
-    pytest.param(s, d, every, id=f"{s}-{d}" + f"-every{every}" * (every > 1), marks=marks)
+    pytest.param(s, d, part, id=f"{s}-{d}-{part}", marks=marks)
     for s in sorted(CHECKS)
-    for d, every, marks in lanes_of(s)
+    for d, part, marks in lanes_of(s)
 ]
+
+
+def traits(case) -> set:
+    """The value of every option, the words of the label, and the kind of the input."""
+
+    def hashable(x):
+        return x.shape if isinstance(x, np.ndarray) else repr(x)
+
+    names = (case.inputs, case.grads, case.metrics)
+    return {
+        *((option, hashable(value)) for option, value in case.params.items()),
+        *case.label.split(),
+        ("shapes", tuple(sorted((name, np.shape(x)) for name, x in case.inputs.items()))),
+        ("edge", case.edge),
+        tuple(tuple(sorted(part)) for part in names),
+    }
+
+
+def covering(cases: list, times: int) -> list:
+    """A few of the cases that have every trait so many times, where so many cases have it."""
+    of_each, chosen = [traits(case) for case in cases], set()
+    count = collections.Counter(trait for one in of_each for trait in one)
+    wanted = {trait: min(times, n) for trait, n in count.items()}
+    while any(wanted.values()):
+        left = (i for i in range(len(cases)) if i not in chosen)
+        best = max(left, key=lambda i: sum(wanted[trait] > 0 for trait in of_each[i]))
+        chosen.add(best)
+        for trait in of_each[best]:
+            wanted[trait] = max(0, wanted[trait] - 1)
+    return [case for i, case in enumerate(cases) if i in chosen]
+
+
+def part_of(cases: list, part: str, stem: str) -> list:
+    if "RLJAX_GOLDEN" in os.environ and part in ("half", "covering"):
+        return cases
+    if part == "half":  # not every second one: both of two options that alternate are in it
+        return [case for i, case in enumerate(cases) if i.bit_count() % 2 == 0]
+    if part == "covering":
+        return covering(cases, 1 if stem.startswith("verl/policy_loss_") else 2)
+    return cases[::4] if part == "quarter" else cases
 
 
 def excused(stem: str) -> bool:
@@ -227,13 +262,9 @@ def computed(check, cases, dtype) -> list[dict | None]:
     return all_got
 
 
-@pytest.mark.parametrize("stem,dtype,every", PARAMETERS)
-def test_golden(stem, dtype, every):
-    cases = cases_of(stem)
-    if every == 2:  # not every second one: both of two options that alternate are in the half
-        cases = [case for i, case in enumerate(cases) if i.bit_count() % 2 == 0]
-    else:
-        cases = cases[::every]
+@pytest.mark.parametrize("stem,dtype,part", PARAMETERS)
+def test_golden(stem, dtype, part):
+    cases = part_of(cases_of(stem), part, stem)
     with jax.enable_x64(True):
         together = computed(CHECKS[stem], cases, jnp.dtype(dtype))
     checked = [(case, got) for case, got in zip(cases, together, strict=True) if got is not None]

@@ -69,6 +69,13 @@ def _definition(config: ModelConfig, head: str):
     return graph, weights
 
 
+@functools.cache
+def _initialiser(model: "Model"):
+    """The program that draws every weight, compiled once."""
+    options = runs_once(model.mesh)
+    return jax.jit(model.create, out_shardings=model.shardings(), compiler_options=options)
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A decoder without its weights: hashable, so roles carry it as a static field."""
@@ -120,8 +127,7 @@ class Model:
 
     def init(self, key: jax.Array) -> dict:
         """Returns random parameters, in the shapes of `shapes`, created in place on the mesh."""
-        options = runs_once(self.mesh)
-        return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
+        return _initialiser(self)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:
         """Returns the parameters that an optimizer moves, and those frozen under adapters."""

@@ -138,12 +138,17 @@ def computed_shapes(shapes: dict, config: ModelConfig, tensor: int) -> dict:
     that weights have."""
     if padded(config, tensor) is config:
         return shapes
-    out = {}
-    for path, (shape, axes) in shapes.items():
-        widen = functools.partial(_widened, path, shapes, config, tensor)
+    return dict(_computed_shapes(tuple(shapes.items()), config, tensor))
+
+
+@functools.lru_cache(maxsize=256)  # a plan's search asks for the same ones hundreds of times
+def _computed_shapes(shapes: tuple, config: ModelConfig, tensor: int) -> tuple:
+    out = []
+    for path, (shape, axes) in shapes:
+        widen = functools.partial(_widened, path, dict(shapes), config, tensor)
         leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
-        out[path] = (jax.eval_shape(widen, leaf).shape, axes)
-    return out
+        out.append((path, (jax.eval_shape(widen, leaf).shape, axes)))
+    return tuple(out)
 
 
 def copied_elements(shapes: dict, config: ModelConfig, mesh: Mesh) -> int:

@@ -46,8 +46,22 @@ EVERYTHING = dict(
 )
 
 
+SHAPE = (8, 12)  # of every batch: what runs op by op compiles each operation once per shape
+
+
+def wide(x) -> np.ndarray:
+    """x, with zeros below it and to its right."""
+    x = np.asarray(x, np.float64)
+    return np.pad(x, [(0, n - m) for n, m in zip(SHAPE, x.shape, strict=True)])
+
+
 def make(old, sampler, mask, dtype=jnp.float64) -> Batch:
-    return response_batch(mask, dtype, old_logprobs=old, sampler_logprobs=sampler)
+    """A batch of SHAPE: the given rows, and padding."""
+    return response_batch(wide(mask), dtype, old_logprobs=wide(old), sampler_logprobs=wide(sampler))
+
+
+def same_weights(got: Batch, want, **tolerance):
+    np.testing.assert_allclose(got.weights, wide(want), **tolerance)
 
 
 def s1(name) -> Batch:
@@ -55,8 +69,9 @@ def s1(name) -> Batch:
     return make(x["old_log_prob"], x["rollout_log_prob"], x["response_mask"])
 
 
-def random_batch(seed=0, rows=8, columns=12, scale=0.5, dtype=jnp.float32) -> Batch:
+def random_batch(seed=0, scale=0.5, dtype=jnp.float32) -> Batch:
     rng = np.random.default_rng(seed)
+    rows, columns = SHAPE
     mask = (rng.random((rows, columns)) < 0.8).astype(np.float32)
     mask[1] = 0.0  # a row without policy tokens
     mask[2] = np.eye(columns)[3]  # and one with a single one
@@ -86,7 +101,7 @@ def test_worked_examples(name):
             lower=p["threshold_lower"],
             veto=p["veto"],
         )
-    np.testing.assert_allclose(batch.weights, example["outputs"]["weights"], rtol=1e-5, atol=1e-6)
+    same_weights(batch, example["outputs"]["weights"], rtol=1e-5, atol=1e-6)
     for key, value in example["outputs"]["metrics"].items():
         assert float(metrics[f"mismatch/{key}"]) == pytest.approx(value, rel=1e-5, abs=1e-6), key
     assert ("mismatch/rollout_is_masked_fraction" in metrics) == (p["mode"] == "mask")
@@ -106,7 +121,7 @@ def test_olmorl_weights_are_truncated_token_weights_without_a_veto():
     example = worked_example("olmorl.loss")
     with jax.enable_x64(True):
         got, _ = rollout_correction(s1("olmorl.loss"), upper=2.0, veto=None)
-    np.testing.assert_allclose(got.weights, example["outputs"]["weights"], rtol=1e-5, atol=1e-9)
+    same_weights(got, example["outputs"]["weights"], rtol=1e-5, atol=1e-9)
 
 
 def test_areal_behaviour_weights():
@@ -115,7 +130,7 @@ def test_areal_behaviour_weights():
     with jax.enable_x64(True):
         batch = make(x["prox_log_prob"], x["old_log_prob"], x["response_mask"])
         got, _ = rollout_correction(batch, upper=example["params"]["behav_cap"], veto=None)
-    np.testing.assert_allclose(got.weights, example["outputs"]["behav_weight"], rtol=1e-5)
+    same_weights(got, example["outputs"]["behav_weight"], rtol=1e-5)
 
 
 def test_a_rounded_head_shows_in_the_metrics():
@@ -129,7 +144,7 @@ def test_a_rounded_head_shows_in_the_metrics():
     np.testing.assert_allclose(coarse[0], want["logp_bf16_logits"], rtol=1e-5)
     mask = np.ones((1, 4))
     got, off = rollout_correction(make(exact, coarse, mask, jnp.float32), upper=2.0)
-    np.testing.assert_allclose(got.weights[0], want["ratio"], rtol=1e-5)
+    same_weights(got, [want["ratio"]], rtol=1e-5)
     on = mismatch_metrics(make(exact, exact, mask, jnp.float32))
     assert float(on["mismatch/mismatch_kl"]) == 0.0 == float(on["mismatch/mismatch_k3_kl"])
     assert float(off["mismatch/mismatch_k3_kl"]) > 1e-5
@@ -159,7 +174,7 @@ def test_the_effective_sample_size_does_not_depend_on_the_scale_of_the_weights()
     sampler = -rng.exponential(1, (6, 4))
     near = rng.normal(0, 0.1, (6, 4))
     for shift in (-1.0, -4.5):  # of every token: e^-4 and e^-18 of a sequence
-        batch = response_batch(mask, old_logprobs=sampler + near + shift, sampler_logprobs=sampler)
+        batch = make(sampler + near + shift, sampler, mask, jnp.float32)
         _, metrics = rollout_correction(batch, level="sequence", lower=0.0, upper=2.0, veto=None)
         w = np.exp(near.sum(1))
         found = float(metrics["mismatch/rollout_is_eff_sample_size"])
@@ -186,7 +201,7 @@ def test_infinite_and_extreme_log_probs(level):
     big, one = float(np.exp(np.float32(20.0))), 1.0
     token = [[big, one], [0, 0], [one, one], [0, 0], [big, one]]
     whole = [[big, big], [0, 0], [one, one], [0, 0], [big, big]]
-    np.testing.assert_allclose(got.weights, token if level == "token" else whole, rtol=1e-4)
+    same_weights(got, token if level == "token" else whole, rtol=1e-4)
     assert all(np.isfinite(float(v)) for v in metrics.values())
     unvetoed, _ = rollout_correction(batch, level=level, upper=1e9, veto=None)
     np.testing.assert_allclose(unvetoed.weights[1, 0], np.exp(-20.0), rtol=1e-4)
@@ -197,15 +212,15 @@ def test_one_token_has_the_same_weight_on_every_level():
     weights = [rollout_correction(batch, level=level)[0].weights for level in LEVELS]
     for other in weights:
         np.testing.assert_array_equal(other, weights[0])
-    np.testing.assert_allclose(weights[0], [[np.exp(0.3), 0.0]], rtol=1e-5)
+    np.testing.assert_allclose(weights[0], wide([[np.exp(0.3), 0.0]]), rtol=1e-5)
 
 
 def test_an_empty_row_counts_in_no_per_sequence_metric():
     batch = random_batch()
-    live = np.asarray(batch.mask).any(axis=1)
-    some = jax.tree.map(lambda x: x[live], batch)
+    batch = batch.replace(mask=batch.mask.at[1, 2:7].set(1))
+    assert np.asarray(batch.mask).any(axis=1).all()
     for level in LEVELS:
-        got, want = (rollout_correction(b, level=level, **EVERYTHING)[1] for b in (batch, some))
+        got, want = (correct(b, level)[1] for b in (around(batch), batch))
         close(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -335,7 +350,7 @@ def test_health_warnings_name_metric_value_range_and_remedy():
         [text] = [t for t in texts if t.startswith(name)]
         assert f"{value:.4g}" in text and " to " in text and len(text.split(": ", 1)[1]) > 20
     # A perturbed sampler is noticed; the same log-probs rounded to bfloat16 are not.
-    batch = random_batch(rows=16, columns=64)
+    batch = random_batch()
     rounded = batch.old_logprobs.astype(jnp.bfloat16).astype(jnp.float32)
     fine = rollout_correction(batch.replace(sampler_logprobs=rounded))[1]
     assert health_warnings({k: float(v) for k, v in fine.items()}) == []
@@ -363,7 +378,7 @@ def test_health_warnings_name_metric_value_range_and_remedy():
 )
 def test_bad_options_are_refused(options, match):
     with pytest.raises(InputError, match=match):
-        rollout_correction(random_batch(rows=4), **options)
+        rollout_correction(random_batch(), **options)
 
 
 def test_a_config_names_it_as_text():
@@ -381,14 +396,14 @@ def test_a_config_names_it_as_text():
 @pytest.mark.parametrize("function", [rollout_correction, mismatch_metrics])
 @pytest.mark.parametrize("field", ["old_logprobs", "sampler_logprobs"])
 def test_a_missing_field_is_named(function, field):
-    batch = random_batch(rows=4).replace(**{field: None})
+    batch = random_batch().replace(**{field: None})
     with pytest.raises(InputError, match=f"{function.__name__} needs batch field {field}"):
         function(batch)
 
 
 def test_missing_fields_of_the_variance_proxies_are_named():
     with pytest.raises(InputError, match="variance_proxy_metrics needs batch field advantages"):
-        variance_proxy_metrics(random_batch(rows=4))
+        variance_proxy_metrics(random_batch())
 
 
 # -- what holds for every component ---------------------------------------------------------------
@@ -403,6 +418,11 @@ def op_by_op(batch: Batch, level: str):
 
 
 correct = jax.jit(op_by_op, static_argnums=1)  # one program per level and shape, for all tests
+
+
+def around(batch: Batch) -> Batch:
+    """The batch between two empty rows, and with five columns of padding."""
+    return jax.tree.map(lambda x: np.pad(x, ((1, 1), (0, 5))), batch)
 
 
 def agree(got, want, rtol=1e-5):
@@ -420,10 +440,10 @@ def test_garbage_and_padding_change_nothing(level):
         sampler_logprobs=jnp.where(batch.mask > 0, batch.sampler_logprobs, -jnp.inf),
     )
     agree(correct(dirty, level), want, rtol=0)
-    padded = jax.tree.map(lambda x: np.pad(x, ((0, 0), (0, 5))), dirty)
-    weights, metrics = correct(padded, level)
-    assert not np.asarray(weights[:, -5:]).any()
-    agree((weights[:, :-5], metrics), want)
+    weights, metrics = correct(around(dirty), level)
+    weights = np.asarray(weights)
+    assert not weights[:, -5:].any() and not weights[[0, -1]].any()
+    agree((weights[1:-1, :-5], metrics), want)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -437,14 +457,16 @@ def test_rows_may_come_in_any_order(level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_packed_rows_equal_unpacked_ones(level):
-    batch = random_batch(rows=6, columns=8)
+    batch = random_batch()
+    batch = batch.replace(mask=batch.mask.at[:, 6:].set(0))
     weights, metrics = correct(batch, level)
 
     def pack(x):
-        return x.reshape(3, 16)  # two rows after one another
+        return wide(x[:, :6].reshape(4, 12))  # two rows after one another
 
-    packed = jax.tree.map(pack, batch)
-    segments = np.tile(np.repeat([1, 2], 8), (3, 1)).astype(np.int32)
+    fields = (pack(x) for x in (batch.old_logprobs, batch.sampler_logprobs, batch.mask))
+    packed = make(*fields, jnp.float32)
+    segments = np.tile(np.repeat([1, 2], 6), (8, 1)).astype(np.int32)
     packed = packed.replace(segment_ids=jnp.asarray(segments))
     got = correct(packed, level)
     agree(got, (pack(weights), metrics))
@@ -467,12 +489,7 @@ def test_float32_equals_float64(level):
     got = correct(small, level)
     assert got[0].dtype == jnp.float32
     with jax.enable_x64(True):
-        fields = {
-            k: np.asarray(getattr(small, k), np.float64)
-            for k in ("old_logprobs", "sampler_logprobs")
-        }
-        wide = make(fields["old_logprobs"], fields["sampler_logprobs"], np.asarray(small.mask))
-        want = correct(wide, level)
+        want = op_by_op(make(small.old_logprobs, small.sampler_logprobs, small.mask), level)
         assert want[0].dtype == jnp.float64
         agree(got, want, rtol=1e-4)
 
@@ -487,7 +504,8 @@ def test_nothing_has_a_gradient():
         value, _ = weighted_loss(loss, {}, got, token_mean(got))
         return value + sum(metrics.values())
 
-    for gradient in jax.grad(total, argnums=(0, 1))(batch.old_logprobs, batch.sampler_logprobs):
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1)))
+    for gradient in gradients(batch.old_logprobs, batch.sampler_logprobs):
         assert not np.asarray(gradient).any()
 
 

@@ -50,7 +50,16 @@ def cotangents(n):
 
 def float64_answer(hidden, head, targets, temperature, soft_cap, vocab_first, weights):
     """(log-prob, entropy, logsumexp), gradients of their weighted sum; by JAX's own softmax."""
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (hidden, head)]
+        targets, weights = np.asarray(targets), np.asarray(weights)
+        return jax.device_get(
+            _float64(*wide, targets, np.float64(temperature), weights, soft_cap, vocab_first)
+        )
 
+
+@functools.partial(jax.jit, static_argnums=(5, 6))  # one program for each shape, for all tests
+def _float64(hidden, head, targets, temperature, weights, soft_cap, vocab_first):
     def total(hidden, head):
         z = hidden @ (head.T if vocab_first else head)
         z = (soft_cap * jnp.tanh(z / soft_cap) if soft_cap else z) / temperature
@@ -59,28 +68,30 @@ def float64_answer(hidden, head, targets, temperature, soft_cap, vocab_first, we
         found = logp[jnp.arange(len(z)), targets], entropy, jax.nn.logsumexp(z, axis=-1)
         return sum(jnp.sum(w * x) for w, x in zip(weights, found, strict=True)), found
 
-    with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (hidden, head)]
-        (_, found), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(*wide)
-        return jax.tree.map(np.asarray, (found, gradients))
+    (_, found), gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(hidden, head)
+    return found, gradients
 
 
 def answer(impl, hidden, head, targets, temperature, options, weights):
-    """The same from an implementation's own two functions."""
-
-    @jax.jit
-    def run(hidden, head, targets, scale, weights):
-        found = IMPLS[impl]["forward"](hidden, head, targets, scale, options)
-        logp, entropy = found.target - found.log_sum, found.log_sum - found.expected
-        a, g_entropy, g_lse = weights
-        b, c = g_lse - a - entropy * g_entropy, -g_entropy
-        row = targets, scale, found.top, found.log_sum, a, b, c
-        gradients = IMPLS[impl]["backward"](hidden, head, *row, options)
-        return (logp, entropy, found.top + found.log_sum), gradients, found
-
+    """The same from an implementation's own two functions. Called with `small_tiles` alone, which
+    its programs keep."""
     dtype = jnp.promote_types(hidden.dtype, jnp.float32)
-    scale = jnp.asarray(1 / temperature, dtype)
-    return run(hidden, head, targets, scale, jnp.asarray(weights, dtype))
+    scale = np.asarray(1 / temperature, dtype)
+    return _answer(impl, hidden, head, targets, scale, options, np.asarray(weights, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _answer(impl, hidden, head, targets, scale, options, weights):
+    found = IMPLS[impl]["forward"](hidden, head, targets, scale, options)
+    logp, entropy = found.target - found.log_sum, found.log_sum - found.expected
+    a, g_entropy, g_lse = weights
+    b, c = g_lse - a - entropy * g_entropy, -g_entropy
+    row = targets, scale, found.top, found.log_sum, a, b, c
+    gradients = IMPLS[impl]["backward"](hidden, head, *row, options)
+    return (logp, entropy, found.top + found.log_sum), gradients, found
+
+
+plain_logits = jax.jit(logits, static_argnums=(2, 3))
 
 
 def close(got, want, tolerance):
@@ -101,7 +112,7 @@ def test_values_and_gradients_are_those_of_float64(impl, shape, small_tiles):
     options = LogprobOptions(soft_cap, vocab_first, greedy=True, precision=HIGHEST)
     *got, found = answer(impl, hidden, head, targets, 0.7, options, weights)
     close(got, want, 3e-6)
-    z = np.asarray(logits(hidden, head, 1.0, options))
+    z = np.asarray(plain_logits(hidden, head, 1.0, options))
     np.testing.assert_array_equal(found.best, z.argmax(-1))
 
 
@@ -134,7 +145,7 @@ def test_extreme_logits_and_words_of_probability_zero(impl, small_tiles):
     hidden[:, 0], head[0, :130] = 10.0, -3e38  # 10 x -3e38 is -inf in float32
     targets = jnp.asarray(np.maximum(targets, 130))
     hidden, head, weights = jnp.asarray(hidden), jnp.asarray(head), cotangents(7)
-    assert np.isneginf(np.asarray(logits(hidden, head, 1.0, LogprobOptions()))[:, :130]).all()
+    assert np.isneginf(np.asarray(plain_logits(hidden, head, 1.0, LogprobOptions()))[:, :130]).all()
     want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
     got = answer(impl, hidden, head, targets, 1.0, LogprobOptions(precision=HIGHEST), weights)[:2]
     # A logit of 1e4 is known to 1e-3 in float32.

@@ -60,16 +60,18 @@ def groups(seed, prompts=4, samples=3, prompt=9, response=7, dtype=np.float64, s
     mask[1] = False
 
     def draw(scale):
-        return jnp.asarray(rng.normal(size=(b, s)) * scale, dtype)
+        return rng.normal(size=(b, s)) * scale
 
     group = np.arange(b) // samples
     group[1] = b
-    return Batch(
-        tokens=jnp.asarray(np.where(real, tokens, 0), jnp.int32),
-        segment_ids=jnp.asarray(real, jnp.int32),
-        positions=jnp.asarray(np.where(real, column, 0), jnp.int32),
-        mask=jnp.asarray(mask, dtype),
-        group=jnp.asarray(group, jnp.int32),
+    whole = dict(
+        tokens=np.where(real, tokens, 0),
+        segment_ids=real,
+        positions=np.where(real, column, 0),
+        group=group,
+    )
+    numbers = dict(
+        mask=mask,
         advantages=draw(1),
         old_logprobs=draw(0.3) - 2.4,
         sampler_logprobs=draw(0.3) - 2.4,
@@ -77,11 +79,14 @@ def groups(seed, prompts=4, samples=3, prompt=9, response=7, dtype=np.float64, s
         weights=1 + draw(0.1),
         values=draw(1),
         returns=draw(1),
-        sum_pi_squared=jnp.abs(draw(0.2)) + 0.1,
+        sum_pi_squared=np.abs(draw(0.2)) + 0.1,
         rewards=draw(1),
         process_rewards=draw(1),
-        scores=jnp.asarray(rng.integers(0, 2, b), dtype),
-    ).check()
+        scores=rng.integers(0, 2, b),
+    )
+    whole = {name: jnp.asarray(x.astype(np.int32)) for name, x in whole.items()}
+    numbers = {name: jnp.asarray(x.astype(dtype)) for name, x in numbers.items()}
+    return Batch(**whole, **numbers).check()
 
 
 def packings(batch: Batch, prompt: int, shared: bool):
@@ -155,7 +160,7 @@ def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
 def test_every_token_is_packed_once_and_a_prompt_once_for_its_rows(shared):
     for seed in range(6):
         batch = groups(seed, prompts=4, samples=4, dtype=np.float32)
-        live = np.array(jnp.any(batch.mask > 0, axis=1))
+        live = np.any(np.asarray(batch.mask) > 0, axis=1)
         for packing in packings(batch, 9, shared):
             found = check_packed(batch, live, packing, 1)
             lengths = np.sum(np.array(batch.segment_ids), axis=1)[live]
@@ -166,7 +171,7 @@ def test_every_token_is_packed_once_and_a_prompt_once_for_its_rows(shared):
             check_packed(batch, pairs, packing, 2)
     if shared:  # one row has room for all: what is computed are prompts once, and the responses
         batch = groups(1, dtype=np.float32)
-        live = np.array(jnp.any(batch.mask > 0, axis=1))
+        live = np.any(np.asarray(batch.mask) > 0, axis=1)
         found = check_packed(batch, live, Packing(16, 20, 1, 20, True, mesh()), 1)
         chosen = [tuple(row[:n]) for row, n in zip(*_prompts(batch), strict=True)]
         rest = np.sum(np.array(batch.segment_ids), axis=1) - _prompts(batch)[1]
@@ -183,14 +188,12 @@ def _prompts(batch):
 
 def both(batch: Batch, aim: Objective, packing: Packing, params):
     """Loss, gradient and metrics of the plain rows, and of the packed ones."""
-    run = jax.jit(
-        lambda p, b: (
-            learn.loss_and_gradient(p, b, aim, b.rows)[:3],
-            learn.loss_and_gradient(p, b, aim, b.rows, packing)[:3],
-        ),
-        compiler_options=QUICK,
-    )
-    return run(params, batch)
+    return _learned(params, batch, aim, None), _learned(params, batch, aim, packing)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3), compiler_options=QUICK)
+def _learned(params, batch, aim, packing):
+    return learn.loss_and_gradient(params, batch, aim, batch.rows, packing)[:3]
 
 
 def assert_exact(plain, packed):
@@ -325,7 +328,7 @@ def test_rows_that_no_block_holds_are_refused_and_an_example_gets_its_blocks():
         pack(batch, Packing(7, 9, 1, 9, True, mesh()))
     narrow = Packing(9, 2, 1, 1, True, mesh())
     with jax.enable_x64(True):
-        batch = groups(0)
+        batch = groups(0, samples=4)
         aim, params = CASES["preference dpo_sigmoid"], Reader().params(VOCAB)
         assert_exact(*both(batch, aim, narrow, params))
 
@@ -341,14 +344,17 @@ def test_an_empty_batch_computes_nothing():
         assert float(loss) == 0 and not any(np.any(x) for x in jax.tree.leaves(gradient))
 
 
+_count = jax.jit(lambda b, p: pack(b, p).count, static_argnums=1)
+
+
 def test_one_program_serves_all_lengths_and_computes_what_they_need():
-    run = jax.jit(lambda b, p: pack(b, p).count, static_argnums=1)
     packing = packing_for(256, 160, 256, mesh(), prompt_tokens=32, samples=8)
-    counts = []
+    counts, programs = [], set()
     for spread in (0.02, 0.5, 100.0):
         batch = groups(0, 32, 8, 32, 128, np.float32, spread=spread)
-        counts.append(int(run(batch, packing)))
-    assert run._cache_size() == 1
+        counts.append(int(_count(batch, packing)))
+        programs.add(_count._cache_size())
+    assert len(programs) == 1
     tokens = packing.rows * packing.blocks * packing.block_tokens
     assert counts[0] <= 2 and counts[0] < counts[1] < counts[2]
     assert counts[2] * tokens < 0.9 * 256 * 160  # full responses, their prompts once
@@ -374,13 +380,11 @@ def test_a_step_of_full_length_takes_the_microbatches_that_are_promised(
     packing = packing_for(rows, columns, rows, mesh(), **how)
     column = np.broadcast_to(np.arange(columns), (rows, columns))
     words = np.repeat(np.arange(prompts), samples)[:, None] + 1
-    mask = jnp.asarray(column >= prompt, jnp.float32)
-    real = jnp.ones((rows, columns), jnp.int32)
-    batch = Batch(
-        jnp.asarray(np.where(column < prompt, words, 7), jnp.int32), real, jnp.asarray(column), mask
-    )
+    words = np.where(column < prompt, words, 7).astype(np.int32)
+    real, mask = np.ones((rows, columns), np.int32), (column >= prompt).astype(np.float32)
+    batch = Batch(words, real, column.astype(np.int32), mask)
     promised = -(-rows // packing.full_rows)
-    assert packing.shared and int(pack(batch, packing).count) == promised
+    assert packing.shared and int(_count(batch, packing)) == promised
 
 
 @pytest.mark.parametrize(

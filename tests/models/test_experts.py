@@ -1,6 +1,7 @@
 """Experts against Hugging Face's own blocks and a loop over tokens; the mesh changes nothing."""
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -51,15 +52,31 @@ def sizes(config: ExpertsConfig, weight_dtype="float32"):
     )
 
 
+@functools.cache  # one function per config: programs of equal shapes are then one
+def definition(config: ExpertsConfig, weight_dtype: str):
+    """(apply(params, x, mesh, keep), the shapes of params)."""
+    model = sizes(config, weight_dtype)
+    graph, state = nnx.split(nnx.eval_shape(lambda: Experts(nnx.Rngs(0), model)))
+
+    def apply(params, x, mesh, keep=None):
+        return nnx.merge(graph, params)(x, mesh, keep)
+
+    return apply, nnx.to_pure_dict(state)
+
+
 def build(config: ExpertsConfig, *, seed=0, weight_dtype="float32"):
     """(apply(params, x, mesh, keep), params) with every weight random, biases too."""
-    model = sizes(config, weight_dtype)
-    graph, state = nnx.split(Experts(nnx.Rngs(0), model))
+    apply, shapes = definition(config, weight_dtype)
     rng = np.random.default_rng(seed)
-    params = jax.tree.map(
-        lambda a: jnp.asarray(0.4 * rng.standard_normal(a.shape), a.dtype), nnx.to_pure_dict(state)
+    return apply, jax.tree.map(
+        lambda a: jnp.asarray(0.4 * rng.standard_normal(a.shape), a.dtype), shapes
     )
-    return lambda params, x, mesh, keep=None: nnx.merge(graph, params)(x, mesh, keep), params
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def forward(apply, params, x, mesh, keep=None):
+    """Output and statistics."""
+    return apply(params, x, mesh, keep)
 
 
 def tokens(rows=4, columns=6, seed=1):
@@ -67,16 +84,22 @@ def tokens(rows=4, columns=6, seed=1):
     return jnp.asarray(rng.standard_normal((rows, columns, EMBED)), jnp.float32)
 
 
-def value_and_gradients(apply, params, x, mesh, keep=None):
-    """Output, statistics, and the gradient of a scalar that depends on every element of both."""
-    direction = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+def value_and_gradients(apply, params, x, mesh, keep=None, *, balanced=True):
+    """Output, statistics, and the gradient of a scalar that depends on every element of both; if
+    not `balanced`, of the output alone."""
+    return differentiated(apply, params, x, mesh, keep, np.float32(balanced))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def differentiated(apply, params, x, mesh, keep, share):
+    direction = np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape)
 
     def total(params, x):
         y, stats = apply(params, x, mesh, keep)
         balance = load_metrics(stats)["load_balance_loss"]
-        return jnp.sum(y.astype(jnp.float32) * direction) + balance, (y, stats)
+        return jnp.sum(y.astype(jnp.float32) * direction) + share * balance, (y, stats)
 
-    (_, (y, stats)), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
+    (_, (y, stats)), gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(params, x)
     return y, stats, gradients
 
 
@@ -182,7 +205,7 @@ def test_output_and_gradients_equal_hugging_face(family):
     theirs = from_hf({k: v.detach() for k, v in block.state_dict().items()})
     assert jax.tree.map(jnp.shape, theirs) == jax.tree.map(jnp.shape, ours)
     x = tokens()
-    y, _, _ = value_and_gradients(apply, theirs, x, one_device())
+    y, _, (by_params, by_x) = value_and_gradients(apply, theirs, x, one_device(), balanced=False)
 
     torch_x = torch.tensor(np.asarray(x), requires_grad=True)
     out = block(torch_x)
@@ -190,11 +213,6 @@ def test_output_and_gradients_equal_hugging_face(family):
     direction = np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape)
     (out * torch.tensor(direction)).sum().backward()
     close(y, out.detach().numpy())
-
-    def total(params, x):
-        return jnp.sum(apply(params, x, one_device())[0] * direction)
-
-    by_params, by_x = jax.jit(jax.grad(total, (0, 1)))(theirs, x)
     close(by_x, torch_x.grad.numpy())
     wanted = {name: weight.grad for name, weight in block.named_parameters()}
     wanted |= {name: torch.zeros_like(buffer) for name, buffer in block.named_buffers()}
@@ -207,11 +225,11 @@ def test_the_balance_loss_is_hugging_faces_over_k():
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     apply, params = build(PLAIN)
-    x, keep = tokens(), jnp.arange(6)[None, :] < jnp.array([6, 4, 1, 3])[:, None]
-    _, stats = jax.jit(lambda p, x: apply(p, x, one_device(), keep))(params, x)
-    logits = torch.tensor(np.asarray(x.reshape(-1, EMBED) @ params["router"]))
+    x, keep = tokens(), np.arange(6)[None, :] < np.array([6, 4, 1, 3])[:, None]
+    _, stats = forward(apply, params, x, one_device(), keep)
+    logits = torch.tensor(np.asarray(x).reshape(-1, EMBED) @ np.asarray(params["router"]))
     want = load_balancing_loss_func((logits,), 8, 2, torch.tensor(np.asarray(keep)))
-    np.testing.assert_allclose(load_metrics(stats)["load_balance_loss"], want / 2, rtol=1e-5)
+    np.testing.assert_allclose(measured(stats)["load_balance_loss"], want / 2, rtol=1e-5)
 
 
 # -- a loop over tokens, in numpy
@@ -232,6 +250,7 @@ def route_one(logits, correction, c: ExpertsConfig):
 
 
 def experts_loop(params, x, c: ExpertsConfig):
+    x = np.asarray(x, np.float64)
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
     def sigmoid(z):
@@ -245,7 +264,7 @@ def experts_loop(params, x, c: ExpertsConfig):
 
     out = np.zeros((*x.shape[:2], EMBED))
     for b, s in np.ndindex(*x.shape[:2]):
-        v = np.asarray(x[b, s], np.float64)
+        v = x[b, s]
         chosen = route_one(v @ p["router"] + p.get("router_bias", 0), p.get("correction"), c)
         for e, share in chosen.items():
 
@@ -264,8 +283,11 @@ def experts_loop(params, x, c: ExpertsConfig):
 def test_output_equals_a_loop_over_tokens(config):
     apply, params = build(config)
     x = tokens()
-    y, _ = jax.jit(lambda p, x: apply(p, x, one_device()))(params, x)
+    y, _, _ = value_and_gradients(apply, params, x, one_device())
     close(y, experts_loop(params, x, config))
+
+
+routed = jax.jit(route, static_argnums=2)
 
 
 @pytest.mark.parametrize("config", [*FAMILIES.values(), EVERYTHING])
@@ -273,7 +295,7 @@ def test_routing_equals_the_rule_token_by_token(config):
     rng = np.random.default_rng(3)
     logits = rng.standard_normal((40, 8)).astype(np.float32)
     correction = rng.standard_normal(8).astype(np.float32) if config.correction_bias else None
-    ids, weights = route(jnp.asarray(logits), correction, config)
+    ids, weights = map(np.asarray, routed(logits, correction, config))
     for n in range(40):
         want = route_one(logits[n].astype(np.float64), correction, config)
         assert [int(i) for i in ids[n]] == list(want)  # best first
@@ -283,25 +305,25 @@ def test_routing_equals_the_rule_token_by_token(config):
 def test_the_correction_moves_the_choice_and_gets_no_gradient():
     config = dataclasses.replace(PLAIN, per_token=1, scores="sigmoid", normalise=False)
     logits = jnp.array([[3.0, 1.0, 0, 0, 0, 0, 0, 0]])
-    ids, weights = route(logits, jnp.zeros(8).at[1].set(5.0), config)
+    ids, weights = routed(logits, np.float32([0, 5, 0, 0, 0, 0, 0, 0]), config)
     assert ids.tolist() == [[1]]
     np.testing.assert_allclose(weights, 1 / (1 + np.exp(-1.0)), rtol=1e-6)
 
     def total(c):
         return jnp.sum(route(logits, c, config)[1])
 
-    assert not np.any(jax.grad(total)(jnp.zeros(8)))
+    assert not np.any(jax.jit(jax.grad(total))(jnp.zeros(8)))
 
 
 def test_equal_scores_go_to_the_lower_id_and_tiny_ones_stay_finite():
-    ids, weights = route(jnp.zeros((1, 8)), None, PLAIN)
+    ids, weights = routed(jnp.zeros((1, 8)), None, PLAIN)
     assert ids.tolist() == [[0, 1]] and weights.tolist() == [[0.5, 0.5]]
     sigmoid = dataclasses.replace(PLAIN, scores="sigmoid")
 
     def first(z):
         return route(z, None, sigmoid)[1][0, 0]
 
-    value, gradient = jax.value_and_grad(first)(jnp.full((1, 8), -200.0))
+    value, gradient = jax.jit(jax.value_and_grad(first))(jnp.full((1, 8), -200.0))
     close((value, gradient), (0.5, np.array([[0.25, -0.25, 0, 0, 0, 0, 0, 0]])))
 
 
@@ -310,7 +332,7 @@ def test_no_token_is_dropped_when_all_choose_the_same_experts():
     x = tokens(4, 32)
     params["router"] = jnp.zeros_like(params["router"])  # ties: experts 0 and 1, one half each
     for mesh in (one_device(), make_mesh(1, 1, 2, expert=4)):
-        y, stats = jax.jit(lambda p, x, mesh=mesh: apply(p, x, mesh))(params, x)
+        y, stats = forward(apply, params, x, mesh)
         assert stats["tokens"].tolist() == [128, 128, 0, 0, 0, 0, 0, 0]
         close(y, experts_loop(params, x, PLAIN))
 
@@ -349,7 +371,7 @@ def test_the_mesh_changes_no_value_and_no_gradient(sizes):
     config = dataclasses.replace(EVERYTHING, shared_mlp=16)
     apply, params = build(config)
     x = tokens(8, 4)
-    keep = jnp.arange(4)[None, :] < jnp.array([4, 1, 2, 3, 4, 4, 0, 2])[:, None]
+    keep = np.arange(4)[None, :] < np.array([4, 1, 2, 3, 4, 4, 0, 2])[:, None]
     want = value_and_gradients(apply, params, x, one_device(), keep)
     mesh = make_mesh(**MESHES[sizes])
     got = value_and_gradients(apply, placed(params, mesh, config), x, mesh, keep)
@@ -378,6 +400,7 @@ def test_the_kernels_of_a_tpu_have_the_same_gradients_on_a_mesh(monkeypatch):
     monkeypatch.setattr(grouped, "_on_device", without_axes)
     monkeypatch.setattr(experts, "grouped_matmul", interpreted)
     mesh = make_mesh(fsdp=2, expert=2, tensor=2)
+    apply, _ = definition.__wrapped__(EVERYTHING, "float32")  # one that no program is kept of
     close(value_and_gradients(apply, placed(params, mesh, EVERYTHING), x, mesh), want, 2e-5)
 
 
@@ -402,7 +425,7 @@ def test_every_token_is_sent_to_the_same_experts_on_every_mesh(rows, meshes):
     x = tokens(rows, 16)
 
     def sent(mesh):
-        return np.asarray(jax.jit(lambda p, x: apply(p, x, mesh)[0])(params, x))
+        return np.asarray(forward(apply, params, x, mesh)[0])
 
     want = sent(one_device())
     assert (want > 0).sum() == rows * 16 * 3 and not want[..., 8:].any()
@@ -414,7 +437,7 @@ def test_every_token_is_sent_to_the_same_experts_on_every_mesh(rows, meshes):
 
 def test_stacked_layers_under_scan_and_remat_equal_one_device():
     apply, _ = build(PLAIN)
-    params = jax.tree.map(lambda *a: jnp.stack(a), *(build(PLAIN, seed=i)[1] for i in range(3)))
+    params = jax.tree.map(lambda *a: np.stack(a), *(build(PLAIN, seed=i)[1] for i in range(3)))
     x = tokens(4, 4)
 
     def total(params, mesh):
@@ -465,40 +488,44 @@ def test_every_logical_axis_has_a_rule():
 
 # -- the load
 
+measured = jax.jit(load_metrics)
+
 
 def test_a_uniform_router_and_the_most_uneven_load():
     apply, params = build(PLAIN)
     params["router"] = jnp.zeros_like(params["router"])
-    metrics = jax.jit(lambda p, x: load_metrics(apply(p, x, one_device())[1]))(params, tokens())
+    metrics = measured(forward(apply, params, tokens(), one_device())[1])
     want = dict(expert_load_max=4.0, expert_load_min=0.0)  # all to 2 of 8
     want |= dict(router_entropy=np.log(8), load_balance_loss=1.0)
     close(metrics, want)
     sure = {"tokens": jnp.array([10.0, 0, 0, 0]), "probabilities": jnp.array([10.0, 0, 0, 0])}
     sure |= {"entropy": jnp.array(0.0), "kept": jnp.array(10.0)}
-    assert float(load_metrics(sure)["load_balance_loss"]) == 4.0
-    even = {"tokens": jnp.full((2, 4), 5.0), "probabilities": jnp.full((2, 4), 2.5)}
-    even |= {"entropy": jnp.full(2, 10 * np.log(4)), "kept": jnp.full(2, 10.0)}
+    assert float(measured(sure)["load_balance_loss"]) == 4.0
+    even = {"tokens": np.full((2, 4), 5.0), "probabilities": np.full((2, 4), 2.5)}
+    even |= {"entropy": np.full(2, 10 * np.log(4)), "kept": np.full(2, 10.0)}
+    even = jax.tree.map(np.float32, even)
     want = dict(expert_load_max=1.0, expert_load_min=1.0)
-    close(load_metrics(even), want | dict(router_entropy=np.log(4), load_balance_loss=1.0))
-    assert all(np.isfinite(v) for v in load_metrics(jax.tree.map(jnp.zeros_like, even)).values())
+    close(measured(even), want | dict(router_entropy=np.log(4), load_balance_loss=1.0))
+    nothing = jax.tree.map(np.zeros_like, even)
+    assert all(np.isfinite(v) for v in measured(nothing).values())
 
 
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_padding_does_not_count_and_microbatches_add_up(scores):
     apply, params = build(dataclasses.replace(PLAIN, scores=scores))
-    x, keep = tokens(4, 6), jnp.arange(6)[None, :] < jnp.array([6, 4, 0, 3])[:, None]
-    load = jax.jit(lambda p, x, keep: apply(p, x, one_device(), keep)[1])
+    x, keep = np.asarray(tokens(4, 6)), np.arange(6)[None, :] < np.array([6, 4, 0, 3])[:, None]
 
-    def stats(*args):
-        return {k: v for k, v in load(*args).items() if k != "ids"}
+    def stats(params, x, keep):
+        load = forward(apply, params, x, one_device(), keep)[1]
+        return {k: np.asarray(v) for k, v in load.items() if k != "ids"}
 
-    padded = stats(params, jnp.where(keep[..., None], x, jnp.nan), keep)
-    alone = stats(params, x[keep][None], jnp.ones((1, 13), bool))
+    padded = stats(params, np.where(keep[..., None], x, np.float32(np.nan)), keep)
+    alone = stats(params, x[keep][None], np.ones((1, 13), bool))
     close(padded, alone)
     assert float(padded["kept"]) == 13 and float(padded["tokens"].sum()) == 26
     np.testing.assert_allclose(padded["probabilities"].sum(), 13, rtol=1e-5)
     halves = [stats(params, x[i : i + 2], keep[i : i + 2]) for i in (0, 2)]
-    close(jax.tree.map(jnp.add, *halves), padded)
+    close(jax.tree.map(np.add, *halves), padded)
 
 
 # -- precision, and the grouped product
@@ -522,6 +549,13 @@ def test_numbers_of_two_bytes_are_close_to_float32(sizes, dtype):
         assert np.abs(got - want).max() < 0.03 * np.abs(want).max() + 1e-3
 
 
+@functools.partial(jax.jit, static_argnums=4)
+def product_and_gradient(x, w, g, sizes, platform):
+    product = interpreted if platform == "tpu" else grouped_matmul
+    y, back = jax.vjp(lambda x, w: product(x, w, sizes, platform=platform), x, w)
+    return y, *back(g)
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -531,19 +565,13 @@ def test_numbers_of_two_bytes_are_close_to_float32(sizes, dtype):
 def test_the_grouped_product_and_its_gradient(platform, dtype, sizes):
     rows = 20 if sum(sizes) <= 20 else 170
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((rows, 6)), dtype)
+    x = rng.standard_normal((rows, 6))
     w = jnp.asarray(rng.standard_normal((4, 6, 5)), dtype)
-    g = jnp.asarray(rng.standard_normal((rows, 5)), dtype)
-    real = (jnp.arange(rows) < sum(sizes))[:, None]
-    x, g = jnp.where(real, x, jnp.nan), jnp.where(real, g, jnp.nan)  # past the groups: garbage
-
-    @jax.jit
-    def run(x, w, g, sizes):
-        product = interpreted if platform == "tpu" else grouped_matmul
-        y, back = jax.vjp(lambda x, w: product(x, w, sizes, platform=platform), x, w)
-        return y, *back(g)
-
-    y, dx, dw = run(x, w, g, jnp.asarray(sizes, jnp.int32))
+    g = rng.standard_normal((rows, 5))
+    real = (np.arange(rows) < sum(sizes))[:, None]
+    # Past the groups: garbage.
+    x, g = (jnp.asarray(np.where(real, a, np.nan), dtype) for a in (x, g))
+    y, dx, dw = product_and_gradient(x, w, g, np.asarray(sizes, np.int32), platform)
     assert y.dtype == dx.dtype == dw.dtype == jnp.dtype(dtype)
     ends = np.cumsum(sizes)
     x, w, g = (np.asarray(a, np.float64) for a in (x, w, g))

@@ -42,12 +42,12 @@ def loaded(name: str):
 
 def rows(io, prefix: str = "", vision=None) -> Batch:
     """The stored rows, padded on either side."""
-    keep = jnp.asarray(io[f"{prefix}attention_mask"], jnp.int32)
+    keep = np.asarray(io[f"{prefix}attention_mask"], np.int32)
     batch = Batch(
         tokens=jnp.asarray(io[f"{prefix}input_ids"], jnp.int32),
-        segment_ids=keep,
-        positions=jnp.maximum(jnp.cumsum(keep, axis=1) - 1, 0),
-        mask=keep.astype(jnp.float32),
+        segment_ids=jnp.asarray(keep),
+        positions=jnp.asarray(np.maximum(np.cumsum(keep, axis=1) - 1, 0), jnp.int32),
+        mask=jnp.asarray(keep, jnp.float32),
     )
     return batch if "pixel_values" not in io else with_images(batch, io, vision)
 
@@ -61,8 +61,15 @@ def with_images(batch: Batch, io, vision) -> Batch:
         pixels=jnp.asarray(pixels),
         patch_coords=jnp.asarray(coords),
         rope_positions=jnp.asarray(positions),
-        mask=jnp.zeros_like(batch.mask),
+        mask=np.zeros_like(batch.mask),
     )
+
+
+# One program for both sides of padding, which have one shape.
+logits, scores, token_scores, state_values = (
+    jax.jit(function, static_argnums=0)
+    for function in (Model.logits, Model.scores, Model.token_scores, Model.values)
+)
 
 
 def close(got, want, keep, **tolerance):
@@ -86,7 +93,7 @@ def language(golden):
 def test_logits(language, side):
     _, model, params, io = language
     batch = rows(io, side, model.config.vision)
-    got = jax.jit(model.logits)(params, batch)
+    got = logits(model, params, batch)
     close(got, io[f"{side}logits"], batch.segment_ids, atol=ATOL)
 
 
@@ -96,11 +103,11 @@ def test_scores(golden, side):
     if model.head != "scalar":
         pytest.skip("a language model: test_logits")
     batch = rows(io, side, model.config.vision)
-    got = jax.jit(model.scores)(params, batch)
+    got = scores(model, params, batch)
     assert got.shape == io[f"{side}logits"].shape == (batch.rows, model.config.labels)
     np.testing.assert_allclose(got, io[f"{side}logits"], atol=ATOL)
     # The value of the state before a token is the score after the one before it.
-    each, values = model.token_scores(params, batch), model.values(params, batch)
+    each, values = (np.asarray(f(model, params, batch)) for f in (token_scores, state_values))
     np.testing.assert_allclose(values[:, 1:], each[:, :-1, 0], atol=1e-5)
 
 
@@ -175,19 +182,22 @@ def test_greedy_continuation_with_the_cache(language):
     )
     shift = jnp.asarray(io["rope_deltas"][:, 0] if "rope_deltas" in io else 0, jnp.int32)
 
-    # The weights as a long dispatch reads them.
-    def unstack(p):
-        return model.unstack(p, TRANSPOSED_STEPS)
+    @jax.jit
+    def decode(params, token, at, caches):
+        """The tokens [new, B]; they went on after the end-of-sequence token, too."""
+        unstacked = model.unstack(params, TRANSPOSED_STEPS)  # as a long dispatch reads the weights
 
-    step = jax.jit(lambda p, *args: model.decode_step(unstack(p), *args))
+        def step(carry, _):
+            token, at, caches = carry
+            logits, caches = model.decode_step(unstacked, token, at, caches, shift)
+            token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return (token, at + 1, caches), token
+
+        return jax.lax.scan(step, (token, at, caches), length=new)[1]
+
     last = prompts["input_ids"][np.arange(len(lengths)), lengths - 1]
-    token = jnp.asarray(last, jnp.int32)
-    at, got = jnp.asarray(lengths - 1, jnp.int32), []
-    for _ in range(new):
-        logits, caches = step(params, token, at, caches, shift)
-        token, at = jnp.argmax(logits, axis=-1).astype(jnp.int32), at + 1
-        got.append(token)  # they went on after the end-of-sequence token, too
-    np.testing.assert_array_equal(np.stack(got, axis=1), want)
+    token, at = jnp.asarray(last, jnp.int32), jnp.asarray(lengths - 1, jnp.int32)
+    np.testing.assert_array_equal(decode(params, token, at, caches).T, want)
 
 
 def first_columns(batch: Batch, count: int) -> Batch:

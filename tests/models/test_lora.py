@@ -1,6 +1,7 @@
 """Adapters: parity with peft, what is trained, one base for all roles, codes, folders, runs."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import golden, lanes
+from conftest import compiled, golden, lanes
 from safetensors.torch import load_file, save_file
 from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config, train_on_one
 
@@ -38,26 +39,43 @@ from rljax.training.run import Run
 def adapted(folder, *, mesh=None, head="lm", **wish):
     """(model with adapters, its weights, the plain model, its weights)."""
     mesh = mesh or make_mesh(devices=jax.devices()[:1])
-    plain = Model(load_config(folder, remat="none"), mesh, head)
     wish = {"rank": 4, "alpha": 8.0, "base": "float32", **wish}
+    plain = Model(load_config(folder, remat="none"), mesh, head)
     model = dataclasses.replace(
         plain, config=dataclasses.replace(plain.config, lora=LoraConfig(**wish))
     )
-    base = load_params(folder, plain)
-    return model, lora.attach(model, dict(base), jax.random.key(0)), plain, base
+    params, base = weights(str(folder), model), loaded(str(folder), plain)
+    return model, nested(flattened(params)), plain, nested(flattened(base))
+
+
+# Arrays are made once for each folder and model. Who changes a tree changes a copy.
+loaded = functools.cache(load_params)
+
+
+@functools.cache
+def weights(folder, model):
+    plain = dataclasses.replace(model, config=lora.without(model.config))
+    return lora.attach(model, dict(loaded(folder, plain)), jax.random.key(0))
+
+
+# One program for each model, for all tests that compute with an equal one.
+logits = jax.jit(Model.logits, static_argnums=0)
+logprobs = jax.jit(Model.logprobs, static_argnums=0)
+values = jax.jit(Model.values, static_argnums=0)
 
 
 def moved(params, key=1, size=0.05):
     """The same weights with random adapters, B included."""
     flat = flattened(params)
-    paths = sorted(path for path in flat if path[-1] in lora.LEAVES)
-    keys = jax.random.split(jax.random.key(key), len(paths))
-    for k, path in zip(keys, paths, strict=True):
+    rng = np.random.default_rng(key)
+    for path in sorted(path for path in flat if path[-1] in lora.LEAVES):
         x = flat[path]
-        flat[path] = x + size * jax.random.normal(k, x.shape, x.dtype)
+        noise = size * rng.standard_normal(x.shape).astype(x.dtype)
+        flat[path] = jax.device_put(np.asarray(x) + noise, x.sharding)
     return nested(flat)
 
 
+@functools.cache
 def tokens(rows=2, columns=12, vocab=300):
     ids = jax.random.randint(jax.random.key(3), (rows, columns), 3, vocab)
     return batch_from_rows(ids, jnp.full(rows, columns), jnp.ones((rows, columns)))
@@ -67,14 +85,14 @@ def tokens(rows=2, columns=12, vocab=300):
 def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
     model, params, plain, base = adapted(golden("hf", family))
     batch = tokens()
-    before = jax.jit(plain.logits)(base, batch)
-    np.testing.assert_array_equal(jax.jit(model.logits)(params, batch), before)
+    before = logits(plain, base, batch)
+    np.testing.assert_array_equal(logits(model, params, batch), before)
     params = moved(params)
-    after = jax.jit(model.logits)(params, batch)
+    after = logits(model, params, batch)
     assert np.abs(after - before).max() > 0.05  # the adapters do reach the logits
     whole = lora.merge(model, params)
     assert jax.tree.structure(whole) == jax.tree.structure(base)
-    np.testing.assert_allclose(jax.jit(plain.logits)(whole, batch), after, atol=2e-4)
+    np.testing.assert_allclose(logits(plain, whole, batch), after, atol=2e-4)
 
 
 @pytest.mark.slow
@@ -86,9 +104,9 @@ def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     prompts = np.asarray(tokens(rows=2, columns=5).tokens)
     sampling = Sampling(max_response_tokens=6)
     batch = generate(model, params, prompts, np.array([5, 3]), jax.random.key(0), sampling, n=2)
-    logprobs = jax.jit(model.logprobs)(params, batch)[0]
+    found = logprobs(model, params, batch)[0]
     keep = np.asarray(batch.mask) > 0
-    np.testing.assert_allclose(batch.sampler_logprobs[keep], logprobs[keep], atol=2e-4)
+    np.testing.assert_allclose(batch.sampler_logprobs[keep], found[keep], atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +129,7 @@ def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path)
     with torch.no_grad():
         want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
-    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+    np.testing.assert_allclose(logits(model, params, batch), want, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", lanes(["qwen2_5_vl"], ["qwen3_vl"]))
@@ -128,7 +146,7 @@ def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family
     assert not any("visual" in n for n, _ in theirs.named_parameters() if "lora" in n)
     with torch.no_grad():
         want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
-    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+    np.testing.assert_allclose(logits(model, params, batch), want, atol=1e-3)
 
 
 def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
@@ -171,9 +189,10 @@ def same_weights(ours: dict, plain: Model, theirs, tmp_path) -> None:
 
 
 TWO = dict(target_modules=["q_proj", "down_proj"])
+# Ranks and alphas are of few kinds: each is a program.
 READ = {
-    "plain": (dict(r=3, lora_alpha=6, **TWO), {}),
-    "rsLoRA": (dict(r=4, lora_alpha=6, use_rslora=True, **TWO), {}),
+    "plain": (dict(r=3, lora_alpha=8, **TWO), {}),
+    "rsLoRA": (dict(r=4, lora_alpha=8, use_rslora=True, **TWO), {}),
     "gaussian": (dict(r=4, lora_alpha=8, init_lora_weights="gaussian", **TWO), {}),
     "orthogonal": (dict(r=4, lora_alpha=8, init_lora_weights="orthogonal", **TWO), {}),
     "not initialised": (dict(r=4, lora_alpha=8, init_lora_weights=False, **TWO), {}),
@@ -214,7 +233,7 @@ def test_we_compute_the_same_with_what_peft_saved(case, tmp_path):
     model, params, plain, _ = adapted(folder, **how)
     fresh = flattened(params)
     params, batch = load_adapter(tmp_path, model, params), tokens()
-    ours = jax.jit(model.logits)(params, batch)
+    ours = logits(model, params, batch)
     np.testing.assert_allclose(ours, logits_of(peft, batch), atol=1e-3)
     if "ranks" in case:  # what is beside the file's own ranks can be trained, and changes nothing
         path = ("layers", "0", "mlp", "down", "lora_a")
@@ -262,17 +281,29 @@ TO_MERGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """family -> a folder of its weights with the head tied, written once."""
+
+    @functools.cache
+    def written(family):
+        folder = shutil.copytree(golden("hf", family), tmp_path_factory.mktemp(family) / "base")
+        config = json.loads((folder / "config.json").read_text())
+        tensors = load_file(folder / "model.safetensors")
+        tensors.pop("lm_head.weight", None)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+        return folder
+
+    return written
+
+
 @pytest.mark.parametrize("family", lanes(["qwen3"], ["gemma2"]))
 @pytest.mark.parametrize("case", TO_MERGE)
-def test_what_is_more_than_a_and_b_is_refused_and_its_fix_works(case, family, tmp_path):
+def test_what_is_more_than_a_and_b_is_refused_and_its_fix_works(case, family, tied, tmp_path):
     """The base ties its head: a saved head or embedding makes two of the one matrix."""
     wish, text = TO_MERGE[case]
-    folder = shutil.copytree(golden("hf", family), tmp_path / "base")
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    tensors.pop("lm_head.weight", None)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    folder = tied(family)
     peft, _ = theirs(folder=folder, r=4, lora_alpha=8, **wish)
     peft.save_pretrained(tmp_path / "adapter")
     model, params, plain, _ = adapted(folder, targets=("q_proj", "down_proj"))
@@ -282,7 +313,7 @@ def test_what_is_more_than_a_and_b_is_refused_and_its_fix_works(case, family, tm
     merged_as_told(str(refused.value), tmp_path / "whole")
     batch = tokens()
     whole = Model(load_config(tmp_path / "whole", remat="none"), plain.mesh)
-    ours = jax.jit(whole.logits)(load_params(tmp_path / "whole", whole), batch)
+    ours = logits(whole, load_params(tmp_path / "whole", whole), batch)
     np.testing.assert_allclose(ours, logits_of(peft, batch), atol=1e-3)
 
 
@@ -348,31 +379,34 @@ def test_adapters_of_another_kind_are_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_codes_are_near_the_weight_and_a_second_coding_changes_nothing(kind):
+    def coded(w, axis=1):
+        return compiled(quantise)(w, kind=kind, axis=axis)
+
+    def back_from(codes, scales, axis=1):
+        return compiled(dequantise)(codes, scales, kind=kind, axis=axis, dtype=jnp.float32)
+
     w = jax.random.normal(jax.random.key(0), (3, 96, 5))
-    codes, scales = quantise(w, kind, 1)
+    codes, scales = coded(w)
     assert codes.shape == w.shape and scales.shape == (3, 96 // block_of(96), 5) == (3, 2, 5)
-    back = dequantise(codes, scales, kind, 1, jnp.float32)
+    back = back_from(codes, scales)
     step = {"int8": 0.5 / 127, "nf4": 0.16}[kind]  # half the widest gap between levels
+    w, back = np.asarray(w), np.asarray(back)
     assert np.abs(back - w).max() <= step * np.abs(w).max() * 1.001
-    again = quantise(back, kind, 1)
-    np.testing.assert_array_equal(dequantise(*again, kind, 1, jnp.float32), back)
-    assert not np.any(dequantise(*quantise(jnp.zeros((64, 1)), kind, 0), kind, 0, jnp.float32))
+    np.testing.assert_array_equal(back_from(*coded(back)), back)
+    assert not np.any(back_from(*coded(jnp.zeros((64, 1)), axis=0), axis=0))
 
 
 @pytest.mark.parametrize(("base", "bound"), [("int8", 0.05), ("nf4", 0.6)])
 def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
-    model, params, plain, whole = adapted(golden("hf", "qwen3"), base=base)
+    model, params, plain, _ = adapted(golden("hf", "qwen3"), base=base)
     params, batch = moved(params), tokens()
-    got = jax.jit(model.logits)(params, batch)
+    got = logits(model, params, batch)
     exact = dataclasses.replace(model.config.lora, base="float32")
     exact = dataclasses.replace(model, config=dataclasses.replace(model.config, lora=exact))
-    full = lora.attach(exact, dict(whole), jax.random.key(0))
-    want = jax.jit(exact.logits)(moved(full), batch)
+    want = logits(exact, moved(weights(str(golden("hf", "qwen3")), exact)), batch)
     relative = np.linalg.norm(got - want) / np.linalg.norm(want)
     assert 1e-5 < relative < bound
-    np.testing.assert_allclose(
-        jax.jit(plain.logits)(lora.merge(model, params), batch), got, atol=2e-3
-    )
+    np.testing.assert_allclose(logits(plain, lora.merge(model, params), batch), got, atol=2e-3)
     held = sum(x.size for p, x in flattened(params).items() if p[-1] == "codes")
     assert held > 0 and not any(
         p[-1] == "weight" for p in flattened(params)
@@ -488,7 +522,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     model, params = scalar_start(inputs(config, policy))
     plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
     assert model.config.norm_eps == 0.5
-    got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
+    got, want = values(model, params, tokens()), values(plain, load_params(other, plain), tokens())
     np.testing.assert_allclose(got, want, atol=0.05 if rank else 1e-6)  # a bfloat16 base
     for path, x in flattened(model.abstract()).items():
         assert flattened(params)[path].dtype == x.dtype, path
@@ -517,8 +551,8 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     policy = Model(load_config(folder, remat="none"), mesh)
     config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
     model, params = scalar_start(inputs(config, policy))
-    values = model.values(params, batch)
-    np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
+    got = values(model, params, batch)
+    np.testing.assert_allclose(got[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 
 
 @pytest.mark.parametrize("family", lanes(["deepseek_v3", "gemma2"], ["qwen3", "qwen3_moe"]))
@@ -526,10 +560,13 @@ def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
     folder = golden("hf", family)
     mesh = make_mesh(devices=jax.devices()[:1])
     model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
-    params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
+    params = jax.tree.map(  # no bfloat16 numbers
+        lambda x: jax.device_put(np.asarray(x) * x.dtype.type(1.0037), x.sharding),
+        load_params(folder, model),
+    )
     config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
     frozen = inputs(config, model, params).frozen(model)
     low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
     assert low >= 7  # it does take less memory
-    one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))
+    one, other = (logprobs(model, p, tokens())[0] for p in (params, frozen))
     np.testing.assert_array_equal(one, other)

@@ -57,21 +57,21 @@ TEXT = [name for name in sorted(FOLDERS) if "_vl" not in name]
 
 def packed_rows(rows: int, columns: int = 32) -> Batch:
     """Rows of two or three sequences and padding, all of other lengths."""
-    key = jax.random.key(5)
-    column = jnp.arange(columns)[None, :]
-    first = 5 + jnp.arange(rows) % 7
-    second = first + 9 + jnp.arange(rows) % 4
-    end = jnp.minimum(second + 8, columns - 1 - jnp.arange(rows) % 3)
-    segments = 1 + (column >= first[:, None]).astype(jnp.int32) + (column >= second[:, None])
-    segments = jnp.where(column < end[:, None], segments, 0)
-    starts = jnp.where(segments == 3, second[:, None], jnp.where(segments == 2, first[:, None], 0))
-    tokens = jax.random.randint(key, (rows, columns), 3, 300)
-    return Batch(
-        tokens=tokens,
-        segment_ids=segments.astype(jnp.int32),
-        positions=jnp.where(segments > 0, column - starts, 0).astype(jnp.int32),
-        mask=((segments > 0) & (column - starts > 0)).astype(jnp.float32),
+    row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    first = 5 + row % 7
+    second = first + 9 + row % 4
+    end = np.minimum(second + 8, columns - 1 - row % 3)
+    segments = 1 + (column >= first) + (column >= second)
+    segments = np.where(column < end, segments, 0)
+    starts = np.where(segments == 3, second, np.where(segments == 2, first, 0))
+    fields = dict(
+        tokens=np.random.default_rng(5).integers(3, 300, (rows, columns)),
+        segment_ids=segments,
+        positions=np.where(segments > 0, column - starts, 0),
     )
+    mask = (segments > 0) & (column - starts > 0)
+    fields = {name: jnp.asarray(x, jnp.int32) for name, x in fields.items()}
+    return Batch(**fields, mask=jnp.asarray(mask, jnp.float32))
 
 
 def loss_and_gradient(model, params, batch):

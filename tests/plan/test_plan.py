@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -432,9 +433,7 @@ def test_the_published_sizes_of_a_70b_model():
 def test_arrays_on_the_devices_take_what_the_formula_says(sizes):
     model = Model(decoder(64, embed=64, mlp=192, heads=8, kv_heads=8), make_mesh(**sizes))
     count = sum(int(np.prod(shape)) for shape, _ in model.shapes().values())
-    made = start_training(
-        model, model.init(jax.random.key(0)), make_optimizer(OptimizerConfig(), 0)
-    )
+    made = start_training(model, zeros(model), make_optimizer(OptimizerConfig(), 0))
     of = {d: 0 for d in jax.devices()}
     for x in jax.tree.leaves((made.params, made.opt_state)):
         for part in x.addressable_shards:
@@ -616,10 +615,24 @@ def test_every_dataflow_is_planned():
     assert sorted(PAGES) == sorted(dataflows.__all__)
 
 
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory):
+    """The folder of QWEN with one of its layers: decoding unrolls them."""
+    folder = shutil.copytree(QWEN, tmp_path_factory.mktemp("qwen") / "qwen")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    return str(folder)
+
+
+ONE_LAYER = "decoder(layers=1, embed=64, mlp=192, heads=4, kv_heads=2, head_dim=16)"
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_the_programs_of_every_dataflow_are_traced_from_shapes(name):
+def test_the_programs_of_every_dataflow_are_traced_from_shapes(name, shallow):
     changes, read = PAGES[name]
-    setup = abstract_setup(tiny(**{"dataflow": name, **changes}))
+    changes = {field: shallow if value == QWEN else value for field, value in changes.items()}
+    short = dict(model=ONE_LAYER, model_settings__remat="none")
+    setup = abstract_setup(tiny(**{"dataflow": name, **short, **changes}))
     roles = abstract_roles(setup)
     assert sorted(roles) == read.split()
     calls = programs_of(setup, roles)

@@ -2,6 +2,7 @@
 whatever the slots, neighbours and pages, each is what the same prefix submitted anew draws."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -20,6 +21,8 @@ ROOM = 40
 ASKED = Sampling(max_response_tokens=12)
 PROMPTS = ([3, 4, 5, 6, 7, 8, 9], [11], [12, 13, 14])
 PLACES = (7, 0, 3, 11)
+# Every layer's keys and values are kept and cut alike; decoding unrolls them.
+shallow = functools.partial(tiny, layers=1, kinds=())
 
 
 @pytest.fixture
@@ -74,6 +77,11 @@ def assert_anew(engine, params, source, children, places, n, *, decode=None, ato
         np.testing.assert_array_equal(child.versions[:at], source.versions[:at])
 
 
+def few(model):
+    """The engine of "kept" below: equal ones share their programs."""
+    return Engine(model, 3, ROOM, steps=3)
+
+
 KEPT = {
     "held": (dict(slots=20), dict(), dict(hold=True)),
     "kept": (dict(slots=3), dict(), dict(keep=True)),
@@ -88,7 +96,7 @@ KEPT = {
 def test_a_branch_is_its_prefix_submitted_anew_and_reads_nothing(kept, window, tokens_read):
     """Test 15. Continuations at several places of several samples, admitted in one step where there
     are slots for all; no token of a prefix is read again."""
-    model, n = tiny(window=window), 2
+    model, n = tiny(window=window) if window else shallow(), 2
     if window and kept == "parked, pages":
         pytest.skip("a ring stays with its slot, and what was read of it is lost with that")
     size, options, how = KEPT[kept]
@@ -104,7 +112,7 @@ def test_a_branch_is_its_prefix_submitted_anew_and_reads_nothing(kept, window, t
     # (A prompt of one token has nothing that was read: there the prefix is empty.)
     assert sum(tokens_read) == 0 and sampler.reread_tokens == 0
     assert [sample.ids.tolist() for sample in first] == before
-    plain = Engine(model, 4, ROOM, steps=8)
+    plain = few(model)
     for sample, some in zip(first, children, strict=True):
         assert_anew(plain, params, sample, some, PLACES, n)
         assert len({tuple(child.tokens[3:]) for child in some[4:6]}) == 2
@@ -153,7 +161,7 @@ def test_branches_of_families(name):
 def test_branches_behind_rounded_keys_and_values_are_those_of_one_cache():
     """Where the cache rounds, a branch goes on over what its source wrote: kept or held, in slots
     or in pages."""
-    model = tiny()
+    model = shallow()
     params, told = weights(model), []
     for size, options, how in KEPT.values():
         sampler = Sampler(Engine(model, tokens=ROOM, kv_dtype="int8", **size), **options)
@@ -165,8 +173,8 @@ def test_branches_behind_rounded_keys_and_values_are_those_of_one_cache():
 
 
 def test_pages_are_shared_and_a_kept_sample_lacks_its_last_page(tokens_read):
-    model = tiny()
-    params, engine = weights(model), Engine(model, 9, ROOM, steps=3, page_tokens=4)
+    model = shallow()
+    params, engine = weights(model), Engine(model, 20, ROOM, steps=3, page_tokens=4)
     sampler = Sampler(engine, chunk_tokens=8)
     [source] = sources(sampler, params, PROMPTS[:1], keep=True)  # 18 tokens were read: 4 pages
     tokens_read.clear()
@@ -177,15 +185,15 @@ def test_pages_are_shared_and_a_kept_sample_lacks_its_last_page(tokens_read):
     # Of those that have not ended: the two full pages of nine tokens.
     assert sampler._scheduler.tables.pages.shared == 2
     finished(sampler, params)
-    assert_anew(Engine(model, 4, ROOM), params, source, children, (11, 9, 2), 3)
+    assert_anew(few(model), params, source, children, (11, 9, 2), 3)
 
 
 def test_new_parameters_read_the_prefix_of_a_kept_sample_again():
     """What another version has read is gone; the records of the prefix stay."""
-    model = tiny()
+    model = shallow()
     old, new = weights(model, 3), weights(model, 4)
     for when in ("before", "after"):
-        sampler = Sampler(Engine(model, 4, ROOM, steps=3), chunk_tokens=8)
+        sampler = Sampler(few(model), chunk_tokens=8)
         [source] = sources(sampler, old, PROMPTS[:1], keep=True)
         if when == "before":
             children = sampler.branch(source, 5, 2)
@@ -197,13 +205,13 @@ def test_new_parameters_read_the_prefix_of_a_kept_sample_again():
         while sampler.pending:
             sampler.step(new, version=1)
         assert all(c.versions.tolist() == [0] * 5 + [1] * 7 for c in children)
-        assert_anew(Engine(model, 4, ROOM), new, source, children, (5,), 2)
+        assert_anew(few(model), new, source, children, (5,), 2)
 
 
 @pytest.mark.slow
 def test_branches_of_branches_and_of_samples_that_are_gone():
     """A sample that was neither kept nor held is read again, once, whatever the places."""
-    model = tiny()
+    model = shallow()
     params, engine = weights(model), Engine(model, 8, ROOM, steps=5)
     sampler = Sampler(engine, chunk_tokens=32)
     [source] = sources(sampler, params, PROMPTS[:1])
@@ -238,7 +246,7 @@ def decode(ids) -> str:
 def test_stop_strings_and_thinking_go_on_where_the_sample_was():
     """A stop string may begin in the prefix. The thinking budget is that of the sample, counted
     from the beginning of the response; a phrase that was begun is forced to its end."""
-    model = tiny()
+    model = shallow()
     params = weights(model)
     asked = dataclasses.replace(
         ASKED, thinking_tokens=(2, 9), end_of_thinking_ids=(7,), interrupt_ids=(9, 8, 7)
@@ -276,8 +284,8 @@ def test_stop_strings_and_thinking_go_on_where_the_sample_was():
 
 def test_a_branch_may_begin_a_turn_of_its_own():
     """Behind a reply, say, in the log of an episode: limits and stop strings begin there."""
-    model, turn = tiny(), dataclasses.replace(ASKED, max_response_tokens=5)
-    params, engine = weights(model), Engine(model, 6, ROOM, steps=3)
+    model, turn = shallow(), dataclasses.replace(ASKED, max_response_tokens=5)
+    params, engine = weights(model), Engine(model, 20, ROOM, steps=3)
     sampler = Sampler(engine, chunk_tokens=8)
     [source] = sources(sampler, params, PROMPTS[:1], turn, hold=True)
     sampler.deliver([(source, [20, 21], turn)])
@@ -331,15 +339,15 @@ _KNOWN = []
 def refusing():
     """A sampler with one held sample of 12 tokens."""
     if not _KNOWN:
-        model = tiny()
-        sampler = Sampler(Engine(model, 2, ROOM))
+        model = shallow()
+        sampler = Sampler(few(model), chunk_tokens=8)
         [sampler.source] = sources(sampler, weights(model), PROMPTS[:1], hold=True)
         _KNOWN.append(sampler)
     return _KNOWN[0]
 
 
 def test_a_sample_that_is_not_finished_cannot_branch():
-    sampler = Sampler(Engine(tiny(), 2, ROOM))
+    sampler = Sampler(Engine(shallow(), 2, ROOM))
     [sample] = sampler.submit([3], ASKED)
     with pytest.raises(InputError, match="finished"):
         sampler.branch(sample, 0)

@@ -2,12 +2,14 @@
 rollout and none after it, and never one of older weights."""
 
 import dataclasses
+import functools
 import gc
 import itertools
 import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import lanes
@@ -31,7 +33,7 @@ FIELDS = ("tokens", "mask", "sampler_logprobs", "policy_version", "group", "fini
 
 def model_on(*sizes, **changes):
     """A tiny model that every mesh of eight devices splits; sizes of data, fsdp and tensor."""
-    config = dict(vocab_size=VOCAB, heads=8, kv_heads=8, head_dim=4) | changes
+    config = dict(vocab_size=VOCAB, heads=8, kv_heads=8, head_dim=4, kinds=()) | changes
     return dataclasses.replace(tiny(**config), mesh=make_mesh(*sizes))
 
 
@@ -49,10 +51,19 @@ def params():
     return jax.device_get(model_on(1, 8, 1).init(jax.random.key(3)))
 
 
+# What samples has one layer: decoding unrolls them, and each is as the first.
+shallow_on = functools.partial(model_on, layers=1)
+
+
 @pytest.fixture(scope="module")
-def expected(params):
-    model = model_on(1, 8, 1)
-    return jax.device_get(sampled(model, put(model, params)))
+def shallow():
+    return jax.device_get(shallow_on(1, 8, 1).init(jax.random.key(3)))
+
+
+@pytest.fixture(scope="module")
+def expected(shallow):
+    model = shallow_on(1, 8, 1)
+    return jax.device_get(sampled(model, put(model, shallow)))
 
 
 def bytes_of(arrays) -> int:
@@ -76,22 +87,22 @@ FEW = DECODED[::3]
 @pytest.mark.parametrize(
     "decoded", lanes(DECODED[::3], [d for d in DECODED if d not in DECODED[::3]]), ids=str
 )
-def test_every_layout_samples_the_same(params, expected, decoded):
+def test_every_layout_samples_the_same(shallow, expected, decoded):
     """From every layout of training; the batch lies where training expects it."""
     for sizes in TRAINED:
-        model = model_on(*sizes)
-        batch = sampled(model, put(model, params), layout=Layout(*decoded))
+        model = shallow_on(*sizes)
+        batch = sampled(model, put(model, shallow), layout=Layout(*decoded))
         for name in FIELDS:
             ours, theirs = np.asarray(getattr(batch, name)), getattr(expected, name)
             np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=f"{name} {sizes}")
         assert batch.tokens.sharding.mesh == model.mesh
 
 
-def test_the_hosts_loop_samples_the_same(params, expected):
+def test_the_hosts_loop_samples_the_same(shallow, expected):
     """Two slots for each row of the mesh, refilled, on weights that are gathered over fsdp."""
-    model = model_on(1, 8, 1)
+    model = shallow_on(1, 8, 1)
     how = dict(loop="host", slots=8, layout=Layout(2, 1, 4))
-    batch = sampled(model, put(model, params), **how)
+    batch = sampled(model, put(model, shallow), **how)
     for name in FIELDS:
         ours, theirs = np.asarray(getattr(batch, name)), getattr(expected, name)
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
@@ -129,30 +140,45 @@ KINDS = {
 }
 
 
+def drawn(model):
+    """Random numbers of every weight's type: no program draws them."""
+    rng = np.random.default_rng(0)
+
+    def draw(x):
+        whole = jnp.issubdtype(x.dtype, jnp.integer)
+        values = rng.integers(0, 8, x.shape) if whole else rng.standard_normal(x.shape)
+        return jax.device_put(values.astype(x.dtype), x.sharding)
+
+    return jax.tree.map(draw, model.abstract())
+
+
+decoded = jax.jit(dequantise, static_argnums=(2, 3, 4))
+
+
 @pytest.mark.parametrize("dtype", ["", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_weight_gets_to_its_place(name, dtype):
     """Values as they are or rounded once; a quantised base and adapters stay what they are."""
     model = model_on(1, 4, 2, **KINDS[name])
     decoding = Decoding(layout=Layout(2, 2, 2), weight_dtype=dtype)
-    placed = model.init(jax.random.key(0))
+    placed = drawn(model)
     target, copy = decoding.of(model), flattened(decoding.weights(model, placed))
     like, given = flattened(target.abstract()), flattened(placed)
     assert set(copy) == set(like)
     for path, x in copy.items():
         assert x.sharding == like[path].sharding and x.dtype == like[path].dtype, path
         if path in given:
-            expect = np.asarray(given[path].astype(x.dtype))
+            expect = np.asarray(given[path]).astype(x.dtype)
             np.testing.assert_array_equal(np.asarray(x), expect, err_msg=str(path))
             continue
         assert dtype == "int8" and path[-1] in ("codes", "scales")
         whole = given[(*path[:-1], "weight")]
         axis = target.shapes()[(*path[:-1], "scales")][1].index(None)
         codes, scales = (copy[(*path[:-1], part)] for part in ("codes", "scales"))
-        again = dequantise(codes, scales, "int8", axis, np.float32)
+        again = decoded(codes, scales, "int8", axis, np.float32)
         # Half a step of 1/127 of the largest number of each block.
         blocks = np.asarray(scales).repeat(codes.shape[axis] // scales.shape[axis], axis)
-        assert (np.abs(np.asarray(again - whole)) <= blocks / 254 * 1.01).all()
+        assert (np.abs(np.asarray(again) - np.asarray(whole)) <= blocks / 254 * 1.01).all()
     if dtype:
         trained = [path for path in given if path[-1] in ("lora_a", "lora_b")]
         assert all(copy[path].dtype == np.float32 for path in trained)

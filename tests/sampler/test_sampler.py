@@ -25,8 +25,9 @@ LENGTHS = np.array([3, 2, 4], np.int32)
 
 
 def make_model() -> tuple[Model, dict]:
+    """One layer, which decoding unrolls: what is drawn of its logits is all that is tested here."""
     config = decoder(
-        VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
+        VOCAB, layers=1, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
     )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     return model, model.init(jax.random.key(3))
@@ -42,6 +43,10 @@ def params():
     return make_model()[1]
 
 
+logprobs = jax.jit(Model.logprobs, static_argnums=0)
+truncate = jax.jit(draw._truncate)
+
+
 def run(
     model, params, *, n=4, seed=0, prompts=PROMPTS, lengths=LENGTHS, decoding=WHOLE_BATCH, **options
 ):
@@ -53,7 +58,7 @@ def run(
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampled_logprobs_equal_the_trainers_at_the_same_temperature(model, params, temperature):
     batch = run(model, params, temperature=temperature)
-    logp, _ = jax.jit(model.logprobs)(params, batch, temperature)
+    logp, _ = logprobs(model, params, batch, temperature)
     difference = np.where(batch.mask > 0, logp - batch.sampler_logprobs, 0)
     assert np.abs(difference).max() < 2e-5
     assert float(batch.mask.sum()) > 12
@@ -68,7 +73,7 @@ def test_a_dtype_of_its_own_changes_the_log_probs_slightly(model, params):
             np.testing.assert_array_equal(a, b)
     assert model.in_dtype("float32") == model == model.in_dtype("")
     rounded = run(model, params, temperature=0.7, decoding=Decoding(dtype="bfloat16"))
-    exact = jax.jit(model.logprobs)(params, rounded, 0.7)[0]
+    exact = logprobs(model, params, rounded, 0.7)[0]
     difference = np.abs(np.where(rounded.mask > 0, exact - rounded.sampler_logprobs, 0))
     assert 1e-4 < difference.sum() / rounded.mask.sum() < 0.05
     with pytest.raises(
@@ -127,17 +132,18 @@ def test_a_group_differs_two_keys_differ_and_one_key_repeats(model, params):
 
 
 def test_a_draw_does_not_depend_on_its_neighbours_or_on_the_width_of_the_batch(model, params):
-    whole = run(model, params, n=1, max_response_tokens=8)
-    alone = run(model, params, n=1, prompts=PROMPTS[:1], lengths=LENGTHS[:1])
-    np.testing.assert_array_equal(whole.tokens[0], alone.tokens[0])
-    wide = run(model, params, n=1, prompts=np.pad(PROMPTS, ((0, 0), (0, 3))))
-    ends = np.asarray(whole.segment_ids.sum(axis=1))
+    whole = run(model, params)
+    alone = run(model, params, prompts=PROMPTS[:1], lengths=LENGTHS[:1])
+    wide = run(model, params, prompts=np.pad(PROMPTS, ((0, 0), (0, 3))))
+    ends = np.asarray(whole.segment_ids).sum(axis=1)
+    whole, alone, wide = (np.asarray(batch.tokens) for batch in (whole, alone, wide))
+    np.testing.assert_array_equal(whole[:4], alone)
     for row, end in enumerate(ends):
-        np.testing.assert_array_equal(whole.tokens[row, :end], wide.tokens[row, :end])
+        np.testing.assert_array_equal(whole[row, :end], wide[row, :end])
 
 
 def test_greedy_is_the_argmax_of_the_full_forward(model, params):
-    batch = run(model, params, n=1, temperature=0.0)
+    batch = run(model, params, temperature=0.0)
     logits = np.asarray(jax.jit(model.logits)(params, batch))
     chosen = np.argmax(logits[:, :-1], axis=-1)
     keep = np.asarray(batch.mask)[:, 1:] > 0
@@ -230,7 +236,7 @@ def test_the_rules_keep_the_sets_that_sorting_keeps():
         dict(top_k=9, top_p=0.9, min_p=0.05),
     ):
         asked = Sampling(**how)
-        kept = draw._truncate(weights, rules_of([asked] * 64, 40)) > 0
+        kept = np.asarray(truncate(weights, rules_of([asked] * 64, 40))) > 0
         for row in range(64):
             order = np.argsort(-probs[row])[: asked.top_k or 40]
             mass = probs[row][order] / probs[row][order].sum()
@@ -269,7 +275,7 @@ def wide_weights() -> np.ndarray:
 def test_a_large_vocabulary_keeps_the_sets_that_sorting_keeps(how):
     """Whether the edge is among the largest weights or behind them, and ties at it stay."""
     weights, asked = wide_weights(), Sampling(**how)
-    kept = np.asarray(draw._truncate(jnp.asarray(weights), rules_of([asked] * 5, WIDE))) > 0
+    kept = np.asarray(truncate(weights, rules_of([asked] * 5, WIDE))) > 0
     for row, exact in zip(kept, weights.astype(np.float64), strict=True):
         ordered = np.sort(exact)[::-1]
         edge = ordered[asked.top_k - 1] if asked.top_k else 0.0
@@ -285,10 +291,9 @@ def test_a_large_vocabulary_keeps_the_sets_that_sorting_keeps(how):
 def test_a_row_keeps_what_it_keeps_alone_whatever_stands_beside_it():
     weights = wide_weights()
     asked = [Sampling(top_p=0.9), Sampling(), Sampling(top_p=0.9), Sampling(top_k=9), Sampling()]
-    keep = jax.jit(draw._truncate)
-    together = keep(weights, rules_of(asked, WIDE))
+    together = truncate(weights, rules_of(asked, WIDE))
     for row, one in enumerate(asked):
-        alone = keep(weights[row : row + 1], rules_of([one], WIDE))
+        alone = truncate(weights[row : row + 1], rules_of([one], WIDE))
         np.testing.assert_array_equal(together[row], alone[0])
 
 
@@ -305,7 +310,7 @@ def test_no_draw_sorts_a_row():
 
 
 def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
-    moved = jax.tree.map(lambda x: x + 0.3, params)
+    moved = jax.tree.map(lambda x: np.asarray(x) + np.float32(0.3), params)
     before = generate(
         model,
         params,

@@ -236,7 +236,7 @@ def test_any_way_of_reading_gives_one_cache(monkeypatch, order, kv_dtype, window
     next_ = jax.jit(lambda caches: model.decode_step(model.unstack(params), token, total, caches))
     token = jnp.array([3, 4, 5])
     found = []
-    for chunk in (1, 3, 7, 15):
+    for chunk in (1, 3, 7) if window else (1, 15):  # each width is a program
         caches, at = model.empty_caches(3, 20, kv_dtype), np.zeros(3, np.int32)
         while (at < total).any():
             counts = np.clip(total - at, 0, chunk)

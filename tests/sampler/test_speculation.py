@@ -140,7 +140,8 @@ def repeating(model, params, drafts, count=6, new=60):
 
 
 def test_text_that_repeats_itself_takes_a_third_of_the_steps():
-    model, params = tiny(), without_attention(weights(tiny()))
+    model = tiny(layers=1, kinds=())
+    params = without_attention(weights(model))
     want, plain = repeating(model, params, 0)
     found, sampler = repeating(model, params, 8)
     assert found == want and sum(map(len, want)) == 360
@@ -153,7 +154,8 @@ def test_text_that_repeats_itself_takes_a_third_of_the_steps():
 def test_the_law_of_the_samples_with_drafts():
     """Chi-square over 3,000 samples: of the first token, whether or not it is what was drafted, and
     of the second behind a draft that was kept, which the same step drew."""
-    model, params, rows = tiny(), weights(tiny()), 3000
+    model, rows = tiny(layers=1, kinds=()), 3000
+    params = weights(model)
     prompt = [5, 6, 7, 8, 5, 6]  # drafts 7, 8, ...
     sampler = Sampler(Engine(model, 64, ROOM, steps=4, draft_tokens=2), key=jax.random.key(2))
     warm = Sampling(max_response_tokens=4, temperature=3.0)

@@ -172,13 +172,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
     for path, x in base.items():  # a trained head is float32, whatever the base is
         if path in dtypes and x.dtype != dtypes[path]:
             base[path] = x.astype(dtypes[path])
-    fresh = [path for path in shapes if path[-1] in LEAVES]
-
-    def draw(key):
-        made = flattened(model.create(key))
-        return {path: made[path] for path in fresh}
-
-    out = jax.jit(draw, out_shardings={path: layout[path] for path in fresh})(key)
+    out = _fresh(model)(key)
     for path, (_, axes) in shapes.items():
         if path[-1] == "scales":
             weight = base.pop(weight_of(path))
@@ -189,6 +183,18 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
             )
             out[codes], out[path] = encode(weight)
     return nested(out | base)
+
+
+@functools.cache
+def _fresh(model):
+    """The program that draws the adapters, compiled once."""
+    layout = {path: x for path, x in flattened(model.shardings()).items() if path[-1] in LEAVES}
+
+    def draw(key):
+        made = flattened(model.create(key))
+        return {path: made[path] for path in layout}
+
+    return jax.jit(draw, out_shardings=layout)
 
 
 def merge(model, params: dict) -> dict:
@@ -203,12 +209,15 @@ def merge(model, params: dict) -> dict:
             weight = weight_of(path)
             scales = (*path[:-1], "scales")
             axis = model.shapes()[scales][1].index(None)
-            out[weight] = dequantise(x, flat[scales], lora.base, axis, jnp.float32)
+            out[weight] = _decode(x, flat[scales], lora.base, axis, jnp.float32)
     for path, a in flat.items():
         if path[-1] == "lora_a":
             weight, b = weight_of(path), flat[(*path[:-1], "lora_b")]
             out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank, stacked_axes(path))
     return nested(out)
+
+
+_decode = jax.jit(dequantise, static_argnums=(2, 3, 4))
 
 
 @functools.partial(jax.jit, static_argnums=4)

@@ -4,12 +4,16 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
+from conftest import Compiled
 
 from golden_checks.common import response_batch
-from rljax import advantages
+from rljax import advantages as op_by_op
 from rljax import batch as batches
 from rljax.losses.kl import kl_estimate
 from rljax.shaping import resampling
+
+# Traced once for cases of one shape; and one program where a check computes on the host in between.
+advantages = Compiled(op_by_op)
 
 
 def mask_of(case):

@@ -224,8 +224,8 @@ def trl_gmpo(case, dtype):
     weights = trl_weights(p, batch, "gmpo")
     out = trl_run(case, dtype, p, batch, inputs, policy.gmpo, options, weights)
     # A row without a token has ratio 1 and a loss of -A there, and none here.
-    empty = np.sum(np.asarray(batch.mask), axis=1) == 0
-    constant = -np.sum(np.asarray(case.inputs["advantages"]), where=empty) / batch.rows
+    empty = jnp.sum(batch.mask, axis=1) == 0
+    constant = -jnp.sum(jnp.asarray(case.inputs["advantages"], dtype), where=empty) / batch.rows
     out["output/loss"] += constant / p.get("gradient_accumulation_steps", 1)
     return out
 
