@@ -56,6 +56,12 @@ from rljax.models.vision.names import STACKED
 TRANSPOSED_STEPS = 16
 
 
+@functools.lru_cache(maxsize=16)  # equal models share a program
+def _init_program(model: "Model"):
+    options = runs_once(model.mesh)
+    return jax.jit(model.create, out_shardings=model.shardings(), compiler_options=options)
+
+
 @functools.cache
 def _definition(config: ModelConfig, head: str):
     """(static NNX graph, {path: (shape, logical axes, dtype)}) without allocating a weight."""
@@ -120,8 +126,7 @@ class Model:
 
     def init(self, key: jax.Array) -> dict:
         """Random parameters, created in place on the mesh."""
-        options = runs_once(self.mesh)
-        return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
+        return _init_program(self)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:
         """(parameters that an optimizer moves, those frozen under adapters)."""

@@ -100,6 +100,12 @@ class _Trained(Role):
         return dataclasses.replace(self, state=state), named
 
 
+def _without_decoding(role):
+    """Returns the role as a program reads it. How the host decodes is no part of the program, and
+    it holds a tokenizer, which is another object in each run: equal runs would share none."""
+    return dataclasses.replace(role, decoding=Decoding())
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Actor(_Trained):
@@ -121,6 +127,12 @@ class Actor(_Trained):
         frozen, temperature = shared
         state = dataclasses.replace(self.state, frozen=frozen)
         return dataclasses.replace(self, state=state, temperature=temperature)
+
+    def in_program(self):
+        return _without_decoding(self)
+
+    def after_program(self, new, roles: dict):
+        return dataclasses.replace(new, decoding=self.decoding)
 
     def generate(
         self,
@@ -445,6 +457,12 @@ class Reference(Role):
     def joined(self, shared):
         base, temperature = shared
         return dataclasses.replace(self, params=merged(self.params, base), temperature=temperature)
+
+    def in_program(self):
+        return _without_decoding(self)
+
+    def after_program(self, new, roles: dict):
+        return dataclasses.replace(new, decoding=self.decoding)
 
     def pinned(self):
         layout = self.model.split(self.model.shardings())[0]
