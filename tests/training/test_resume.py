@@ -17,6 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from conftest import lanes
@@ -30,7 +31,8 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import load_policy
 from rljax.runs.folder import FILES, FOLDERS, locked
-from rljax.training import RunStopped, train
+from rljax.training import RunStopped
+from rljax.training import train as train_on_all
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
@@ -81,9 +83,24 @@ def parts(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
+# One learning program serves every run here, that whose accuracy must move included.
+FIELDS = {
+    "reward.function": "resume_parts.score",
+    "data.train": "resume_parts.digits",
+    "model": "decoder(layers=1, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)",
+    "evaluate.correct_at": 0.1,
+    "actor_optimizer.lr": 5e-3,
+}
+DEVICES = 2  # what is resumed is sharded
+
+
 def configured(run_dir, **fields):
-    names = {"reward__function": "resume_parts.score", "data__train": "resume_parts.digits"}
-    return tiny_config(run_dir, **{**names, **fields})
+    ours = {name.replace(".", "__"): value for name, value in FIELDS.items()}
+    return tiny_config(run_dir, **{**ours, **fields})
+
+
+def train(config):
+    return train_on_all(config, devices=jax.devices()[:DEVICES])
 
 
 def plan(parts: Path, what: signal.Signals | Path, calls: int) -> None:
@@ -174,7 +191,7 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
 def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
     """A stopped run has none; the resumed one has that of a fresh evaluation, also where fewer
     steps make the step at which it stopped the last one."""
-    fields = dict(evaluate__every_steps=0, evaluate__correct_at=0.1, actor_optimizer__lr=5e-3)
+    fields = dict(evaluate__every_steps=0)
     plan(parts, signal.SIGTERM, EVALUATION + 3 * 16 - 8)  # in step 9, the third after SFT
     found = stopped(configured(tmp_path / "one", **fields)).run.summary
     before = found["accuracy_before"]
@@ -272,7 +289,7 @@ def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_p
 
 def test_another_config_is_refused_by_name_and_changes_nothing(half):
     before = {p: p.read_bytes() for p in half.rglob("*") if p.is_file()}
-    changes = {"actor_optimizer__lr": 0.1, "sampler__temperature": 0.9}
+    changes = {"actor_optimizer__lr": 0.2, "sampler__temperature": 0.9}
     for allowed in ((), ("sampler.temperature",)):
         with pytest.raises(InputError, match="actor_optimizer.lr") as error:
             train(configured(half, **changes, checkpoint__allow_changed=allowed))
@@ -307,7 +324,7 @@ def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed)
 
 @pytest.mark.slow
 def test_a_change_that_the_arrays_do_not_fit_is_refused_although_allowed(half):
-    model = "decoder(layers=2, embed=64, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)"
+    model = "decoder(layers=1, embed=64, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)"
     with pytest.raises(InputError, match="arrays does not fit the model and optimizer"):
         train(configured(half, model=model, checkpoint__allow_changed=("model",)))
 
@@ -449,8 +466,10 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(whole, 
 
 
 def environment() -> dict:
-    """That of this process: equal devices, so that runs of both can be compared."""
-    return {**os.environ, "PYTHONPATH": str(REPO), "PYTHONWARNINGS": "default"}
+    """As many devices as runs of this process have, so that runs of both can be compared."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={DEVICES}")
+    others = {"PYTHONPATH": str(REPO), "PYTHONWARNINGS": "default", "XLA_FLAGS": flags}
+    return {**os.environ, **others}
 
 
 def command(config: str, run_dir: Path, *flags: str) -> list[str]:
@@ -505,10 +524,7 @@ def hidden(run_dir: Path) -> bool:
     return any((run_dir / "checkpoints").glob(".0*"))
 
 
-PARTS_FLAGS = (
-    "--config.reward.function=resume_parts.score",
-    "--config.data.train=resume_parts.digits",
-)
+PARTS_FLAGS = tuple(f"--config.{name}={value}" for name, value in FIELDS.items())
 
 
 @pytest.mark.slow
