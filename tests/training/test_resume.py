@@ -166,8 +166,10 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
     assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     assert not (half / "policy").exists()  # what is exported is final
-    plan(parts, signal.SIGTERM, 16 + EVALUATION + 8)  # step 8, and in step 9
-    assert stopped(configured(half)).run.summary["steps"] == 9 == newest_step(half)
+    plan(parts, signal.SIGINT, 16 + EVALUATION + 8)  # step 8, and in step 9
+    stop = stopped(configured(half))
+    assert stop.signal == "SIGINT" and stop.code == 3
+    assert stop.run.summary["steps"] == 9 == newest_step(half)
     assert train(configured(half)).summary["status"] == "finished"
     assert_same_run(half, whole)
 
