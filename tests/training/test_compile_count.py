@@ -33,6 +33,7 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
         for _ in range(3):
             counts.append(compiles.count())
             run.step()
+        assert run.roles["actor"].decoding is run.setup.decoding  # which no program gives back
 
     def bare(names):
         return [name.removeprefix("jit(").removesuffix(")") for name in names]
