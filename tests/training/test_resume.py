@@ -30,7 +30,7 @@ from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import load_policy
-from rljax.runs.folder import FILES, FOLDERS, locked
+from rljax.runs.folder import FILES, FOLDERS, LOCK, locked
 from rljax.training import RunStopped
 from rljax.training import train as train_on_all
 
@@ -545,8 +545,12 @@ def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
     launched.kill()
 
     launched = start()  # in the save of step 8, or of a later one
+    lock = killed / LOCK  # of whoever writes into the folder, by its process
+    assert wait_for(launched, lambda: str(launched.process.pid) in lock.read_text(), "the lock")
+    launched.process.send_signal(signal.SIGSTOP)  # it must not end before the other looks
     second = start()
     assert second.wait() == 2 and f"process {launched.process.pid} on" in second.log.read_text()
+    launched.process.send_signal(signal.SIGCONT)
     assert wait_for(launched, lambda: hidden(killed), "a save")
     launched.kill()
     assert hidden(killed) and newest_step(killed) < 12
