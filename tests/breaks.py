@@ -662,6 +662,78 @@ BREAKS = {
         '"tokens": jnp.sum(chosen, axis=0)',
         ["tests/models/test_experts.py", "-k", "padding"],
     ),
+    "the tokenizer is a part of a role's program": (
+        "rljax/roles/models.py",
+        "    return dataclasses.replace(role, decoding=Decoding())\n",
+        "    return role\n",
+        ["tests/training/test_compile_count.py", "-k", "equal_run"],
+    ),
+    "a step leaves the actor without its way of decoding": (
+        "rljax/roles/models.py",
+        "        return dataclasses.replace(new, decoding=self.decoding)\n\n    def generate(\n"
+        "        self,\n        prompts,\n        key,\n        sampling: Sampling,\n        *,\n"
+        "        n: int = 1,\n        finished: Callable | None = None,\n"
+        "        stop: Callable[[], bool] | None = None,\n        second",
+        "        return new\n\n    def generate(\n"
+        "        self,\n        prompts,\n        key,\n        sampling: Sampling,\n        *,\n"
+        "        n: int = 1,\n        finished: Callable | None = None,\n"
+        "        stop: Callable[[], bool] | None = None,\n        second",
+        ["tests/training/test_compile_count.py", "-k", "twelve"],
+    ),
+    "a step that is not finite is taken": (
+        "rljax/learn/state.py",
+        "_changed(optimizer, gradient, state, finite & take, layout)",
+        "_changed(optimizer, gradient, state, take, layout)",
+        ["tests/training/test_faults.py", "-k", "not_finite"],
+    ),
+    "steps in a row are counted over good ones": (
+        "rljax/learn/state.py",
+        "skipped_in_a_row=jnp.where(taken, 0, in_a_row),",
+        "skipped_in_a_row=in_a_row,",
+        ["tests/training/test_faults.py", "-k", "not_finite"],
+    ),
+    "the position of the data is not resumed": (
+        "rljax/training/run.py",
+        "        source.set_state(saved)\n",
+        "        pass\n",
+        ["tests/training/test_resume.py", "-k", "mid_step"],
+    ),
+    "the implicit model learns from rows that the filter drops": (
+        "rljax/dataflows/prime.py",
+        "implicit.update(filter_baseline_rows(batch, cfg), loss, **options)",
+        "implicit.update(batch, loss, **options)",
+        ["tests/dataflows/test_prime.py"],
+    ),
+    "a failed sample is the best of its prompt": (
+        "rljax/shaping/pairs.py",
+        "    best = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)\n",
+        "    best = jnp.argmax(scores, axis=1)\n",
+        ["tests/dataflows/test_online_preference.py", "-k", "hand"],
+    ),
+    "continuations that a limit ended count by their score": (
+        "rljax/rollout/rules/vine.py",
+        "        if unfinished is not None:\n",
+        "        if False:\n",
+        ["tests/rollout/test_vine.py", "-k", "real_completions"],
+    ),
+    "continuations in flight are scored with what is no outcome": (
+        "rljax/rollout/rules/vine.py",
+        "    branch = sample.outcome_alone().branch\n",
+        "    branch = sample.branch\n",
+        ["tests/rollout/test_vine.py", "-k", "outcome_alone"],
+    ),
+    "the interval knows prompts alone": (
+        "rljax/experiments/comparison.py",
+        "values[rng.integers(0, seeds, seeds)][:,",
+        "values[:,",
+        ["tests/experiments/test_comparison.py", "-k", "widens"],
+    ),
+    "a digest is of bytes alone": (
+        "rljax/experiments/lineage.py",
+        'f"{name} {file_sha256(file)}\\n"',
+        'f"{file_sha256(file)}\\n"',
+        ["tests/experiments/test_pipeline.py", "-k", "digest"],
+    ),
 }
 
 

@@ -56,6 +56,12 @@ from rljax.models.vision.names import STACKED
 TRANSPOSED_STEPS = 16
 
 
+@functools.lru_cache(maxsize=16)  # equal models share a program
+def _init_program(model: "Model"):
+    options = runs_once(model.mesh)
+    return jax.jit(model.create, out_shardings=model.shardings(), compiler_options=options)
+
+
 @functools.cache
 def _definition(config: ModelConfig, head: str):
     """(static NNX graph, {path: (shape, logical axes, dtype)}) without allocating a weight."""
@@ -67,13 +73,6 @@ def _definition(config: ModelConfig, head: str):
         axes = ("layers", *axes) if stacked else axes
         weights[path] = (leaf.shape, axes, leaf.dtype)
     return graph, weights
-
-
-@functools.cache
-def _initialiser(model: "Model"):
-    """The program that draws every weight, compiled once."""
-    options = runs_once(model.mesh)
-    return jax.jit(model.create, out_shardings=model.shardings(), compiler_options=options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Model:
 
     def init(self, key: jax.Array) -> dict:
         """Returns random parameters, in the shapes of `shapes`, created in place on the mesh."""
-        return _initialiser(self)(key)
+        return _init_program(self)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:
         """Returns the parameters that an optimizer moves, and those frozen under adapters."""

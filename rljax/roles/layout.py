@@ -1,6 +1,7 @@
 """Layout of training's arrays: that of weights, moments and counters on the mesh."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -88,6 +89,7 @@ def training_layout(
     return dataclasses.replace(shapes, frozen=frozen)
 
 
+@functools.lru_cache(maxsize=16)  # equal models and optimizers share a program
 def _create(model: Model, optimizer, spread: DataParallel):
     """(trained weights, key of their rounding) -> the state before the first step."""
     scaled = model.config.dtype == "float16"

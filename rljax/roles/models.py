@@ -100,6 +100,12 @@ class _Trained(Role):
         return dataclasses.replace(self, state=state), named
 
 
+def _without_decoding(role):
+    """Returns the role as a program reads it. How the host decodes is no part of the program, and
+    it holds a tokenizer, which is another object in each run: equal runs would share none."""
+    return dataclasses.replace(role, decoding=Decoding())
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Actor(_Trained):
@@ -123,6 +129,14 @@ class Actor(_Trained):
         frozen, temperature = shared
         state = dataclasses.replace(self.state, frozen=frozen)
         return dataclasses.replace(self, state=state, temperature=temperature)
+
+    def in_program(self):
+        """Returns the role without its way of decoding, which no program reads."""
+        return _without_decoding(self)
+
+    def after_program(self, new, roles: dict):
+        """Returns the role that the program returned, `new`, with this one's way of decoding."""
+        return dataclasses.replace(new, decoding=self.decoding)
 
     def generate(
         self,
@@ -453,6 +467,14 @@ class Reference(Role):
         """Returns the reference with the base and the temperature of `split`."""
         base, temperature = shared
         return dataclasses.replace(self, params=merged(self.params, base), temperature=temperature)
+
+    def in_program(self):
+        """Returns the role without its way of decoding, which no program reads."""
+        return _without_decoding(self)
+
+    def after_program(self, new, roles: dict):
+        """Returns the role that the program returned, `new`, with this one's way of decoding."""
+        return dataclasses.replace(new, decoding=self.decoding)
 
     def pinned(self):
         """Keeps the weights on the layout of the model, inside a program."""

@@ -116,16 +116,19 @@ class RoleInputs:
         return like if self.abstract else _copied(self.params, like)
 
 
+def _copy(tree: dict, dtypes: tuple) -> dict:
+    leaves, structure = jax.tree.flatten(tree)
+    copies = [jnp.array(x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
+    return jax.tree.unflatten(structure, copies)
+
+
 def _copied(tree: dict, like: dict | None = None) -> dict:
     """The arrays in buffers of their own, with the dtypes and the memory of `like`, by one
     program."""
     like = tree if like is None else like
     layout = jax.tree.map(lambda x: x.sharding, tree)
-
-    def copy(tree):
-        return jax.tree.map(lambda x, y: jnp.array(x, y.dtype), tree, like)
-
-    copies = jax.jit(copy, out_shardings=layout)(tree)
+    dtypes = tuple(x.dtype for x in jax.tree.leaves(like))
+    copies = jax.jit(_copy, static_argnames="dtypes", out_shardings=layout)(tree, dtypes=dtypes)
 
     def put(x, y):
         return x if y.sharding == x.sharding else moved(x, y.sharding)

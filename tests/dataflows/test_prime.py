@@ -29,24 +29,29 @@ def step(tmp_path_factory):
     shared.close()
 
 
-def called(step, batch=None, advantage=None, **options):
+def called(step, batch=None, **options):
     """The page's roles and metrics, and the batch that its advantage read."""
     roles, sampled, cfg = step
-    seen = {}
 
-    def reading(rewarded):
-        seen["batch"] = rewarded
-        seen["advantages"] = cfg.advantage(rewarded)
-        return seen["advantages"]
+    @jax.jit  # op by op, every operation would compile by itself
+    def page(batch, roles):
+        seen = {}
+
+        def reading(rewarded):
+            seen["batch"] = rewarded
+            seen["advantages"] = cfg.advantage(rewarded)
+            return seen["advantages"]
+
+        new, metrics = prime.page(batch, None, cfg.replace(advantage=reading), **roles, **options)
+        return new, metrics, seen
 
     given = {name: roles[name] for name in ("actor", "implicit", "reference")}
-    batch = sampled if batch is None else batch
-    new, metrics = prime.page(batch, None, cfg.replace(advantage=reading), **given, **options)
-    return new, metrics, seen
+    return page(sampled if batch is None else batch, given)
 
 
 def rated(role, batch, reference) -> np.ndarray:
-    gap = role.logprobs(batch) - reference.logprobs(batch)
+    logprobs = jax.jit(lambda role, batch: role.logprobs(batch))
+    gap = logprobs(role, batch) - logprobs(reference, batch)
     return np.where(np.asarray(batch.mask) > 0, BETA * np.asarray(gap), 0.0)
 
 

@@ -136,7 +136,7 @@ def test_verb_by_verb_equals_the_program(ppo_on_one, one_device):
     np.testing.assert_allclose(metrics["critic/vf_loss"], want_metrics["critic/vf_loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("page, advantage", [(grpo, "group_relative"), (ppo, "gae")])
+@pytest.mark.parametrize("page, advantage", [(grpo, "group_relative"), (ppo, "gae(lam=0.95)")])
 def test_the_learning_phase_is_one_program(page, advantage, one_device, tmp_path):
     """The profiler sees exactly one execution: log-probs, advantages and all optimizer steps are in
     it."""

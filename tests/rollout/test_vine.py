@@ -64,13 +64,19 @@ def rolled(started, decoding=None, shaping=(), **options):
     return done, calls
 
 
+@pytest.fixture(scope="module")
+def plain(run):
+    """The rollout without options, which changes nothing of the run."""
+    return rolled(run)
+
+
 def states_of(batch):
     return np.argwhere(~np.isnan(np.asarray(batch.values)))
 
 
 @pytest.mark.slow
-def test_each_state_gets_its_completions_and_the_advantages_telescope(run):
-    done, _ = rolled(run)
+def test_each_state_gets_its_completions_and_the_advantages_telescope(run, plain):
+    done, _ = plain
     batch = fetch(done.batch)
     tokens = (batch.mask > 0).sum(axis=1)
     assert len(states_of(batch)) == tokens.sum()  # each token is a step here
@@ -85,10 +91,10 @@ def test_each_state_gets_its_completions_and_the_advantages_telescope(run):
     np.testing.assert_array_equal(states_of(few.batch)[:, 0], np.arange(batch.rows))
 
 
-def test_values_are_the_mean_scores_of_real_completions(run):
+def test_values_are_the_mean_scores_of_real_completions(run, plain):
     """Drawn with the policy behind the very tokens of the response; cut off ones count as said."""
     started, prompts = run
-    done, calls = rolled(run)
+    done, calls = plain
     batch, states = fetch(done.batch), states_of(done.batch)
     rows = jax.tree.map(lambda *x: np.concatenate(x), *calls[1:])
     scored, _ = started.source.player.reward(jax.tree.map(jnp.asarray, rows), prompts)
@@ -111,9 +117,9 @@ def test_values_are_the_mean_scores_of_real_completions(run):
     np.testing.assert_allclose(done.metrics["vine/unfinished"], share)
 
 
-def test_values_are_shaped_as_the_rewards_of_the_samples(run):
+def test_values_are_shaped_as_the_rewards_of_the_samples(run, plain):
     """And a rule of lengths reads whole responses: of prefix and continuation."""
-    raw, calls = rolled(run)
+    raw, calls = plain
     states = states_of(raw.batch)
     rules = "scaled(scale=2.0, shift=-0.5)", "soft_overlong(max_tokens=2, cache_tokens=1)"
     done, _ = rolled(run, shaping=rules)
@@ -205,8 +211,8 @@ def test_values_are_those_of_an_enumerated_tree(run):
 
 
 @pytest.mark.slow
-def test_samples_are_the_same_with_and_without_the_cache(run):
-    one, _ = rolled(run)
+def test_samples_are_the_same_with_and_without_the_cache(run, plain):
+    one, _ = plain
     paged = Decoding(loop="host", slots=4, page_tokens=4)
     for decoding in (Decoding(loop="host"), Decoding(slots=5), paged):
         other, _ = rolled(run, decoding=decoding)

@@ -5,30 +5,28 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import tiny_config
+from tiny_run import tiny_config, train_on_one
 
 from rljax.keys import fold_in, root_key, stream
 from rljax.setup import build, initial_params
 from rljax.tracking import compiles
 from rljax.training.run import Run
 
-BEFORE = {"key", "fold_in", "create", "new_train_state", "copy"}  # weights, optimizer, reference
+BEFORE = {"key", "fold_in", "create", "new_train_state", "_copy"}  # weights, optimizer, reference
 STEP = {"request_keys", "_begin", "_dispatch", "_finish", "_with_rewards", "grpo", "lr"}
+SIZES = dict(
+    model="decoder(layers=1, embed=24, mlp=40, heads=2, kv_heads=1, head_dim=12)",
+    sampler__max_response_tokens=33,
+    algorithm__kl_in_loss=0.1,
+)
 
 
 @pytest.mark.smoke
 def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
     """Scored while it decodes, with a reference. An operation of jax.numpy in host code would be
     one more."""
-    sizes = dict(
-        model="decoder(layers=1, embed=24, mlp=40, heads=2, kv_heads=1, head_dim=12)",
-        sampler__max_response_tokens=33,
-        sft__steps=0,
-        evaluate__prompts=0,
-        algorithm__kl_in_loss=0.1,
-        actor_optimizer__schedule="linear",
-    )
-    config, counts = tiny_config(tmp_path, **sizes), []
+    fields = dict(sft__steps=0, evaluate__prompts=0, actor_optimizer__schedule="linear")
+    config, counts = tiny_config(tmp_path, **SIZES, **fields), []
     compiles.watch()
     start = compiles.count()
     with Run(build(config, jax.devices()[:1]), Path(tmp_path)) as run:
@@ -37,6 +35,7 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
         for _ in range(3):
             counts.append(compiles.count())
             run.step()
+        assert run.roles["actor"].decoding is run.setup.decoding  # which no program gives back
 
     def bare(names):
         return [name.removeprefix("jit(").removesuffix(")") for name in names]
@@ -45,6 +44,24 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
     assert set(bare(begun)) <= BEFORE and set(first) <= STEP
     assert {"create", "grpo"} <= {*bare(begun), *first} and len(begun) + len(first) <= 12
     assert compiles.names(counts[1]) == []
+
+
+def test_an_equal_run_of_this_process_compiles_nothing(tmp_path):
+    """Also with a tokenizer of its own, and a learning rate over another number of steps is the
+    only other program of a run that goes on longer."""
+
+    def programs(name, steps):
+        start = compiles.count()
+        config = tiny_config(
+            tmp_path / name, **SIZES, steps=steps, sft__steps=2, evaluate__prompts=4
+        )
+        train_on_one(config)
+        return compiles.names(start)
+
+    compiles.watch()
+    assert "jit(grpo)" in programs("first", 2)
+    assert programs("second", 2) == []
+    assert set(programs("third", 3)) <= {"jit(lr)"}
 
 
 def test_keys_of_one_program_are_those_of_jax_random():

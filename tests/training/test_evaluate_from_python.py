@@ -22,10 +22,17 @@ def digits_in_order(response, ground_truth):
     return sum(a == b for a, b in zip(response, ground_truth, strict=False)) / len(ground_truth)
 
 
+FIELDS = dict(
+    steps=2,
+    evaluate__every_steps=0,
+    model="decoder(layers=1, embed=48, mlp=96, heads=3, kv_heads=3, head_dim=16)",
+)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run with a reward of this file, evaluated at its end alone."""
-    config = tiny_config(tmp_path_factory.mktemp("run"), steps=2, evaluate__every_steps=0)
+    config = tiny_config(tmp_path_factory.mktemp("run"), **FIELDS)
     return rljax.train(config, reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
 
 
@@ -44,9 +51,9 @@ def test_a_run_is_evaluated_as_it_was_at_its_end(run, tmp_path):
 
 def test_rows_and_a_function_are_taken_and_nothing_is_left(run):
     before = {path for path in run.folder.rglob("*")}
-    rows = [{"prompt": "31542>", "ground_truth": "12345"}] * 2
+    rows = [{"prompt": "31542>", "ground_truth": "12345"}] * 3
     found = rljax.evaluate(run, lambda_free, data=iter(rows), samples=0)
-    assert found["metrics"]["greedy_accuracy"]["value"] == 1.0 and found["prompts"]["kept"] == 2
+    assert found["metrics"]["greedy_accuracy"]["value"] == 1.0 and found["prompts"]["kept"] == 3
     assert {path for path in run.folder.rglob("*")} == before
 
 
@@ -108,7 +115,7 @@ def test_metrics_are_arrays_and_the_run_is_one_short_line(run):
 
 
 def test_fixes_of_a_run_are_arguments(run):
-    config = tiny_config(run.folder, steps=2, evaluate__every_steps=0)
+    config = tiny_config(run.folder, **FIELDS)
     same = dict(reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
     with pytest.raises(InputError, match="Fix: use a new run_dir, or train on: steps=4"):
         rljax.train(config, **same)

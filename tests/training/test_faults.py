@@ -100,10 +100,13 @@ BAD = {
 }
 
 
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-1))
+STEP = jax.jit(lambda state, gradient, loss: optimizer_step(state, gradient, loss, OPTIMIZER))
+
+
 @pytest.mark.parametrize("loss, bad", BAD.values(), ids=BAD.keys())
 def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(loss, bad):
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-1))
-    step = jax.jit(lambda s, g, x: optimizer_step(s, g, x, optimizer))
+    optimizer, step = OPTIMIZER, STEP
     good = jax.tree.map(jnp.ones_like, train_state(optimizer).params)
     worse = {**good, "w": good["w"].at[1].set(bad)}
     state, _ = step(train_state(optimizer), good, 1.0)
@@ -129,10 +132,12 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(loss, bad):
 # -- a run whose loss becomes NaN: RL step 3 and later, which are steps 9 and later --
 
 NAN, CURED = "fault_parts.nan_from(version=4)", "fault_parts.nan_from(version=1000)"
+MODEL = "decoder(layers=1, embed=48, mlp=96, heads=3, kv_heads=3, head_dim=16)"
 
 
 def nan_config(folder, **fields):
-    return tiny_config(folder, algorithm__policy_loss=NAN, **fields)
+    """One learning program for every run here; two steps of GRPO are finite."""
+    return tiny_config(folder, algorithm__policy_loss=NAN, model=MODEL, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +185,8 @@ def test_the_exported_policy_is_that_of_the_checkpoint(broken):
 def test_the_run_goes_on_when_the_cause_is_gone(broken, tmp_path):
     folder, _ = broken
     allowed = ("algorithm.policy_loss",)
-    config = tiny_config(folder, algorithm__policy_loss=CURED, checkpoint__allow_changed=allowed)
+    changed = dict(algorithm__policy_loss=CURED, checkpoint__allow_changed=allowed)
+    config = tiny_config(folder, model=MODEL, **changed)
     found = train_on_one(config)
     assert (found["status"], found["steps"]) == ("finished", 12)
     assert [r["skipped_steps"] for r in metrics_rows(folder)] == [0.0] * 12
@@ -285,12 +291,8 @@ def test_a_failed_reward_leaves_its_group_and_changes_nobody_elses_advantage(jud
 
 
 def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_path):
-    config = tiny_config(
-        tmp_path,
-        algorithm__policy_loss=CURED,
-        reward__function="fault_parts.by_answer",
-        reward__timeout_s=0.3,
-        steps=3,
+    config = nan_config(
+        tmp_path, reward__function="fault_parts.by_answer", reward__timeout_s=0.3, steps=2
     )
     config.reward.workers = 2
     found = train_on_one(config)
@@ -315,8 +317,7 @@ def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
     rewards = {"alone": names[1], "mixed": f"mixture(rewards={names!r}, weights=(1.0, 0.5))"}
     rows = {}
     for name, function in rewards.items():
-        fields = {"algorithm__policy_loss": CURED, "reward__function": function}
-        config = tiny_config(tmp_path / name, steps=1, sft__steps=0, **fields)
+        config = nan_config(tmp_path / name, steps=1, sft__steps=0, reward__function=function)
         assert train_on_one(config)["status"] == "finished"
         rows[name] = [r for r in metrics_rows(tmp_path / name) if r["phase"] == "rl"][0]
         assert (rows[name]["reward/errors"], rows[name]["reward/timeouts"]) == (0.0, 0.0)

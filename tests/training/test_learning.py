@@ -8,10 +8,11 @@ import sys
 
 import pytest
 from conftest import REPO
-from tiny_run import train_on_one
+from tiny_run import train_on, train_on_one
 
 from rljax.config import Config
-from rljax.training import train
+
+DEVICES = 2
 
 
 def config(tmp_path, **changes) -> Config:
@@ -23,7 +24,7 @@ def config(tmp_path, **changes) -> Config:
         export=False,
         compilation_cache="~/.cache/rljax/tests",
     )
-    made.mesh.data, made.mesh.fsdp = 1 if changes else 8, 1
+    made.mesh.data, made.mesh.fsdp = DEVICES, 1
     made.data.train = "first_letter()"
     made.data.max_prompt_tokens = 4
     made.sampler.max_response_tokens = 1
@@ -66,9 +67,7 @@ def rewards(tmp_path) -> list[float]:
     ids=["grpo", "ppo", "policy_gradient"],
 )
 def test_reward_rises_past_the_mark(tmp_path, changes):
-    # The first is on eight devices.
-    made = config(tmp_path, **changes)
-    summary = train_on_one(made) if changes else train(made).summary
+    summary = train_on(DEVICES, config(tmp_path, **changes))
     found = rewards(tmp_path)
     assert sum(found[:2]) / 2 < 0.4
     assert sum(found[-5:]) / 5 > 0.85, found
@@ -77,17 +76,14 @@ def test_reward_rises_past_the_mark(tmp_path, changes):
 
 
 def test_a_flipped_sign_does_not_learn(tmp_path):
-    summary = train_on_one(config(tmp_path, algorithm__policy_loss="toy.upside_down"))
+    summary = train_on(DEVICES, config(tmp_path, algorithm__policy_loss="toy.upside_down"))
     assert sum(rewards(tmp_path)[-5:]) / 5 < 0.2
     assert summary["accuracy_after"]["value"] < 0.3
 
 
 def test_sft_learns_its_examples_and_generalises(tmp_path):
-    summary = train_on_one(
-        config(
-            tmp_path, steps=0, sft__steps=60, sft__sequences_per_step=32, sft__optimizer__lr=1e-2
-        )
-    )
+    fields = dict(sft__steps=60, sft__sequences_per_step=32, sft__optimizer__lr=1e-2)
+    summary = train_on(DEVICES, config(tmp_path, steps=0, **fields))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert rows[-1]["loss"] < 0.1 < rows[0]["loss"]
     assert summary["accuracy_before"]["value"] > 0.85
@@ -98,6 +94,7 @@ def test_sft_on_one_record_reproduces_it_greedily(tmp_path):
     """000-03: an instruction in the form of FLAN is answered, letter by letter, as the record
     says."""
     changes = dict(
+        mesh__data=1,
         data__train="toy.restaurant()",
         data__max_prompt_tokens=160,
         sampler__max_response_tokens=40,

@@ -17,6 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from conftest import lanes
@@ -29,8 +30,9 @@ from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import load_policy
-from rljax.runs.folder import FILES, FOLDERS, locked
-from rljax.training import RunStopped, train
+from rljax.runs.folder import FILES, FOLDERS, LOCK, locked
+from rljax.training import RunStopped
+from rljax.training import train as train_on_all
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
@@ -81,9 +83,24 @@ def parts(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
+# One learning program serves every run here, that whose accuracy must move included.
+FIELDS = {
+    "reward.function": "resume_parts.score",
+    "data.train": "resume_parts.digits",
+    "model": "decoder(layers=1, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)",
+    "evaluate.correct_at": 0.1,
+    "actor_optimizer.lr": 5e-3,
+}
+DEVICES = 2  # what is resumed is sharded
+
+
 def configured(run_dir, **fields):
-    names = {"reward__function": "resume_parts.score", "data__train": "resume_parts.digits"}
-    return tiny_config(run_dir, **{**names, **fields})
+    ours = {name.replace(".", "__"): value for name, value in FIELDS.items()}
+    return tiny_config(run_dir, **{**ours, **fields})
+
+
+def train(config):
+    return train_on_all(config, devices=jax.devices()[:DEVICES])
 
 
 def plan(parts: Path, what: signal.Signals | Path, calls: int) -> None:
@@ -149,8 +166,10 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
     assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     assert not (half / "policy").exists()  # what is exported is final
-    plan(parts, signal.SIGTERM, 16 + EVALUATION + 8)  # step 8, and in step 9
-    assert stopped(configured(half)).run.summary["steps"] == 9 == newest_step(half)
+    plan(parts, signal.SIGINT, 16 + EVALUATION + 8)  # step 8, and in step 9
+    stop = stopped(configured(half))
+    assert stop.signal == "SIGINT" and stop.code == 3
+    assert stop.run.summary["steps"] == 9 == newest_step(half)
     assert train(configured(half)).summary["status"] == "finished"
     assert_same_run(half, whole)
 
@@ -174,7 +193,7 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
 def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
     """A stopped run has none; the resumed one has that of a fresh evaluation, also where fewer
     steps make the step at which it stopped the last one."""
-    fields = dict(evaluate__every_steps=0, evaluate__correct_at=0.1, actor_optimizer__lr=5e-3)
+    fields = dict(evaluate__every_steps=0)
     plan(parts, signal.SIGTERM, EVALUATION + 3 * 16 - 8)  # in step 9, the third after SFT
     found = stopped(configured(tmp_path / "one", **fields)).run.summary
     before = found["accuracy_before"]
@@ -272,7 +291,7 @@ def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_p
 
 def test_another_config_is_refused_by_name_and_changes_nothing(half):
     before = {p: p.read_bytes() for p in half.rglob("*") if p.is_file()}
-    changes = {"actor_optimizer__lr": 0.1, "sampler__temperature": 0.9}
+    changes = {"actor_optimizer__lr": 0.2, "sampler__temperature": 0.9}
     for allowed in ((), ("sampler.temperature",)):
         with pytest.raises(InputError, match="actor_optimizer.lr") as error:
             train(configured(half, **changes, checkpoint__allow_changed=allowed))
@@ -307,7 +326,7 @@ def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed)
 
 @pytest.mark.slow
 def test_a_change_that_the_arrays_do_not_fit_is_refused_although_allowed(half):
-    model = "decoder(layers=2, embed=64, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)"
+    model = "decoder(layers=1, embed=64, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)"
     with pytest.raises(InputError, match="arrays does not fit the model and optimizer"):
         train(configured(half, model=model, checkpoint__allow_changed=("model",)))
 
@@ -449,8 +468,10 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(whole, 
 
 
 def environment() -> dict:
-    """That of this process: equal devices, so that runs of both can be compared."""
-    return {**os.environ, "PYTHONPATH": str(REPO), "PYTHONWARNINGS": "default"}
+    """As many devices as runs of this process have, so that runs of both can be compared."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={DEVICES}")
+    others = {"PYTHONPATH": str(REPO), "PYTHONWARNINGS": "default", "XLA_FLAGS": flags}
+    return {**os.environ, **others}
 
 
 def command(config: str, run_dir: Path, *flags: str) -> list[str]:
@@ -505,10 +526,7 @@ def hidden(run_dir: Path) -> bool:
     return any((run_dir / "checkpoints").glob(".0*"))
 
 
-PARTS_FLAGS = (
-    "--config.reward.function=resume_parts.score",
-    "--config.data.train=resume_parts.digits",
-)
+PARTS_FLAGS = tuple(f"--config.{name}={value}" for name, value in FIELDS.items())
 
 
 @pytest.mark.slow
@@ -527,8 +545,12 @@ def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
     launched.kill()
 
     launched = start()  # in the save of step 8, or of a later one
+    lock = killed / LOCK  # of whoever writes into the folder, by its process
+    assert wait_for(launched, lambda: str(launched.process.pid) in lock.read_text(), "the lock")
+    launched.process.send_signal(signal.SIGSTOP)  # it must not end before the other looks
     second = start()
     assert second.wait() == 2 and f"process {launched.process.pid} on" in second.log.read_text()
+    launched.process.send_signal(signal.SIGCONT)
     assert wait_for(launched, lambda: hidden(killed), "a save")
     launched.kill()
     assert hidden(killed) and newest_step(killed) < 12

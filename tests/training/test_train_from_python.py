@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import one_device_environment
+from conftest import lanes, one_device_environment
 from processes import wait_until
 from tiny_run import tiny_config
 
@@ -391,22 +391,30 @@ print("the next stage begins")
 """
 
 
-def test_the_steps_of_a_run_whose_sft_ends_early_are_counted_anew(tmp_path, capsys):
-    """Also by a console that begins at a resume."""
-    base = dataclasses.replace(tiny_config(tmp_path), trackers=("console",))
+def test_a_named_config_trains_writes_the_page_of_its_data_and_counts_its_steps(tmp_path, capsys):
+    """The steps of a run whose SFT ends early are counted anew, also by a console that begins at a
+    resume."""
     how = dict(
+        run_dir=str(tmp_path / "run"),
+        model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)",
+        reward="sequence_match(partial=0.5)",
         sft={"stop_at_accuracy": 0.01, "check_every_steps": 2},
         correct_at=0.01,
+        trackers=("console",),
         devices=jax.devices()[:1],
     )
-    run = rljax.train(base, **how, steps=2)
+    run = rljax.train("quickstart:tiny", **how, steps=2)
     sft = run.summary["sft_steps"]
     assert sft < 6 and f"step {sft + 2}/{sft + 2} | rl" in capsys.readouterr().out
-    rljax.train(base, **how, steps=3, checkpoint={"allow_changed": ("steps",)})
+    page = json.loads((tmp_path / "run/data.json").read_text())
+    assert any(learned for row in page["rows"] for _, learned in row["pieces"])
+    assert "a response ends with" in page["notes"][0]
+    assert "The data as the model reads them" in run.report.read_text()
+    rljax.train("quickstart:tiny", **how, steps=3, checkpoint={"allow_changed": ("steps",)})
     assert f"step {sft + 3}/{sft + 3} | rl" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", lanes([signal.SIGTERM], [signal.SIGINT]))
 def test_what_follows_a_run_that_a_signal_stops_does_not_run(tmp_path, number):
     """The script ends with the code of a preempted run, and finds nothing that looks final."""
     environment = one_device_environment()
@@ -448,11 +456,3 @@ def test_a_stopped_run_has_no_policy(tmp_path):
     finished, stopped = {"status": "finished"}, {"status": "stopped by SIGTERM at step 3"}
     assert TrainedRun(tmp_path, finished).policy == tmp_path / "policy"
     assert TrainedRun(tmp_path, stopped).policy is None
-
-
-def test_a_run_writes_the_page_of_its_data(tmp_path):
-    run = rljax.train("quickstart:tiny", steps=1, run_dir=str(tmp_path / "run"), trackers=())
-    page = json.loads((tmp_path / "run/data.json").read_text())
-    assert any(learned for row in page["rows"] for _, learned in row["pieces"])
-    assert "a response ends with" in page["notes"][0]
-    assert "The data as the model reads them" in run.report.read_text()
