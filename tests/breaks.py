@@ -594,7 +594,7 @@ BREAKS |= {
         "rljax/correction/rejection.py",
         "lower = 1 / upper if name in RATIOS and upper is not None else -math.inf",
         "lower = -math.inf",
-        [CORRECTION],
+        [CORRECTION, "-k", "open_lower"],
     ),
     "quantiles are of n values, not of n - 1 steps": (
         "rljax/correction/ratios.py",
@@ -651,7 +651,7 @@ BREAKS |= {
         "rljax/losses/policy/common.py",
         'jax.lax.stop_gradient(-log_difference(policy, batch, by=by, behaviour="sampler"))',
         'jax.lax.stop_gradient(log_difference(policy, batch, by=by, behaviour="sampler"))',
-        ["tests/losses/test_policy_losses.py"],
+        ["tests/losses/test_policy_losses.py", "-k", "hardly"],
     ),
     "the first token past the shorter row has its whole weight": (
         "rljax/losses/preference/dpo.py",
@@ -669,7 +669,7 @@ BREAKS |= {
         "rljax/losses/policy/tokens.py",
         "stale = constant(batch.old_logprobs, batch) - constant(behaviour, batch)",
         "stale = policy_logprobs(policy, batch) - constant(behaviour, batch)",
-        ["tests/losses/test_policy_losses.py"],
+        ["tests/losses/test_policy_examples.py", "-k", "decoupled"],
     ),
     # -- policies
     "rows that fill up a call are completions": (
@@ -720,13 +720,13 @@ BREAKS |= {
         "rljax/runs/store_lock.py",
         "                self.check()  # who has lost it must not take it back\n",
         "",
-        ["tests/training/test_store_runs.py", "-k", "disturbed or dead"],
+        ["tests/training/test_store_runs.py", "-k", "left_to_it"],
     ),
     "the report is put before what it reads": (
         "rljax/runs/mirror.py",
         "sorted(here, key=lambda name: (name in _LAST, name == _LAST[-1], name))",
         "sorted(here)",
-        ["tests/training/test_store_runs.py", "-k", "whole"],
+        ["tests/training/test_store_runs.py", "-k", "put_last"],
     ),
     # -- search
     "a node's visits are sharpened the wrong way": (
@@ -745,7 +745,7 @@ BREAKS |= {
         "rljax/search/mcts.py",
         "jax.random.wrap_key_data(key), 2**30 + purpose)",
         "jax.random.wrap_key_data(key), 2**30)",
-        ["tests/search/test_mcts.py"],
+        ["tests/search/test_mcts.py", "-k", "draws_of_their_own"],
     ),
     # -- shaping
     "a prompt with one sample is filtered as without contrast": (
@@ -758,7 +758,7 @@ BREAKS |= {
         "rljax/shaping/resampling.py",
         "same & (index[None, :] <= index[:, None]), weights[None, :]",
         "same & (index[None, :] < index[:, None]), weights[None, :]",
-        [SHAPING],
+        [ADVANTAGES, "-k", "resampling"],
     ),
     "tokens that a row kept of another do not lengthen it": (
         "rljax/shaping/scores.py",
