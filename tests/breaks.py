@@ -764,7 +764,7 @@ BREAKS |= {
         "rljax/shaping/scores.py",
         "return tokens + batches.over_rows(batch.kept_tokens, batch)",
         "return tokens",
-        [SHAPING],
+        [SHAPING, "-k", "kept"],
     ),
     # -- workers
     "a frame may hold anything of numpy": (
@@ -797,7 +797,7 @@ BREAKS |= {
         "rljax/command/launch.py",
         "own, others = arguments[:end], arguments[end:]",
         "own, others = arguments, []",
-        ["tests/command"],
+        ["tests/command/test_command.py", "-k", "two_dashes"],
     ),
     "commands that go on from a run do not ask for trust": (
         "rljax/command/train.py",
@@ -873,7 +873,7 @@ BREAKS |= {
         "rljax/doctor/environment.py",
         "if free < disk_gb * 10**9:",
         "if free < disk_gb * 10**6:",
-        ["tests/doctor/test_doctor.py", "-k", "machine"],
+        ["tests/doctor/test_doctor.py", "-k", "counted_in_gb"],
     ),
     # -- evaluation
     "compute counts the steps of all phases": (

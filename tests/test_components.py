@@ -39,6 +39,12 @@ def rows(*, count=4):
 '''
 
 
+def test_what_the_text_sets_comes_before_what_a_call_gives():
+    component = resolve("fixed(value=3)", "rljax.plan.draws")
+    assert component(None, 2, value=7).tolist() == [3, 3]
+    assert resolve("fixed", "rljax.plan.draws")(None, 2, value=7).tolist() == [7, 7]
+
+
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

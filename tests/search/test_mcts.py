@@ -129,13 +129,13 @@ def planted(rows: int, seed: int = 0):
     return scored, [[int(bit) + 2 for bit in f"{leaf:06b}"] for leaf in best]
 
 
-@pytest.mark.slow
 def test_noise_choices_and_rollouts_have_draws_of_their_own():
     rows = np.asarray(jax.random.key_data(jax.random.split(KEY, 4)))
     streams = [tuple(key) for p in PURPOSES for key in _stream(rows, p).tolist()]
     assert len({*streams, *map(tuple, rows.tolist())}) == 4 * len(PURPOSES) + 4
 
 
+@pytest.mark.slow
 def test_it_finds_the_planted_leaf_that_greedy_decoding_misses():
     """By rollouts of a policy that is nearly indifferent, which its greedy choice does not show."""
     rows = 100
