@@ -1182,7 +1182,7 @@ BREAKS |= {
         "rljax/errors.py",
         "for one in chain[-1:] if innermost else reversed(chain):",
         "for one in chain:",
-        ["tests/validation/test_user_code.py"],
+        ["tests/test_components.py", "-k", "cause"],
     ),
     "compiling says how long a phase may take": (
         "rljax/heartbeat.py",
