@@ -589,215 +589,6 @@ BREAKS |= {
         "[batch.finish_reason == limit for limit in LIMITS[:1]])",
         ["tests/advantages/test_turns.py", "-k", "every_limit"],
     ),
-    # -- correction
-    "the veto reads the mean of a sequence, not its tokens": (
-        "rljax/correction/weights.py",
-        "vetoed, numbers = _veto(x, batch, share, veto)",
-        "vetoed, numbers = _veto(log_w, batch, share, veto)",
-        [CORRECTION],
-    ),
-    "an open lower side of a ratio rejects nothing": (
-        "rljax/correction/rejection.py",
-        "lower = 1 / upper if name in RATIOS and upper is not None else -math.inf",
-        "lower = -math.inf",
-        [CORRECTION, "-k", "open_lower"],
-    ),
-    "quantiles are of n values, not of n - 1 steps": (
-        "rljax/correction/ratios.py",
-        "jnp.asarray(quantiles, x.dtype) * jnp.maximum(n - 1, 0).astype(x.dtype)",
-        "jnp.asarray(quantiles, x.dtype) * n.astype(x.dtype)",
-        [CORRECTION],
-    ),
-    # -- kernels
-    "a packed row's advantages run on into the segment before": (
-        "rljax/kernels/gae/xla.py",
-        "ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)",
-        "ahead = gamma[:, 0] * (value + lam_t * advantage)",
-        [GAE],
-    ),
-    "the doublings stop one short": (
-        "rljax/kernels/gae/xla.py",
-        "jax.lax.fori_loop(0, (size - 1).bit_length(), one, tuple(arrays))",
-        "jax.lax.fori_loop(0, (size - 1).bit_length() - 1, one, tuple(arrays))",
-        [GAE],
-    ),
-    "rows that two tiles share have twice their gradient": (
-        "rljax/kernels/logprob/xla.py",
-        "            if rows % row_size:\n",
-        "            if rows < row_size:\n",
-        [LOGPROB],
-    ),
-    "a target in the overlap of two vocabulary tiles is found twice": (
-        "rljax/kernels/logprob/xla.py",
-        "(y - first >= fresh) & (y - first < tile_size)",
-        "(y - first >= 0) & (y - first < tile_size)",
-        [LOGPROB],
-    ),
-    # -- keys
-    "the first step of a stream has the stream's own key": (
-        "rljax/keys.py",
-        "return key if step is None else fold_in(key, step)",
-        "return key if not step else fold_in(key, step)",
-        ["tests/test_keys.py"],
-    ),
-    "a stream has another key in another process": (
-        "rljax/keys.py",
-        "zlib.crc32(name.encode())",
-        "hash(name) & 0xFFFFFFFF",
-        ["tests/test_keys.py"],
-    ),
-    "a seed has as many bits as an exponent": (
-        "rljax/keys.py",
-        "np.uint32(seed & 0xFFFFFFFF)",
-        "np.uint32(seed & 0xFFFF)",
-        ["tests/test_keys.py"],
-    ),
-    # -- losses
-    "sequences that the policy likes better than the sampler did are dropped": (
-        "rljax/losses/policy/common.py",
-        'jax.lax.stop_gradient(-log_difference(policy, batch, by=by, behaviour="sampler"))',
-        'jax.lax.stop_gradient(log_difference(policy, batch, by=by, behaviour="sampler"))',
-        ["tests/losses/test_policy_losses.py", "-k", "hardly"],
-    ),
-    "the first token past the shorter row has its whole weight": (
-        "rljax/losses/preference/dpo.py",
-        "batches.segment_order(batch) < shared[:, None]",
-        "batches.segment_order(batch) <= shared[:, None]",
-        ["tests/losses/test_preference_losses.py", "-k", "desensitised"],
-    ),
-    "a KL estimate with + has its own gradient, too": (
-        "rljax/losses/kl.py",
-        "carrier - jax.lax.stop_gradient(carrier) + jax.lax.stop_gradient(value)",
-        "carrier - jax.lax.stop_gradient(carrier) + value",
-        ["tests/losses/test_kl_and_value.py"],
-    ),
-    "old log-probs of decoupled PPO are not constant": (
-        "rljax/losses/policy/tokens.py",
-        "stale = constant(batch.old_logprobs, batch) - constant(behaviour, batch)",
-        "stale = policy_logprobs(policy, batch) - constant(behaviour, batch)",
-        ["tests/losses/test_policy_examples.py", "-k", "decoupled"],
-    ),
-    # -- policies
-    "rows that fill up a call are completions": (
-        "rljax/policies/sampling.py",
-        "live = min(size, len(prompts) - first) * n",
-        "live = size * n",
-        ["tests/policies/test_policies.py"],
-    ),
-    "each call of prompts draws the same": (
-        "rljax/policies/sampling.py",
-        "sample(part, fold_in(key, first), n=n * player.rows)",
-        "sample(part, fold_in(key, 0), n=n * player.rows)",
-        ["tests/policies/test_policies.py"],
-    ),
-    "forced tokens of a completion have log-probs": (
-        "rljax/policies/sampling.py",
-        "np.where(mask > 0, fetch(batch.sampler_logprobs), np.nan)",
-        "fetch(batch.sampler_logprobs)",
-        ["tests/policies/test_policies.py", "tests/evaluation/test_evaluate.py"],
-    ),
-    # -- roles
-    "the KL controller moves by the batch, not by its sequences": (
-        "rljax/roles/state.py",
-        "self.state * (1 + error * n / self.horizon)",
-        "self.state * (1 + error / self.horizon)",
-        ["tests/test_worked_examples.py", "tests/dataflows/test_dataflows.py", "-k", "controller"],
-    ),
-    "the multiplier's mean is over the oldest places of its window": (
-        "rljax/roles/state.py",
-        "known = jnp.arange(window) >= window - seen",
-        "known = jnp.arange(window) < seen",
-        ["tests/dataflows/test_safe_rlhf.py", "-k", "multiplier or lambda or window"],
-    ),
-    "the bias of an overloaded expert rises": (
-        "rljax/roles/balance.py",
-        "under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens",
-        "under = tokens - jnp.mean(tokens, axis=-1, keepdims=True)",
-        ["tests/learn/test_router_balance.py", "-k", "by_hand"],
-    ),
-    # -- runs
-    "a torn line loses the end of the one before": (
-        "rljax/runs/jsonl.py",
-        'self.file.truncate(path.read_bytes().rfind(b"\\n") + 1)',
-        'self.file.truncate(max(path.read_bytes().rfind(b"\\n"), 0))',
-        ["tests/tracking/test_tracking.py"],
-    ),
-    "who has lost a store's lock takes it back": (
-        "rljax/runs/store_lock.py",
-        "                self.check()  # who has lost it must not take it back\n",
-        "",
-        ["tests/training/test_store_runs.py", "-k", "left_to_it"],
-    ),
-    "the report is put before what it reads": (
-        "rljax/runs/mirror.py",
-        "sorted(here, key=lambda name: (name in _LAST, name == _LAST[-1], name))",
-        "sorted(here)",
-        ["tests/training/test_store_runs.py", "-k", "put_last"],
-    ),
-    "several processes may have the lock of a folder": (
-        "rljax/runs/folder.py",
-        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-        "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
-        ["tests/runs/test_run_folder.py"],
-    ),
-    "a look at a lock leaves its file open": (
-        "rljax/runs/folder.py",
-        "        return time.time() - os.fstat(file).st_mtime < STALE_S\n    finally:\n"
-        "        os.close(file)\n",
-        "        return time.time() - os.fstat(file).st_mtime < STALE_S\n",
-        ["tests/runs/test_run_folder.py", "-k", "look"],
-    ),
-    # -- search
-    "a node's visits are sharpened the wrong way": (
-        "rljax/search/tree.py",
-        "jnp.log(jnp.maximum(visits, 1).astype(jnp.float32)) / temperature",
-        "jnp.log(jnp.maximum(visits, 1).astype(jnp.float32)) * temperature",
-        ["tests/search/test_tree.py"],
-    ),
-    "a response whose reward failed is the best leaf": (
-        "rljax/search/mcts.py",
-        "            known[asked] = ~failed\n",
-        "",
-        ["tests/search/test_mcts.py"],
-    ),
-    "noise, choices and rollouts of a search share their draws": (
-        "rljax/search/mcts.py",
-        "jax.random.wrap_key_data(key), 2**30 + purpose)",
-        "jax.random.wrap_key_data(key), 2**30)",
-        ["tests/search/test_mcts.py", "-k", "draws_of_their_own"],
-    ),
-    # -- shaping
-    "a prompt with one sample is filtered as without contrast": (
-        "rljax/shaping/filters.py",
-        "((low != high) | (size == 1)).astype(batch.mask.dtype)",
-        "(low != high).astype(batch.mask.dtype)",
-        [SHAPING],
-    ),
-    "a resampled row is never the one that was drawn": (
-        "rljax/shaping/resampling.py",
-        "same & (index[None, :] <= index[:, None]), weights[None, :]",
-        "same & (index[None, :] < index[:, None]), weights[None, :]",
-        [ADVANTAGES, "-k", "resampling"],
-    ),
-    "tokens that a row kept of another do not lengthen it": (
-        "rljax/shaping/scores.py",
-        "return tokens + batches.over_rows(batch.kept_tokens, batch)",
-        "return tokens",
-        [SHAPING, "-k", "kept"],
-    ),
-    # -- workers
-    "a frame may hold anything of numpy": (
-        "rljax/workers/wire.py",
-        "if (module, name) in _NUMPY:",
-        'if module.partition(".")[0] == "numpy":',
-        ["tests/workers/test_broken_frames.py"],
-    ),
-    "a worker's children outlive it": (
-        "rljax/workers/process.py",
-        "start_new_session=True,  # out of",
-        "start_new_session=False,  # out of",
-        ["tests/workers/test_worker_processes.py"],
-    ),
     # -- checkpoint
     "the best checkpoint goes with the old ones": (
         "rljax/checkpoint/checkpoint.py",
@@ -843,6 +634,25 @@ BREAKS |= {
         "options = {**defaults, **options}",
         "options = {**options, **defaults}",
         ["tests/test_contracts.py"],
+    ),
+    # -- correction
+    "the veto reads the mean of a sequence, not its tokens": (
+        "rljax/correction/weights.py",
+        "vetoed, numbers = _veto(x, batch, share, veto)",
+        "vetoed, numbers = _veto(log_w, batch, share, veto)",
+        [CORRECTION],
+    ),
+    "an open lower side of a ratio rejects nothing": (
+        "rljax/correction/rejection.py",
+        "lower = 1 / upper if name in RATIOS and upper is not None else -math.inf",
+        "lower = -math.inf",
+        [CORRECTION, "-k", "open_lower"],
+    ),
+    "quantiles are of n values, not of n - 1 steps": (
+        "rljax/correction/ratios.py",
+        "jnp.asarray(quantiles, x.dtype) * jnp.maximum(n - 1, 0).astype(x.dtype)",
+        "jnp.asarray(quantiles, x.dtype) * n.astype(x.dtype)",
+        [CORRECTION],
     ),
     # -- datagen
     "the line of the first error is right": (
@@ -989,6 +799,75 @@ BREAKS |= {
         'if (said := _metadata(url, name)) not in ("", "NONE", "FALSE"):',
         ["tests/hosts/test_watchdog.py", "-k", "notice"],
     ),
+    # -- kernels
+    "a packed row's advantages run on into the segment before": (
+        "rljax/kernels/gae/xla.py",
+        "ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)",
+        "ahead = gamma[:, 0] * (value + lam_t * advantage)",
+        [GAE],
+    ),
+    "the doublings stop one short": (
+        "rljax/kernels/gae/xla.py",
+        "jax.lax.fori_loop(0, (size - 1).bit_length(), one, tuple(arrays))",
+        "jax.lax.fori_loop(0, (size - 1).bit_length() - 1, one, tuple(arrays))",
+        [GAE],
+    ),
+    "rows that two tiles share have twice their gradient": (
+        "rljax/kernels/logprob/xla.py",
+        "            if rows % row_size:\n",
+        "            if rows < row_size:\n",
+        [LOGPROB],
+    ),
+    "a target in the overlap of two vocabulary tiles is found twice": (
+        "rljax/kernels/logprob/xla.py",
+        "(y - first >= fresh) & (y - first < tile_size)",
+        "(y - first >= 0) & (y - first < tile_size)",
+        [LOGPROB],
+    ),
+    # -- keys
+    "the first step of a stream has the stream's own key": (
+        "rljax/keys.py",
+        "return key if step is None else fold_in(key, step)",
+        "return key if not step else fold_in(key, step)",
+        ["tests/test_keys.py"],
+    ),
+    "a stream has another key in another process": (
+        "rljax/keys.py",
+        "zlib.crc32(name.encode())",
+        "hash(name) & 0xFFFFFFFF",
+        ["tests/test_keys.py"],
+    ),
+    "a seed has as many bits as an exponent": (
+        "rljax/keys.py",
+        "np.uint32(seed & 0xFFFFFFFF)",
+        "np.uint32(seed & 0xFFFF)",
+        ["tests/test_keys.py"],
+    ),
+    # -- losses
+    "sequences that the policy likes better than the sampler did are dropped": (
+        "rljax/losses/policy/common.py",
+        'jax.lax.stop_gradient(-log_difference(policy, batch, by=by, behaviour="sampler"))',
+        'jax.lax.stop_gradient(log_difference(policy, batch, by=by, behaviour="sampler"))',
+        ["tests/losses/test_policy_losses.py", "-k", "hardly"],
+    ),
+    "the first token past the shorter row has its whole weight": (
+        "rljax/losses/preference/dpo.py",
+        "batches.segment_order(batch) < shared[:, None]",
+        "batches.segment_order(batch) <= shared[:, None]",
+        ["tests/losses/test_preference_losses.py", "-k", "desensitised"],
+    ),
+    "a KL estimate with + has its own gradient, too": (
+        "rljax/losses/kl.py",
+        "carrier - jax.lax.stop_gradient(carrier) + jax.lax.stop_gradient(value)",
+        "carrier - jax.lax.stop_gradient(carrier) + value",
+        ["tests/losses/test_kl_and_value.py"],
+    ),
+    "old log-probs of decoupled PPO are not constant": (
+        "rljax/losses/policy/tokens.py",
+        "stale = constant(batch.old_logprobs, batch) - constant(behaviour, batch)",
+        "stale = policy_logprobs(policy, batch) - constant(behaviour, batch)",
+        ["tests/losses/test_policy_examples.py", "-k", "decoupled"],
+    ),
     # -- mesh
     "a slice has every second device": (
         "rljax/mesh.py",
@@ -1034,6 +913,25 @@ BREAKS |= {
         "return self.slices * self.chips",
         ["tests/pods/test_pod.py", "tests/pods/test_templates.py"],
     ),
+    # -- policies
+    "rows that fill up a call are completions": (
+        "rljax/policies/sampling.py",
+        "live = min(size, len(prompts) - first) * n",
+        "live = size * n",
+        ["tests/policies/test_policies.py"],
+    ),
+    "each call of prompts draws the same": (
+        "rljax/policies/sampling.py",
+        "sample(part, fold_in(key, first), n=n * player.rows)",
+        "sample(part, fold_in(key, 0), n=n * player.rows)",
+        ["tests/policies/test_policies.py"],
+    ),
+    "forced tokens of a completion have log-probs": (
+        "rljax/policies/sampling.py",
+        "np.where(mask > 0, fetch(batch.sampler_logprobs), np.nan)",
+        "fetch(batch.sampler_logprobs)",
+        ["tests/policies/test_policies.py", "tests/evaluation/test_evaluate.py"],
+    ),
     # -- report
     "the interval of a difference has its sides exchanged": (
         "rljax/report/run_folder.py",
@@ -1059,6 +957,76 @@ BREAKS |= {
         '_SIGNED.sub(rf"\\1{HIDDEN}", text)',
         ["tests/hub/test_push.py"],
     ),
+    # -- roles
+    "the KL controller moves by the batch, not by its sequences": (
+        "rljax/roles/state.py",
+        "self.state * (1 + error * n / self.horizon)",
+        "self.state * (1 + error / self.horizon)",
+        ["tests/test_worked_examples.py", "tests/dataflows/test_dataflows.py", "-k", "controller"],
+    ),
+    "the multiplier's mean is over the oldest places of its window": (
+        "rljax/roles/state.py",
+        "known = jnp.arange(window) >= window - seen",
+        "known = jnp.arange(window) < seen",
+        ["tests/dataflows/test_safe_rlhf.py", "-k", "multiplier or lambda or window"],
+    ),
+    "the bias of an overloaded expert rises": (
+        "rljax/roles/balance.py",
+        "under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens",
+        "under = tokens - jnp.mean(tokens, axis=-1, keepdims=True)",
+        ["tests/learn/test_router_balance.py", "-k", "by_hand"],
+    ),
+    # -- runs
+    "a torn line loses the end of the one before": (
+        "rljax/runs/jsonl.py",
+        'self.file.truncate(path.read_bytes().rfind(b"\\n") + 1)',
+        'self.file.truncate(max(path.read_bytes().rfind(b"\\n"), 0))',
+        ["tests/tracking/test_tracking.py"],
+    ),
+    "who has lost a store's lock takes it back": (
+        "rljax/runs/store_lock.py",
+        "                self.check()  # who has lost it must not take it back\n",
+        "",
+        ["tests/training/test_store_runs.py", "-k", "left_to_it"],
+    ),
+    "the report is put before what it reads": (
+        "rljax/runs/mirror.py",
+        "sorted(here, key=lambda name: (name in _LAST, name == _LAST[-1], name))",
+        "sorted(here)",
+        ["tests/training/test_store_runs.py", "-k", "put_last"],
+    ),
+    "several processes may have the lock of a folder": (
+        "rljax/runs/folder.py",
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        ["tests/runs/test_run_folder.py"],
+    ),
+    "a look at a lock leaves its file open": (
+        "rljax/runs/folder.py",
+        "        return time.time() - os.fstat(file).st_mtime < STALE_S\n    finally:\n"
+        "        os.close(file)\n",
+        "        return time.time() - os.fstat(file).st_mtime < STALE_S\n",
+        ["tests/runs/test_run_folder.py", "-k", "look"],
+    ),
+    # -- search
+    "a node's visits are sharpened the wrong way": (
+        "rljax/search/tree.py",
+        "jnp.log(jnp.maximum(visits, 1).astype(jnp.float32)) / temperature",
+        "jnp.log(jnp.maximum(visits, 1).astype(jnp.float32)) * temperature",
+        ["tests/search/test_tree.py"],
+    ),
+    "a response whose reward failed is the best leaf": (
+        "rljax/search/mcts.py",
+        "            known[asked] = ~failed\n",
+        "",
+        ["tests/search/test_mcts.py"],
+    ),
+    "noise, choices and rollouts of a search share their draws": (
+        "rljax/search/mcts.py",
+        "jax.random.wrap_key_data(key), 2**30 + purpose)",
+        "jax.random.wrap_key_data(key), 2**30)",
+        ["tests/search/test_mcts.py", "-k", "draws_of_their_own"],
+    ),
     # -- serving
     "a stop string that begins anew within itself is missed": (
         "rljax/serving/text.py",
@@ -1071,6 +1039,25 @@ BREAKS |= {
         'return name.endswith(".localhost")',
         'return name.endswith("localhost")',
         ["tests/serving/test_connections.py", "-k", "pages"],
+    ),
+    # -- shaping
+    "a prompt with one sample is filtered as without contrast": (
+        "rljax/shaping/filters.py",
+        "((low != high) | (size == 1)).astype(batch.mask.dtype)",
+        "(low != high).astype(batch.mask.dtype)",
+        [SHAPING],
+    ),
+    "a resampled row is never the one that was drawn": (
+        "rljax/shaping/resampling.py",
+        "same & (index[None, :] <= index[:, None]), weights[None, :]",
+        "same & (index[None, :] < index[:, None]), weights[None, :]",
+        [ADVANTAGES, "-k", "resampling"],
+    ),
+    "tokens that a row kept of another do not lengthen it": (
+        "rljax/shaping/scores.py",
+        "return tokens + batches.over_rows(batch.kept_tokens, batch)",
+        "return tokens",
+        [SHAPING, "-k", "kept"],
     ),
     # -- tasks
     "the tests of a program leave its last power open": (
@@ -1128,6 +1115,19 @@ BREAKS |= {
         "            own < reward.timeout_s,\n",
         "            own <= reward.timeout_s,\n",
         ["tests/validation/test_config.py", "-k", "each_rule"],
+    ),
+    # -- workers
+    "a frame may hold anything of numpy": (
+        "rljax/workers/wire.py",
+        "if (module, name) in _NUMPY:",
+        'if module.partition(".")[0] == "numpy":',
+        ["tests/workers/test_broken_frames.py"],
+    ),
+    "a worker's children outlive it": (
+        "rljax/workers/process.py",
+        "start_new_session=True,  # out of",
+        "start_new_session=False,  # out of",
+        ["tests/workers/test_worker_processes.py"],
     ),
     # -- the modules beside the rooms
     "rows that do not divide are split": (

@@ -54,7 +54,7 @@ def test_slices_are_the_outermost_part_of_data():
     with pytest.raises(InputError, match="does not divide by 2 slices"):
         make_mesh(1, -1, devices=devices)
     with pytest.raises(InputError, match=r"slices of several sizes: got \[16, 8\]"):
-        make_mesh(-1, devices=devices[:-8])
+        make_mesh(-1, 1, devices=devices[:-8])
 
 
 @pytest.mark.parametrize("topology", ["0xv5e:4x4", "2x", "2xv5e", "xv5e:4x4", "2xv9:4x4"])
