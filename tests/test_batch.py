@@ -27,6 +27,8 @@ def test_wrong_axes_and_dtypes_are_refused_by_name():
         batch.replace(values=jnp.zeros((3, 6)))
     with pytest.raises(InputError, match="rewards has the wrong dtype"):
         batch.replace(rewards=jnp.zeros((3, 5), jnp.int32))
+    with pytest.raises(InputError, match="rewards has the wrong dtype.*float16.*it is float32"):
+        batch.replace(rewards=jnp.zeros((3, 5), jnp.float16))
     with pytest.raises(InputError, match="did you mean 'rewards'"):
         batch.replace(reward=jnp.zeros((3, 5)))
 
@@ -90,6 +92,16 @@ def test_next_policy_token_skips_tool_tokens_and_stops_at_segments():
     x = jnp.array([[1.0, jnp.nan, jnp.nan, 4.0, 5.0, 6.0]])
     got = np.asarray(batches.next_policy_token(x, batch))
     np.testing.assert_array_equal(got[0, [0, 3, 4, 5]], [4.0, 0.0, 6.0, 0.0])
+
+
+def test_the_sampler_drew_tokens_from_what_its_rules_kept():
+    """Of a top-k that keeps half of the mass each token was twice as likely as the model says."""
+    drawn = jnp.full((3, 5), jnp.log(0.2))
+    batch = make(sampler_logprobs=drawn)
+    np.testing.assert_array_equal(batches.behaviour_logprobs(batch, by="a test"), drawn)
+    batch = batch.replace(sampler_log_kept=jnp.full((3, 5), jnp.log(0.5)))
+    got = batches.behaviour_logprobs(batch, by="a test")
+    np.testing.assert_allclose(np.exp(got), 0.4, rtol=1e-6)
 
 
 def test_last_token_is_the_last_policy_token_not_the_last_column():

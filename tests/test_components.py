@@ -10,7 +10,7 @@ from rljax.components import resolve
 from rljax.config import Config, is_path
 from rljax.contracts import spec
 from rljax.data.online.encoded import load_data, load_run_tokenizer
-from rljax.errors import InputError
+from rljax.errors import InputError, location_in
 from rljax.files import Unreadable
 from rljax.rewards.mixing import mixture
 from rljax.rewards.pool.calling import HOME
@@ -37,6 +37,12 @@ def rows(*, count=4):
     made.alphabet, made.reward = "01+=", ""
     return made
 '''
+
+
+def test_what_the_text_sets_comes_before_what_a_call_gives():
+    component = resolve("fixed(value=3)", "rljax.plan.draws")
+    assert component(None, 2, value=7).tolist() == [3, 3]
+    assert resolve("fixed", "rljax.plan.draws")(None, 2, value=7).tolist() == [7, 7]
 
 
 @pytest.fixture
@@ -183,6 +189,21 @@ def test_errors_are_pickled_and_placed():
     assert type(pickle.loads(pickle.dumps(Unreadable("a", fix="b")))) is Unreadable
     with pytest.raises(TypeError, match="fix"):
         InputError("a is wrong")
+
+
+def test_an_error_is_placed_where_its_cause_was_raised():
+    def users():
+        try:
+            raise KeyError("the cause")
+        except KeyError as error:
+            raise ValueError("what became of it") from error
+
+    try:
+        users()
+    except ValueError as error:
+        assert location_in(error, [users]).endswith('in users: raise KeyError("the cause"))')
+        assert location_in(error, [users], innermost=True) == location_in(error, [users])
+        assert location_in(error, [resolve]) == ""
 
 
 def test_a_file_that_fails_only_in_a_worker_is_named(file):

@@ -53,6 +53,8 @@ def test_slices_are_the_outermost_part_of_data():
         ]
     with pytest.raises(InputError, match="does not divide by 2 slices"):
         make_mesh(1, -1, devices=devices)
+    with pytest.raises(InputError, match=r"slices of several sizes: got \[16, 8\]"):
+        make_mesh(-1, 1, devices=devices[:-8])
 
 
 @pytest.mark.parametrize("topology", ["0xv5e:4x4", "2x", "2xv5e", "xv5e:4x4", "2xv9:4x4"])
@@ -80,6 +82,14 @@ def test_tensor_ranks_have_the_same_rows_and_data_ranks_others():
         np.testing.assert_array_equal(held[0, fsdp, 0, 0, 1], held[1, fsdp, 0, 0, 1])
         assert not set(held[0, fsdp, 0, 0, 0].flat) & set(held[0, fsdp, 0, 0, 1].flat)
     assert row_sharding(mesh) == NamedSharding(mesh, PartitionSpec(("data", "fsdp", "expert")))
+
+
+def test_an_axis_that_does_not_divide_leaves_its_mesh_axis_to_one_that_does():
+    """Three heads over tensor=2: embed takes it, where both of its mesh axes divide it."""
+    mesh = make_mesh(2, 2, 2)
+    for embed, spec in ((4, (("fsdp", "tensor"), None)), (2, ("fsdp", None)), (3, (None, None))):
+        layout = weight_sharding(mesh, "k", (embed, 3), ("embed", "kv_heads"))
+        assert layout.spec == PartitionSpec(*spec)
 
 
 def test_a_plan_of_split_moments_is_that_of_stage_1():

@@ -406,6 +406,18 @@ def test_a_text_is_read_as_it_was_written(letter, tmp_path):
         assert read == [{"prompt": text}, {"prompt": "b"}]
 
 
+def test_a_file_that_cannot_be_written_whole_stays_what_it_was(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "rows.jsonl"
+    files.write_text(path, "before")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="cannot be written.*No space left"):
+        files.write_text(path, "after")
+    assert path.read_text() == "before"
+
+
 def test_half_a_pair_is_refused_where_it_is_read_and_mended_where_it_is_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
     files.write_rows(path, [{"prompt": "a\ud800b"}])

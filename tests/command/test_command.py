@@ -18,6 +18,7 @@ from conftest import REPO, one_device_environment
 
 import rljax
 from rljax.command import COMMANDS
+from rljax.command.launch import _print_config
 from rljax.config import NAMESPACES, Config, field_names
 from rljax.config.checks import Problems, check_bare_name, components_of
 from rljax.config.flags import load_config_file, shipped_configs
@@ -100,6 +101,12 @@ def test_configs_are_listed_with_their_first_sentence(rljax_command):
         name = file.relative_to(REPO / "configs").with_suffix("").as_posix()
         text = " ".join(file.read_text().removeprefix('"""').split())
         assert listed[name].endswith(".") and text.startswith(listed[name][:-1])
+
+
+def test_what_stands_behind_two_dashes_is_another_commands():
+    given = ["up", "--hosts=2", "--", "rljax", "train", "quickstart", "--print_config"]
+    assert _print_config(given) == (None, given)
+    assert _print_config(["--print_config=changed", *given]) == ("changed", given)
 
 
 def test_print_config_prints_what_config_reads(rljax_command, tmp_path):

@@ -267,6 +267,17 @@ def test_what_is_rejected_stays_in_the_denominator_unless_asked():
     assert float(shrunk) == pytest.approx(1.0) and float(whole) == pytest.approx(1 - fraction)
 
 
+def test_an_open_lower_side_of_a_ratio_is_the_inverse_of_the_upper():
+    batch = random_batch()
+    rejected = [
+        rollout_correction(batch, mode="off", reject=(("token_ratio", lower, 1.25),))[0].weights
+        for lower in (None, 0.8)
+    ]
+    np.testing.assert_array_equal(*rejected)
+    ratio = np.exp(np.asarray(batch.old_logprobs - batch.sampler_logprobs))
+    assert ((np.asarray(batch.mask) > 0) & (ratio < 0.8)).any()
+
+
 def test_a_veto_as_a_rejection():
     batch = random_batch(scale=1.0)
     veto = np.exp(-1.5)

@@ -9,10 +9,12 @@ import os
 import random
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import numpy as np
@@ -217,11 +219,19 @@ def test_machine(name, bad_machine):
     assert name in bad_machine
 
 
+def test_the_room_of_a_disk_is_counted_in_gb(monkeypatch):
+    room = types.SimpleNamespace(free=5 * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
+    for asked, is_full in ((4.9, False), (5.1, True)):
+        names = {finding.name for finding in environment({}, asked, "")}
+        assert ("disk_full" in names) == is_full
+
+
 def test_a_cache_that_anybody_can_write(doctor, here):
     home = here / "open"
     cache = home / ".cache" / "rljax" / "jax"
     cache.mkdir(parents=True)
-    cache.chmod(0o777)
+    cache.chmod(0o703)
     found = doctor(env={"HOME": str(home)})
     assert found["compilation_cache_open"]["fix"] == f"chmod go-w {cache}"
 
@@ -466,15 +476,20 @@ def test_a_run_folder_that_is_used_or_cannot_be_made(run, tmp_path):
 def test_what_is_left_without_a_torn_checkpoint(run):
     """Each of several says from where the run goes on; the first has none before it."""
     state = Checkpoints(run / "checkpoints").read_state(3)
-    Checkpoints(run / "checkpoints").save(5, {"w": np.zeros(4)}, state)
+    for step in (5, 7):
+        progress = {**state["progress"], "taken": {"rl": step}}
+        later = {**state, "step": step, "progress": progress}
+        Checkpoints(run / "checkpoints", keep=9).save(step, {"w": np.zeros(4)}, later)
     fixes = []
-    for step in ("00000005", "00000003"):
+    for step in ("00000007", "00000005", "00000003"):
         files = [p for p in (run / "checkpoints" / step / "arrays").rglob("*") if p.is_file()]
         files[0].write_bytes(files[0].read_bytes()[:-1])
         fixes = [f.fix for f in run_folder(run) if f.name == "checkpoint_torn"]
-        if step == "00000005":
-            assert len(fixes) == 1 and fixes[0].endswith("the run goes on from step 3")
-    assert [fix.endswith("the run begins anew") for fix in fixes] == [True, True]
+        if step != "00000003":
+            before = int(step) - 2
+            assert len(fixes) == {5: 1, 3: 2}[before]
+            assert all(fix.endswith(f"the run goes on from step {before}") for fix in fixes)
+    assert [fix.endswith("the run begins anew") for fix in fixes] == [True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,9 @@ def test_damaged_and_hostile_files_are_refused_soon(tmp_path):
     start = whole[:8]
     one = struct.pack("<QQ", 0, 1)
     tensor = struct.pack("<QQ", 1, 0) + struct.pack("<Q", 1) + b"t"
+    both = struct.pack("<QQ", 2, 0)
+    for name, offset in ((b"t", 0), (b"u", 16)):  # eight numbers of four bytes each
+        both += struct.pack("<Q", 1) + name + struct.pack("<IQIQ", 1, 8, 0, offset)
     bad = {
         "no GGUF file": b"PK\x03\x04" + whole[4:],
         "big-endian": b"GGUF" + struct.pack(">I", 3) + whole[8:],
@@ -354,6 +357,7 @@ def test_damaged_and_hostile_files_are_refused_soon(tmp_path):
         "is of type 250": start + tensor + struct.pack("<IQIQ", 1, 32, 250, 0),
         "multiples of 32": start + tensor + struct.pack("<IQIQ", 1, 31, 8, 0),
         "ends at byte": start + tensor + struct.pack("<IQIQ", 1, 2**62, 0, 0),
+        "'u' overlaps 't'": start + both + b"\0" * 128,
     }
     bad = {match: data + b"\0" * 64 * match.startswith("ends") for match, data in bad.items()}
     tracemalloc.start()

@@ -264,6 +264,27 @@ def test_constants_get_no_gradient(name):
             assert (np.asarray(gradient) == 0).all(), path
 
 
+def test_what_the_policy_would_hardly_sample_any_more_is_not_pushed_down_further():
+    """A row of two tokens each: the sampler's mean log-prob is above the policy's, below it, above
+    it with a positive advantage."""
+    logp = jnp.full((3, 2), -1.0)
+    ones = jnp.ones((3, 2))
+    batch = Batch(
+        tokens=jnp.zeros((3, 2), jnp.int32),
+        segment_ids=jnp.ones((3, 2), jnp.int32),
+        positions=jnp.tile(jnp.arange(2), (3, 1)),
+        mask=ones,
+        advantages=jnp.array([[-1.0], [-1.0], [1.0]]) * ones,
+        old_logprobs=logp,
+        sampler_logprobs=logp + jnp.array([[0.0, 0.6], [0.0, -0.6], [0.0, 0.6]]),
+    ).check()
+    outputs = PolicyOutputs(logp, jnp.zeros_like(logp))
+    loss, metrics = policy.ppo_clip(outputs, batch, max_sequence_kl=0.2)
+    kept = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_array_equal(metrics["sequence_keep"], kept)
+    np.testing.assert_allclose(loss, -kept * np.asarray(batch.advantages), rtol=1e-6)
+
+
 @every_loss
 def test_an_empty_batch_gives_zero(name):
     with jax.enable_x64(True):

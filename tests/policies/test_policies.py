@@ -60,10 +60,11 @@ class Repeats:
     the end token; the first sample of a prompt is cut off before that."""
 
     def __init__(self):
-        self.shapes = []
+        self.shapes, self.keys = [], []
 
     def generate(self, prompts, key, sampling, *, n):
         self.shapes.append((*prompts.tokens.shape, n))
+        self.keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
         rows, lengths, mask, finish = [], [], [], []
         for ids, length in zip(prompts.tokens, prompts.lengths, strict=True):
             for s in range(n):
@@ -115,6 +116,7 @@ def test_every_call_has_one_shape_and_the_filling_is_dropped():
     prompts, one = records("ab>", "b>", "ca>", "d>", "a>"), policy()
     samples = sample_all(one, prompts, 2, key=key(), prompts_per_call=2)
     assert one.actor.shapes == [(2, 3, 2)] * 3
+    assert len({*one.actor.keys}) == 3  # each call draws anew
     assert [s.prompt for s in samples] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert [s.text for s in samples] == [c for c in ("aa", "bb", "cc", "dd", "aa") for _ in "12"]
     assert [s.finish_reason for s in samples] == ["length", "stop"] * 5

@@ -17,7 +17,7 @@ from processes import wait_until
 
 from rljax.errors import InputError
 from rljax.runs import folder as folders
-from rljax.runs.folder import LOCK, locked, make_folder
+from rljax.runs.folder import LOCK, is_locked, locked, make_folder
 
 HOLD = """
 import sys
@@ -48,6 +48,21 @@ def holder(folder):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_look_at_the_lock_leaves_no_file_open(tmp_path):
+    def opened() -> int:
+        targets = []
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the listing itself
+                targets.append(os.readlink(f"/proc/self/fd/{name}"))
+        return targets.count(str(tmp_path / LOCK))
+
+    with locked(make_folder(tmp_path)):
+        assert is_locked(tmp_path) and opened() == 1  # its holder's own
+    (tmp_path / LOCK).touch()
+    os.utime(tmp_path / LOCK, (0, 0))  # no heart has beaten there for long
+    assert not is_locked(tmp_path) and opened() == 0
 
 
 def test_a_second_process_is_refused_by_the_name_of_the_first_until_that_ends(tmp_path):

@@ -17,12 +17,14 @@ from rljax.sampler import Decoding, Sampling, generate
 from rljax.search import Search, Value, mcts
 from rljax.search.columns import Columns
 from rljax.search.evaluators import Forked, padded_paths
+from rljax.search.mcts import _CHOICE, _NOISE, _ROLLOUT, _stream
 from rljax.search.problem import SearchProblem
 
 MODEL = tiny(layers=1, kinds=tiny().config.kinds[:1])
 SAMPLING = Sampling(max_response_tokens=5, stop_ids=(EOS,))
 PROMPTS, LENGTHS = prompts(4, longest=6)
 KEY = jax.random.key(0)
+PURPOSES = (_NOISE, _CHOICE, _ROLLOUT)
 
 
 @functools.cache
@@ -125,6 +127,12 @@ def planted(rows: int, seed: int = 0):
         return np.array([worth[r, leaf(ids)] for r, (ids, _) in zip(which, responses, strict=True)])
 
     return scored, [[int(bit) + 2 for bit in f"{leaf:06b}"] for leaf in best]
+
+
+def test_noise_choices_and_rollouts_have_draws_of_their_own():
+    rows = np.asarray(jax.random.key_data(jax.random.split(KEY, 4)))
+    streams = [tuple(key) for p in PURPOSES for key in _stream(rows, p).tolist()]
+    assert len({*streams, *map(tuple, rows.tolist())}) == 4 * len(PURPOSES) + 4
 
 
 @pytest.mark.slow

@@ -223,6 +223,8 @@ HOME = "http://localhost:3000"
         ("evil.example:8000", None, {}, 403),
         ("127.0.0.1.evil.example", None, {}, 403),
         ("localhost.evil.example", None, {}, 403),
+        ("evil-localhost", None, {}, 403),
+        ("a.localhost:8000", None, {}, 200),
         ("[::1", None, {}, 403),
         ("", None, {}, 403),
         ("evil.example#localhost", None, {}, 403),

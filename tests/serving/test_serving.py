@@ -639,6 +639,22 @@ def test_pieces_add_up_to_the_text_before_the_stop(tokenizer, stops):
         )
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stop_string_that_begins_within_itself_is_found(seed):
+    """Texts of two letters, in which the end of one beginning of the stop is that of another."""
+    rng = np.random.default_rng(seed)
+    text = "abacababacabad" if seed == 0 else "".join(rng.choice(["a", "b"], 60))
+    stop = "abacabad" if seed == 0 else text[40:50]
+    matcher = StopStrings([stop])
+    matched = matcher.begin()
+    for end, character in enumerate(text, start=1):
+        found = matcher.advance(matched, character)
+        assert (found is not None) == text[:end].endswith(stop)
+        if found is not None:
+            assert found == len(stop)
+            break
+
+
 def test_the_beginning_of_a_stop_string_is_held_back(tokenizer):
     ids = [i for c in "xx<en> <end>" for i in tokenizer.encode(c)]
     parts = pushed(tokenizer, ids, ("<end>",))

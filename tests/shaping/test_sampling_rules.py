@@ -70,6 +70,15 @@ def test_length_penalty_touches_correct_rows_only():
     assert (np.asarray(wrong) == 0).all()
 
 
+def test_what_a_row_kept_of_another_counts_towards_its_length():
+    batch = rows_of([3, 3], np.zeros(2))
+    np.testing.assert_array_equal(shaping.response_tokens(batch), [3, 3])
+    longer = batch.replace(kept_tokens=jnp.array([0, 2], jnp.int32))
+    np.testing.assert_array_equal(shaping.response_tokens(longer), [3, 5])
+    options = dict(max_tokens=4, cache_tokens=0)
+    np.testing.assert_array_equal(shaping.soft_overlong(longer, **options), [0, -1])
+
+
 def test_scaling_clipping_and_normalising_scores():
     batch = rows_of([2, 3, 1, 2], [0.0, 1.0, 1.0, 0.5])
     np.testing.assert_allclose(shaping.scaled(batch, scale=2.0, shift=-0.5), [-1, 1, 1, 0])

@@ -181,6 +181,8 @@ def test_the_tests_tell_functions_apart():
     alphabet = instructions(2, "+-*", True)
     programs = [p for n in (1, 2) for p in itertools.product(alphabet, repeat=n)]
     for record in task.test:
+        # Two lines of a program may make x * x * x of x: four points know it.
+        assert len(json.loads(record["ground_truth"])["tests"]) >= 4
         for program in programs:
             same = function_text(program) + ":" == record["prompt"]
             passes = program_tests(program_text(program), record["ground_truth"])["score"] == 1.0

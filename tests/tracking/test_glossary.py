@@ -18,7 +18,7 @@ from tiny_run import tiny_config, train_on_one
 from rljax import setup as build
 from rljax.contracts import contract, spec
 from rljax.correction.health import LIMITED, health_warnings
-from rljax.metric import Metric
+from rljax.metric import Metric, find_metric
 from rljax.report.curves import GROUPS
 from rljax.report.page import FAULTS, write_report
 from rljax.report.run_folder import read_run
@@ -208,6 +208,12 @@ def test_prefixes_say_whose_metric_it_is():
     assert meaning("eval/critic/vf_loss").meaning.startswith("of held-out rows: of critic: ")
     assert "gsm8k" in meaning("reward/source/gsm8k").meaning
     assert "a/b part" in meaning("reward/part/a/b_part").meaning
+
+
+def test_the_most_specific_pattern_counts():
+    table = {"score/*": Metric("score of {}"), "score/late_*": Metric("score of a late {}")}
+    assert find_metric("score/late_row", table).meaning == "score of a late row"
+    assert find_metric("score/row", table).meaning == "score of row"
 
 
 def test_charts_are_of_metrics_that_there_are():

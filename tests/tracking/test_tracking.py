@@ -23,7 +23,7 @@ from processes import wait_until
 from rljax import heartbeat
 from rljax.errors import InputError
 from rljax.runs.jsonl import JsonlTracker, read_jsonl
-from rljax.tracking import compiles
+from rljax.tracking import compiles, timing
 from rljax.tracking.console import Console, Waiting, differing, one_line
 from rljax.tracking.trackers import open_tracking
 
@@ -260,6 +260,17 @@ def test_ctrl_c_passes_through(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         with open_tracking(["console"], tmp_path, CONFIG, Stop()) as tracking:
             tracking.log(1, {})
+
+
+def test_the_seconds_of_a_phase_are_those_of_all_its_times():
+    with timing.collect() as timings:
+        for name in ("learn", "generate", "learn"):
+            with timing.timed(name):
+                pass
+    assert [name for name, *_ in timings.spans] == ["learn", "generate", "learn"]
+    for name, seconds in timings.seconds.items():
+        spans = [end - start for one, start, end in timings.spans if one == name]
+        assert 0 < seconds == pytest.approx(sum(spans), rel=1e-6)
 
 
 def test_what_is_no_scalar_is_dropped_and_named_once(tmp_path, caplog):

@@ -167,6 +167,28 @@ def test_a_run_of_another_machine_that_beats_is_not_disturbed(bucket, monkeypatc
             pass
 
 
+class Beats:
+    """An event that is set after so many waits."""
+
+    def __init__(self, count: int):
+        self.left = count
+
+    def wait(self, _seconds: float) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_lock_that_another_process_has_taken_is_left_to_it(bucket):
+    store = stores.Store(URL)
+    lock = store_lock.StoreLock(store)
+    lock._beat()
+    lock._go_on(Beats(3))
+    assert json.loads(store.read(".lock"))["beat"] == 4
+    store.put(".lock", record(id="b", host="other"))
+    lock._go_on(Beats(3))
+    assert json.loads(store.read(".lock"))["id"] == "b"
+
+
 def mirror_says_running() -> bool:
     with mirror.local_copy(URL) as here:
         return is_locked(here)
@@ -205,6 +227,19 @@ def test_files_are_put_when_they_change_and_whole(bucket, tmp_path):
     (tmp_path / "again/policy/c").write_text("another export")
     again.put()
     assert [p.name for p in (bucket / "policy").iterdir()] == ["c"]
+
+
+def test_the_summary_and_then_the_report_are_put_last(bucket, tmp_path, monkeypatch):
+    """Whoever sees them finds what they tell of."""
+    kept, order = mirror.Mirror(stores.Store(URL), tmp_path), []
+    (tmp_path / "policy").mkdir()
+    names = ("report.html", "summary.json", "metrics.jsonl", "policy/weights", "timeline.json")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(kept, "_put", lambda name, _signature: order.append(name))
+    kept.put()
+    last = ["summary.json", "report.html"]
+    assert order == ["metrics.jsonl", "policy/weights", "timeline.json", *last]
 
 
 def test_every_minute_and_a_store_that_is_down_ends_nothing(bucket, tmp_path, monkeypatch, caplog):

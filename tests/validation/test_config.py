@@ -126,6 +126,13 @@ RULES = [
     ({"reward.function": "gsm8k(method='loose')"}, "it is one of 'numeric'"),
     ({"reward.workers": 0}, "must be >= 1"),
     ({"reward.timeout_s": 0}, "must be > 0 seconds"),
+    (
+        {
+            "reward.timeout_s": 5.0,
+            "reward.function": "judge(base_url='http://127.0.0.1/v1', model='m', timeout_s=5.0)",
+        },
+        "the pool would kill judge before its own timeout_s=5 ends",
+    ),
     ({"evaluate.reward": "nope"}, "has no 'nope'"),
     ({"evaluate.prompts": 0}, "must be >= 1"),
     ({"evaluate.every_steps": -1}, "must be >= 0"),

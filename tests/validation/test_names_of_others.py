@@ -59,6 +59,13 @@ def test_the_table_is_large_and_every_target_of_it_exists():
             check_target(target)
 
 
+def test_of_a_dotted_name_the_longest_end_counts():
+    assert elsewhere("critic.model.path") == FIELDS["critic.model.path"] != FIELDS["model.path"]
+    assert elsewhere("actor_rollout_ref.model.path") == FIELDS["model.path"]
+    name = "actor_rollout_ref.rollout.val_kwargs.n"
+    assert elsewhere(name) == FIELDS["val_kwargs.n"] != FIELDS["n"]
+
+
 @pytest.mark.parametrize("field", VALUES)
 def test_every_target_of_a_value_exists(field):
     for value in VALUES[field]:

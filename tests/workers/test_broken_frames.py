@@ -36,6 +36,9 @@ BROKEN = {
     "a huge length": struct.pack("!Q", 2**63) + WHOLE,
     "a length just too large": struct.pack("!Q", LARGEST_FRAME + 1),
     "runs code": frame(Runs()),
+    "a function of numpy that runs code": framed(
+        b"cnumpy.testing._private.utils\nrunstring\n(Vopen('ran', 'w')\n}tR."
+    ),
     "a class of others": frame(tempfile.SpooledTemporaryFile),
     "nested": framed(b"\x80\x05" + b"]" * 200_000 + b"a" * 100_000),
     "a huge memo": framed(b"\x80\x05r\xff\xff\xff\x7f."),
