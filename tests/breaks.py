@@ -1451,6 +1451,47 @@ BREAKS |= {
 }
 
 
+# Of the rooms of a step.
+BREAKS |= {
+    "top_p counts from the mass of the whole vocabulary behind top_k": (
+        "rljax/sampler/draw.py",
+        "        wanted = rules.top_p * jnp.where(by_count, jnp.sum(inside, axis=-1), mass)\n",
+        "        wanted = rules.top_p * mass\n",
+        ["tests/sampler/test_sampler.py", "-k", "sets_that_sorting"],
+    ),
+    "min_p goes by the whole mass": (
+        "rljax/sampler/draw.py",
+        "    least = rules.min_p * jnp.max(weights, axis=-1)\n",
+        "    least = rules.min_p * jnp.sum(weights, axis=-1)\n",
+        ["tests/sampler/test_sampler.py", "-k", "sets_that_sorting"],
+    ),
+    "a row that a baseline filter drops stays in its group": (
+        "rljax/dataflows/steps.py",
+        "group=jnp.where(keep > 0, batch.group, alone)",
+        "group=batch.group",
+        ["tests/dataflows/test_stages.py"],
+    ),
+    "what a correction rejects is learned": (
+        "rljax/dataflows/steps.py",
+        "batch.replace(mask=batch.mask * accepted.mask)",
+        "batch.replace(mask=batch.mask)",
+        ["tests/dataflows/test_stages.py"],
+    ),
+    "a reward is penalised before it is shaped": (
+        "rljax/dataflows/steps.py",
+        "    return apply_kl_penalty(apply_shaping(batch, cfg.reward_shaping), cfg, kl_controller)\n",
+        "    return apply_shaping(apply_kl_penalty(batch, cfg, kl_controller), cfg.reward_shaping)\n",
+        ["tests/dataflows/test_stages.py"],
+    ),
+    "a group that a failure has ended makes room for no other": (
+        "rljax/rollout/flight/tickets.py",
+        "        return most - self.trained - self.failed - len(self.open)\n",
+        "        return most - self.trained - len(self.open)\n",
+        ["tests/rollout/test_tickets.py"],
+    ),
+}
+
+
 def main(*parts: str) -> int:
     survived = []
     chosen = {
