@@ -1499,6 +1499,9 @@ def main(*parts: str) -> int:
         for name, one in BREAKS.items()
         if not parts or any(part in name or part in one[0] for part in parts)
     }
+    if not chosen:
+        print(f"no break has {' or '.join(parts)} in its name or its file\n\n{__doc__}")
+        return 2
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "rljax"
         subprocess.run(["git", "clone", "-q", str(REPO), str(copy)], check=True)
