@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rljax.config.declare import LIMITS, option, section
+from rljax.config.declare import ANY, LIMITS, option, section
 from rljax.config.learn_settings import OptimizerConfig
 from rljax.config.names import Settings
 
@@ -73,7 +73,7 @@ class DataConfig(Settings):
         rule="a text that holds {target_tokens}, and no other braces",
         fix="'Think for {target_tokens} tokens.'",
         needs="target_tokens",
-        safe="any",
+        safe=ANY,
     )
     test: str = option(
         "",
@@ -113,6 +113,7 @@ class DataConfig(Settings):
         (),
         'Variables of the chat template, NAME=VALUE, as "enable_thinking=false", in every '
         "rendering of the run; those of a row (chat_template_kwargs) override them.",
+        safe=r"(?s:\w+=.*)",
     )
     max_image_pixels: int = option(
         0,
@@ -190,7 +191,7 @@ class OfflineConfig(Settings):
     step_separator: str = option(
         "\n",
         "Text between two steps of a response, for process reward models and trajectories.",
-        safe="any",
+        safe=ANY,
     )
     reference_logprobs: str = option(
         "",

@@ -154,6 +154,7 @@ class LoraSettings(Settings):
         fits=bool,
         rule="at least one pattern",
         fix='("*",) for all',
+        safe=r"[\w*]*|[*.]*(?:self_attn|mlp|experts|visual)\.[\w.*]*",
         needs="rank",
     )
     base: str = option(

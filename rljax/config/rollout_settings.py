@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rljax.config.declare import LIMITS, option
+from rljax.config.declare import ANY, LIMITS, WORD, option
 from rljax.config.names import Settings
 
 _SECONDS = {
@@ -57,7 +57,7 @@ class SamplerConfig(Settings):
         fits=all,
         rule="no empty string",
         fix="leave the empty one out",
-        safe="any",
+        safe=ANY,
     )
     layout: str = option(
         "",
@@ -127,13 +127,13 @@ class SamplerConfig(Settings):
         **LIMITS,
     )
     end_of_thinking: str = option(
-        "</think>", "Text that ends thinking.", needs="thinking_tokens", safe="any"
+        "</think>", "Text that ends thinking.", needs="thinking_tokens", safe=ANY
     )
     interrupt_phrase: str = option(
         "Okay, time is up. Let me stop thinking and formulate a final answer now.</think>",
         "Text that is forced after the last token of thinking.",
         needs="thinking_tokens",
-        safe="any",
+        safe=ANY,
     )
 
 
@@ -171,7 +171,7 @@ class RewardConfig(Settings):
         (),
         "Answers of the judge model, one token each, worst first; () = 0 to scale.",
         needs="judge_model",
-        safe="word",
+        safe=WORD,
     )
     rubrics: str = option(
         "",
@@ -352,7 +352,7 @@ class RolloutSettings(Settings):
         'by bit. With sampler_devices, new weights are used as soon as they are there ("wall"), '
         "or once the samples of the next step are complete.",
         needs="max_staleness",
-        safe="word",
+        safe=WORD,
     )
 
     replay: str = option(

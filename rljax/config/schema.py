@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Container
 
 from rljax.config.data_settings import DataConfig, OfflineConfig, PretrainingSettings, SFTConfig
-from rljax.config.declare import declared, is_count_or_rest, is_interval, option, section
+from rljax.config.declare import WORD, declared, is_count_or_rest, is_interval, option, section
 from rljax.config.learn_settings import AlgorithmConfig, BatchConfig, OptimizerConfig
 from rljax.config.model_settings import LoraSettings, MemoryConfig, MeshConfig, ModelSettings
 from rljax.config.names import Settings
@@ -72,7 +72,7 @@ class CheckpointConfig(Settings):
         "",
         "Metric whose best step is kept, too: the step with its highest value or, with a minus "
         'before the name, its lowest ("-eval/loss"); "" = off.',
-        safe="word",
+        safe=WORD,
         may_change=True,
     )
     allow_changed: tuple[str, ...] = option(
@@ -145,6 +145,7 @@ class Config(Settings):
         "Trackers beside the jsonl files: console, tensorboard, wandb, mlflow, swanlab, trackio, "
         "and your own.",
         component="tracker",
+        safe="console",
         may_change=True,
     )
     samples_every_steps: int = option(
