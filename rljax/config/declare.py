@@ -98,6 +98,12 @@ class Spec:
     kind: typing.Any = None  # the type of its values, which `declared` reads from the class
 
     @property
+    def harmless(self) -> str:
+        """Pattern of the texts that a stranger may write: `safe`, or words where there are
+        choices."""
+        return self.safe or (WORD if self.choices else "")
+
+    @property
     def help_text(self) -> str:
         """Help of the option, which says whether it is needed."""
         return f"{self.help} (needed)" if self.required else self.help

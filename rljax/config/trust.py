@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljax.components import is_own_code, names_of, parse_component, resolve
-from rljax.config.declare import WORD, Spec
+from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
 from rljax.config.names import field_names
 from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict
@@ -118,8 +118,8 @@ def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
         return _is_harmless_data
     if spec.component:
         return _component_rule(NAMESPACES[spec.component], spec.safe)
-    if pattern := spec.safe or spec.choices and WORD:
-        return lambda text, folder: re.fullmatch(pattern, text) is not None
+    if spec.harmless:
+        return lambda text, folder: re.fullmatch(spec.harmless, text) is not None
     if spec.path == "written":
         return _is_inside
     return _is_harmless_folder if spec.path else None
