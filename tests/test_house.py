@@ -498,18 +498,49 @@ def test_flags_fields_and_commands_of_fixes_are_there():
     assert not wrong, "\n".join(wrong)
 
 
+# Clauses that no docstring and no help text begins with.
+CLAUSE = re.compile(r"\W*(What|Whatever|Whether|How|Of|Where|Who|Whose|Which|When|Why)\b", re.I)
+
+
 @pytest.mark.smoke
 def test_a_docstring_begins_with_a_verb_or_with_what_is_returned():
     """Not with a clause: What, Whether, How, Of, Where, ..."""
-    clause = re.compile(r"\W*(What|Whatever|Whether|How|Of|Where|Who|Which|When)\b")
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         f"{path.relative_to(REPO)}: {text.splitlines()[0]}"
         for path in FILES
         for node in ast.walk(tree_of(path))
-        if isinstance(node, documented) and (text := ast.get_docstring(node)) and clause.match(text)
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and CLAUSE.match(text)
     ]
     assert found == []
+
+
+@pytest.mark.smoke
+def test_a_help_text_begins_with_what_the_field_is():
+    """A field of the config or an option of a command: "Number of ...", "Folder of ...",
+    "Writes ...", not a clause."""
+    from rljax.command.commands import COMMANDS
+    from rljax.config.declare import declared
+    from rljax.config.schema import FIELDS
+
+    classes = {command.options for command in COMMANDS.values()}
+    options = {
+        f"{kind.__name__}.{name}": spec.help
+        for kind in classes
+        for name, spec in declared(kind).items()
+    }
+    fields = {name: spec.help for name, spec in FIELDS.items()}
+    assert len(options) > 100 and len(fields) > 150
+    texts = options | fields
+    assert {name: text for name, text in texts.items() if CLAUSE.match(text)} == {}
+    assert {name: text for name, text in fields.items() if not text.endswith(".")} == {}
+
+
+def test_a_clause_is_found():
+    for bad in ("What is stored", "of rljax.losses", '"How" it is', "Why it ended", "WHOSE step"):
+        assert CLAUSE.match(bad), bad
+    for good in ("Number of steps", "Offset of a row", "(low, high): range", "Wheel"):
+        assert not CLAUSE.match(good), good
 
 
 def public_functions(path):

@@ -275,7 +275,7 @@ class Checkpoints:
             return f"{self.storage.at(step, MANIFEST)} is not readable ({error})"
 
     def _structure(self, step: int) -> tuple[str, dict]:
-        """(what is wrong, files of the manifest): names and sizes, before any content."""
+        """Returns (problem, files of the manifest) by names and sizes; reads no content yet."""
         storage, listed = self.storage, {}
         try:
             with self._readable(step):

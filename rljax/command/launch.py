@@ -174,7 +174,7 @@ def _modules_of_the_user(examines: bool) -> None:
 
 
 def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """(which fields --print_config asks for, the other arguments)."""
+    """Returns (fields that --print_config asks for, the other arguments)."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     own, others = arguments[:end], arguments[end:]  # behind -- stands another command
     asked = [a for a in own if a.partition("=")[0] == "--print_config"]

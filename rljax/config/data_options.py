@@ -21,8 +21,12 @@ class PrepareOptions(Options):
         " what was said before it as the prompt and its own text as the ground truth",
         choices=("last", "each"),
     )
-    tokenizer: str = option("", "Folder, to drop prompts over --max_prompt_tokens")
-    max_prompt_tokens: int = option(0, "Longer prompts are dropped; 0 = no limit")
+    tokenizer: str = option(
+        "", "Folder of the tokenizer that counts the tokens for --max_prompt_tokens"
+    )
+    max_prompt_tokens: int = option(
+        0, "Largest length of a prompt, in tokens; longer ones are dropped; 0 = no limit"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,6 @@ class InspectOptions(TrustOptions):
             "trajectories",
         ),
     )
-    rows: int = option(3, "Rows of each source", low=1)
-    split: str = option("train", "Which rows: train or test", choices=("train", "test"))
-    ids: bool = option(False, "A table of position, id, token and mask instead")
+    rows: int = option(3, "Number of rows of each source", low=1)
+    split: str = option("train", "Rows to show: train or test", choices=("train", "test"))
+    ids: bool = option(False, "Prints a table of position, id, token and mask instead")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rljax.config.declare import LIMITS, option, section
+from rljax.config.declare import ANY, LIMITS, option, section
 from rljax.config.learn_settings import OptimizerConfig
 from rljax.config.names import Settings
 
@@ -31,75 +31,94 @@ class DataConfig(Settings):
     """
 
     train: str = option(
-        "", "prompts, or rows of the dataflow's kind: a path or a task", component="data"
+        "", "Prompts, or rows of the dataflow's kind: a path or a task.", component="data"
     )
-    sources: tuple[str, ...] = option((), "further paths or tasks beside train", component="data")
-    weights: tuple[float, ...] = option((), "() = equal")
-    final_weights: tuple[float, ...] = option((), "() = weights")
+    sources: tuple[str, ...] = option(
+        (), "Further paths or tasks, mixed with train.", component="data"
+    )
+    weights: tuple[float, ...] = option(
+        (), "Relative chances of train and of each source, train first; () = equal."
+    )
+    final_weights: tuple[float, ...] = option(
+        (), "Weights at the end of the run, to which `weights` move; () = no change."
+    )
     retire_at_pass_rate: float = option(
         0.0,
-        "From the epoch after a prompt's pass rate over all its samples has reached this, it is "
-        "no longer drawn (ScaleRL's No-Positive-Resampling); 0 = off.",
+        "Pass rate over all samples of a prompt from which it is no longer drawn, beginning with "
+        "the next epoch (ScaleRL's No-Positive-Resampling); 0 = off.",
         **_PASS_RATE,
     )
     drop_above_pass_rate: float = option(
         0.0,
-        "Before the first step, prompts whose pass rate over pass_rate_samples is above this are "
-        "dropped (OlmoRL's offline filter); 0 = off.",
+        "Largest pass rate of a prompt over pass_rate_samples samples, measured before the first "
+        "step; easier prompts are dropped (OlmoRL's offline filter); 0 = off.",
         **_PASS_RATE,
     )
     pass_rate_samples: int = option(
-        8, "samples per prompt of drop_above_pass_rate", low=1, needs="drop_above_pass_rate"
+        8,
+        "Samples per prompt that drop_above_pass_rate is measured on.",
+        low=1,
+        needs="drop_above_pass_rate",
     )
     target_tokens: tuple[int, ...] = option(
         (),
-        "(low, high): every prompt asks for a length in tokens drawn from this range, by "
-        "target_instruction; the rewards l1_exact and l1_max read it. () = off.",
+        "(low, high): range of lengths in tokens. A length is drawn for every prompt, which asks "
+        "for it by target_instruction; the rewards l1_exact and l1_max read it. () = off.",
         **LIMITS,
     )
     target_instruction: str = option(
         " Think for {target_tokens} tokens.",
-        "behind such a prompt",
+        "Text appended to a prompt that asks for a length.",
         fits=_takes_target,
         rule="a text that holds {target_tokens}, and no other braces",
         fix="'Think for {target_tokens} tokens.'",
         needs="target_tokens",
-        safe="any",
+        safe=ANY,
     )
     test: str = option(
-        "", '"" = the tasks\' own test splits, and test_fraction of files', component="data"
+        "",
+        'Held-out data, a path or a task; "" = the test splits of the tasks, and test_fraction of '
+        "files.",
+        component="data",
     )
     test_fraction: float = option(
         0.0,
-        "of every file's rows, by a hash of their prompts: never trained",
+        "Share of the rows of every file that are held out, chosen by a hash of their prompts; 0 "
+        "= none.",
         low=0,
         below=1,
         rule="from 0 (off) to below 1",
         fix="write 0.05",
     )
-    stream: bool = option(False, "rows of files are read as they are drawn, not all at once")
-    max_prompt_tokens: int = option(512, "longer ones: data.overlong", low=1)
+    stream: bool = option(False, "Reads rows of files as they are drawn, not all at once.")
+    max_prompt_tokens: int = option(
+        512,
+        "Largest length of a prompt, in tokens; data.overlong says what happens to longer ones.",
+        low=1,
+    )
     overlong: str = option(
         "drop",
-        "prompts over the limit: drop | error | left | right",
+        "Treatment of prompts over max_prompt_tokens: they are dropped (drop), end the run "
+        "(error), or are cut on the left or on the right (left, right).",
         choices=("drop", "error", "left", "right"),
     )
     turns: str = option(
         "auto",
-        "Supervised examples of a conversation with several turns of the assistant: auto = one "
-        "with all turns, or, where the chat template rewrites earlier turns, one for each turn; "
-        "each = one for each turn, as the policy is asked for it; last = one, for the last turn.",
+        "Supervised examples of a conversation with several turns of the assistant. auto: one "
+        "with all turns, or one for each turn if the chat template rewrites earlier turns; each: "
+        "one for each turn, as the policy is asked for it; last: one, for the last turn.",
         choices=("auto", "each", "last"),
     )
     template_variables: tuple[str, ...] = option(
         (),
         'Variables of the chat template, NAME=VALUE, as "enable_thinking=false", in every '
-        "rendering of the run; a row's own (chat_template_kwargs) override them.",
+        "rendering of the run; those of a row (chat_template_kwargs) override them.",
+        safe=r"(?s:\w+=.*)",
     )
     max_image_pixels: int = option(
         0,
-        "An image of more is scaled down, so that it takes fewer tokens; 0 = as the model's "
-        "preprocessor_config.json says.",
+        "Largest number of pixels of an image; a larger one is scaled down, so that it takes "
+        "fewer tokens. 0 = as the model's preprocessor_config.json says.",
     )
 
 
@@ -107,13 +126,17 @@ class DataConfig(Settings):
 class SFTConfig(Settings):
     """Supervised steps before the dataflow; steps=0 takes none."""
 
-    steps: int = option(0, "0 = none", low=0)
-    data: str = option("", '"" = the task\'s demonstrations', component="data")
-    sequences_per_step: int = option(64, "demonstrations of one optimizer step", low=1)
-    stop_at_accuracy: float = option(
-        0.0, "held-out greedy accuracy that ends it early; 0 = never", low=0
+    steps: int = option(0, "Number of supervised steps; 0 = none.", low=0)
+    data: str = option(
+        "", 'Demonstrations, a path or a task; "" = those of the task.', component="data"
     )
-    check_every_steps: int = option(20, "how often it is measured", low=1)
+    sequences_per_step: int = option(64, "Demonstrations in one optimizer step.", low=1)
+    stop_at_accuracy: float = option(
+        0.0, "Greedy accuracy on held-out prompts at which this phase ends early; 0 = never.", low=0
+    )
+    check_every_steps: int = option(
+        20, "Steps from one measurement of the accuracy for stop_at_accuracy to the next.", low=1
+    )
     optimizer: OptimizerConfig = section(lambda: OptimizerConfig(lr=1e-5))
 
 
@@ -124,19 +147,22 @@ class PretrainingSettings(Settings):
 
     data: str = option(
         "",
-        'a path or a task, rows as of sft.data (texts, conversations, ...); "" = off',
+        'Examples, a path or a task with rows as in sft.data (texts, conversations, ...); "" = '
+        "off.",
         component="data",
     )
     coef: float = option(
         1.0,
-        "of that loss; that of algorithm.policy_loss counts once",
+        "Coefficient of the examples' loss; that of algorithm.policy_loss is 1.",
         above=0,
         fix="pretraining.data='' (off)",
     )
     sequences_per_optimizer_step: int = option(
-        64, "examples that every optimizer step of the actor takes", low=1
+        64, "Examples in every optimizer step of the actor.", low=1
     )
-    max_tokens: int = option(1024, "of an example; a longer one is cut on the right", low=1)
+    max_tokens: int = option(
+        1024, "Largest length of an example, in tokens; a longer one is cut on the right.", low=1
+    )
 
 
 @dataclasses.dataclass
@@ -145,25 +171,33 @@ class OfflineConfig(Settings):
     the rows of data.train: every step is one optimizer step on examples_per_step of them."""
 
     examples_per_step: int = option(
-        64, "a pair is one example; with packing a full row is one", low=1
+        64,
+        "Examples in one step; a pair is one example, and with packing a full row is one.",
+        low=1,
     )
     max_tokens: int = option(
-        1024, "of a row: prompt and completion; data.overlong says what if longer", low=1
+        1024,
+        "Largest length of a row (prompt and completion), in tokens; data.overlong says what "
+        "happens to longer ones.",
+        low=1,
     )
-    packing: bool = option(False, "supervised examples share rows")
+    packing: bool = option(False, "Packs supervised examples, several in a row.")
     ties: str = option(
         "drop",
-        "Pairs that are ties leave the data, or stand in both orders: label smoothing of 1/2. "
-        "drop | both_orders",
+        "Treatment of pairs that are ties. drop: they are removed; both_orders: each is learned "
+        "from in both orders, which is label smoothing of 1/2.",
         choices=("drop", "both_orders"),
     )
     step_separator: str = option(
-        "\n", "between the steps of process reward models and trajectories", safe="any"
+        "\n",
+        "Text between two steps of a response, for process reward models and trajectories.",
+        safe=ANY,
     )
     reference_logprobs: str = option(
         "",
-        "Where the reference's log-probs of every example are written once and read from then on, "
-        'so that training holds no reference model; "" = computed at each step.',
+        "Folder into which the reference's log-probs of every example are written once and from "
+        'which they are read, so that training holds no reference model; "" = computed at each '
+        "step.",
         path="written",
         may_change=True,
     )

@@ -4,6 +4,7 @@ and whether a stranger's value needs trust follow from that."""
 
 import dataclasses
 import difflib
+import itertools
 import re
 import sys
 import types
@@ -22,6 +23,9 @@ EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 _WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
+
+# Patterns of texts that a stranger may write: any, and words, as where there are choices.
+ANY, WORD = r"(?s:.*)", r"[\w @/+*-]*"  # "-eval/loss"
 
 
 def kind_name(kind: type) -> str:
@@ -90,8 +94,14 @@ class Spec:
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
     learn: bool = False  # a field of rljax.dataflows.Algorithm
     may_change: bool = False  # changes no number of the run, so that a resume may change it
-    safe: str = ""  # what a stranger may write: "any" text, or a "word", as where there are choices
+    safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
     kind: typing.Any = None  # the type of its values, which `declared` reads from the class
+
+    @property
+    def harmless(self) -> str:
+        """Pattern of the texts that a stranger may write: `safe`, or words where there are
+        choices."""
+        return self.safe or (WORD if self.choices else "")
 
     @property
     def help_text(self) -> str:
@@ -359,18 +369,21 @@ def _without_none(hint):
 def split_at_commas(text: str) -> list[str]:
     """Returns the parts of a list. Commas inside brackets, as in "gsm8k(shots=8, data='a,b')", do
     not separate; brackets that do not close are text like any other."""
-    parts, start, depth, quote = [], 0, 0, ""
+    cuts, depth, quote = [-1], 0, ""
     for index, character in enumerate(text):
         if quote:
-            quote = "" if character == quote else quote
-        elif depth and character in "\"'":
+            quote = "" if character == quote and text[index - 1] != "\\" else quote
+        elif depth > 0 and character in "\"'":
             quote = character
-        elif character in "()":
-            depth += 1 if character == "(" else -1
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
         elif character == "," and depth <= 0:
-            parts.append(text[start:index])
-            start = index + 1
-    return [*parts, text[start:]] if depth == 0 and not quote else text.split(",")
+            cuts.append(index)
+    if depth or quote:
+        return text.split(",")
+    return [text[begin + 1 : end] for begin, end in itertools.pairwise([*cuts, len(text)])]
 
 
 def whole_numbers(text: str, flag: str) -> tuple[int, ...]:

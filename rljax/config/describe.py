@@ -31,7 +31,8 @@ def config_help(config, width: int, words: Iterable[str] = (), prefix: str = "")
 def flag_lines(flag: str, kind: object, text: str, width: int) -> list[str]:
     """Returns the lines of a flag with its default, its type and its help, wrapped to the width."""
     out = [f"  {flag}  ({type_text(kind)})"]
-    return out + textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    indent = dict(initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return out + textwrap.wrap(text, width, break_on_hyphens=False, **indent)  # "log-probs" whole
 
 
 def type_text(kind: object) -> str:

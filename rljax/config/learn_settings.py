@@ -13,30 +13,33 @@ class OptimizerConfig(Settings):
 
     name: str = option(
         "adamw",
-        "Of rljax.learn.update_rules: adamw | adafactor | lion | sgd | muon with options, "
-        '"lion(beta2=0.98)", or dotted: a function (learning_rate, options) -> an optax '
-        "transformation.",
+        "Optimizer of rljax.learn.update_rules: adamw | adafactor | lion | sgd | muon with "
+        'options, "lion(beta2=0.98)"; or the dotted name of a function (learning_rate, options) '
+        "-> an optax transformation.",
         component="optimizer",
     )
-    lr: float = option(1e-6, "learning rate after warm-up", low=0)
+    lr: float = option(1e-6, "Learning rate after warm-up.", low=0)
     schedule: str = option(
         "constant",
-        "Of rljax.learn.schedules, after warm-up: constant | linear | cosine | wsd with options, "
-        '"cosine(final=0.1)", or dotted: a function (lr, steps, options) -> a function of the '
-        "step.",
+        "Schedule of rljax.learn.schedules after warm-up: constant | linear | cosine | wsd with "
+        'options, "cosine(final=0.1)"; or the dotted name of a function (lr, steps, options) -> a '
+        "function of the step.",
         component="schedule",
     )
-    warmup_steps: int = option(0, "optimizer steps of a linear rise to lr", low=0)
+    warmup_steps: int = option(
+        0, "Optimizer steps in which the learning rate rises linearly to lr; 0 = none.", low=0
+    )
     warmup_from: float = option(
         0.0,
-        "Share of lr that warm-up starts at. At 0 the first optimizer step changes nothing, as "
+        "Share of lr at which warm-up starts. At 0 the first optimizer step changes nothing, as "
         "with the schedulers of optax and transformers.",
         low=0,
         needs="warmup_steps",
     )
     beta1: float = option(
         0.9,
-        "AdamW's; other optimizers have such numbers as options of `name`.",
+        "Decay rate of AdamW's mean of the gradient; other optimizers have such numbers as "
+        "options of `name`.",
         low=0,
         below=1,
         rule="0 <= beta < 1",
@@ -44,15 +47,26 @@ class OptimizerConfig(Settings):
     )
     beta2: float = option(
         0.999,
-        "as beta1, of the squared gradient",
+        "Decay rate of AdamW's mean of the squared gradient.",
         low=0,
         below=1,
         rule="0 <= beta < 1",
         fix="write 0.999, the default",
     )
-    eps: float = option(1e-8, "AdamW's, in the denominator", above=0, fix="write 1e-8")
-    weight_decay: float = option(0.0, "of matrices, times the learning rate", low=0)
-    clip_norm: float = option(1.0, "0 = off", low=0)
+    eps: float = option(
+        1e-8, "Number that AdamW adds to the denominator.", above=0, fix="write 1e-8"
+    )
+    weight_decay: float = option(
+        0.0,
+        "Coefficient of the weight decay of matrices; it is multiplied by the learning rate. 0 = "
+        "off.",
+        low=0,
+    )
+    clip_norm: float = option(
+        1.0,
+        "Largest global norm of the gradient; a larger gradient is scaled down. 0 = off.",
+        low=0,
+    )
 
 
 @dataclasses.dataclass
@@ -61,24 +75,28 @@ class BatchConfig(Settings):
     optimizer step takes sequences_per_optimizer_step of them, computed at most
     tokens_per_microbatch (padded) at a time."""
 
-    prompts_per_step: int = option(128, "prompts drawn for a step", low=1)
+    prompts_per_step: int = option(128, "Prompts drawn for a step.", low=1)
     samples_per_prompt: int = option(
-        8, "responses to each: the group that GRPO compares", low=1, learn=True
+        8, "Responses per prompt: the group that GRPO compares.", low=1, learn=True
     )
-    sequences_per_optimizer_step: int = option(256, "divides the product of the two above", low=1)
+    sequences_per_optimizer_step: int = option(
+        256,
+        "Sequences in one optimizer step; must divide prompts_per_step x samples_per_prompt.",
+        low=1,
+    )
     tokens_per_microbatch: int = option(
         16384,
-        "Padded; lower it where memory is short. 0: as many as the estimate of the plan says a "
-        "TPU can surely hold, so that weights are gathered as seldom as can be; on other devices "
-        "16384.",
+        "Largest number of tokens, padding included, that are computed at a time; lower it where "
+        "memory is short. 0 = the largest number that a TPU surely holds by the estimate of rljax "
+        "plan, so that weights are gathered as seldom as possible; 16384 on other devices.",
         low=0,
     )
     packing: bool = option(
         True,
-        "Sequences share rows in every pass of learning, and a prompt is computed once for its "
-        "samples.",
+        "Packs several sequences into a row in every pass of learning, and computes a prompt once "
+        "for all its samples.",
     )
-    epochs: int = option(1, "passes over the sequences of a step", low=1)
+    epochs: int = option(1, "Passes over the sequences of a step.", low=1)
 
 
 @dataclasses.dataclass
@@ -87,93 +105,121 @@ class AlgorithmConfig(Settings):
     is loaded."""
 
     advantage: str = option(
-        "group_relative", "of rljax.advantages", component="advantage", learn=True
+        "group_relative",
+        "Advantage estimator: a function of rljax.advantages.",
+        component="advantage",
+        learn=True,
     )
     policy_loss: str = option(
-        "ppo_clip", "of rljax.losses.policy", component="policy_loss", learn=True
+        "ppo_clip",
+        "Loss of the policy: a function of rljax.losses.policy.",
+        component="policy_loss",
+        learn=True,
     )
     value_loss: str = option(
-        "squared_error", "of rljax.losses.value: of a critic", component="value_loss", learn=True
+        "squared_error",
+        "Loss of the critic: a function of rljax.losses.value.",
+        component="value_loss",
+        learn=True,
     )
     preference_loss: str = option(
         "dpo",
-        "of rljax.losses.preference: of pairs, triples or labels",
+        "Loss of pairs, triples or labels: a function of rljax.losses.preference.",
         component="preference_loss",
         learn=True,
     )
     reward_loss: str = option(
-        "bradley_terry", "of rljax.losses.reward_model", component="reward_loss", learn=True
+        "bradley_terry",
+        "Loss of reward models: a function of rljax.losses.reward_model.",
+        component="reward_loss",
+        learn=True,
     )
     reduction: str = option(
         "token_mean",
-        "of rljax.learn.reductions: the weight of each token",
+        "Weight of each token in the loss: a function of rljax.learn.reductions.",
         component="reduction",
         learn=True,
     )
     kl_in_reward: float = option(
-        0.0, "coefficient of the KL penalty in the reward; 0 = off", low=0, learn=True
+        0.0, "Coefficient of the KL penalty in the reward; 0 = off.", low=0, learn=True
     )
     kl_in_loss: float = option(
-        0.0, "coefficient of the KL penalty in the loss; 0 = off", low=0, learn=True
+        0.0, "Coefficient of the KL penalty in the loss; 0 = off.", low=0, learn=True
     )
     kl_estimator: str = option(
         "k3",
-        "of kl_in_loss",
+        'Estimator of the KL in the loss: k1 | abs | k2 | k3, or with "+" the value of that one '
+        "and the gradient of k2.",
         choices=("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
         learn=True,
     )
     kl_reward_estimator: str = option(
-        "k1", "of kl_in_reward", choices=("k1", "abs", "k2", "k3"), learn=True
+        "k1",
+        "Estimator of the KL in the reward: k1 | abs | k2 | k3.",
+        choices=("k1", "abs", "k2", "k3"),
+        learn=True,
     )
     kl_importance: bool = option(
         False,
-        "kl_in_loss times pi / pi_old, gradient through both: unbiased off the sampling policy.",
+        "Multiplies the KL in the loss by pi / pi_old, with the gradient through both: unbiased "
+        "when the policy is no longer the one that sampled.",
         learn=True,
     )
     kl_target: float = option(
-        0.0, "the coefficients adapt so that the KL stays near this; 0 = fixed", low=0
+        0.0, "KL that the coefficients adapt to keep; 0 = they are fixed.", low=0
     )
     kl_horizon: float = option(
         10_000.0,
-        "sequences; how slowly they adapt",
+        "Number of sequences over which the coefficients adapt to kl_target; more is slower.",
         above=0,
         rule="must be > 0 sequences",
         fix="write 10000",
     )
-    entropy_coef: float = option(0.0, "of the entropy bonus; 0 = off", low=0, learn=True)
+    entropy_coef: float = option(
+        0.0, "Coefficient of the entropy bonus; 0 = off.", low=0, learn=True
+    )
     correction: str = option(
         "",
-        'Sampler against trainer: "rollout_correction(...)" weighs tokens; "" = metrics only.',
+        'Correction of the mismatch between sampler and trainer: "rollout_correction(...)" '
+        'weights tokens; "" = metrics only.',
         component="correction",
         learn=True,
     )
     old_logprobs: str = option(
         "recomputed",
-        'or "sampler": the sampler\'s own (bypass)',
+        'Source of the old log-probs: "recomputed" by the trainer, or those that the "sampler" '
+        "recorded (bypass).",
         choices=("recomputed", "sampler"),
         learn=True,
     )
     collect: str = option(
         "once",
-        "Which trajectories fill a step: once | dynamic(...) | active(...) | first_live(...), or "
-        "how they are made: vine(...) | turn_tree(...) | special_token(...) | search(...).",
+        "Rollout of a step, which chooses its trajectories: once | dynamic(...) | active(...) | "
+        "first_live(...), or makes them in another way: vine(...) | turn_tree(...) | "
+        "special_token(...) | search(...).",
         component="collect",
     )
     reward_shaping: tuple[str, ...] = option(
-        (), "of rljax.shaping.scores, in this order", component="shaping", learn=True
+        (),
+        "Functions of rljax.shaping.scores that change the scores, in this order.",
+        component="shaping",
+        learn=True,
     )
     baseline_filters: tuple[str, ...] = option(
         (),
-        "of rljax.shaping.filters: rows that leave loss and baseline",
+        "Functions of rljax.shaping.filters; rows that they reject leave loss and baseline.",
         component="filter",
         learn=True,
     )
     filters: tuple[str, ...] = option(
-        (), "rows that leave the loss only", component="filter", learn=True
+        (),
+        "Functions of rljax.shaping.filters; rows that they reject leave the loss only.",
+        component="filter",
+        learn=True,
     )
     trust_region: float = option(
         0.0,
-        "Stop a batch's optimizer steps once its ppo_k3 exceeds this; 0 = off.",
+        "Largest ppo_k3 of a batch; above it, its remaining optimizer steps are left out. 0 = off.",
         low=0,
         learn=True,
     )

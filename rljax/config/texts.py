@@ -7,7 +7,7 @@ import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
 
-from rljax.config.declare import EXAMPLES, kind_name, type_problem
+from rljax.config.declare import EXAMPLES, kind_name, split_at_commas, type_problem
 from rljax.config.names import FIELDS_LISTED, unknown_fields
 from rljax.config.schema import FIELDS, Config
 from rljax.config.values import value_of, with_overrides
@@ -130,7 +130,7 @@ def _parts(text: str) -> list[str]:
         else:
             items = value if isinstance(value, (tuple, list)) else (value,)
             return [item if isinstance(item, str) else repr(item) for item in items]
-    parts = _split(text)
+    parts = split_at_commas(text)
     if len(parts) == 1:
         return [text] if text else []
     parts = [part.strip() for part in parts]
@@ -138,21 +138,3 @@ def _parts(text: str) -> list[str]:
     if not all(parts):
         raise ValueError("an item is empty; a text with a comma in it is written ('a,b',)")
     return parts
-
-
-def _split(text: str) -> list[str]:
-    """Cuts at the commas that stand outside of brackets and quotes."""
-    cuts, depth, quote = [-1], 0, ""
-    for i, letter in enumerate(text):
-        if quote:
-            quote = "" if letter == quote and text[i - 1] != "\\" else quote
-        elif letter in "'\"" and depth:
-            quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and depth <= 0:
-            cuts.append(i)
-    ends = [*cuts, len(text)]
-    return [text[begin + 1 : end] for begin, end in itertools.pairwise(ends)]

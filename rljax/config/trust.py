@@ -40,9 +40,6 @@ from rljax.errors import InputError
 from rljax.files import read_data
 from rljax.runs.store import is_url
 
-_WORD = re.compile(r"[\w @/+*-]*")  # "-eval/loss"
-_LINEAR_MAPS = re.compile(r"[\w*]*|[*.]*(?:self_attn|mlp|experts|visual)\.[\w.*]*")
-_VARIABLE = re.compile(r"\w+=.*", re.DOTALL)
 # A registered data set: no folder, whose classes would be imported, and no namespace of others.
 _REGISTERED = re.compile(r"\w+(?:/[\w.-]+)?(?::[\d.*]+)?", re.ASCII)
 _ROLES = re.compile(r"[\w+ ]+=(.*)", re.DOTALL)
@@ -105,15 +102,10 @@ def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
             or kind_of_text(text) == "component"
             and is_harmless(text, NAMESPACES["model"])
         ),
-        "trackers": lambda text, folder: (
-            text == "console" or is_harmless(text, NAMESPACES["tracker"])
-        ),
         "roles": lambda text, folder: _of_roles(text, NAMESPACES["role"]),
         "placement": lambda text, folder: _of_roles(text, NAMESPACES["placement"]),
         "sampler.layout": _component_rule("rljax.sampler.layout", "auto"),
         "environment.calls": _component_rule("rljax.environments.calls", "auto"),
-        "lora.targets": lambda text, folder: _LINEAR_MAPS.fullmatch(text) is not None,
-        "data.template_variables": lambda text, folder: _VARIABLE.fullmatch(text) is not None,
         "checkpoint.allow_changed": lambda text, folder: text in ("data", *field_names(Config)),
         # Compiled programs are read back and run.
         "compilation_cache": lambda text, folder: text == _DEFAULTS["compilation_cache"],
@@ -122,14 +114,12 @@ def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
 
 def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
     """Returns the rule that follows from the declaration of a field, None where there is none."""
-    if spec.safe == "any":
-        return lambda text, folder: True
-    if spec.safe == "word" or spec.choices:
-        return lambda text, folder: _WORD.fullmatch(text) is not None
     if spec.component == "data":
         return _is_harmless_data
     if spec.component:
-        return _component_rule(NAMESPACES[spec.component])
+        return _component_rule(NAMESPACES[spec.component], spec.safe)
+    if spec.harmless:
+        return lambda text, folder: re.fullmatch(spec.harmless, text) is not None
     if spec.path == "written":
         return _is_inside
     return _is_harmless_folder if spec.path else None
@@ -138,8 +128,8 @@ def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
 _DEFAULTS = {field: value_of(Config(), field) for field in FIELDS}
 
 
-def _component_rule(home: str, *words: str) -> Callable[[str, str | os.PathLike], bool]:
-    return lambda text, folder: text in words or is_harmless(text, home)
+def _component_rule(home: str, safe: str = "") -> Callable[[str, str | os.PathLike], bool]:
+    return lambda text, folder: bool(re.fullmatch(safe, text)) or is_harmless(text, home)
 
 
 def _of_roles(text: str, home: str) -> bool:

@@ -7,12 +7,14 @@ reads (temperature, response length, collect rule, reward) is rljax.rollout.Roll
 import dataclasses
 
 from rljax.components import Component
+from rljax.config.learn_settings import AlgorithmConfig
+from rljax.config.schema import EvaluateConfig
 from rljax.learn import Steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """The fields of AlgorithmConfig that learning reads, and the steps of a batch."""
+    """The fields of the config that learning reads, and the steps of a batch."""
 
     advantage: Component
     policy_loss: Component
@@ -22,17 +24,17 @@ class Algorithm:
     samples_per_prompt: int = 1
     preference_loss: Component | None = None
     reward_loss: Component | None = None
-    kl_in_reward: float = 0.0
-    kl_in_loss: float = 0.0
-    kl_estimator: str = "k3"
-    kl_reward_estimator: str = "k1"
-    kl_importance: bool = False
-    entropy_coef: float = 0.0
+    kl_in_reward: float = AlgorithmConfig.kl_in_reward
+    kl_in_loss: float = AlgorithmConfig.kl_in_loss
+    kl_estimator: str = AlgorithmConfig.kl_estimator
+    kl_reward_estimator: str = AlgorithmConfig.kl_reward_estimator
+    kl_importance: bool = AlgorithmConfig.kl_importance
+    entropy_coef: float = AlgorithmConfig.entropy_coef
     positive_nll: float = 0.0
-    correct_at: float = 1.0
-    trust_region: float = 0.0
+    correct_at: float = EvaluateConfig.correct_at
+    trust_region: float = AlgorithmConfig.trust_region
     correction: Component | None = None
-    old_logprobs: str = "recomputed"
+    old_logprobs: str = AlgorithmConfig.old_logprobs
     reward_shaping: tuple[Component, ...] = ()
     baseline_filters: tuple[Component, ...] = ()
     filters: tuple[Component, ...] = ()

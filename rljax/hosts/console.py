@@ -114,7 +114,7 @@ class _Copy:
         return bool(data)
 
     def last_words(self) -> str:
-        """Why the host ended, as far as one can tell from what it printed last."""
+        """Returns the reason why the host ended, judged by what it printed last."""
         own, said = self.named(self.host), self.errors.decode(errors="replace")
         silent = [int(k) for found in _SILENT.findall(said) for k in found.split()]
         lost = sorted(set(silent)) or ([0] if _NO_LEADER.search(said) else [])

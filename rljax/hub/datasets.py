@@ -70,7 +70,7 @@ def split_files(spec: str, split: str) -> SplitFiles:
 
 
 def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
-    """(what the path names, its files) in a repository at a commit."""
+    """Returns (description, files) of a path in a repository at a commit."""
     paths = sorted(client.listing(name))
     data = [p for p in paths if not p.startswith(".") and Path(p).name not in _NO_ROWS]
     if path in data:

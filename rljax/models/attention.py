@@ -222,7 +222,7 @@ def _path(impl: str, device):
 
 
 def _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) -> str:
-    """Why cuDNN cannot run the request; "" where it can."""
+    """Returns the reason why cuDNN cannot run the request; "" if it can."""
     if device.platform != "gpu":
         return f"the mesh is made of {device.platform} devices"
     if "cuda" not in device.client.platform_version:

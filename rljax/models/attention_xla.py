@@ -119,7 +119,7 @@ def _softmax(rule: Rule, asked: _Request, heads, sink, dtype):
 
 
 def _backward(rule: Rule, kept, gradient):
-    """With weights p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v - do.out)."""
+    """Gradients, with p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v - do.out)."""
     q, k, v, sinks, segments, prefix, out, log_sum = kept
     asked, wide = _request(rule, k, v, segments, prefix), log_sum.dtype
     heads, above = (_by_heads(x, k.shape[2], asked) for x in (q, gradient.astype(v.dtype)))
@@ -185,8 +185,8 @@ def xla_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
 
 
 def _chunk(rule: Rule, q, k, v, view: View) -> tuple[_Request, jax.Array]:
-    """(what both passes read, the queries [B, K, R, T, E]). T is a multiple of QUERY_BLOCK, or at
-    most two parts that are not above it."""
+    """Returns the request of both passes and the queries [B, K, R, T, E]. T is a multiple of
+    QUERY_BLOCK, or at most two parts that are not above it."""
     rows, kv_heads, count = k.shape[:3]
     tokens = q.shape[2]
     chunks = -(-tokens // QUERY_BLOCK)
@@ -260,8 +260,8 @@ def _spans(tokens: int, window: int) -> list[_Span]:
 
 
 def _seen(rule: Rule, asked: _Request, first, span: _Span):
-    """(where their own columns start; keys, values and [N, 1, 1, c, C] bool of all columns) of the
-    queries from `first` on: own columns, then those of the prefixes' block."""
+    """Returns (start of their own columns, keys, values, [N, 1, 1, c, C] bool) of all columns that
+    the queries from `first` on may see: own columns, then those of the prefixes' block."""
     start = span.start
     if start is None:
         start = jnp.maximum(first + span.size - span.reach, 0)

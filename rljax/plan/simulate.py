@@ -227,7 +227,7 @@ class _Run:
                 self.returns.append(sample)
 
     def _make_room(self) -> None:
-        """As rljax.sampler.scheduler.Scheduler._make_room."""
+        """Makes room as rljax.sampler.scheduler.Scheduler._make_room does."""
         free, held = int((self.owner < 0).sum()), sorted(self.held)
         self.returns.sort()
         waiting, chosen = itertools.chain(self.returns, self.waiting), []

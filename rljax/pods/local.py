@@ -79,8 +79,8 @@ def _free_port() -> int:
 
 
 def _wait(processes: list[subprocess.Popen], ended: dict[int, int]) -> None:
-    """Until all have ended: `ended` has their exit codes, in the order of their ends. Hosts whose
-    run has lost one end by themselves; what is still there OTHERS_S later is killed."""
+    """Waits until all have ended: `ended` has their exit codes, in the order of their ends. Hosts
+    whose run has lost one end by themselves; what is still there OTHERS_S later is killed."""
     deadline = None
     while len(ended) < len(processes):
         for host, process in enumerate(processes):
@@ -106,7 +106,8 @@ def print_lines(stream, host: int) -> None:
 
 
 def _signal(processes: list[subprocess.Popen], number: int) -> None:
-    """To each process that runs; SIGKILL to its group, so that no worker of it is left."""
+    """Sends a signal to each process that runs; SIGKILL goes to its group, so that none of its
+    workers is left."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             if number == signal.SIGKILL:

@@ -70,7 +70,7 @@ def record_of(timings: Timings, step: int, seconds: float) -> dict:
 
 
 def _thin(points: list) -> list:
-    """At most about MOST_POINTS of them, evenly in time of arrival, the last among them."""
+    """Returns about MOST_POINTS of them at most, evenly in time of arrival, with the last one."""
     every = max(1, -(-len(points) // MOST_POINTS))
     return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
 

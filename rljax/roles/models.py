@@ -318,12 +318,12 @@ class Actor(_Trained):
 
 
 def _readout(model: Model, params, batch: Batch, hidden=None) -> Readout:
-    facts = model.config
+    config = model.config
     return Readout(
         *model.readout(params, batch, hidden),
-        soft_cap=facts.final_soft_cap,
-        float32_head=facts.head_in_float32,
-        vocab_first=facts.tie_embeddings,
+        soft_cap=config.final_soft_cap,
+        float32_head=config.head_in_float32,
+        vocab_first=config.tie_embeddings,
     )
 
 

@@ -112,25 +112,26 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """Decoding of a whole batch: the sizes of programs and memory, and where they run. It changes
-    no sample, but for another dtype, and for keys and values held narrower than they are computed:
-    what was read in chunks, from a prefix or after a pause then attends to rounded ones where a
-    whole prompt attends to exact ones."""
+    """Settings of decoding a whole batch: sizes of programs and memory, and the devices.
 
-    slots: int = 0  # rows that are decoded at a time; 0 = all
-    loop: str = "device"  # who refills slots: "device" | "host"
-    kv_dtype: str = ""  # of keys and values; "" = what is computed in
-    decode: Callable | None = None  # the tokenizer's, ids -> text, for stop strings
-    dtype: str = ""  # what is computed in; "" = what the model computes in
-    head_in_float32: str = ""  # on | off, "" = as the model
-    look_every: int = 1  # steps after which all devices meet to look whether rows are live
-    layout: Layout | None = None  # of weights and rows; None = training's own, or that of `mesh`
+    They change no sample, with two exceptions: another dtype, and keys and values that are stored
+    in fewer bits than they are computed in. Tokens that were read in chunks, from a prefix or after
+    a pause then attend to rounded ones, where a whole prompt attends to exact ones."""
+
+    slots: int = 0  # rows decoded at a time; 0 = all
+    loop: str = "device"  # loop that refills slots: "device" | "host"
+    kv_dtype: str = ""  # dtype of keys and values; "" = `dtype`
+    decode: Callable | None = None  # ids -> text, by the tokenizer, for stop strings
+    dtype: str = ""  # dtype of decoding; "" = that of the model
+    head_in_float32: str = ""  # logits as a float32 product: on | off, "" = as the model
+    look_every: int = 1  # steps between exchanges of all devices about rows that are live
+    layout: Layout | None = None  # layout of weights and rows; None = training's, or that of `mesh`
     mesh: Mesh | None = None  # devices that decode and do not train; None = those of training
     weight_dtype: str = ""  # float32 | bfloat16 | float16 | int8; "" = as the weights are
-    page_tokens: int = 0  # of a page of keys and values; 0 = contiguous slots
-    pages: int = 0  # of all slots together; 0 = as many as slots x columns take
-    # Tokens that a step reads beside the newest one, copied from where a row's newest tokens have
-    # stood before, and kept where they are what is drawn; 0 = off.
+    page_tokens: int = 0  # tokens in a page of keys and values; 0 = contiguous slots
+    pages: int = 0  # pages of all slots together; 0 = as many as slots x columns take
+    # Draft tokens that a step reads beside the newest one, copied from what followed an earlier
+    # occurrence of the newest tokens, and kept if they equal the drawn tokens; 0 = off.
     draft_tokens: int = 0
     # Batch.routes: the experts that each token went to, for training to send it there again.
     record_routes: bool = False

@@ -135,8 +135,8 @@ def _noisy(tree: Tree, keys, position, fraction, concentration, active, explorat
 
 @jax.jit
 def _emitted(tree: Tree, keys, position, temperature, live, exploration):
-    """(what is said of the children that are emitted, the old indices of nodes, `_next` of the
-    trees below them). Said: token [B] and the log-prob of its choice, the tokens of all children
+    """Returns (record of the children that are emitted, old indices of nodes, `_next` of the trees
+    below them). The record: token [B] and the log-prob of its choice, the tokens of all children
     [B, M], their shares of the visits, the root's value [B]."""
     visits, prior, tokens = tree.visits[:, 0], tree.prior[:, 0], tree.tokens[:, 0]
     visited = jnp.any(visits > 0, axis=-1)

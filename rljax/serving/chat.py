@@ -209,7 +209,7 @@ def _notes(policy: SavedPolicy, defaults: Defaults, most: int) -> Iterator[str]:
 
 
 def _why(step: Step) -> str:
-    """Why an episode has ended; what it is worth, where the environment says so."""
+    """The reason why an episode has ended, and its score if the environment gives one."""
     if step.failure:
         return f"failed: {step.failure}"
     scores = ", ".join(f"{score:g}" for score in (step.outcome or {}).values())

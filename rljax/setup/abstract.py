@@ -16,7 +16,7 @@ from rljax.setup.setup import Setup, assemble, load_model
 
 
 class _AnyTokenizer:
-    """In place of a folder's tokenizer: an id per letter, more than any tokenizer makes."""
+    """Stands in for a folder's tokenizer: an id per letter, more than any tokenizer makes."""
 
     vocab_size, eos_ids = 0, ()
 

@@ -417,7 +417,7 @@ def assemble(
         check_length(data.prompt_tokens, config.sampler.max_response_tokens, model)
     if sampled:
         rows = batch.sequences_per_optimizer_step
-        # An environment opens with a text of its own: half of a row has room for most.
+        # Environments set their own prompts, whose length is not known: assume half of a row.
         prompt = row // 2 if config.environment.function else data.prompt_tokens
         steps = _steps(
             config,

@@ -298,7 +298,7 @@ def _kinds(x) -> list[str]:
 
 
 def _bad(x, kind: str) -> tuple[int, int]:
-    """(how many numbers are of that kind, the flat index of the first)."""
+    """Returns (count of the numbers of that kind, flat index of the first)."""
     lib, x = _here(x)
     bad = lib.ravel(lib.isnan(x) if kind == NAN else lib.isinf(x))
     return int(lib.sum(bad)), int(lib.argmax(bad))

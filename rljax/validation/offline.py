@@ -1,6 +1,7 @@
 """Checks of a config by the source of its dataflow's batches: rows of a file, or rollouts."""
 
 import math
+from collections.abc import Sequence
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
@@ -9,31 +10,31 @@ from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.validation.problems import resolve_field
 
-# Fields that only rollouts read, or only files, and what they are when they are off. What the
-# dataflow itself reads of `algorithm` is found by the dry run (rljax.setup.dry_run).
-_OF_ROLLOUTS = {
-    "batch.epochs": 1,
-    "data.retire_at_pass_rate": 0.0,
-    "data.drop_above_pass_rate": 0.0,
-    "data.target_tokens": (),
-    "reward.model": "",
-    "reward.cost_model": "",
-    "reward.process_model": "",
-    "pretraining.data": "",
-    "rollouts.replay": "",
-    "rollouts.max_staleness": 0,
-}
-_OF_ROWS = {
-    "offline.reference_logprobs": "",
-    "offline.packing": False,
-    "offline.ties": "drop",
-    "evaluate.prompts_from": "",
-}
+# Fields that only rollouts read, or only files, and that are off by default. What the dataflow
+# itself reads of `algorithm` is found by the dry run (rljax.setup.dry_run).
+_OF_ROLLOUTS = (
+    "batch.epochs",
+    "data.retire_at_pass_rate",
+    "data.drop_above_pass_rate",
+    "data.target_tokens",
+    "reward.model",
+    "reward.cost_model",
+    "reward.process_model",
+    "pretraining.data",
+    "rollouts.replay",
+    "rollouts.max_staleness",
+)
+_OF_ROWS = (
+    "offline.reference_logprobs",
+    "offline.packing",
+    "offline.ties",
+    "evaluate.prompts_from",
+)
 
 
-def _check_off(config: Config, problems: Problems, fields: dict, rule: str) -> None:
-    for field, off in fields.items():
-        value = value_of(config, field)
+def _check_off(config: Config, problems: Problems, fields: Sequence[str], rule: str) -> None:
+    for field in fields:
+        value, off = value_of(config, field), value_of(Config(), field)
         same = tuple(value) == off if isinstance(off, tuple) else value == off
         problems.check(same, field, value, rule, f"{field}={off!r}")
 

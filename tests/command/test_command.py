@@ -137,9 +137,9 @@ def test_help_lists_every_field_with_its_default_and_comment(rljax_command):
     for field, spec in FIELDS.items():
         assert spec.help, f"{field}: no help"
         assert spec.help in flat
-    assert "--config.actor_optimizer.lr=1e-06 (number) learning rate after warm-up" in flat
+    assert "--config.actor_optimizer.lr=1e-06 (number) Learning rate after warm-up" in flat
     assert "--config.critic_optimizer.lr=1e-05 (number)" in flat
-    assert "--config.baseline_filters" not in out and "rows that leave loss and baseline" in flat
+    assert "--config.baseline_filters" not in out and "rows that they reject leave loss" in flat
 
 
 @pytest.mark.parametrize(

@@ -273,8 +273,8 @@ def _check_images(prompt, columns, images, kind: str, reader: ImageReader) -> No
 
 
 def _whole_images(fitted, images, kind: str, max_tokens: int, reader: ImageReader):
-    """(what _fit returned, the images in it): an example ends before an image that would be cut;
-    a row whose prompt was cut is dropped."""
+    """Returns the result of _fit and the images in it. An example ends before an image that would
+    be cut; a row whose prompt was cut is dropped."""
     prompt, columns, cut = fitted
     if cut == "left":
         return None, ()

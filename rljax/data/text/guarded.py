@@ -69,7 +69,7 @@ class _Process:
             return kind, reply[1:].decode("utf-8", "surrogatepass")
 
     def _ending(self, seconds: float) -> str:
-        """Why there is no reply."""
+        """The reason why there is no reply."""
         code = self.end()
         if code >= 0:
             raise RuntimeError("the process that tries strangers' files ended, see stderr")

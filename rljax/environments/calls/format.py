@@ -401,7 +401,7 @@ def _too_deep() -> str:
 
 
 def _trouble(value: object, text: str, start: int, end: int) -> str:
-    """Why a value that is JSON cannot be used: its depth, or half a surrogate pair."""
+    """The reason why a JSON value cannot be used: its depth, or half a surrogate pair."""
     if text.count("{", start, end) + text.count("[", start, end) > MAX_DEPTH:
         level, depth, containers = [value], 0, 0
         while level and depth <= MAX_DEPTH:
