@@ -81,8 +81,9 @@ class Contract:
     rounds: bool = False  # a rollout that draws samples by the scores of those before
     every_row: bool = False  # a rollout whose batch has every sample that it scores
     tree: object = None  # the TurnTree of the episodes that a rollout plays
-    # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
-    # dropped for one step, and what then ("error", "fill"). None: every group is learned from.
+    # In flight, a rollout whose dead groups are replaced as they end, before it is called: how many
+    # steps' groups may be dropped for one step, and what then: "error", or "fill", which hands it
+    # dead ones. None: it is handed every group.
     drops_dead: tuple[float, str] | None = None
     # Rewards: what one counts as having returned for a sample that passes its limits of time or
     # memory; or a function of that sample. None: the sample is masked, because what it asks (a

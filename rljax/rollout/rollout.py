@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.components import Component
 from rljax.config import NAMESPACES
-from rljax.contracts import component_in, spec
+from rljax.contracts import component_in
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, location_in, location_of, mending
 from rljax.rollout.scoring.report import RewardReport
@@ -36,7 +36,9 @@ class RolloutConfig:
     reward_shaping: tuple[Callable, ...] = ()
     advantage: Callable | None = None  # algorithm.advantage
     microbatch_rows: int = 0  # that a model reads at once; 0 = all
-    in_flight: bool = False  # the samples of the step were decoded, and dead groups replaced
+    # The samples of the step have been decoded. Where the rollout declares drops_dead, groups of
+    # equal scores have been replaced, so that none is left to choose.
+    in_flight: bool = False
 
     def replace(self, **fields) -> "RolloutConfig":
         """Returns a copy with these fields."""
@@ -62,13 +64,9 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
     """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
     Returns its Rollout.
 
-    Weights are brought to the layout of decoding once, and the copy is dropped at the end. Where
-    the samples were decoded in flight, dead groups have been replaced already (`drops_dead`).
-    Raises InputError if it returns no Rollout, and for what a line of the user's own raises.
+    Weights are brought to the layout of decoding once, and the copy is dropped at the end. Raises
+    InputError if it returns no Rollout, and for what a line of the user's own raises.
     """
-    if spec(rollout).needs_groups and cfg.in_flight:
-        batch, report = available["sample"](prompts, key, n=cfg.samples_per_prompt)
-        return Rollout(batch, prompts, report)
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
     given = {name: value for name, value in available.items() if name in names}
     function = rollout.function if isinstance(rollout, Component) else rollout

@@ -5,6 +5,7 @@ flight it has been decoded already.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
-from rljax.errors import InputError
+from rljax.errors import InputError, location_of
 from rljax.rollout.players.episodes.episodes import Episodes
 from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.rollout.players.responses import Responses
@@ -46,12 +47,14 @@ class Landed:
 @dataclasses.dataclass(frozen=True)
 class TrajectorySampler:
     """`sample` of a rollout: the player, and the actor and the sampling where a call names none.
-    `landed`: the trajectories of this step that were decoded in flight."""
+    `landed`: the trajectories of this step that were decoded in flight. `function`: what a call
+    calls in place of the player (`wrapped`)."""
 
     player: Player
     actor: object
     sampling: Sampling
     landed: Landed | None = None
+    function: Callable | None = None
 
     def __call__(
         self,
@@ -76,8 +79,13 @@ class TrajectorySampler:
           tree: where episodes branch; n counts the rows of its leaves then, and the rows that are
             returned are those of its nodes.
         """
+        if self.function is not None:
+            options = dict(sampling=sampling, actor=actor, enough=enough, tree=tree)
+            given = {name: value for name, value in options.items() if value is not None}
+            return _call_wrapper(self.function, prompts, key, n=n, **given)
         actor, sampling = self._asked(actor, sampling)
-        if self.landed is not None and self.landed.is_of(actor, prompts, sampling, n):
+        landed = self.landed if tree is None else None  # no tree is decoded in flight
+        if landed is not None and landed.is_of(actor, prompts, sampling, n):
             self.landed.taken = True
             return self.landed.result
         return self.player.play(actor, prompts, key, sampling, n=n, enough=enough, tree=tree)
@@ -132,13 +140,63 @@ class TrajectorySampler:
         and its report."""
         return self.player.score(batch, prompts)
 
+    def wrapped(self, function: Callable) -> "TrajectorySampler":
+        """Returns the sampler that calls function(prompts, key, *, n, ...) -> (batch, report) when
+        it is called, with those of the options `sampling`, `actor`, `enough` and `tree` that the
+        caller names. The function asks this sampler, and changes what it returns.
+
+        `branch`, `score`, `outcome_alone` and `player` stay as they are, so that a rollout that
+        needs more than the call, such as `vine`, may be handed the result.
+        """
+        return dataclasses.replace(self, function=function)
+
     def outcome_alone(self) -> "TrajectorySampler":
         """Returns the sampler that scores as an evaluation does: without scores of lines, rubrics
-        that evolve, and costs."""
-        return dataclasses.replace(self, player=self.player.outcome_alone(), landed=None)
+        that evolve, costs, and the function of `wrapped`."""
+        player = self.player.outcome_alone()
+        return dataclasses.replace(self, player=player, landed=None, function=None)
 
     def _asked(self, actor, sampling: Sampling | None) -> tuple:
         return self.actor if actor is None else actor, sampling or self.sampling
+
+
+def require_sampler(sample: Callable, by: str) -> TrajectorySampler:
+    """Returns `sample`, of which the rollout `by` needs more than the call. Raises InputError for a
+    plain function, which has no more."""
+    if isinstance(sample, TrajectorySampler):
+        return sample
+    raise InputError(
+        f"{by} is handed a plain function as `sample`",
+        value=getattr(sample, "__name__", type(sample).__name__),
+        rule="it asks for more than trajectories of prompts: sample.branch, sample.score or "
+        "sample.player, which a function does not have",
+        fix="hand on sample.wrapped(function)",
+    )
+
+
+def _call_wrapper(function: Callable, prompts, key, **options) -> tuple[Batch, RewardReport]:
+    """Calls the function of `TrajectorySampler.wrapped`. Raises InputError if it does not take the
+    options, or returns something else."""
+    named = f"sample.wrapped({getattr(function, '__name__', type(function).__name__)})"
+    try:
+        inspect.signature(function).bind(prompts, key, **options)
+    except TypeError as error:
+        raise InputError(
+            f"{named} does not take what it is called with",
+            value=", ".join(options),
+            rule=f"{error}{location_of(function)}",
+            fix="def function(prompts, key, **options): ... sample(prompts, key, **options)",
+        ) from error
+    done = function(prompts, key, **options)
+    match done:
+        case (Batch(), RewardReport()):
+            return done
+    raise InputError(
+        f"{named} returns the wrong thing",
+        value=type(done).__name__,
+        rule=f"it returns (batch, report), as sample does{location_of(function)}",
+        fix="return batch, report",
+    )
 
 
 def player_of(scorer: Player | Reward | Callable | None) -> Player:

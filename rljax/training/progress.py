@@ -7,6 +7,9 @@ import typing
 
 from rljax.errors import InputError
 
+# Fields that checkpoints of earlier versions do not have: a run that goes on has their defaults.
+_ADDED = {"drawn_before", "drawn"}
+
 
 @dataclasses.dataclass
 class Progress:
@@ -64,10 +67,10 @@ class Progress:
         """Reads the progress of a checkpoint. Raises InputError for one of another version
         of rljax."""
         names = {field.name for field in dataclasses.fields(cls)}
-        if saved.keys() != names:
+        if not names - _ADDED <= saved.keys() <= names:
             raise InputError(
                 "this checkpoint was written by another version of rljax",
-                value=sorted(saved.keys() ^ names),
+                value=sorted((saved.keys() ^ names) - _ADDED),
                 rule="its progress has other fields than this version's",
                 fix="resume with the version that wrote it, or start a new run_dir from its export",
             )

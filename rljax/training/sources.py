@@ -223,6 +223,8 @@ class RolloutSource(LoaderSource):
         if self.ahead and isinstance(reference, PlacedReference):
             player = player.beside(reference)
         landed, flown = self.in_flight.take(roles["actor"], step) if flies else (None, {})
+        if flies:  # these groups and those that they replaced were drawn before
+            before = self.loader.position - self.count - int(flown["queue/dropped"])
         prompts = landed.prompts if flies else self.draw(self.count)
         given = dict(
             sample=make_sample(roles.get("actor"), player, cfg.sampling, landed),
@@ -232,10 +234,9 @@ class RolloutSource(LoaderSource):
         )
         key = stream(self.key, "rollout", step)
         done = run_rollout(setup.rollout, prompts, key, cfg, **{**roles, **given})
-        drawn = self.loader.position - before
         if flies:
             _require_taken(landed, setup)
-            drawn = self.count + int(flown["queue/dropped"])
+        drawn = self.loader.position - before
         metrics = {
             **done.metrics,
             **flown,

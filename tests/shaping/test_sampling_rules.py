@@ -19,7 +19,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.rewards.pool.calling import HOME, call_reward
-from rljax.rollout import RewardReport, make_sample
+from rljax.rollout import RewardReport, RolloutConfig, make_sample
 from rljax.rollout.rules import collect
 from rljax.sampler import Sampling, generate
 from rljax.shaping import filters
@@ -165,7 +165,7 @@ def fake_step(outcomes, wanted, n):
     return more(wanted), dict(actor=actor, sample=sample, draw=more), position
 
 
-CFG = type("Cfg", (), {"sampling": None, "samples_per_prompt": 4})
+CFG = RolloutConfig(prompts_per_step=4, samples_per_prompt=4, sampling=None)
 
 
 def test_dynamic_sampling_worked_example():

@@ -183,7 +183,7 @@ CONFIG_FILES = {
     "def get_config(): 1 / 0": "ZeroDivisionError",
     "def get_config(): return {}": "must return rljax.config.Config",
     "def get_config(): pass": "must return rljax.config.Config",
-    "def get_config(x): pass": "TypeError",
+    "def get_config(x): pass": "a parameter without a default",
     "from rljax.config import Config\ndef get_config():\n    return Config(stpes=3)": "stpes",
     "raise SystemExit(3)": "SystemExit",
     "\0": "cannot be imported",

@@ -22,6 +22,7 @@ from rljax.mesh import constrain_rows
 from rljax.models.model import Model
 from rljax.roles.models import Actor, Reference
 from rljax.rollout.rollout import RolloutText, run_rollout
+from rljax.rollout.sample import TrajectorySampler
 from rljax.sampler import Sampling, SecondModel
 
 
@@ -55,8 +56,10 @@ def against(
     other = reference if opponent == "reference" else GeometricMixture(actor, reference, mixture)
     both = AgainstOpponent(actor, other)
     inner = resolve(inner, NAMESPACES["collect"])
-    sample = functools.partial(sample, actor=both)
-    given = dict(actor=both, reward=reward, sample=sample, draw=draw)
+    by_both = functools.partial(sample, actor=both)
+    if isinstance(sample, TrajectorySampler):
+        by_both = sample.wrapped(by_both)
+    given = dict(actor=both, reward=reward, sample=by_both, draw=draw)
     return run_rollout(inner, prompts, key, cfg, **given)
 
 

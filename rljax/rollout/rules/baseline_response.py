@@ -23,6 +23,7 @@ from rljax.keys import stream
 from rljax.mesh import constrain_rows
 from rljax.metric import Metric
 from rljax.rollout.rollout import RolloutText, run_rollout
+from rljax.rollout.sample import require_sampler
 
 METRICS = {
     "baseline/reward": Metric(
@@ -70,6 +71,7 @@ def with_baseline_response(
             rule="at least 2: one of them is the baseline response",
             fix="--config.batch.samples_per_prompt=2, or more",
         )
+    score = require_sampler(sample, by="with_baseline_response()").score
     for record in prompts.records:  # before anything is sampled
         task_of(record, tasks)
     roles = dict(actor=actor, reference=reference, reward=reward)
@@ -78,7 +80,7 @@ def with_baseline_response(
     done = run_rollout(inner, prompts, key, cfg.replace(samples_per_prompt=samples), **roles)
     task = [task_of(record, tasks) for record in done.prompts.records]
     baseline = _baseline_rows(done, key, cfg.sampling, reference, tokenizer, samples)
-    baseline, report = sample.score(baseline, done.prompts)
+    baseline, report = score(baseline, done.prompts)
     mesh = actor.model.mesh
     batch = _joined(done.batch, baseline, *place((np.array(task, np.int32),), mesh), mesh=mesh)
     known = [row.score.value for row in report.rows if row.score.status == "ok"]

@@ -4,6 +4,9 @@ first live groups.
 A group is the samples of one prompt. It is live if the scores of the reward in it are not all
 equal: the others have no advantage. Rows stay on the mesh: hosts look at scores and
 lengths, and choose.
+
+In flight, dead groups have been replaced as they ended (`drops_dead`), so that every rollout of
+these takes the groups that it is handed.
 """
 
 import dataclasses
@@ -71,6 +74,8 @@ def dynamic(
     Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
     for one sample per prompt.
     """
+    if cfg.in_flight:
+        return once(prompts, key, cfg, sample=sample)
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
     return _rounds(
@@ -110,6 +115,8 @@ def active(
     Raises InputError if too few groups are live with if_short="error", and for one
     sample per prompt.
     """
+    if cfg.in_flight:
+        return once(prompts, key, cfg, sample=sample)
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
@@ -154,6 +161,8 @@ def first_live(
     Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
     for one sample per prompt.
     """
+    if cfg.in_flight:
+        return once(prompts, key, cfg, sample=sample)
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     size = _oversampled("first_live", oversample, wanted)
     sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))

@@ -23,6 +23,7 @@ METRICS = {
 @contract(
     safe=True,
     fills=("values",),
+    needs_groups=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).needs_groups,
     drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
 )
 def greedy_baseline(

@@ -15,6 +15,7 @@ from rljax.data.online.prompts import Prompts
 from rljax.metric import Metric
 from rljax.rollout.players.searched import SearchActor, scored_by
 from rljax.rollout.rollout import Rollout
+from rljax.rollout.sample import require_sampler
 from rljax.search import Search, Value
 
 METRICS = {
@@ -46,7 +47,7 @@ def _fills(options: dict) -> tuple[str, ...]:
 
 def _searched(prompts, key, cfg, actor, sample, method: str, value: Value | None) -> Rollout:
     component: Component = resolve(method, NAMESPACES["search"])
-    outcome = sample.outcome_alone().score
+    outcome = require_sampler(sample, by="search()").outcome_alone().score
 
     def search_of(prompts: Prompts, n: int) -> Search:
         scored = scored_by(outcome, prompts, n, actor.model.mesh, cfg.reward_shaping)

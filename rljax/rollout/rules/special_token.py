@@ -19,6 +19,7 @@ from rljax.keys import stream
 from rljax.mesh import constrain_rows
 from rljax.metric import Metric
 from rljax.rollout.rollout import Rollout
+from rljax.rollout.sample import require_sampler
 from rljax.rollout.scoring.report import RewardReport
 from rljax.shaping.scores import apply_shaping
 
@@ -69,6 +70,7 @@ def special_token(
     """
     n, count = cfg.samples_per_prompt, len(prompts.records)
     check_rounds(n, max_rounds)
+    branch = require_sampler(sample, by="special_token()").branch
     own = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
     batch, report = sample(prompts, key, n=n // max_rounds)
     whole, learned = batch.mask, [batch.mask]
@@ -88,7 +90,7 @@ def special_token(
         columns = np.where(going, columns, sizes - 1)
         source = batch.replace(mask=whole, group=jnp.asarray(own), values=None)
         rows = np.arange(len(own))
-        batch, report = sample.branch(
+        batch, report = branch(
             prompts, source, rows, columns - starts, stream(key, "special_token", number)
         )
         known = [row.score.status == "ok" for row in report.rows]

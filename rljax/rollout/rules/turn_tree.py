@@ -3,6 +3,7 @@
 from rljax.contracts import contract
 from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.rollout.rollout import Rollout
+from rljax.rollout.sample import require_sampler
 
 
 @contract(safe=True, fills=("weights",), tree=lambda o: TurnTree(o["branches"], o["at"]))
@@ -21,7 +22,8 @@ def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ..
     """
     tree = TurnTree(branches, at)
     n = tree.leaf_rows(cfg.samples_per_prompt)
+    player = require_sampler(sample, by="turn_tree()").player
     batch, report = sample(prompts, key, n=n, tree=tree)
-    leaves = n // sample.player.rows
+    leaves = n // player.rows
     of_groups = [p for p in range(len(prompts.records)) for _ in range(tree.groups(leaves))]
     return Rollout(batch, prompts.select(of_groups), report)

@@ -15,6 +15,7 @@ from rljax.keys import stream
 from rljax.mesh import row_shards
 from rljax.metric import Metric
 from rljax.rollout.rules.collect import once
+from rljax.rollout.sample import require_sampler
 from rljax.rollout.scoring.process import TokenTexts
 from rljax.shaping.scores import apply_shaping
 from rljax.shaping.steps import line_ids
@@ -67,6 +68,7 @@ def vine(
     Raises InputError unless `completions` and `most_states` are at least 1.
     """
     check_vine(completions, most_states, step_tokens)
+    branch = require_sampler(sample, by="vine()").outcome_alone().branch
     began = time.perf_counter()
     done = once(prompts, key, cfg, sample=sample)
     sampled = time.perf_counter()
@@ -80,7 +82,6 @@ def vine(
     ]
     values = np.full(steps.shape, np.nan, np.float32)
     key = stream(key, "vine")
-    branch = sample.outcome_alone().branch
     scores, cut = _estimates(
         branch, done.prompts, batch, states, key, cfg, actor.model.mesh, completions, unfinished
     )
