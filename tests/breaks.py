@@ -720,8 +720,8 @@ BREAKS = {
     ),
     "continuations in flight are scored with what is no outcome": (
         "rljax/rollout/rules/vine.py",
-        "    branch = sample.outcome_alone().branch\n",
-        "    branch = sample.branch\n",
+        '    branch = require_sampler(sample, by="vine()").outcome_alone().branch\n',
+        '    branch = require_sampler(sample, by="vine()").branch\n',
         ["tests/rollout/test_vine.py", "-k", "outcome_alone"],
     ),
     "the interval knows prompts alone": (
