@@ -115,9 +115,9 @@ def test_a_lying_header_allocates_nothing(tiny):  # noqa: F811
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", 2**36 - 8))
         file.truncate(2**36)
-    start = time.monotonic()
+    start = time.process_time()
     refused(lambda: load_params(folder, model), str(path), "announces a header")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 NAMES = ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", "", "a\\b", "a\0b"]

@@ -158,7 +158,7 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
     assert found == {name: kind for name, (kind, _) in wanted.items()}
     assert {s.status for s in scores.values()} == {"ok", "error"}
     for name, score in scores.items():
-        assert score.seconds <= 2.0 + 0.5, name
+        assert score.seconds < 9.0, name  # the limit of a worker, which is then ended
         assert score.value == 0.5 if score.status == "ok" else math.isnan(score.value), name
 
 

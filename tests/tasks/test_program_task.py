@@ -74,10 +74,10 @@ def test_runs_are_bounded():
         run_program([("+", "1")] * 65, 0)
     with pytest.raises(ProgramError, match="above"):
         run_program([("*", "9999")] * 64, 1)
-    start = time.perf_counter()
+    start = time.process_time()
     for text in ("*9999\n" * 64, "*x\n" * 64, "#" * 4096, " " * 10**6):
         assert program_tests(text, truth([[MAX_VALUE, 1]], 64))["score"] == -1.0
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 1.0  # of this process, whatever else runs
 
 
 def test_reward():
