@@ -39,7 +39,11 @@ def _late_l1(alpha: float, sample: dict) -> float:
     return -alpha * abs(_target(sample["extra_info"]) - sample["num_tokens"])
 
 
-@contract(safe=True, on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]))
+@contract(
+    safe=True,
+    rubrics=False,
+    on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]),
+)
 def l1_exact(
     num_tokens,
     extra_info,
@@ -59,7 +63,7 @@ def l1_exact(
     return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
 
 
-@contract(safe=True, on_timeout=0.0)
+@contract(safe=True, rubrics=False, on_timeout=0.0)
 def l1_max(
     num_tokens,
     extra_info,

@@ -330,6 +330,7 @@ def prepare_worker(component) -> dict[str, str]:
 @contract(
     safe=True,
     reads="answer",
+    rubrics=False,
     on_timeout=lambda options: score_parts([_LATE], options["scale"]),
     truth="specification",
 )
