@@ -384,6 +384,12 @@ EXCLUDES = (
         "leave reference out",
     ),
     Rule(
+        "placed reference",
+        "no reference",
+        "dataflow={dataflow!r} takes no reference",
+        "leave reference out",
+    ),
+    Rule(
         "loop of the host",
         "samples of the reference",
         "dataflow={dataflow!r} draws each token from two models, which the host's loop does not",

@@ -263,6 +263,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         },
         {
             "dataflow": "expert_iteration",
+            "algorithm.advantage": "group_relative()",
             "algorithm.collect": "search(method='mcts(simulations=4, width=3)')",
         },
         {
@@ -470,6 +471,7 @@ def experts(vocab_size: int, *, images: bool = False, bias: bool = False):
     scores = dict(scores="sigmoid", correction_bias=True) if bias else {}
     return dataclasses.replace(
         config,
+        family="qwen3_moe",
         kinds=(dataclasses.replace(config.kinds[0], experts=True),),
         experts=ExpertsConfig(4, 2, 32, **scores),
     )
