@@ -223,6 +223,14 @@ FEATURES = {
     "fields of new samples": Feature(
         "algorithm.collect", lambda parts, _: bool(_fresh_fields(parts))
     ),
+    "advantage over log-probs": Feature(
+        "algorithm.advantage",
+        lambda parts, _: (
+            not {"old_logprobs", "ref_logprobs", "sum_pi_squared"}.isdisjoint(
+                contract_of(parts.advantage).reads
+            )
+        ),
+    ),
     "advantage of single rows": _over_rows("advantage", "algorithm.advantage"),
     "advantage blind to tokens": Feature("algorithm.advantage", _token_blind),
     "no reference": Feature(
@@ -349,6 +357,12 @@ EXCLUDES = (
         "no reward read",
         "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} reads no reward",
         "'once()'",
+    ),
+    Rule(
+        "advantage over log-probs",
+        "rounds",
+        "{rollout!r} computes advantages between two rounds, before any pass of the trainer",
+        "gae()",
     ),
     Rule(
         "search",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 from tiny_environments import rows, two_seats
@@ -89,12 +90,12 @@ _GROVE = {
 }
 _DYNAMIC = {"algorithm.collect": "feature_settings.replacing()"}
 # Functions of the user's own below, which have several features at once.
-_OF_SCORES, _OF_ENTROPY = (
+_OF_SCORES, _OF_ENTROPY, _OF_LOGPROBS = (
     tuple(
         {"algorithm.advantage": f"feature_settings.{name}({given})"}
         for given in ("", "returns=True")
     )
-    for name in ("of_scores", "of_entropy")
+    for name in ("of_scores", "of_entropy", "of_logprobs")
 )
 _FLOW, _AROUND, _AGAINST = (
     tuple(
@@ -177,7 +178,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
             **_TWO_TREES,
         },
         {**_EPISODES, **_TREES, "algorithm.advantage": "gae()"},
-        *({**_EPISODES, **_TREES, **way} for way in (*_OF_SCORES, *_OF_ENTROPY)),
+        *({**_EPISODES, **_TREES, **way} for way in (*_OF_SCORES, *_OF_ENTROPY, *_OF_LOGPROBS)),
         {**_EPISODES, **_TREES, **_GROVE},
     ),
     "rollout by scores": (
@@ -276,22 +277,32 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
     ),
     "dataflow of single rows": ({**_REMAX}, {"dataflow": "remax"}, *_FLOWS, *_AGAINST, _OWN_DISTIL),
     "loss over draws": ({"algorithm.policy_loss": "cispo(behaviour='sampler')"},),
-    "advantage over draws": ({"algorithm.advantage": "feature_settings.by_entropy"}, *_OF_ENTROPY),
+    "advantage over draws": (
+        {"algorithm.advantage": "feature_settings.by_entropy"},
+        *_OF_ENTROPY,
+        *_OF_LOGPROBS,
+    ),
     "fields of new samples": (
         {"algorithm.advantage": "feature_settings.by_entropy"},
         {"algorithm.policy_loss": "feature_settings.entropy_loss"},
         _VINE,
         *_FLOWS,
     ),
+    "advantage over log-probs": (
+        {"algorithm.advantage": "optimal_token_baseline()"},
+        *_OF_LOGPROBS,
+    ),
     "advantage of single rows": (
         {"algorithm.advantage": "optimal_token_baseline()"},
         *_OF_SCORES,
         *_OF_ENTROPY,
+        *_OF_LOGPROBS,
     ),
     "advantage blind to tokens": (
         {"algorithm.advantage": "group_relative()"},
         *_OF_SCORES,
         *_OF_ENTROPY,
+        *_OF_LOGPROBS,
         {"algorithm.advantage": "vineppo()"},
         {"algorithm.advantage": "rloo()"},
         {"algorithm.advantage": "prime()"},
@@ -388,6 +399,17 @@ def of_scores(batch, *, returns: bool = False):
 @contract(reads=("rewards", "entropy"), fills=_returns, token_rewards=False, single_rows=True)
 def of_entropy(batch, *, returns: bool = False):
     advantages = batch.rewards * batch.entropy
+    return (advantages, batch.rewards) if returns else advantages
+
+
+@contract(
+    reads=("rewards", "entropy", "old_logprobs"),
+    fills=_returns,
+    token_rewards=False,
+    single_rows=True,
+)
+def of_logprobs(batch, *, returns: bool = False):
+    advantages = batch.rewards * batch.entropy * jnp.exp(batch.old_logprobs)
     return (advantages, batch.rewards) if returns else advantages
 
 
@@ -526,6 +548,7 @@ SKIPPED = {
                 "loss over draws",
                 "advantage over draws",
                 "fields of new samples",
+                "advantage over log-probs",
                 "advantage of single rows",
                 "correction",
                 "bypass",
