@@ -298,7 +298,8 @@ def features_page() -> str:
             "no" if {name, other} in excluded else "needs" if (name, other) in needed else ""
             for other in columns
         ]
-        rows.append((numbers[name], name, f"`{feature.field}`", *cells))
+        fields = ", ".join(f"`{field}`" for field in feature.fields)
+        rows.append((numbers[name], name, fields, *cells))
     reasons = [
         (rule.a, word, rule.b, cell(reason(rule.why)), cell(reason(rule.fix)))
         for rules, word in ((EXCLUDES, "not with"), (NEEDS, "needs"))
@@ -306,7 +307,7 @@ def features_page() -> str:
     ]
     return page(
         "What goes with what",
-        "The features of a run that samples, each with the field that turns it on, often because "
+        "The features of a run, each with the fields that turn it on, often because "
         "the function that it names [declares](../extend/rollout.md) it: yours too. Two features "
         "go together unless their cell says `no`; `needs` is what the feature of the row needs. "
         "A column is the feature of that number. A config with an excluded pair is refused before "
@@ -362,8 +363,9 @@ def api_page() -> str:
 def errors_page() -> str:
     rooms = listed_errors(REPO / "rljax")
     of_features = {
-        Listed(FEATURES[rule.a].field, reason(rule.why), reason(rule.fix))
+        Listed(field, reason(rule.why), reason(rule.fix))
         for rule in (*EXCLUDES, *NEEDS)
+        for field in FEATURES[rule.a].fields
     }
     rooms["validation"] = sorted({*rooms["validation"], *of_features})
     lines = []

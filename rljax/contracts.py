@@ -8,7 +8,8 @@ once, beside their definition; validation, the update and the planner read it wi
 
 A value, but for `check`, may be a function of the options of the call, defaults included. A
 function without a declaration has the defaults of Contract, so that a user's own function needs
-none.
+none. Where the default is None, a function that does not declare the value gets the benefit of the
+doubt.
 
 A function of a response, such as a reward, may declare reads="answer". Then it is handed what
 stands behind the reasoning (rljax.reasoning), whoever calls it:
@@ -48,7 +49,8 @@ class Contract:
     # mask. What a function reads only where it is there (batch.weights) does not belong here.
     # Of a function of a response: "response", all of it, or "answer", what follows the reasoning.
     reads: tuple[str, ...] | str = ()
-    fills: tuple[str, ...] = ()  # batch fields that it fills, or returns values for
+    # Batch fields that it fills, or returns values for. None: not declared, it may fill any.
+    fills: tuple[str, ...] | None = None
     rows: int = 1  # consecutive rows that are one example: 2 for a pair
     # Losses.
     whole_step: bool = False  # statistics run over all rows of the optimizer step
@@ -62,7 +64,7 @@ class Contract:
     reduction: str = ""  # the reduction that its paper uses
     # Advantages.
     compares_samples: bool = False  # relative to the other samples of the prompt
-    token_rewards: bool = False  # it matters at which token a reward stands
+    token_rewards: bool | None = None  # whether it matters at which token a reward stands
     reads_targets: bool = False  # reads log pi of batch.target_ids (Policy.targets)
     # Dataflows and rollouts.
     targets: int = 0  # M of batch.target_ids, which a rollout or a method of search fills
@@ -92,7 +94,7 @@ class Contract:
     # Rewards: whom one asks. "server": the one at its option url. "mesh": reward.judge_model, or an
     # endpoint by its options base_url, model and timeout_s; its options are those of judge().
     asks: str = ""
-    rubrics: bool = False  # a reward that reads the rubrics of a prompt
+    rubrics: bool | None = None  # whether a reward reads the rubrics of a prompt
     # Rewards, environments: what a worker calls first, as lambda options: lambda: f(options). It
     # refuses options by InputError, loads what is slow, or returns facts of the run by name.
     prepare: Callable[[], object] | None = None

@@ -27,6 +27,7 @@ def _energy(batch: Batch) -> jax.Array:
 @contract(
     safe=True,
     reads=("rewards", "group", "old_logprobs", "sum_pi_squared"),
+    fills=(),
     compares_samples=True,
     token_rewards=True,
     single_rows=True,

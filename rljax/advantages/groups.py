@@ -47,15 +47,17 @@ def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: 
     return jnp.where(groups.size > 1, advantages, alone)
 
 
-@contract(
-    safe=True,
-    reads=lambda options: (
-        ("rewards", "group", "finish_reason")
-        if options["exclude_truncated"]
-        else ("rewards", "group")
-    ),
-    compares_samples=True,
+# What the estimators here have in common: they read one score of each sample.
+_OF_SCORES = dict(
+    safe=True, reads=("rewards", "group"), fills=(), compares_samples=True, token_rewards=False
 )
+
+
+def _group_relative_reads(options: dict) -> tuple[str, ...]:
+    return ("rewards", "group", *("finish_reason",) * options["exclude_truncated"])
+
+
+@contract(**_OF_SCORES | {"reads": _group_relative_reads})
 def group_relative(
     batch: Batch,
     *,
@@ -85,7 +87,7 @@ def group_relative(
     return batches.whiten(advantages, batch.mask) if whiten else advantages
 
 
-@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
+@contract(**_OF_SCORES)
 def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - mean of the other rows of the group = (r_i - mean) k / (k - 1): [B, S].
 
@@ -98,7 +100,7 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "rloo"), batch)
 
 
-@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
+@contract(**_OF_SCORES)
 def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """score - mean of its group, on every policy token, whitened over the batch: [B, S].
 
@@ -112,7 +114,7 @@ def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero")
     return jax.lax.stop_gradient(batches.whiten(centred, batch.mask))
 
 
-@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
+@contract(**_OF_SCORES)
 def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - sum_j l_j r_j / sum_j l_j over the group, l = policy tokens: [B, S].
 
@@ -130,7 +132,7 @@ def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "opo"), batch)
 
 
-@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
+@contract(**_OF_SCORES)
 def gpg(
     batch: Batch,
     *,
@@ -158,7 +160,7 @@ def gpg(
     return on_policy_tokens(centred * scale.astype(scores.dtype), batch)
 
 
-@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
+@contract(**_OF_SCORES)
 def best_of_group(batch: Batch, *, std: Std = "none", eps: NotNegative = 1e-6) -> jax.Array:
     """A = best - second best score for the best row of each group, 0 for all others: [B, S].
 
@@ -178,7 +180,7 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: NotNegative = 1e-6) -
     return on_policy_tokens(jnp.where(only, gain, 0.0), batch)
 
 
-@contract(safe=True, reads=("rewards", "group"), compares_samples=True)
+@contract(**_OF_SCORES)
 def batch_normalised(batch: Batch, *, eps: NotNegative = 1e-8, ddof: int = 0) -> jax.Array:
     """A = (score - mean of its group) / (std of that difference over the batch + eps): [B, S].
 
@@ -195,7 +197,7 @@ def batch_normalised(batch: Batch, *, eps: NotNegative = 1e-8, ddof: int = 0) ->
     return on_policy_tokens(scaled, batch)
 
 
-@contract(safe=True, reads=("reward_parts", "group"), compares_samples=True)
+@contract(**_OF_SCORES | {"reads": ("reward_parts", "group")})
 def gdpo(
     batch: Batch,
     *,

@@ -114,7 +114,7 @@ def vapo_gae(
     return jax.lax.stop_gradient((advantages, returns))
 
 
-@contract(safe=True, reads=("rewards",), token_rewards=True)
+@contract(safe=True, reads=("rewards",), fills=(), token_rewards=True)
 def reinforce(
     batch: Batch,
     *,
@@ -145,7 +145,7 @@ def reinforce(
     return jax.lax.stop_gradient(jnp.where(keep, result, 0.0))
 
 
-@contract(safe=True, reads=("rewards", "values"), token_rewards=True)
+@contract(safe=True, reads=("rewards", "values"), fills=(), token_rewards=True)
 def remax(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     """A_t = sum of gamma^(s-t) r_s from t on - gamma^(T-t) R(greedy response): [B, S] (ReMax, arXiv
     2310.10505; T is the last policy token of the sequence).
@@ -161,7 +161,7 @@ def remax(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     return reinforce(batch.replace(rewards=rewards), gamma=gamma, baseline=0.0)
 
 
-@contract(safe=True, reads=("rewards",), token_rewards=True)
+@contract(safe=True, reads=("rewards",), fills=(), token_rewards=True)
 def reinforce_plus_plus(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     """G_t = r_t + gamma G_{t+}, whitened over all policy tokens of the batch (arXiv 2501.03262).
 

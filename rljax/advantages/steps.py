@@ -54,7 +54,7 @@ def _step_sum(x: jax.Array, steps: jax.Array) -> jax.Array:
     return jnp.where(steps > 0, jax.vmap(one_row)(jnp.where(steps > 0, x, 0.0), steps), 0.0)
 
 
-@contract(safe=True, reads=("process_rewards", "step_ids", "group"), token_rewards=True)
+@contract(safe=True, reads=("process_rewards", "step_ids", "group"), fills=(), token_rewards=True)
 def group_process(batch: Batch, *, std: Std = "sample", eps: NotNegative = 1e-6) -> jax.Array:
     """A_t = sum of (r_j - mean) / (std + eps) over the steps j that end at t or later: [B, S].
 
@@ -81,7 +81,7 @@ def _next_where(x: jax.Array, keep: jax.Array, batch: Batch) -> jax.Array:
     return discounted_sum(jnp.where(keep, x, 0.0), batch, decay)
 
 
-@contract(safe=True, reads=("rewards", "values", "step_ids"))
+@contract(safe=True, reads=("rewards", "values", "step_ids"), fills=(), token_rewards=False)
 def vineppo(batch: Batch) -> jax.Array:
     """A = r_k + V(s_{k+1}) - V(s_k) on the tokens of step k, gamma = lambda = 1: [B, S].
 
@@ -105,7 +105,7 @@ def vineppo(batch: Batch) -> jax.Array:
     return jax.lax.stop_gradient(advantages)
 
 
-@contract(safe=True, reads=("rewards", "process_rewards", "group"))
+@contract(safe=True, reads=("rewards", "process_rewards", "group"), fills=(), token_rewards=False)
 def prime(
     batch: Batch,
     *,
@@ -151,6 +151,7 @@ def prime(
 @contract(
     safe=True,
     reads=("rewards", "group", "step_ids", "state_ids"),
+    fills=(),
     compares_samples=True,
     token_rewards=True,
 )
@@ -198,7 +199,11 @@ def _of_group(batch: Batch, keys: jax.Array) -> jax.Array:
 
 
 @contract(
-    safe=True, reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True
+    safe=True,
+    reads=("rewards", "group", "step_ids"),
+    fills=(),
+    compares_samples=True,
+    token_rewards=True,
 )
 def turn_leave_one_out(
     batch: Batch, *, gamma: Share = 1.0, singleton: Singleton = "zero"
@@ -239,7 +244,11 @@ def turn_leave_one_out(
 
 
 @contract(
-    safe=True, reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True
+    safe=True,
+    reads=("rewards", "group", "step_ids"),
+    fills=(),
+    compares_samples=True,
+    token_rewards=True,
 )
 def turn_group(
     batch: Batch,

@@ -268,6 +268,7 @@ def components_of(module: str) -> list[str]:
     return [name for name in named if _declares_contract(module, name)]
 
 
+@functools.cache
 def _declares_contract(module: str, name: str) -> bool:
     for node in _source_of(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:

@@ -71,6 +71,7 @@ def _rollout(options: dict) -> str:
 @contract(
     safe=True,
     reads=("rewards", "scores", "group", "reward_parts", "task"),
+    fills=(),
     rollout=_rollout,
     one_version=True,
 )

@@ -16,7 +16,7 @@ from rljax.dataflows.steps import (
 from rljax.roles import program
 
 
-@contract(safe=True, reads=("rewards", "scores", "group"))
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=())
 @program
 def grpo(batch, key, cfg, *, actor, reference=None, kl_controller=None):
     """GRPO and its family: a group of samples per prompt, advantages relative to the group, no

@@ -41,7 +41,7 @@ METRICS = {
 PreferenceText = component_in(NAMESPACES["preference"])
 
 
-@contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=(), rows=2, compares_samples=True)
 @program(donates=("reference",))
 def online_dpo(
     batch,
@@ -63,7 +63,7 @@ def online_dpo(
     return new, {**learned, **chosen}
 
 
-@contract(safe=True, reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=(), rows=2, compares_samples=True)
 @program(donates=("reference",))
 def sppo(
     batch,
@@ -86,7 +86,11 @@ def sppo(
 
 
 @contract(
-    safe=True, reads=("rewards", "scores", "group", "policy_version"), rows=2, rollout="against()"
+    safe=True,
+    reads=("rewards", "scores", "group", "policy_version"),
+    fills=(),
+    rows=2,
+    rollout="against()",
 )
 @program
 def xpo(batch, key, cfg, *, actor, reference):
@@ -101,6 +105,7 @@ def xpo(batch, key, cfg, *, actor, reference):
 @contract(
     safe=True,
     reads=("rewards", "scores", "group", "policy_version"),
+    fills=(),
     rollout=lambda options: f"against(opponent='mixture', mixture={options['mixture']!r})",
 )
 @program

@@ -24,7 +24,7 @@ METRICS = {
 }
 
 
-@contract(safe=True, reads=("rewards", "scores", "group"), compares_samples=True)
+@contract(safe=True, reads=("rewards", "scores", "group"), fills=(), compares_samples=True)
 @program
 def raft(
     batch,

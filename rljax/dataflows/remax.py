@@ -9,6 +9,7 @@ from rljax.roles import program
 @contract(
     safe=True,
     reads=("rewards", "scores", "group", "values"),
+    fills=(),
     rollout="greedy_baseline()",
     single_rows=True,
 )

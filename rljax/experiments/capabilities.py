@@ -23,7 +23,8 @@ def capabilities(dataflow: str) -> dict[str, bool]:
     component = resolve(dataflow, NAMESPACES["dataflow"])
     declared, roles = spec(component), set(component.parameters)
     kind = declared.data
-    dense = kind in ("rollouts", "stepwise") or (kind == "trajectories" and declared.token_rewards)
+    dense = kind in ("rollouts", "stepwise")
+    dense |= kind == "trajectories" and declared.token_rewards is True
     has = (
         "reward_model" not in roles and kind != "rollouts",
         kind not in SAMPLED,

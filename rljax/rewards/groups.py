@@ -33,7 +33,9 @@ def _check_pairs(options: dict) -> None:
     judge_of(options["judge"])
 
 
-@contract(safe=True, prepare=lambda options: functools.partial(_check_n, options["n"]))
+@contract(
+    safe=True, rubrics=False, prepare=lambda options: functools.partial(_check_n, options["n"])
+)
 def diversity(
     responses,
     prompt=None,

@@ -71,6 +71,7 @@ def _scales(options: dict) -> tuple[float, ...]:
 
 @contract(
     safe=True,
+    rubrics=False,
     on_timeout=lambda options: functools.partial(_late_mixture, options),
     prepare=lambda options: functools.partial(_scales, options),
 )
@@ -145,7 +146,9 @@ def _late_with_cost(options: dict, sample: dict) -> dict | None:
     return {**parts, "score": value, "cost": options["scale"] * cost + options["shift"]}
 
 
-@contract(safe=True, on_timeout=lambda options: functools.partial(_late_with_cost, options))
+@contract(
+    safe=True, rubrics=False, on_timeout=lambda options: functools.partial(_late_with_cost, options)
+)
 def with_cost(
     *, reward: RewardText, cost: RewardText, scale: float = 1.0, shift: float = 0.0, **sample
 ) -> dict:
@@ -170,6 +173,7 @@ def _late_with_judges(options: dict, sample: dict) -> dict | None:
 
 @contract(
     safe=True,
+    rubrics=False,
     on_timeout=lambda options: functools.partial(_late_with_judges, options),
     prepare=lambda options: lambda: _pass_marks(options["judges"], options["pass_at"]),
 )
@@ -256,6 +260,7 @@ def _late_of_source(options: dict, sample: dict) -> dict | None:
 
 @contract(
     safe=True,
+    rubrics=False,
     on_timeout=lambda options: functools.partial(_late_of_source, options),
     prepare=lambda options: functools.partial(_check_sources, options),
 )

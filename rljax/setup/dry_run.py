@@ -52,7 +52,7 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
     names = {"tokens", "segment_ids", "positions", "mask", *_FIELDS[phase.data]}
     config = setup.config
     if phase.samples:
-        names |= set(spec(setup.rollout).fills)
+        names |= set(spec(setup.rollout).fills or ())
         if config.sampler.router_replay and sampled_prompts(config):
             names |= {"routes"}
         if config.rollouts.replay:  # what stored rollouts lack, a mixture lacks

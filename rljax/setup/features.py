@@ -1,4 +1,4 @@
-"""Features of runs that sample, and which of them exclude each other.
+"""Features of runs, and which of them exclude each other.
 
 A feature is on where a config field has some value, often because the component that the field
 names declares it (rljax.contracts): a function of the user's own is excluded as a built-in one is.
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.contracts import Contract, spec
+from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.setup.placement import parsed
 from rljax.setup.setup import rollout_of, sampled_prompts
@@ -27,8 +28,9 @@ class Parts:
         self.advantage = self._named("algorithm.advantage", "advantage")
         self.policy_loss = self._named("algorithm.policy_loss", "policy_loss")
         self.environment = self._named("environment.function", "environment")
+        self.samples = self.dataflow is not None and contract_of(self.dataflow).data in SAMPLED
         self.rollout = None
-        if self.dataflow is not None and self.collect is not None:
+        if self.samples and self.collect is not None:
             self.rollout = _or_none(rollout_of, config, self.dataflow)
 
     def _named(self, field: str, home: str) -> Component | None:
@@ -73,9 +75,15 @@ def contract_of(component: Component | None) -> Contract:
 
 
 class Feature(NamedTuple):
-    field: str  # the config field that a message names
+    field: str | tuple[str, ...]  # the config field that turns it on; or fields, each of which does
     # (parts, value of the field) -> bool. It is asked of each rule of algorithm.reward_shaping.
     is_on: Callable[[Parts, object], bool] = lambda parts, value: bool(value)
+    every_run: bool = False  # also a feature of runs that learn from a file
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Returns the config fields that turn it on."""
+        return (self.field,) if isinstance(self.field, str) else self.field
 
 
 def _rollout(name: str) -> Feature:
@@ -93,8 +101,8 @@ def _fresh_fields(parts: Parts) -> list[str]:
     """Returns the batch fields that the sampler or the rollout fills and that the dataflow, the
     advantage or the loss reads: rows of rollouts.replay have none of them."""
     # Stored rows count as ones that kept no token of another response.
-    filled = {"entropy", *parts.rolls("fills")} - {"kept_tokens"}
-    filled -= {*contract_of(parts.dataflow).fills}
+    filled = {"entropy", *(parts.rolls("fills") or ())} - {"kept_tokens"}
+    filled -= {*(contract_of(parts.dataflow).fills or ())}
     readers = (parts.dataflow, parts.advantage, parts.policy_loss)
     return sorted(filled & {name for one in readers for name in contract_of(one).reads})
 
@@ -123,11 +131,9 @@ def _places_reference(parts: Parts, texts: object) -> bool:
 
 
 def _token_blind(parts: Parts, _) -> bool:
-    """Returns whether a built-in advantage reads no rewards of single tokens: a user's own may read
-    any."""
-    own = parts.advantage is None or "." in parts.advantage.name
-    reads = own or contract_of(parts.advantage).token_rewards
-    return not reads and contract_of(parts.dataflow).data == "rollouts"
+    """Returns whether the advantage declares that it reads no rewards of single tokens."""
+    blind = contract_of(parts.advantage).token_rewards is False
+    return blind and contract_of(parts.dataflow).data == "rollouts"
 
 
 def _over_rows(name: str, field: str) -> Feature:
@@ -163,7 +169,7 @@ FEATURES = {
     "continuations": _rollout("continues"),
     "values by continuations": Feature(
         "algorithm.collect",
-        lambda parts, _: parts.rolls("continues") and "values" in parts.rolls("fills"),
+        lambda parts, _: parts.rolls("continues") and "values" in (parts.rolls("fills") or ()),
     ),
     "search": _rollout("searches"),
     "search of whole texts": Feature(
@@ -217,15 +223,21 @@ FEATURES = {
     "fields of new samples": Feature(
         "algorithm.collect", lambda parts, _: bool(_fresh_fields(parts))
     ),
+    "advantage over log-probs": Feature(
+        "algorithm.advantage",
+        lambda parts, _: (
+            not {"old_logprobs", "ref_logprobs", "sum_pi_squared"}.isdisjoint(
+                contract_of(parts.advantage).reads
+            )
+        ),
+    ),
     "advantage of single rows": _over_rows("advantage", "algorithm.advantage"),
     "advantage blind to tokens": Feature("algorithm.advantage", _token_blind),
     "no reference": Feature(
         "dataflow",
         lambda parts, _: bool(parts.dataflow) and "reference" not in parts.dataflow.parameters,
     ),
-    "KL": Feature(
-        "algorithm.kl_in_loss", lambda parts, kl: kl > 0 or parts.config.algorithm.kl_in_reward > 0
-    ),
+    "KL": Feature(("algorithm.kl_in_loss", "algorithm.kl_in_reward")),
     "correction": Feature("algorithm.correction"),
     "bypass": Feature("algorithm.old_logprobs", lambda parts, value: value == "sampler"),
     # Learning, data and the sampler.
@@ -234,10 +246,41 @@ FEATURES = {
     "unpacked rows": Feature("batch.packing", lambda parts, packs: not packs),
     "curriculum": Feature("data.retire_at_pass_rate"),
     "pretraining": Feature("pretraining.data"),
-    "adapters": Feature("lora.rank"),
-    "loop of the host": Feature("sampler.loop", lambda parts, loop: loop == "host"),
-    "pages": Feature("sampler.page_tokens"),
-    "speculation": Feature("sampler.draft_tokens"),
+    "streamed rows": Feature("data.stream", every_run=True),
+    "rows known before": Feature(
+        ("data.test_fraction", "offline.packing", "offline.ties", "offline.reference_logprobs"),
+        lambda parts, value: value not in (0, "drop", ""),
+        every_run=True,
+    ),
+    "adapters": Feature("lora.rank", every_run=True),
+    "router bias": Feature("model_settings.router_bias_update_speed", every_run=True),
+    "weights in bfloat16": Feature(
+        "model_settings.weight_dtype", lambda parts, held: held != "float32", every_run=True
+    ),
+    "reference on the host": Feature("memory.reference_on_host", every_run=True),
+    "batch invariance": Feature("model_settings.batch_invariant", every_run=True),
+    "narrow numbers": Feature(
+        (
+            "model_settings.dtype",
+            "model_settings.head_in_float32",
+            "model_settings.head_dtype",
+            "sampler.dtype",
+            "sampler.head_in_float32",
+            "sampler.kv_dtype",
+        ),
+        lambda parts, value: value not in ("float32", True, "on", ""),
+        every_run=True,
+    ),
+    "weights of decoding": Feature("sampler.weight_dtype", every_run=True),
+    "loop of the host": Feature("sampler.loop", lambda parts, loop: loop == "host", every_run=True),
+    "dispatches by the host": Feature(
+        ("sampler.loop", "environment.function", "rollouts.max_staleness"),
+        lambda parts, value: value not in ("device", "", 0),
+        every_run=True,
+    ),
+    "pages": Feature("sampler.page_tokens", every_run=True),
+    "speculation": Feature("sampler.draft_tokens", every_run=True),
+    "router replay": Feature("sampler.router_replay", every_run=True),
     "stop strings": Feature("sampler.stop_strings"),
     "thinking limits": Feature("sampler.thinking_tokens"),
 }
@@ -316,6 +359,12 @@ EXCLUDES = (
         "'once()'",
     ),
     Exclusion(
+        "advantage over log-probs",
+        "rounds",
+        "{rollout!r} computes advantages between two rounds, before any pass of the trainer",
+        "gae()",
+    ),
+    Exclusion(
         "search",
         "opponent",
         "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
@@ -346,6 +395,12 @@ EXCLUDES = (
         "placed reference",
         "samples of the reference",
         "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
+        "leave reference out",
+    ),
+    Exclusion(
+        "placed reference",
+        "no reference",
+        "dataflow={dataflow!r} takes no reference",
         "leave reference out",
     ),
     Exclusion(
@@ -414,6 +469,12 @@ EXCLUDES = (
     ),
     Exclusion("search", "images", "a search reads text", "algorithm.collect='once'"),
     Exclusion(
+        "batch invariance",
+        "images",
+        "batch-invariant computing is for text alone",
+        "model_settings.batch_invariant=False",
+    ),
+    Exclusion(
         "rule over the batch",
         "values by continuations",
         "its mean and variance over the samples are not those over the continuations that "
@@ -476,8 +537,68 @@ EXCLUDES = (
         )
         for a in ("environment", "replay")
     ),
+    Exclusion(
+        "rows known before",
+        "streamed rows",
+        "rows that are read as they are drawn are not known before",
+        "data.stream=False",
+    ),
+    Exclusion(
+        "router bias",
+        "adapters",
+        "must be 0 with lora: the biases are a part of its frozen base",
+        "model_settings.router_bias_update_speed=0",
+    ),
+    Exclusion(
+        "reference on the host",
+        "adapters",
+        "with lora the reference shares the actor's base: it has nothing of its own to move",
+        "memory.reference_on_host=False",
+    ),
+    Exclusion(
+        "weights in bfloat16",
+        "adapters",
+        "with lora adapters alone are trained, in float32",
+        "lora.base, for the others",
+    ),
+    Exclusion(
+        "weights in bfloat16",
+        "router bias",
+        "bfloat16 would round the steps of model_settings.router_bias_update_speed away",
+        "model_settings.weight_dtype='float32'",
+    ),
+    *(
+        Exclusion(
+            a,
+            "batch invariance",
+            "model_settings.batch_invariant is for float32 alone",
+            "the default of this field, or model_settings.batch_invariant=False",
+        )
+        for a in ("narrow numbers", "weights of decoding")
+    ),
+    *(
+        Exclusion(
+            "router replay",
+            b,
+            "routes are recorded by the device's loop over whole batches, a token at a time",
+            fix,
+        )
+        for b, fix in (
+            ("loop of the host", "sampler.loop='device'"),
+            ("speculation", "sampler.draft_tokens=0"),
+            ("environment", "environment.function=''"),
+            ("in flight", _SYNCHRONOUS),
+            ("search", "algorithm.collect='once()'"),
+        )
+    ),
 )
 NEEDS = (
+    Exclusion(
+        "pages",
+        "dispatches by the host",
+        "pages are given out by the host, between dispatches",
+        "sampler.loop='host'",
+    ),
     Exclusion(
         "sampler devices",
         "in flight",
@@ -500,16 +621,19 @@ def violations(parts: Parts) -> Iterator[tuple[Exclusion, str, object, str]]:
     texts, on = parts.texts(), turned_on(parts)
     for rules, with_b in ((EXCLUDES, True), (NEEDS, False)):
         for rule in rules:
-            for value in on.get(rule.a, ()) if (rule.b in on) == with_b else ():
-                yield rule, FEATURES[rule.a].field, value, rule.why.format_map(texts)
+            for field, value in on.get(rule.a, ()) if (rule.b in on) == with_b else ():
+                yield rule, field, value, rule.why.format_map(texts)
 
 
-def turned_on(parts: Parts) -> dict[str, list]:
-    """Returns {feature that is on: the values of its field that turn it on}."""
+def turned_on(parts: Parts) -> dict[str, list[tuple[str, object]]]:
+    """Returns {feature that is on: each (field, value) that turns it on}."""
     out = {}
     for name, feature in FEATURES.items():
-        value = value_of(parts.config, feature.field)
-        values = value if feature.field == "algorithm.reward_shaping" else (value,)
-        if values := [value for value in values if feature.is_on(parts, value)]:
-            out[name] = values
+        if not (parts.samples or feature.every_run):
+            continue
+        held = [(field, value_of(parts.config, field)) for field in feature.fields]
+        if feature.field == "algorithm.reward_shaping":
+            held = [(feature.field, value) for value in held[0][1]]
+        if held := [one for one in held if feature.is_on(parts, one[1])]:
+            out[name] = held
     return out

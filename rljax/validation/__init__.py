@@ -9,6 +9,7 @@ from rljax.config import NAMESPACES, AlgorithmConfig, Config, as_config, is_path
 from rljax.config.checks import Problems, check_names, check_paths, check_types
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
+from rljax.setup.features import Parts, violations
 from rljax.validation.asynchrony import flight_warnings
 from rljax.validation.fields import check_batch, check_data_and_model, check_devices, check_ranges
 from rljax.validation.placement import check_placement, devices_left
@@ -84,6 +85,8 @@ class _Found:
         check_placement(config, problems)
         if check_components(config, problems) in (*SAMPLED, ""):
             check_batch(config, problems)
+        for rule, field, value, why in violations(Parts(config)):
+            problems.check(False, field, value, why, rule.fix)
 
     def refuse(self) -> None:
         """Raises InputError that lists everything."""

@@ -13,47 +13,11 @@ from rljax.validation.asynchrony import check_flight_ranges
 from rljax.validation.problems import resolve_field
 
 MOST_LR = 10.0
-# What model_settings.batch_invariant takes. Devices and images: rljax.models.invariant.check.
-_EXACT = {
-    "model_settings.dtype": ("float32",),
-    "model_settings.head_in_float32": (True,),
-    "model_settings.head_dtype": ("",),
-    "sampler.dtype": ("", "float32"),
-    "sampler.head_in_float32": ("", "on"),
-    "sampler.kv_dtype": ("", "float32"),
-    "sampler.weight_dtype": ("",),
-}
-
-
-def _check_batch_invariant(config: Config, problems: Problems) -> None:
-    for name, choices in _EXACT.items():
-        value = value_of(config, name)
-        rule = f"{' or '.join(map(repr, choices))} with model_settings.batch_invariant"
-        problems.check(
-            value in choices,
-            name,
-            value,
-            rule,
-            fix=f"{name}={choices[0]!r}, or model_settings.batch_invariant=False",
-        )
 
 
 def check_ranges(config: Config, problems: Problems) -> None:
     """Rules of the fields by themselves, and of those that depend on a few others."""
     check_fields(config, problems)
-    if config.model_settings.batch_invariant:
-        _check_batch_invariant(config, problems)
-    paged = config.sampler.page_tokens
-    problems.check(
-        not paged
-        or config.sampler.loop == "host"
-        or bool(config.environment.function)
-        or config.rollouts.max_staleness > 0,
-        "sampler.page_tokens",
-        paged,
-        "pages are given out by the host, between dispatches",
-        "sampler.loop='host'",
-    )
     temperature = config.sampler.temperature
     problems.check(
         temperature != 0,
@@ -66,52 +30,14 @@ def check_ranges(config: Config, problems: Problems) -> None:
     _check_prompt_rules(config, problems)
     _check_optimizers(config, problems)
     _check_mesh(config, problems)
-    _check_lora(config, problems)
-    _check_weight_dtype(config, problems)
-    _check_router_replay(config, problems)
-
-
-def _check_router_replay(config: Config, problems: Problems) -> None:
-    sampler = config.sampler
-    others = {
-        "sampler.loop='device'": sampler.loop == "device",
-        "sampler.draft_tokens=0": not sampler.draft_tokens,
-        "environment.function=''": not config.environment.function,
-        "rollouts.max_staleness=0": not config.rollouts.max_staleness,
-    }
-    wrong = [field for field, good in others.items() if not good]
-    rule = "routes are recorded by the device's loop over whole batches, a token at a time"
-    free = not (sampler.router_replay and wrong)
-    problems.check(free, "sampler.router_replay", True, rule, ", ".join(wrong))
-
-
-def _check_lora(config: Config, problems: Problems) -> None:
-    lora = config.lora
-    speed = config.model_settings.router_bias_update_speed
-    rule = "must be 0 with lora: the biases are a part of its frozen base"
-    field = "model_settings.router_bias_update_speed"
-    problems.check(not (speed and lora.rank), field, speed, rule, f"{field}=0")
     rule = "needs lora.rank, the adapter's own"
     problems.check(
-        not lora.adapter or lora.rank > 0,
+        not config.lora.adapter or config.lora.rank > 0,
         "lora.adapter",
-        lora.adapter,
+        config.lora.adapter,
         rule,
         fix="set lora.rank to `r` of its adapter_config.json",
     )
-    rule = "with lora the reference shares the actor's base: it has nothing of its own to move"
-    moves = config.memory.reference_on_host
-    free = not (moves and lora.rank > 0)
-    problems.check(free, "memory.reference_on_host", moves, rule, "memory.reference_on_host=False")
-
-
-def _check_weight_dtype(config: Config, problems: Problems) -> None:
-    held, speed = config.model_settings.weight_dtype, config.model_settings.router_bias_update_speed
-    exact, field = held == "float32", "model_settings.weight_dtype"
-    rule, fix = "with lora adapters alone are trained, in float32", "lora.base, for the others"
-    problems.check(exact or config.lora.rank == 0, field, held, rule, fix)
-    rule = "bfloat16 would round the steps of model_settings.router_bias_update_speed away"
-    problems.check(exact or not speed, field, held, rule, f"{field}='float32'")
 
 
 def _check_prompt_rules(config: Config, problems: Problems) -> None:
@@ -122,15 +48,6 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
     problems.check(not (fraction and data.test), "data.test_fraction", fraction, rule, fix)
     rule = "no source is a file, and tasks have a test split of their own"
     problems.check(not fraction or bool(files), "data.test_fraction", fraction, rule, "0")
-    rule, fix = "rows that are read as they are drawn are not known before", "data.stream=False"
-    for name, off in (
-        ("data.test_fraction", 0.0),
-        ("offline.packing", False),
-        ("offline.ties", "drop"),
-        ("offline.reference_logprobs", ""),
-    ):
-        value = value_of(config, name)
-        problems.check(not data.stream or value == off, name, value, rule, fix)
     rule = "no source is a file: tasks are made, not read"
     files += [s for s in (config.sft.data, config.pretraining.data) if is_path(s)]
     problems.check(not data.stream or bool(files), "data.stream", data.stream, rule, "False")

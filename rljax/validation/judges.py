@@ -5,6 +5,7 @@ from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
+from rljax.rewards.pool.calling import wanted_fields
 
 
 def _component(config: Config, field: str, home: str) -> Component | None:
@@ -81,6 +82,17 @@ def _check_mesh_judge(config: Config, problems: Problems) -> None:
 def _check_rubrics(config: Config, problems: Problems) -> None:
     reward, field = config.reward, "reward.rubrics"
     text, component = reward.rubrics, _component(config, "reward.function", "reward")
-    fits = component is not None and ("." in component.name or spec(component).rubrics)
+    fits = component is not None and _reads_rubrics(component)
     rule = f"no rubric reaches reward.function={reward.function!r}"
     problems.check(fits, field, text, rule, "reward.function='rubric(...)'")
+
+
+def _reads_rubrics(reward: Component) -> bool:
+    """Returns what the reward declares, or else whether it is handed the rubrics of a sample."""
+    if (declared := spec(reward).rubrics) is not None:
+        return declared
+    try:
+        fields, _ = wanted_fields(reward)
+    except InputError:  # which is said elsewhere
+        return True
+    return fields is None or "extra_info" in fields

@@ -11,7 +11,6 @@ from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
-from rljax.setup.features import Parts, violations
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
 from rljax.validation.environment import check_environment
@@ -91,8 +90,6 @@ def check_components(config: Config, problems: Problems) -> str:
     _check_kl(config, problems, dataflow)
     if collect is not None:
         _check_groups(config, problems, dataflow, collect)
-    for rule, field, value, why in violations(Parts(config)):
-        problems.check(False, field, value, why, rule.fix)
     check_online(config, problems, dataflow)
     check_environment(config, problems, collect)
     return kind
@@ -224,7 +221,8 @@ _NOT_ALWAYS = ("values", "process_rewards", "step_ids", "state_ids")
 
 def _filled(config: Config, dataflow: Component) -> set[str]:
     """The fields that the dataflow, its rollout and the reward fill beyond what all fill."""
-    filled = {*spec(dataflow).fills, *spec(rollout_of(config, dataflow)).fills}
+    makers = (dataflow, rollout_of(config, dataflow))
+    filled = {name for maker in makers for name in spec(maker).fills or ()}
     if config.reward.process_model:
         filled |= {"step_ids", "process_rewards"}
     if config.environment.function:
@@ -249,20 +247,24 @@ def _check_advantage(
 ) -> None:
     """Critic and returns ask for each other, and every field that the advantage reads is filled."""
     field, text = "algorithm.advantage", config.algorithm.advantage
-    critic, returns = _has_critic(config, dataflow), "returns" in spec(advantage).fills
-    if returns:
-        own = "." in dataflow.name  # its values may be those of a role of its own
-        fix = f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r})"
-        if own:
-            fix += ", or declare @contract(fills=('values',)) for yours, where a role fills them"
-        values = critic or (own and "values" in spec(dataflow).fills)
-        if not problems.check(values, field, text, "needs a critic", fix):
+    critic, gives, fills = (
+        _has_critic(config, dataflow),
+        spec(advantage).fills,
+        spec(dataflow).fills,
+    )
+    if "returns" in (gives or ()):
+        fix = (
+            f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r}), or declare "
+            "@contract(fills=('values',)) for one of your own, where a role fills them"
+        )
+        values = "values" in (fills or ()) and "critic" not in dataflow.parameters
+        if not problems.check(critic or values, field, text, "needs a critic", fix):
             return
-    elif "." not in advantage.name:
+    elif gives is not None:
         rule = f"gives no returns for the critic of dataflow={config.dataflow!r} to learn"
         problems.check(not critic, field, text, rule, "gae(), or dataflow='grpo'")
-    if "." in dataflow.name and not spec(dataflow).fills:
-        return  # a dataflow of one's own may fill anything: the dry run decides
+    if fills is None:
+        return  # it may fill anything: the dry run decides
     try:
         filled = _filled(config, dataflow)
     except InputError:  # of algorithm.collect, which is said elsewhere

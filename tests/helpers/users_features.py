@@ -38,6 +38,28 @@ def row_advantage(batch):
     return batch.rewards
 
 
+@contract(fills=(), token_rewards=False)
+def blind(batch):
+    return batch.rewards
+
+
+def undeclared(batch):
+    return batch.rewards
+
+
+def plain(response: str, ground_truth: str) -> float:
+    return 1.0
+
+
+def of_extra_info(response: str, extra_info) -> float:
+    return 1.0
+
+
+@contract(rubrics=False)
+def ignores(response: str, extra_info) -> float:
+    return 1.0
+
+
 @contract(compares_batch=True)
 def ranked(batch):
     return batch.scores

@@ -25,8 +25,7 @@ from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
 from rljax.sampler.memory import slots_bytes
 from rljax.sampler.scheduler import Pages
 from rljax.tracking import compiles, timing
-from rljax.validation.fields import check_ranges
-from rljax.validation.problems import Problems
+from rljax.validation import validate
 
 PAGE = 4
 
@@ -325,8 +324,9 @@ def test_a_config_says_what_pages_need(page_tokens, pages, loop, problem):
     config = Config()
     config.sampler.page_tokens, config.sampler.pages = page_tokens, pages
     config.sampler.loop = loop
-    problems = Problems()
-    check_ranges(config, problems)
+    with pytest.raises(InputError) as error:  # that there is no model, too
+        validate(config)
+    problems = str(error.value).splitlines()
     said = [line for line in problems if "page" in line]
     assert bool(said) == bool(problem) and all(re.search(problem, line) for line in said)
 

@@ -5,11 +5,13 @@ import ast
 
 import pytest
 from conftest import REPO
-from feature_settings import SETTINGS, base_config, config_of
+from feature_settings import SETTINGS, SKIPPED, base_config, config_of, every_pair, kind_of_skip
 from test_asynchrony import in_flight
 from test_config import problems_of, valid
 
-from rljax.config import with_overrides
+from rljax.components import Component
+from rljax.config import NAMESPACES, with_overrides
+from rljax.config.checks import components_of
 from rljax.contracts import spec
 from rljax.setup.features import EXCLUDES, FEATURES, NEEDS, Parts, turned_on, violations
 from rljax.validation import validate
@@ -39,10 +41,30 @@ def test_every_exclusion_is_reached(rule):
         assert all(text in problems for text in said), problems
 
 
+def test_every_pair_that_is_not_run_has_its_reason(tmp_path):
+    """Counts pairs by kind, without a run: test_feature_pairs.py runs all the others."""
+    for name in ("policy", "scorer", "judge", "letters"):
+        (tmp_path / name).mkdir()
+        _model(tmp_path / name)
+    for name in ("rows", "pictures", "stored"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    together = {frozenset(pair) for pair in every_pair()}
+    for kind, pairs in SKIPPED.items():
+        assert {frozenset(pair) for pair in pairs} <= together
+        assert {kind_of_skip(pair, str(tmp_path)) for pair in pairs} == {kind}
+    counts = {kind: len(pairs) for kind, pairs in SKIPPED.items()}
+    assert counts == {"excluded": 5, "invalid": 3, "one value": 8, "unread": 25, "off": 1}
+    names = len(FEATURES)
+    direct = {frozenset((rule.a, rule.b)) for rule in EXCLUDES}
+    assert not direct & together
+    assert (names * (names - 1) // 2, len(direct), len(together)) == (2145, 68, 1890)
+
+
 def test_every_need_is_reached():
     without = {
         ("sampler devices", "in flight"): {"rollouts.sampler_devices": 1},
         ("tree of episodes", "environment"): {"algorithm.collect": "turn_tree()"},
+        ("pages", "dispatches by the host"): {"sampler.page_tokens": 8},
     }
     assert {(rule.a, rule.b) for rule in NEEDS} == without.keys()
     for rule in NEEDS:
@@ -51,6 +73,7 @@ def test_every_need_is_reached():
 
 
 EPISODES = {"environment__function": "tiny_environments.two_seats()"}
+RUBRICS = "evolving_rubrics(generator='rubric_generators.two_by_visit')"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +97,12 @@ EPISODES = {"environment__function": "tiny_environments.two_seats()"}
         ),
         ({"collect": "best", "algorithm__reward_shaping": ("normalised()",)}, "some rows at"),
         ({"collect": "best", "algorithm__old_logprobs": "sampler"}, "chooses whole texts"),
+        ({"collect": "best", "sampler__router_replay": True}, "by the device's loop"),
         ({"collect": "best_of(size=9)"}, "best_of(size): got 9"),
+        ({"advantage": "blind", "reward__process_model": "tests"}, "no rewards of single tokens"),
+        ({"advantage": "blind", "dataflow": "ppo"}, "gives no returns for the critic"),
+        ({"reward__rubrics": RUBRICS, "reward__function": "users_features.plain"}, "no rubric"),
+        ({"reward__rubrics": RUBRICS, "reward__function": "users_features.ignores"}, "no rubric"),
         ({"reward__function": "users_features.remote(url='a b')"}, "url is no address"),
         (
             {
@@ -93,6 +121,43 @@ def test_a_users_own_function_is_excluded_by_what_it_declares(fields, says):
             own = text if text == "vine()" else f"users_features.{text}"
             named[f"algorithm__{stage}"] = own
     assert says in problems_of(valid(**named))
+
+
+def test_what_nobody_declared_gets_the_benefit_of_the_doubt(tmp_path):
+    """A function of the user's own may do what it does not say."""
+    own = dict(algorithm__advantage="users_features.undeclared")
+    validate(valid(**own, reward__process_model=_model(tmp_path)))
+    validate(valid(**own, dataflow="ppo"))
+    validate(valid(reward__rubrics=RUBRICS, reward__function="users_features.of_extra_info"))
+
+
+def _model(folder) -> str:
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def test_our_own_functions_leave_no_doubt():
+    """What may be left undeclared is declared by every function of ours that it is asked of."""
+    for home, names in (("advantage", ("fills", "token_rewards")), ("dataflow", ("fills",))):
+        for name in components_of(NAMESPACES[home]):
+            declared = spec(resolve_bare(name, home))
+            if declared.data == "rollouts":
+                assert all(getattr(declared, field) is not None for field in names), name
+    for name in components_of(NAMESPACES["reward"]):
+        component = resolve_bare(name, "reward")
+        parameters = component.signature.parameters.values()
+        handed = any(p.name == "extra_info" or p.kind is p.VAR_KEYWORD for p in parameters)
+        assert not handed or spec(component).rubrics is not None, name
+
+
+def resolve_bare(name: str, home: str) -> Component:
+    return Component(name, NAMESPACES[home])
+
+
+def test_runs_that_learn_from_a_file_have_features_too():
+    said = problems_of(valid(dataflow="sft", memory__reference_on_host=True, lora__rank=4))
+    assert "shares the actor's base" in said
+    assert "in flight" not in turned_on(Parts(valid(dataflow="sft", rollouts__max_staleness=1)))
 
 
 def test_what_a_user_declares_excludes_no_more():
@@ -175,11 +240,15 @@ def test_no_function_is_told_by_its_name():
     wrong = []
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.NotIn | ast.In):
-                sides = [node.left] if isinstance(node, ast.Compare) else []
-            else:
-                sides = [node.left, *node.comparators]
-            names = {side.attr for side in sides if isinstance(side, ast.Attribute)}
-            if names & {"function", "short_name"}:
+            if not isinstance(node, ast.Compare):
+                continue
+            # `"." in component.name` looks into a name; `name in component.options` does not.
+            looked_in = isinstance(node.ops[0], ast.In | ast.NotIn)
+            text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+            sides = [node.left, *node.comparators * (not looked_in or text)]
+            sides = [side for side in sides if isinstance(side, ast.Attribute)]
+            # The name of a phase is no function's.
+            names = {side.attr for side in sides if ast.unparse(side) != "phase.name"}
+            if names & {"function", "short_name", "name"}:
                 wrong.append(f"{file.name}:{node.lineno}")
     assert wrong == []

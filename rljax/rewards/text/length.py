@@ -38,7 +38,10 @@ def _late_l1(alpha: float, sample: dict) -> float:
 
 
 @contract(
-    safe=True, probed=True, on_timeout=lambda options: functools.partial(_late_l1, options["alpha"])
+    safe=True,
+    probed=True,
+    rubrics=False,
+    on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]),
 )
 def l1_exact(
     num_tokens,
@@ -59,7 +62,7 @@ def l1_exact(
     return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
 
 
-@contract(safe=True, probed=True, on_timeout=0.0)
+@contract(safe=True, probed=True, rubrics=False, on_timeout=0.0)
 def l1_max(
     num_tokens,
     extra_info,

@@ -126,7 +126,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict:
     return value
 
 
-@contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", probed=True, rubrics=False, on_timeout=0.0)
 def json_schema(
     response: str, extra_info: dict | None = None, *, schema: str = "", parsed: float = 0.0
 ) -> dict:

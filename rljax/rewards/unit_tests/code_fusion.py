@@ -171,7 +171,7 @@ def _case_result(
     return CaseResult("failed", seconds, f"wrong: {value!r:.200}")
 
 
-@contract(reads="answer", truth="specification", asks="server")
+@contract(reads="answer", rubrics=False, truth="specification", asks="server")
 def sandbox_fusion(
     response: str,
     ground_truth: str,

@@ -332,6 +332,7 @@ def _tier(allow_unsafe_execution: bool) -> dict[str, str]:
     safe=True,
     reads="answer",
     prepare=lambda options: functools.partial(_tier, options["allow_unsafe_execution"]),
+    rubrics=False,
     on_timeout=lambda options: score_parts([_LATE], options["scale"]),
     truth="specification",
 )
