@@ -184,7 +184,7 @@ def test_a_function_returns_as_many_examples_and_values_as_it_declares(name, bef
         assert declared.rows == 1 or out[0].shape == (ROWS // declared.rows,)
         assert declared.per_token == (function in STEP_LOSSES)
         assert declared.labels == (2 if function is reward_model.step_classification else 1)
-    assert ("returns" in declared.fills) == (unwrapped(function) in WITH_RETURNS)
+    assert ("returns" in (declared.fills or ())) == (unwrapped(function) in WITH_RETURNS)
 
 
 STEP_LOSSES = (reward_model.step_regression, reward_model.step_classification)

@@ -26,7 +26,7 @@ from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.roles import program
 from rljax.rollout import dynamic, once, turn_tree
-from rljax.rollout.players.episodes.tree import Tree
+from rljax.rollout.players.episodes.tree import TurnTree
 from rljax.setup.features import EXCLUDES, Parts, turned_on, violations
 from rljax.tasks import Task, drawn_digits
 from rljax.training.run import Run
@@ -471,7 +471,7 @@ def several(prompts, key, cfg, *, sample, tokenizer, searches: bool = False):
     return done.replace(batch=done.batch.replace(values=0 * done.batch.mask))
 
 
-@contract(needs_groups=True, rounds=True, single_rows=True, tree=Tree(2, (1,)))
+@contract(needs_groups=True, rounds=True, single_rows=True, tree=TurnTree(2, (1,)))
 def grove(prompts, key, cfg, *, sample, tokenizer):
     return turn_tree(prompts, key, cfg, sample=sample, branches=2, at=(1,))
 
