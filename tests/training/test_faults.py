@@ -64,9 +64,9 @@ def by_answer(response, ground_truth):
 def right(completions, answer, **kwargs):
     return [float(c == a) for c, a in zip(completions, answer)]
 
-def of_even_lengths(completions, completion_ids, **kwargs):
+def of_even_starts(completions, completion_ids, **kwargs):
     """Says nothing of the others."""
-    return [None if len(ids) % 2 else 1.0 for ids in completion_ids]
+    return [None if ids[0] % 2 else 1.0 for ids in completion_ids]
 
 def never(response):
     raise RuntimeError("the judge is down")
@@ -313,7 +313,7 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
 
 def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
     """Alone it masks what it says nothing of; beside another one every sample is learned from."""
-    names = ("fault_parts.right", "fault_parts.of_even_lengths")
+    names = ("fault_parts.right", "fault_parts.of_even_starts")
     rewards = {"alone": names[1], "mixed": f"mixture(rewards={names!r}, weights=(1.0, 0.5))"}
     rows = {}
     for name, function in rewards.items():
@@ -322,7 +322,7 @@ def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
         rows[name] = [r for r in metrics_rows(tmp_path / name) if r["phase"] == "rl"][0]
         assert (rows[name]["reward/errors"], rows[name]["reward/timeouts"]) == (0.0, 0.0)
     mixed, alone = rows["mixed"], rows["alone"]
-    silent = mixed["reward/abstained/of_even_lengths"]
+    silent = mixed["reward/abstained/of_even_starts"]
     assert 0 < silent < 16 and "reward/abstained" not in mixed
     assert alone["reward/abstained"] == silent and alone["reward/mean"] == 1.0
     assert mixed["reward/mean"] == pytest.approx(
