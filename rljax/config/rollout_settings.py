@@ -77,7 +77,7 @@ class SamplerConfig(Settings):
     slots: int = option(
         0,
         "Rows decoded at a time; when one ends, another takes its slot. 0 = all rows of a round; "
-        "with rollouts in flight, the rows of 1 + ahead steps.",
+        "with rollouts in flight those of one step, and never more than those of 1 + ahead steps.",
         low=0,
     )
     loop: str = option(
