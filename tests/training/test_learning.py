@@ -73,6 +73,10 @@ def test_reward_rises_past_the_mark(tmp_path, changes):
     assert sum(found[-5:]) / 5 > 0.85, found
     assert summary["accuracy_after"]["value"] > 0.85  # held-out prompts
     assert summary["difference"]["low"] > 0
+    meanings = json.loads((tmp_path / "run" / "meanings.json").read_text())
+    logged = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    of_roles = {name for name in logged if name.startswith("critic/")}
+    assert of_roles <= meanings.keys() and bool(of_roles) == ("critic/grad_norm" in meanings)
 
 
 def test_a_flipped_sign_does_not_learn(tmp_path):
