@@ -325,8 +325,12 @@ def summarise(run: Run, status: str) -> dict:
         "accuracy_after": progress.accuracy if progress.measured else None,
         "eval_before": progress.held_out_before,
         "eval_after": progress.held_out if progress.measured else None,
-        **{f"{name}_before": found for name, found in (progress.drawn_before or {}).items()},
-        **{f"{name}_after": x for name, x in (progress.drawn or {}).items() if progress.measured},
+        **{f"{name}_before": found for name, found in (progress.pass_at_k_before or {}).items()},
+        **{
+            f"{name}_after": x
+            for name, x in (progress.pass_at_k or {}).items()
+            if progress.measured
+        },
         "last_evaluation": None
         if progress.evaluated_step is None
         else {

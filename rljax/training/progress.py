@@ -8,7 +8,7 @@ import typing
 from rljax.errors import InputError
 
 # Fields that checkpoints of earlier versions do not have: a run that goes on has their defaults.
-_ADDED = {"drawn_before", "drawn"}
+_ADDED = {"pass_at_k_before", "pass_at_k"}
 
 
 @dataclasses.dataclass
@@ -21,8 +21,8 @@ class Progress:
     accuracy: dict | None = None
     right_before: list | None = None  # per prompt, for the interval of the difference
     right: list | None = None
-    drawn_before: dict | None = None  # pass@k of drawn responses
-    drawn: dict | None = None
+    pass_at_k_before: dict | None = None  # {"pass@K": estimate} of drawn responses
+    pass_at_k: dict | None = None
     held_out_before: dict | None = None  # eval/... of runs that learn from a file
     held_out: dict | None = None
     evaluated_step: int | None = None  # after which `accuracy` and `held_out` were measured

@@ -438,7 +438,7 @@ class Run:
         right, samples = greedy_accuracy(*asked, correct_at=evaluate.correct_at)
         if np.isnan(right).all():  # a judge that is down must not end the run
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
-            self.progress.accuracy = self.progress.right = self.progress.drawn = None
+            self.progress.accuracy = self.progress.right = self.progress.pass_at_k = None
             return {"eval/failed_fraction": 1.0}
         self.progress.accuracy = bootstrap(right, within=SHARE)
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
@@ -446,8 +446,8 @@ class Run:
         if n := evaluate.samples:
             key = stream(self.key, "evaluate", self.progress.step)
             drawn = sample_all(policy, data.test_prompts, n, self.eval_player, key=key)
-            self.progress.drawn = pass_estimates(drawn, n, evaluate.correct_at)
-            for name, found in self.progress.drawn.items():
+            self.progress.pass_at_k = pass_estimates(drawn, n, evaluate.correct_at)
+            for name, found in self.progress.pass_at_k.items():
                 metrics |= with_interval(f"eval/{name}", found)
         return metrics
 
@@ -455,7 +455,7 @@ class Run:
         """Keeps the latest evaluation as the one before the dataflow."""
         self.progress.accuracy_before = self.progress.accuracy
         self.progress.right_before = self.progress.right
-        self.progress.drawn_before = self.progress.drawn
+        self.progress.pass_at_k_before = self.progress.pass_at_k
         self.progress.held_out_before = self.progress.held_out
 
     def metric_prefixes(self) -> set[str]:
