@@ -244,7 +244,7 @@ FEATURES = {
     "filters": Feature("algorithm.filters"),
     "epochs": Feature("batch.epochs", lambda parts, epochs: epochs > 1),
     "unpacked rows": Feature("batch.packing", lambda parts, packs: not packs),
-    "curriculum": Feature("data.retire_at_pass_rate"),
+    "curriculum": Feature(("data.retire_at_pass_rate", "data.drop_above_pass_rate")),
     "pretraining": Feature("pretraining.data"),
     "streamed rows": Feature("data.stream", every_run=True),
     "rows known before": Feature(
@@ -526,7 +526,7 @@ EXCLUDES = (
         Exclusion(
             a, "no reward read", "dataflow={dataflow!r} does not read it", f"{FEATURES[a].field}=''"
         )
-        for a in ("reward model", "process model", "replay")
+        for a in ("reward model", "judge model", "process model", "replay")
     ),
     *(
         Exclusion(
@@ -541,6 +541,12 @@ EXCLUDES = (
         "rows known before",
         "streamed rows",
         "rows that are read as they are drawn are not known before",
+        "data.stream=False",
+    ),
+    Exclusion(
+        "curriculum",
+        "streamed rows",
+        "the prompts of a stream are not known before: there is nothing to leave out",
         "data.stream=False",
     ),
     Exclusion(
