@@ -7,8 +7,11 @@ import numpy as np
 
 
 def root_key(seed: int) -> jax.Array:
-    """Returns jax.random.key(seed), a scalar, by one small program where that runs three."""
-    return _key(np.uint32(seed & 0xFFFFFFFF))  # all that jax.random.key reads of it
+    """Returns jax.random.key(seed), a scalar, without a program where that compiles three."""
+    low = np.uint32(seed & 0xFFFFFFFF)  # all that jax.random.key reads of it
+    if jax.config.jax_default_prng_impl == "threefry2x32":
+        return jax.random.wrap_key_data(np.array([0, low], np.uint32), impl="threefry2x32")
+    return jax.random.key(low)
 
 
 def fold_in(key: jax.Array, number: int | jax.Array) -> jax.Array:
@@ -24,5 +27,4 @@ def stream(key: jax.Array, name: str, step: int | jax.Array | None = None) -> ja
     return key if step is None else fold_in(key, step)
 
 
-_key = jax.jit(jax.random.key)
 _fold_in = jax.jit(jax.random.fold_in)

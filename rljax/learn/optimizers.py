@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.extend
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -73,16 +74,21 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
 @functools.cache
 def _schedule(key: tuple, total_steps: int) -> Callable:
-    """One program for what is several, operation by operation."""
+    """One program for what is several, operation by operation; none for a constant."""
     schedule = learning_rate(OptimizerConfig(**dict(key)), total_steps)
 
     def lr(step):
         return schedule(step)
 
+    traced = jax.make_jaxpr(lr)(np.int32(0)).jaxpr
+    if not traced.eqns and isinstance(constant := traced.outvars[0], jax.extend.core.Literal):
+        return lambda step: constant.val
     return jax.jit(lr)
 
 
-def current_learning_rate(config: OptimizerConfig, total_steps: int, step: int) -> jax.Array:
+def current_learning_rate(
+    config: OptimizerConfig, total_steps: int, step: int
+) -> jax.Array | float:
     """Returns the learning rate that optimizer step `step` uses, from 0: a scalar."""
     return _schedule(tuple(sorted(vars(config).items())), total_steps)(np.int32(step))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax import hosts
-from rljax.arrays import fetch, moved_rows, place
+from rljax.arrays import fetch, moved_rows, place, put_whole
 from rljax.batch import Batch, FinishReason
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
@@ -110,9 +110,9 @@ def generate(
         return _at_home(host_rollout(model, params, *inputs, **options), model, home)
     images = images and place(images, model.mesh)
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
-    keys, forcing = request_keys(key, rows), None
+    keys, forcing = jax.random.key_data(key), None
     if sampling.thinking_tokens:
-        requests = [sampling] * rows
+        requests, keys = [sampling] * rows, request_keys(key, rows)
         room = slot.forcing_room(requests)
         spent = budgets(keys, sampling)
         forcing = slot.forcing_of(requests, room, spent, np.repeat(lengths, n))
@@ -346,11 +346,13 @@ def _arguments(
     second = second and dataclasses.replace(second, model=of_length(second.model, columns))
     check_memory(model, slots, columns, decoding.kv_dtype)
     rules = rules_of([sampling] * rows, model.config.ids)
-    queue = (prompts, lengths, keys, rules, limits)
+    queue, whole = (prompts, lengths, keys, rules, limits), replicated(model.mesh)
     if shard_count(model, prompts.shape[0], slots) > 1:
         placed = place(queue, model.mesh)
+        if keys.ndim == 1:  # of one key, and no rows
+            placed = (*placed[:2], put_whole(keys, whole), *placed[3:])
     else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
-        placed = jax.device_put(queue, replicated(model.mesh))
+        placed = jax.device_put(queue, whole)
     *queue, limits = placed
     version = jnp.asarray(version, jnp.int32)
     return (model, shape, params, *queue, version, forcing, images, second, limits), shape
@@ -399,7 +401,10 @@ def planned_rollout(
 
     rules = jax.tree.map(lambda x: array(x.shape, x.dtype), rules_of(requests, model.config.ids))
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
-    queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
+    keys = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated(model.mesh))
+    if sampling.thinking_tokens or branches:
+        keys = array((rows, 2), jnp.uint32)
+    queue += (keys, rules, np.zeros((), np.int32))
     limits = array((count,), jnp.int32) if branches else None
     arguments = (model, shape, params, *queue, forcing, None, second, limits)
     steps, name = -(-rows // slots) * response, "branch" if branches else "generate"

@@ -27,6 +27,7 @@ from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
+from rljax.sampler.inputs import request_keys
 from rljax.tracking import timing
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
@@ -89,7 +90,7 @@ def rollout(
       params: the weights of the model.
       prompts: [P, L] int32, right-padded.
       lengths: [P] int32.
-      keys: [R, 2] uint32.
+      keys: [R, 2] uint32, or the data [2] of one key, under which row r has the key of request r.
       rules: of R rows.
       version: int32 scalar.
       forcing: interruptions of R rows, or None.
@@ -137,6 +138,8 @@ def _start(
     prefix = tuple(caches for caches, _ in reading)
     routes = reading[0][1] if shape.record_routes else None
     limits = lengths + shape.response_tokens if limits is None else limits
+    if keys.ndim == 1:
+        keys = constrain_rows(request_keys(jax.random.wrap_key_data(keys), rows), model.mesh)
     queue = _Queue(prefix, prompts, lengths, limits, shift, keys, rules, forcing)
     how = (count, total, shape.kv_dtype, rules, forcing, None, shape.draft_tokens)
     first = slot.empty([one for one, _ in models], *how)
@@ -190,7 +193,7 @@ def _begin(
     prompt_batch, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
     )
-    if shape.slots == keys.shape[0]:  # every row has a slot: nothing is refilled later
+    if shape.slots == queue.keys.shape[0]:  # every row has a slot: nothing is refilled later
         carry = _refill_all(carry, queue, shape, shard_count(model, prompts.shape[0], shape.slots))
     return prompt_batch, queue, _pinned(carry, model)
 

@@ -62,7 +62,7 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
         if setup.needs_costs:
             names |= {"costs"}
         if config.environment.function:
-            names |= {"step_ids", "state_ids", "episode", "seat", "reward_parts"}
+            names |= {"step_ids", "state_ids", "episode", "seat"}
     elif phase is setup.main:
         items = [setup.data.first["item"]] if setup.data.first else []
         for item in items if phase.data == "trajectories" else ():
@@ -95,11 +95,7 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
     elif phase.data == "unpaired":
         rows *= setup.rows_per_example
     # How many parts the reward has shows when it runs: as many as there are weights for them.
-    readers = [
-        c
-        for c in (phase.dataflow, algorithm.advantage, *algorithm.reward_shaping)
-        if "reward_parts" in spec(c).reads
-    ]
+    readers = parts_readers(phase)
     weights = [c.options["weights"] for c in readers if c.options.get("weights")]
     if readers:
         names.add("reward_parts")
@@ -122,6 +118,14 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
             if field.name in names
         }
     )
+
+
+def parts_readers(phase: Phase) -> list[Component]:
+    """Returns the components of a phase that read the parts of a reward."""
+    values = [phase.dataflow, *(vars(phase.algorithm)[name] for name in sorted(FIELDS))]
+    named = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    stages = [one for one in named if isinstance(one, Component)]
+    return [one for one in stages if "reward_parts" in spec(one).reads]
 
 
 def abstract_key(setup: Setup):

@@ -597,6 +597,12 @@ EXCLUDES = (
             ("search", "algorithm.collect='once()'"),
         )
     ),
+    Exclusion(
+        "router replay",
+        "samples of the reference",
+        "dataflow={dataflow!r} draws each token from two models, whose routes differ",
+        "sampler.router_replay=False",
+    ),
 )
 NEEDS = (
     Exclusion(

@@ -4,8 +4,10 @@ fault worth a line, and the minutes of the first one need an explanation.
 Every backend compile of the process is counted, including those that the persistent cache answers.
 """
 
+import contextlib
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -20,6 +22,8 @@ _seconds: list[float] = []  # of each of them
 _hits: list[int] = []  # how many programs had been named when the cache had one
 _now: list[str] = []  # the name of the program that is being compiled
 _expected: dict[str, str] = {}
+_beside: set[int] = set()  # of the programs in _names, those that another thread compiled ahead
+_thread = threading.local()
 _watching = False
 
 
@@ -40,15 +44,42 @@ def watch() -> None:
 
 
 def _note(event: str, seconds: float, **details) -> None:
-    name = str(details.get("fun_name", "a program"))
-    if event == _LOWERED:
+    name, ahead = str(details.get("fun_name", "a program")), getattr(_thread, "ahead", None)
+    if event == _LOWERED and ahead is None:
         _now[:] = [name]
         heartbeat.compiling(True)
     if event == _EVENT:
-        _now.clear()
-        heartbeat.compiling(False)
+        if ahead is not None:
+            ahead.append(name)
+            _beside.add(len(_names))
+        else:
+            _now.clear()
+            heartbeat.compiling(False)
         _names.append(name)
         _seconds.append(seconds)
+
+
+@contextlib.contextmanager
+def ahead() -> Iterator[list[str]]:
+    """Counts what this thread compiles as compiled ahead, for which nobody waits; yields the list
+    that their names come to."""
+    _thread.ahead = compiled = []
+    try:
+        yield compiled
+    finally:
+        _thread.ahead = None
+
+
+@contextlib.contextmanager
+def waits_for(name: str) -> Iterator[None]:
+    """Says that this thread waits for the program `name`, which another one compiles."""
+    _now[:] = [name]
+    heartbeat.compiling(True)
+    try:
+        yield
+    finally:
+        _now.clear()
+        heartbeat.compiling(False)
 
 
 def _note_hit(event: str, **_details) -> None:
@@ -140,6 +171,8 @@ def count() -> int:
     return len(_names)
 
 
-def names(since: int) -> list[str]:
-    """Returns the names of the programs compiled after the first `since`."""
-    return _names[since:]
+def names(since: int, *, beside: bool = True) -> list[str]:
+    """Returns the names of the programs compiled after the first `since`; without `beside` those
+    alone that no other thread compiled ahead."""
+    every = list(enumerate(_names))[since:]
+    return [name for i, name in every if beside or i not in _beside]

@@ -118,7 +118,7 @@ def one_step(run: Run) -> dict:
         metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
     here = run.taken_here[phase.name] = run.taken_here.get(phase.name, 0) + 1
     learning = f"jit({phase.dataflow.function.__name__})"
-    run.learning_programs += compiles.names(compiled).count(learning)
+    run.learning_programs += compiles.names(compiled, beside=False).count(learning)
     if here > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
         run.warn(COMPILED_AGAIN, f"compiled again: {names}")
@@ -129,7 +129,8 @@ def one_step(run: Run) -> dict:
             timeline.record_of(timings, run.progress.step, step_s)
         ]
     _count_faults(run, metrics)
-    counts = {"compiles": compiles.count(), "learning_programs": run.learning_programs}
+    learning_programs = run.learning_programs + run.ahead.programs
+    counts = {"compiles": compiles.count(), "learning_programs": learning_programs}
     return {**metrics, "phase": phase.label, **{name: float(n) for name, n in counts.items()}}
 
 

@@ -38,8 +38,9 @@ from rljax.roles.placed import run_dataflow
 from rljax.rollout import Player, Reward, player_of
 from rljax.runs.folder import whole_export
 from rljax.setup import Phase, Setup
-from rljax.setup.dry_run import check_fields_read
+from rljax.setup.dry_run import check_fields_read, parts_readers
 from rljax.tracking.timing import timed
+from rljax.training.ahead import CompiledAhead
 from rljax.training.bad_batch import is_bad, keep, of_taken_steps
 from rljax.training.health import own_metrics
 from rljax.training.offline import held_out_step, read_reference_logprobs, store_reference_logprobs
@@ -110,6 +111,7 @@ class Run:
         if self.eval_player is not None:  # evaluation uses the outcome reward only
             self.eval_player = self.eval_player.outcome_alone()
         self.sources = make_sources(setup, self.player, self.key)
+        self.ahead = CompiledAhead()
 
     def __enter__(self) -> "Run":
         return self
@@ -120,6 +122,7 @@ class Run:
     def close(self) -> None:
         """Waits for checkpoints that are being written, and closes the players that the run
         has opened."""
+        self.ahead.wait()
         self.checkpoints.close()
         for player in self.owned:
             player.close()
@@ -315,13 +318,17 @@ class Run:
         """Takes one step of the current phase, a batch of its source through its dataflow; returns
         its metrics."""
         phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
+        self._compile_ahead()
         if hosts.count() > 1:  # a step can be abandoned; one process stops between two
             self.begun_at = copy.deepcopy(positions(self.sources, self.player))
         with hosts.may_stop(), heartbeat.phase("data"):
             batch, metrics = self.source.next(taken, self.roles)
             metrics |= draw_pretraining(self.sources, taken, self.roles)
+        if not parts_readers(phase):  # the program is that of the dry run, whatever parts there are
+            batch = batch.replace(reward_parts=None)
         with timed("learn"):
             key, roles = stream(self.key, f"learn {phase.name}", taken), self._roles_of(phase)
+            self.ahead.wait()
             new, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
             self.roles |= {k: v for k, v in new.items() if k in self.roles}
             self.source.meanwhile(lambda: all(x.is_ready() for x in jax.tree.leaves(learned)))
@@ -338,6 +345,11 @@ class Run:
         metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
         # NaN says that nothing was measured: a step that is not finite is counted as skipped.
         return {k: v for k, v in metrics.items() if not np.isnan(v)}
+
+    def _compile_ahead(self) -> None:
+        """Begins to compile the learning program of this phase, once."""
+        key = stream(self.key, f"learn {self.phase.name}", 0)
+        self.ahead.start(self.setup, self.phase, key, self._roles_of(self.phase))
 
     # -- warnings --
 
@@ -403,6 +415,7 @@ class Run:
     def evaluate(self) -> dict:
         """Returns the loss on held-out examples and the greedy accuracy on held-out prompts, if
         there are any, and keeps them in progress."""
+        self._compile_ahead()
         with hosts.may_stop(), heartbeat.phase("evaluate"):
             metrics = self._evaluated()
         self.progress.evaluated_step = self.progress.step

@@ -9,7 +9,7 @@ from on_hosts import all_well, on_hosts
 pytestmark = pytest.mark.hosts
 
 # Milliseconds each: keys, numbers and slices that a host computes for itself.
-OF_ONE_DEVICE = {f"jit({name})" for name in ("fold_in", "key", "lr", "request_keys", "slice")}
+OF_ONE_DEVICE = {f"jit({name})" for name in ("fold_in", "lr", "slice")}
 # A run, and what this process compiled: the last line that is printed.
 TRAIN = """
 import json, sys

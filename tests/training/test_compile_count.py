@@ -12,21 +12,27 @@ from rljax.setup import build, initial_params
 from rljax.tracking import compiles
 from rljax.training.run import Run
 
-BEFORE = {"key", "fold_in", "create", "new_train_state", "_copy"}  # weights, optimizer, reference
-STEP = {"request_keys", "_begin", "_dispatch", "_finish", "_with_rewards", "grpo", "lr"}
+BEFORE = {"fold_in", "create", "new_train_state"}  # weights, optimizer
+STEP = {"_begin", "_dispatch", "_finish", "_with_rewards", "grpo"}
 SIZES = dict(
     model="decoder(layers=1, embed=24, mlp=40, heads=2, kv_heads=1, head_dim=12)",
     sampler__max_response_tokens=33,
-    algorithm__kl_in_loss=0.1,
 )
+LINEAR_KL = dict(algorithm__kl_in_loss=0.1, actor_optimizer__schedule="linear")
+MORE = {"_copy", "lr"}  # the reference, and a learning rate that changes
 
 
-@pytest.mark.smoke
-def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
-    """Scored while it decodes, with a reference. An operation of jax.numpy in host code would be
-    one more."""
-    fields = dict(sft__steps=0, evaluate__prompts=0, actor_optimizer__schedule="linear")
-    config, counts = tiny_config(tmp_path, **SIZES, **fields), []
+@pytest.mark.parametrize(
+    "fields, most",
+    [
+        pytest.param({}, 8, id="constant", marks=pytest.mark.smoke),
+        pytest.param(LINEAR_KL, 10, id="linear, with a reference", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_compiles_eight_programs_and_none_after_its_first_step(tmp_path, fields, most):
+    """Scored while it decodes. An operation of jax.numpy in host code would be one more."""
+    config = tiny_config(tmp_path, **{**SIZES, **fields}, sft__steps=0, evaluate__prompts=0)
+    counts = []
     compiles.watch()
     start = compiles.count()
     with Run(build(config, jax.devices()[:1]), Path(tmp_path)) as run:
@@ -41,8 +47,8 @@ def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
         return [name.removeprefix("jit(").removesuffix(")") for name in names]
 
     first = bare(compiles.names(counts[0])[: counts[1] - counts[0]])
-    assert set(bare(begun)) <= BEFORE and set(first) <= STEP
-    assert {"create", "grpo"} <= {*bare(begun), *first} and len(begun) + len(first) <= 12
+    assert {*bare(begun), *first} <= BEFORE | STEP | (MORE if fields else set())
+    assert {"create", "grpo"} <= {*bare(begun), *first} and len(begun) + len(first) <= most
     assert compiles.names(counts[1]) == []
 
 
@@ -53,7 +59,7 @@ def test_an_equal_run_of_this_process_compiles_nothing(tmp_path):
     def programs(name, steps):
         start = compiles.count()
         config = tiny_config(
-            tmp_path / name, **SIZES, steps=steps, sft__steps=2, evaluate__prompts=4
+            tmp_path / name, **SIZES, **LINEAR_KL, steps=steps, sft__steps=2, evaluate__prompts=4
         )
         train_on_one(config)
         return compiles.names(start)
