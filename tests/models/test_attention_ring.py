@@ -116,7 +116,7 @@ def test_rows_that_share_prefixes_in_a_ring(name, sizes):
 @pytest.mark.parametrize(
     ("name", "tokens", "lengths", "window"),
     [
-        ("sinks", 18, ((9, 1, 6),), 0),
+        slow("sinks", 18, ((9, 1, 6),), 0),
         ("everything", 18, ((9, 1, 6),), 5),
         slow("values_narrower", 1310, ((700, 3, 500), (1300,)), 0),
         slow("everything", 1310, ((700, 3, 500), (1300,)), 500),
