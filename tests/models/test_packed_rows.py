@@ -15,7 +15,7 @@ from test_families import FOLDERS, loaded
 from rljax.arrays import place
 from rljax.mesh import make_mesh
 
-ALWAYS = "gemma2"  # windows and soft caps in some of its layers
+ALWAYS = "qwen3"  # which every clone has; windows, caps and sinks: test_attention
 
 
 def positioned(batch, model):

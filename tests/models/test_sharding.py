@@ -2,8 +2,9 @@
 one device.
 
 The whole matrix is in the slow lane (pytest -m slow tests/models/test_sharding.py); here two
-layouts that between them split every axis: experts, and windows with soft caps. Latent attention
-over a mesh: test_decode_mesh; a ring: test_attention_ring.
+layouts that between them split every axis, of a model with experts and of one that every clone
+has. Latent attention over a mesh: test_decode_mesh; windows, caps, sinks and a ring:
+test_attention and test_attention_ring.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ MESHES = {
     "expert=4": dict(fsdp=1, expert=4),
     "fsdp=2,expert=2,tensor=2": dict(fsdp=2, expert=2, tensor=2),
 }
-FAST = {("gemma2", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4")}
+FAST = {("qwen3", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4")}
 TEXT = [name for name in sorted(FOLDERS) if "_vl" not in name]
 
 
