@@ -7,7 +7,6 @@ it is at hand, adds its further cases and files; one with neither a check nor a 
 fails. Where $RLJAX_GOLDEN is set, every lane compares all float64 cases.
 """
 
-import collections
 import dataclasses
 import importlib
 import os
@@ -77,7 +76,7 @@ def checks() -> dict:
 
 
 CHECKS = checks()
-# In float32, where a compile costs as much again, the normal lane holds every fourth case of one
+# In float32, where a compile costs as much again, the normal lane holds every eighth case of one
 # file of each room to its numbers, and the slow lane all cases of all.
 ALSO_FLOAT32 = (
     "trl/dpo",
@@ -92,15 +91,9 @@ ALSO_FLOAT32 = (
 
 # Every case is a program to compile. In float64 the slow lane holds all of them to their numbers,
 # and the normal lane so many of each file that every value of an option and every kind of input is
-# met twice (covering); of the policy losses, which share options and inputs, once; and of files in
-# which nearly every case has an option's value to itself, a half.
-HALVED = (
-    "trl/dpo",
-    "trl/dpo_seq_v024",
-    "trl/grpo_loss",
-    "verl/policy_loss_bypass_mode",
-    "verl/rollout_correction",
-)
+# met (covering); and of files in which nearly every case has an option's value to itself, at most
+# so many, those that meet most.
+AT_MOST = {"trl/grpo_loss": 26, "verl/policy_loss_bypass_mode": 6, "verl/rollout_correction": 12}
 
 # Older releases of what verl/rollout_correction holds.
 OLDER = ("verl/rollout_is_pr3694", "verl/rollout_corr_v070")
@@ -109,11 +102,11 @@ OLDER = ("verl/rollout_is_pr3694", "verl/rollout_corr_v070")
 def lanes_of(stem: str):
     """(dtype, which cases, marks) of a file."""
     slow = [pytest.mark.slow]
-    yield "float64", "half" if stem in HALVED else "covering", slow if stem in OLDER else []
+    yield "float64", "covering", slow if stem in OLDER else []
     yield "float64", "all", slow
     yield "float32", "all", slow
     if stem in ALSO_FLOAT32:
-        yield "float32", "quarter", []
+        yield "float32", "eighth", []
 
 
 PARAMETERS = [
@@ -124,43 +117,38 @@ PARAMETERS = [
 
 
 def traits(case) -> set:
-    """The value of every option, the words of the label, and the kind of the input."""
+    """The value of every option, the words of the label, and the kind of the input; a count of
+    tokens is no option."""
 
     def hashable(x):
         return x.shape if isinstance(x, np.ndarray) else repr(x)
 
     names = (case.inputs, case.grads, case.metrics)
     return {
-        *((option, hashable(value)) for option, value in case.params.items()),
-        *case.label.split(),
+        *((k, hashable(v)) for k, v in case.params.items() if k != "num_items_in_batch"),
+        *(word for word in case.label.split() if not word.startswith("num_items_in_batch")),
         ("shapes", tuple(sorted((name, np.shape(x)) for name, x in case.inputs.items()))),
         ("edge", case.edge),
         tuple(tuple(sorted(part)) for part in names),
     }
 
 
-def covering(cases: list, times: int) -> list:
-    """A few of the cases that have every trait so many times, where so many cases have it."""
+def covering(cases: list, most: int | None = None) -> list:
+    """A few of the cases that have every trait: of `most` of them, those that have most."""
     of_each, chosen = [traits(case) for case in cases], set()
-    count = collections.Counter(trait for one in of_each for trait in one)
-    wanted = {trait: min(times, n) for trait, n in count.items()}
-    while any(wanted.values()):
+    wanted = set().union(*of_each)
+    while wanted and len(chosen) != most:
         left = (i for i in range(len(cases)) if i not in chosen)
-        best = max(left, key=lambda i: sum(wanted[trait] > 0 for trait in of_each[i]))
+        best = max(left, key=lambda i: len(of_each[i] & wanted))
         chosen.add(best)
-        for trait in of_each[best]:
-            wanted[trait] = max(0, wanted[trait] - 1)
+        wanted -= of_each[best]
     return [case for i, case in enumerate(cases) if i in chosen]
 
 
 def part_of(cases: list, part: str, stem: str) -> list:
-    if "RLJAX_GOLDEN" in os.environ and part in ("half", "covering"):
-        return cases
-    if part == "half":  # not every second one: both of two options that alternate are in it
-        return [case for i, case in enumerate(cases) if i.bit_count() % 2 == 0]
     if part == "covering":
-        return covering(cases, 1 if stem.startswith("verl/policy_loss_") else 2)
-    return cases[::4] if part == "quarter" else cases
+        return cases if "RLJAX_GOLDEN" in os.environ else covering(cases, AT_MOST.get(stem))
+    return cases[::8] if part == "eighth" else cases
 
 
 def excused(stem: str) -> bool:

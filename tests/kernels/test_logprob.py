@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import golden_cases
+from conftest import compiled, golden_cases, lanes
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import pallas_gpu, reference, token_logprobs, xla
@@ -22,6 +22,9 @@ INTERPRETED = {
 IMPLS = {"reference": vars(reference), "xla": vars(xla), "pallas_gpu": INTERPRETED}
 # N, D, V, soft cap, vocabulary first
 SHAPES = [(1, 9, 257, 0.0, False), (7, 70, 5, 3.0, True), (129, 33, 257, 3.0, False)]
+
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -102,8 +105,12 @@ def close(got, want, tolerance):
         )
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("impl", IMPLS)
+QUICK = [(impl, SHAPES[2]) for impl in IMPLS]
+QUICK += [("xla", SHAPES[1]), ("pallas_gpu", SHAPES[1])]
+REST = [(i, s) for i in IMPLS for s in SHAPES if (i, s) not in QUICK]
+
+
+@pytest.mark.parametrize(("impl", "shape"), [*QUICK, *(slow(*case) for case in REST)], ids=str)
 def test_values_and_gradients_are_those_of_float64(impl, shape, small_tiles):
     n, d, v, soft_cap, vocab_first = shape
     hidden, head, targets = data(n, d, v, vocab_first)
@@ -125,8 +132,17 @@ def test_float64_stays_float64(small_tiles):
         close(got, want, 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize(
+    ("impl", "dtype"),
+    [
+        ("xla", jnp.float16),
+        ("pallas_gpu", jnp.bfloat16),
+        slow("reference", jnp.float16),
+        slow("reference", jnp.bfloat16),
+        slow("xla", jnp.bfloat16),
+        slow("pallas_gpu", jnp.float16),
+    ],
+)
 def test_pairs_of_two_bytes_lose_what_their_own_rounding_loses(impl, dtype, small_tiles):
     hidden, head, targets = data(7, 33, 257, dtype=dtype, scale=0.3)
     weights = cotangents(7)
@@ -137,7 +153,7 @@ def test_pairs_of_two_bytes_lose_what_their_own_rounding_loses(impl, dtype, smal
     close(gradients, want[1], 2e-2 if dtype == jnp.bfloat16 else 3e-3)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", lanes(["xla", "pallas_gpu"], ["reference"]))
 def test_extreme_logits_and_words_of_probability_zero(impl, small_tiles):
     """Logits of +-1e4, whole tiles of -inf; nothing becomes NaN."""
     hidden, head, targets = (np.array(x) for x in data(7, 9, 257))
@@ -183,7 +199,7 @@ def by_api(hidden, head, targets, **options):
     return found, gradients
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 13), (2, 1, 4)])
+@pytest.mark.parametrize("shape", lanes([(2, 1, 4)], [(1,), (3, 13)]))
 def test_any_leading_axes_by_any_name(shape, small_tiles):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
@@ -198,9 +214,9 @@ def test_any_leading_axes_by_any_name(shape, small_tiles):
 
 
 def test_what_is_not_asked_for_is_not_there():
-    hidden, head, targets = data(4, 9, 31)
-    without = token_logprobs(hidden, head, targets, with_entropy=False, impl="xla")
-    whole = token_logprobs(hidden, head, targets, impl="xla")
+    arrays = data(4, 9, 31)
+    run = compiled(token_logprobs)
+    without, whole = run(*arrays, with_entropy=False, impl="xla"), run(*arrays, impl="xla")
     assert without[1] is None and len(whole) == 3
     np.testing.assert_array_equal(without[0], whole[0])
     np.testing.assert_array_equal(without[2], whole[2])
@@ -209,12 +225,9 @@ def test_what_is_not_asked_for_is_not_there():
 def test_greedy_is_the_first_of_equals():
     head = jnp.asarray([[0.0, 1.0, 1.0, 0.5]])
 
-    def said(y):
-        return token_logprobs(
-            jnp.ones((1, 1)), head, jnp.asarray([y]), with_greedy=True, impl="xla"
-        )[3]
-
-    assert [float(said(y)[0]) for y in range(4)] == [0, 1, 0, 0]
+    run = compiled(token_logprobs)
+    said = run(jnp.ones((4, 1)), head, jnp.arange(4), with_greedy=True, impl="xla")[3]
+    assert said.tolist() == [0, 1, 0, 0]
 
 
 def test_wrong_input_is_named():
@@ -366,7 +379,7 @@ def test_each_of_several_has_its_own_temperature_under_vmap():
     assert "tpu_custom_call" in text
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", lanes([jnp.bfloat16], [jnp.float32]))
 def test_the_platform_that_is_lowered_for_chooses(dtype):
     tpu, triton = calls = "tpu_custom_call", "__gpu$xla.gpu.triton"
     wanted = [("cpu", None, []), ("tpu", None, [tpu]), ("cuda", None, [])]
@@ -377,7 +390,7 @@ def test_the_platform_that_is_lowered_for_chooses(dtype):
         assert [x for x in calls if x in text] == found, platform
 
 
-@pytest.mark.parametrize("vocab_first", [False, True])
+@pytest.mark.parametrize("vocab_first", lanes([True], [False]))
 def test_temporaries_grow_with_neither_the_tokens_nor_the_vocabulary(vocab_first):
     """Of the pass and of its gradient: tiles, beside what has the size of an input."""
 

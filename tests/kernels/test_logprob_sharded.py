@@ -23,6 +23,9 @@ MESHES = {
 SHAPES = {"fitting": (8, 6, 16, 264), "odd": (6, 5, 9, 257), "same rows": (6, 5, 16, 257)}
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 def data(shape, vocab_first, dtype):
     b, s, d, v = shape
     rng = np.random.default_rng(v)
@@ -76,7 +79,15 @@ def place(mesh, hidden, head, targets, vocab_first):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [(m, s) for m in MESHES for s in ("fitting", "odd")] + [("fsdp=8", "same rows")],
+    [
+        ("fsdp=8", "fitting"),
+        ("fsdp=8", "same rows"),
+        ("tensor=4 x fsdp=2", "odd"),
+        ("data=2 x tensor=2 x context=2", "fitting"),
+        slow("fsdp=8", "odd"),
+        slow("tensor=4 x fsdp=2", "fitting"),
+        slow("data=2 x tensor=2 x context=2", "odd"),
+    ],
 )
 def test_a_mesh_says_what_one_device_says(name, shape, monkeypatch):
     vocab_first = name != "fsdp=8"
@@ -138,8 +149,19 @@ def test_the_head_is_never_whole_and_logits_never_move():
 # -- a head with padding behind its vocabulary --
 
 
-@pytest.mark.parametrize("name", ["one device", *MESHES])
-@pytest.mark.parametrize(("shape", "entries"), [("fitting", 250), ("odd", 256), ("odd", 40)])
+PADDED = [("fitting", 250), ("odd", 256), ("odd", 40)]
+BEHIND = [
+    ("one device", "odd", 40),
+    ("fsdp=8", "fitting", 250),
+    ("tensor=4 x fsdp=2", "odd", 40),
+    ("data=2 x tensor=2 x context=2", "odd", 256),
+]
+ALL = [(m, *s) for m in ("one device", *MESHES) for s in PADDED]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "entries"), [*BEHIND, *(slow(*case) for case in ALL if case not in BEHIND)]
+)
 def test_what_is_behind_the_vocabulary_is_in_no_softmax_and_gets_no_gradient(
     name, shape, entries, monkeypatch
 ):
@@ -182,6 +204,7 @@ def test_a_head_without_padding_is_the_same_program():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow  # each run but the first reads the programs of the tests above from that cache
 def test_a_program_from_the_cache_on_disk_says_the_same(monkeypatch):
     """There the order of collectives that do not wait for each other is lost: those of the last,
     shorter tile met those of the others, and wrote past their buffers (jaxlib 0.10.2, CPU)."""

@@ -106,7 +106,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", lanes(list(SHAPES)[:4], list(SHAPES)[4:]))
+@pytest.mark.parametrize("name", lanes(list(SHAPES)[:3], list(SHAPES)[3:]))
 def test_float32_equals_float64(name):
     n, depth, vocab, options = SHAPES[name]
     hidden, head, targets, weights = problem(n, depth, vocab, jnp.float32, options)
@@ -136,7 +136,11 @@ def test_bfloat16_equals_float64(vocab_first):
 
 @pytest.mark.parametrize(
     ("hidden_dtype", "head_dtype", "cores"),
-    [("bfloat16", "float32", 1), ("bfloat16", "float32", 2), ("float32", "bfloat16", 1)],
+    [
+        ("bfloat16", "float32", 2),
+        ("float32", "bfloat16", 1),
+        pytest.param("bfloat16", "float32", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_of_one_float32_input_every_bit_counts(hidden_dtype, head_dtype, cores):
     """Three passes, exact up to the order of float32 sums; on one core one kernel makes both

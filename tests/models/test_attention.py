@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from packed_rows import groups_of, packed_rows
 
 from rljax.errors import InputError
@@ -31,6 +32,11 @@ REQUESTS = {
     "values_narrower": (4, 4, 12, 8, 0, 0.0, False),
     "everything": (4, 2, 12, 8, 5, 2.0, True),
 }
+
+
+def cases(fast, others) -> list:
+    """Parameters of a test that takes several; those of the second list run in the slow lane."""
+    return [*fast, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
 def packed_segments(lengths, tokens):
@@ -121,7 +127,11 @@ def assert_same(got, want, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("name", "packed"), [*((n, False) for n in REQUESTS), ("window", True), ("everything", True)]
+    ("name", "packed"),
+    cases(
+        [("one_kv_head", False), ("everything", False), ("window", True), ("everything", True)],
+        [(n, False) for n in REQUESTS if n not in ("one_kv_head", "everything")],
+    ),
 )
 def test_the_reference_is_the_rule_in_double_precision(name, packed):
     (q, k, v, segments, sinks), options = make_request(name)
@@ -156,10 +166,18 @@ def test_the_reference_is_the_rule_in_double_precision(name, packed):
 
 # The interpreter of kernels takes seconds to compile one: a request of each kind is enough.
 SPLASH = ("one_kv_head", "window_of_one", "soft_cap", "sinks", "values_narrower", "everything")
+QUICK = ("one_kv_head", "window_of_one", "everything")
 
 
 @pytest.mark.parametrize(
-    ("impl", "name"), [*(("xla", n) for n in REQUESTS), *(("splash", n) for n in SPLASH)]
+    ("impl", "name"),
+    cases(
+        [*(("xla", n) for n in QUICK), ("splash", "window_of_one"), ("splash", "everything")],
+        [
+            *(("xla", n) for n in REQUESTS if n not in QUICK),
+            *(("splash", n) for n in SPLASH if n not in ("window_of_one", "everything")),
+        ],
+    ),
 )
 def test_every_path_equals_the_reference(impl, name):
     arrays, options = make_request(name)
@@ -171,7 +189,10 @@ def test_every_path_equals_the_reference(impl, name):
 # columns move with a window.
 @pytest.mark.parametrize(
     ("name", "queries"),
-    [*((n, 7) for n in REQUESTS), ("everything", 5), ("window", 2), ("soft_cap", 2)],
+    cases(
+        [("everything", 7), ("everything", 5), ("window", 2), ("soft_cap", 2)],
+        [(n, 7) for n in REQUESTS if n != "everything"],
+    ),
 )
 def test_shared_prefixes_equal_the_reference(name, queries, monkeypatch):
     monkeypatch.setattr(attention_xla, "QUERY_BLOCK", queries)
@@ -182,7 +203,7 @@ def test_shared_prefixes_equal_the_reference(name, queries, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "window"), [("two_heads_per_kv_head", 0), ("sinks", 0), ("everything", 28)]
+    ("name", "window"), cases([("everything", 28)], [("two_heads_per_kv_head", 0), ("sinks", 0)])
 )
 def test_two_calls_of_splash_merge_into_one_softmax(name, window):
     """A window of two blocks hides nothing of a prefix; a shorter one goes the way of XLA."""
@@ -198,7 +219,7 @@ LONG = (
 )  # several queries at a time in each loop, and no multiple of a block
 
 
-@pytest.mark.parametrize("name", ["two_heads_per_kv_head", "everything"])
+@pytest.mark.parametrize("name", lanes(["everything"], ["two_heads_per_kv_head"]))
 def test_long_rows_by_blocks_of_queries_equal_the_reference(name):
     arrays, options = make_request(name, tokens=1310, lengths=LONG)
     assert arrays[0].shape[1] > 2 * attention_xla.PARTS * attention_xla.QUERY_BLOCK
@@ -269,12 +290,10 @@ def test_rows_of_padding_come_out_finite(impl):
 
 @pytest.mark.parametrize(
     ("impl", "name", "dtype"),
-    [
-        ("xla", "two_heads_per_kv_head", jnp.bfloat16),
-        ("xla", "everything", jnp.bfloat16),
-        ("xla", "everything", jnp.float16),
-        ("splash", "everything", jnp.bfloat16),
-    ],
+    cases(
+        [("xla", "everything", jnp.float16), ("splash", "everything", jnp.bfloat16)],
+        [("xla", "two_heads_per_kv_head", jnp.bfloat16), ("xla", "everything", jnp.bfloat16)],
+    ),
 )
 def test_numbers_of_two_bytes_stay_near_float32(impl, name, dtype):
     (q, k, v, segments, sinks), options = make_request(name, dtype=dtype)
@@ -302,13 +321,18 @@ def spread(sizes):
 # Two kv heads over four shards are repeated; 18 tokens do not divide by 4, nor 3 rows by 2.
 @pytest.mark.parametrize(
     ("sizes", "name"),
-    [
-        *(
-            pytest.param(m, "everything", marks=() if "context" in m else pytest.mark.slow)
-            for m in MESHES
-        ),
-        ("tensor=2 x context=2", "one_kv_head"),
-    ],
+    cases(
+        [
+            ("context=4", "everything"),
+            ("tensor=2 x context=2", "everything"),
+            ("tensor=2 x context=2", "one_kv_head"),
+        ],
+        [
+            ("context=2", "everything"),
+            ("fsdp=2 x context=2", "everything"),
+            ("data=2 x fsdp=2 x tensor=2", "everything"),
+        ],
+    ),
 )
 def test_a_mesh_gives_the_numbers_of_one_device(sizes, name):
     arrays, options = make_request(name)

@@ -61,7 +61,7 @@ def random_case(seed: int):
     return (*arrays, sinks), options, spread(mesh), int(draw.choice([4, 7, 128]))
 
 
-@pytest.mark.parametrize("seed", lanes(range(5), range(5, 64)))
+@pytest.mark.parametrize("seed", lanes([1, 4], [0, 2, 3, *range(5, 64)]))
 def test_a_ring_gives_the_values_and_gradients_of_one_device(seed, monkeypatch):
     arrays, options, mesh, queries = random_case(seed)
     want = value_and_gradients(*arrays, impl="reference", **options)
@@ -116,7 +116,7 @@ def test_rows_that_share_prefixes_in_a_ring(name, sizes):
 @pytest.mark.parametrize(
     ("name", "tokens", "lengths", "window"),
     [
-        ("sinks", 18, ((9, 1, 6),), 0),
+        slow("sinks", 18, ((9, 1, 6),), 0),
         ("everything", 18, ((9, 1, 6),), 5),
         slow("values_narrower", 1310, ((700, 3, 500), (1300,)), 0),
         slow("everything", 1310, ((700, 3, 500), (1300,)), 500),

@@ -28,7 +28,7 @@ MESHES = {
 
 
 def config(family: str):
-    made = decoder(VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=4, head_dim=8, init_std=0.4)
+    made = decoder(VOCAB, layers=1, embed=16, mlp=32, heads=4, kv_heads=4, head_dim=8, init_std=0.4)
     if family == "latent":
         latent = LatentConfig(kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8, q_rank=8)
         return dataclasses.replace(made, latent=latent, head_dim=4, qk_norm=False)
@@ -69,9 +69,9 @@ def logits(family: str, rows: int, **sizes) -> np.ndarray:
     return np.asarray(run(jax.device_put(weights(family), model.shardings()), tokens))
 
 
-FAST = [("dense", "fsdp=8"), ("experts", "fsdp=2 x expert=2 x tensor=2")]
-SLOW = [("dense", "fsdp=2 x tensor=4"), ("dense", "data=2 x tensor=4")]
-SLOW += [("latent", "fsdp=2 x tensor=4"), ("latent", "fsdp=8")]
+FAST = [("latent", "fsdp=2 x tensor=4"), ("experts", "fsdp=2 x expert=2 x tensor=2")]
+SLOW = [("dense", "fsdp=2 x tensor=4"), ("dense", "data=2 x tensor=4"), ("dense", "fsdp=8")]
+SLOW += [("latent", "fsdp=8")]
 SLOW += [("experts", "data=2 x fsdp=2 x expert=2"), ("experts", "fsdp=2 x tensor=4")]
 
 

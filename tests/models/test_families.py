@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import FURTHER, GOLDEN
+from conftest import FURTHER, GOLDEN, lanes
 from conftest import golden as golden_folder
 
 from rljax.batch import Batch
@@ -82,6 +82,12 @@ def golden(request):
     return loaded(request.param)
 
 
+def few(*names: str):
+    """Of the models these in the normal lane, and the rest in the slow one."""
+    rest = [name for name in sorted(FOLDERS) if name not in names]
+    return pytest.mark.parametrize("golden", lanes(names, rest), indirect=True)
+
+
 @pytest.fixture
 def language(golden):
     if golden[1].head != "lm":
@@ -111,6 +117,7 @@ def test_scores(golden, side):
     np.testing.assert_allclose(values[:, 1:], each[:, :-1, 0], atol=1e-5)
 
 
+@few("gemma2", "qwen3")
 def test_hidden_states(language):
     _, model, params, io = language
     if "hidden_states/0" not in io:
@@ -144,6 +151,7 @@ def _norms_on_disk(model, gradient) -> dict[str, float]:
     return {name: s**0.5 for name, s in squares.items()}
 
 
+@few("gemma2", "qwen3_moe")  # the custom gradients have tests of their own
 def test_logprobs_and_gradients(language):
     _, model, params, io = language
     if "loss" not in io:
@@ -167,6 +175,7 @@ def test_logprobs_and_gradients(language):
     assert all(norm == 0 for norm in got.values()), got
 
 
+@few("deepseek_v3", "gemma2", "qwen3_vl")  # latents, experts; windows, soft caps; images
 def test_greedy_continuation_with_the_cache(language):
     _, model, params, io = language
     keep, want = io["left_attention_mask"], io["greedy_ids"]

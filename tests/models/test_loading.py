@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, lanes
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from tiny_folders import (
@@ -58,8 +58,7 @@ def small_blocks(monkeypatch):
 
 
 # Every kind of weight is met on one mesh, and each axis by the weights that it may split.
-MET = [(name, MESHES[1]) for name in CONFIGS]
-MET += [("qwen3_moe", MESHES[0]), ("qwen3_moe", MESHES[2]), ("gpt_oss", MESHES[2])]
+MET = [("qwen3", MESHES[1]), ("qwen3_moe", MESHES[1]), ("gpt_oss", MESHES[2])]
 OTHERS = [(name, mesh) for name in CONFIGS for mesh in MESHES if (name, mesh) not in MET]
 
 
@@ -97,8 +96,16 @@ def test_blocks_cover_every_row_whatever_the_sizes(monkeypatch):
 DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-@pytest.mark.parametrize("disk", DTYPES, ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("ours", ["float32", "bfloat16"])
+WIDER, NARROWER = ("float32", ml_dtypes.bfloat16), ("bfloat16", np.float64)
+PAIRS = [(ours, disk) for ours in ("float32", "bfloat16") for disk in DTYPES]
+PAIRS = [pair for pair in PAIRS if pair not in (WIDER, NARROWER)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "disk"),
+    [WIDER, NARROWER, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS)],
+    ids=lambda d: np.dtype(d).name,
+)
 def test_dtypes_on_disk(tmp_path, disk, ours):
     """Rounded once, to nearest even; what fits is kept to the bit."""
     model = Model(config(layers=1, weight_dtype=ours), one_device())
@@ -110,7 +117,7 @@ def test_dtypes_on_disk(tmp_path, disk, ours):
 
 
 def test_dtypes_may_differ_from_tensor_to_tensor(tmp_path):
-    model = Model(experts("qwen3_moe"), make_mesh(1, 2, expert=4))
+    model = Model(experts("qwen3_moe"), one_device())
     tensors = tensors_of(model)
     for i, name in enumerate(sorted(tensors)):
         tensors[name] = tensors[name].astype((np.float32, ml_dtypes.bfloat16)[i % 2])
@@ -141,8 +148,8 @@ def measured(*flags: str) -> dict:
 
 
 def test_host_memory_stays_under_the_largest_file():
-    found = measured("--gigabytes=0.2", "--devices=8", "--tensor=2")
-    assert found["parameter_bytes"] > 0.9 * found["checkpoint_bytes"] > 1.7e8
+    found = measured("--gigabytes=0.1", "--devices=8", "--tensor=2")
+    assert found["parameter_bytes"] > 0.9 * found["checkpoint_bytes"] > 0.8e8
     assert found["ratio"] < 1.3, found
 
 
@@ -332,7 +339,7 @@ def one_row_changed(embedding):
     return head
 
 
-@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("files", lanes([3], [1]))
 def test_the_head_of_the_file_wins(tmp_path, files, small_blocks, monkeypatch, caplog):
     monkeypatch.setattr(checkpoint_folder, "_COMPARED", 800)
     folder, tied, tensors = tied_folder(tmp_path / "m", one_row_changed, files)
@@ -383,7 +390,7 @@ def test_a_float32_head_of_which_the_embedding_is_the_rounded_copy_is_tied(tmp_p
     assert not load_config(folder).tie_embeddings  # the file is another one now
 
 
-@pytest.mark.parametrize("family", ["Qwen2", "Llama", "Gemma2", "Phi3"])
+@pytest.mark.parametrize("family", lanes(["Gemma2"], ["Qwen2", "Llama", "Phi3"]))
 def test_logits_of_two_matrices_are_those_of_transformers(tmp_path, family):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     sizes = dict(

@@ -137,7 +137,7 @@ def toy():
     return params, layout
 
 
-@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("jitted", lanes([True], [False]))
 @pytest.mark.parametrize("gradient", [0.5, jnp.nan])
 def test_a_step_fetches_the_moments_and_sends_them_back(toy, jitted, gradient):
     params, layout = toy

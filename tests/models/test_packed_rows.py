@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from packed_rows import groups_of, packed_rows, plain_rows
 from test_families import FOLDERS, loaded
 
 from rljax.arrays import place
 from rljax.mesh import make_mesh
 
-ALWAYS = ("qwen3", "gpt_oss")  # the second: sinks, windows, experts
+ALWAYS = "qwen3"  # which every clone has; windows, caps and sinks: test_attention
 
 
 def positioned(batch, model):
@@ -79,7 +80,7 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FOLDERS)]
+    "name", lanes([ALWAYS], [name for name in sorted(FOLDERS) if name != ALWAYS])
 )
 def test_a_packed_row_gives_what_plain_rows_give(name):
     model, params, _, plain, packed, where = prepared(name)
@@ -102,7 +103,7 @@ def test_a_packed_row_over_a_mesh_gives_what_plain_rows_give():
 
 
 def test_pieces_see_nothing_of_the_others():
-    model, params, groups, plain, packed, where = prepared("qwen3")
+    model, params, groups, plain, packed, where = prepared(ALWAYS)
     weights = weights_of(plain)
     weights[len(groups[0][1]) :] = 0  # the first group alone
     changed = [groups[0], *groups_of(np.random.default_rng(2), 100)[1:]]
@@ -117,7 +118,7 @@ def test_pieces_see_nothing_of_the_others():
 
 
 def test_every_reading_of_a_packed_row_is_about_the_tokens_own_column():
-    model, params, _, plain, packed, where = prepared("qwen3")
+    model, params, _, plain, packed, where = prepared(ALWAYS)
     real = weights_of(plain)[..., 0] != 0
 
     @jax.jit

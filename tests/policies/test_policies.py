@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -159,12 +160,19 @@ def test_a_response_that_goes_on_is_scored_from_its_start():
     assert sample.text == "cc"  # the completion alone
 
 
+@functools.cache
+def made():
+    """A model on two devices, and its weights."""
+    mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
+    model = Model(resolve(TEXT, NAMESPACES["model"])(CHARS.vocab_size), mesh)
+    return model, model.init(key())
+
+
 def saved(**sampler) -> SavedPolicy:
-    model = Model(resolve(TEXT, NAMESPACES["model"])(CHARS.vocab_size), make_mesh())
     config = Config()
     for name, value in sampler.items():
         setattr(config.sampler, name, value)
-    return SavedPolicy(config, model, model.init(key()), CHARS, None)
+    return SavedPolicy(config, *made(), CHARS, None)
 
 
 def test_a_policy_samples_as_its_config_says():
