@@ -34,8 +34,7 @@ from rljax.training.scores import check_scores, require_scores
 
 ONE = jax.devices()[:1]
 
-PARTS = '''
-import time
+LOSSES = '''
 import jax.numpy as jnp
 from rljax.losses.policy import ppo_clip
 
@@ -43,6 +42,10 @@ def nan_from(policy, batch, *, version):
     """ppo_clip that is NaN once the policy has taken `version` optimizer steps."""
     loss, metrics = ppo_clip(policy, batch)
     return jnp.where(batch.policy_version.max() >= version, jnp.nan, 1.0) * loss, metrics
+'''
+# In a module of its own: a worker that imports JAX takes seconds to start.
+REWARDS = '''
+import time
 
 def by_letter(response):
     """r raises, h hangs, n is NaN, i infinite; a digit is its own score."""
@@ -75,9 +78,10 @@ def never(response):
 
 @pytest.fixture(scope="module", autouse=True)
 def parts(tmp_path_factory):
-    """The module `fault_parts`: the losses and rewards above."""
+    """The modules `fault_losses` and `fault_rewards`: those above."""
     folder = tmp_path_factory.mktemp("parts")
-    (folder / "fault_parts.py").write_text(PARTS)
+    (folder / "fault_losses.py").write_text(LOSSES)
+    (folder / "fault_rewards.py").write_text(REWARDS)
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
@@ -131,7 +135,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(loss, bad):
 
 # -- a run whose loss becomes NaN: RL step 3 and later, which are steps 9 and later --
 
-NAN, CURED = "fault_parts.nan_from(version=4)", "fault_parts.nan_from(version=1000)"
+NAN, CURED = "fault_losses.nan_from(version=4)", "fault_losses.nan_from(version=1000)"
 MODEL = "decoder(layers=1, embed=48, mlp=96, heads=3, kv_heads=3, head_dim=16)"
 
 
@@ -247,7 +251,7 @@ def rollouts(responses: list[str], groups: list[int]) -> tuple[Batch, Prompts]:
 
 @pytest.fixture(scope="module")
 def judge():
-    pool = RewardPool("fault_parts.by_letter", workers=2, timeout_s=0.5)
+    pool = RewardPool("fault_rewards.by_letter", workers=2, timeout_s=0.5)
     reward = Reward(pool, LETTERS, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     yield reward
     reward.close()
@@ -292,7 +296,7 @@ def test_a_failed_reward_leaves_its_group_and_changes_nobody_elses_advantage(jud
 
 def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_path):
     config = nan_config(
-        tmp_path, reward__function="fault_parts.by_answer", reward__timeout_s=0.3, steps=2
+        tmp_path, reward__function="fault_rewards.by_answer", reward__timeout_s=0.3, steps=2
     )
     config.reward.workers = 2
     found = train_on_one(config)
@@ -313,7 +317,7 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
 
 def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
     """Alone it masks what it says nothing of; beside another one every sample is learned from."""
-    names = ("fault_parts.right", "fault_parts.of_even_starts")
+    names = ("fault_rewards.right", "fault_rewards.of_even_starts")
     rewards = {"alone": names[1], "mixed": f"mixture(rewards={names!r}, weights=(1.0, 0.5))"}
     rows = {}
     for name, function in rewards.items():
@@ -333,7 +337,7 @@ def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
 @pytest.mark.slow
 def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_ends_the_run(tmp_path):
     config = tiny_config(
-        tmp_path, algorithm__policy_loss=CURED, reward__function="fault_parts.never", sft__steps=0
+        tmp_path, algorithm__policy_loss=CURED, reward__function="fault_rewards.never", sft__steps=0
     )
     with (
         Run(build_setup(config, ONE), tmp_path) as run,
@@ -354,7 +358,7 @@ def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_end
         assert run.evaluate() == {"eval/failed_fraction": 1.0}
         stop = str(error.value)
         assert "stopped at step 3: no reward of 3 steps in a row was a score" in stop
-        assert "RuntimeError: the judge is down (" in stop and "fault_parts.py:" in stop
+        assert "RuntimeError: the judge is down (" in stop and "fault_rewards.py:" in stop
         assert "; prompt '" in stop and "; response '" in stop and "; ground_truth '" in stop
         assert run.progress.faults == {"reward/errors": 48.0}
         with pytest.raises(InputError, match="no reward of this run was a score: all 48 failed"):

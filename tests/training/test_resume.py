@@ -36,9 +36,8 @@ from rljax.training import train as train_on_all
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
-import dataclasses, os, shutil, time
+import os, shutil, time
 from pathlib import Path
-from rljax import tasks
 from rljax.rewards import sequence_match
 
 HERE = Path(__file__).parent
@@ -62,6 +61,14 @@ def score(response, ground_truth):
             else:
                 os.kill(os.getppid(), int(number))
     return sequence_match(response, ground_truth, partial=0.5)
+'''
+# In a module of its own: what imports tasks imports JAX, which would take every worker seconds.
+DATA = '''
+import dataclasses
+from pathlib import Path
+from rljax import tasks
+
+HERE = Path(__file__).parent
 
 def digits():
     """Data that can change without the config: the file `seed` decides, `short` makes it fewer."""
@@ -74,9 +81,10 @@ EVALUATION = 16  # calls of the reward in an evaluation, and in a step
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """The folder of the module `resume_parts`: a reward that can kill, data that can change."""
+    """The folder of `resume_parts`, a reward that can kill, and `resume_data`, which can change."""
     folder = tmp_path_factory.mktemp("parts")
     (folder / "resume_parts.py").write_text(PARTS)
+    (folder / "resume_data.py").write_text(DATA)
     (folder / "seed").write_text("1")
     sys.path.insert(0, str(folder))
     yield folder
@@ -86,7 +94,7 @@ def parts(tmp_path_factory):
 # One learning program serves every run here, that whose accuracy must move included.
 FIELDS = {
     "reward.function": "resume_parts.score",
-    "data.train": "resume_parts.digits",
+    "data.train": "resume_data.digits",
     "model": "decoder(layers=1, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)",
     "evaluate.correct_at": 0.1,
     "actor_optimizer.lr": 5e-3,
