@@ -101,7 +101,7 @@ def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys):
         reward="exact_match()",
         max_response_tokens=2,
         max_prompt_tokens=8,
-        evaluate={"prompts": 4},
+        evaluate={"prompts": 0},
         steps=1,
         devices=jax.devices()[:1],
         samples_per_prompt=2,

@@ -17,6 +17,7 @@ from rljax.training import sources
 from rljax.training.run import Run
 
 HOW = dict(
+    model="decoder(layers=1, embed=48, mlp=96, heads=3, kv_heads=3, head_dim=16)",
     sft__steps=0,
     evaluate__every_steps=0,
     sampler__loop="host",

@@ -174,11 +174,16 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
     assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     assert not (half / "policy").exists()  # what is exported is final
+    before = summary(half)["accuracy_before"]
+    assert before["n"] == 16 and summary(half)["accuracy_after"] is None
     plan(parts, signal.SIGINT, 16 + EVALUATION + 8)  # step 8, and in step 9
     stop = stopped(configured(half))
     assert stop.signal == "SIGINT" and stop.code == 3
     assert stop.run.summary["steps"] == 9 == newest_step(half)
-    assert train(configured(half)).summary["status"] == "finished"
+    found = train(configured(half)).summary
+    assert found["status"] == "finished"
+    assert found["accuracy_before"] == before != found["accuracy_after"]
+    assert found["last_evaluation"]["step"] == 12 and found["difference"]["n"] == 16
     assert_same_run(half, whole)
 
 
@@ -198,6 +203,7 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
     assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
     """A stopped run has none; the resumed one has that of a fresh evaluation, also where fewer
     steps make the step at which it stopped the last one."""
