@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import shutil
 import sys
 import types
 
@@ -27,8 +28,10 @@ from rljax.rollout import Reward
 from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
+from rljax.training import bad_batch
 from rljax.training.loop import one_step
 from rljax.training.progress import Progress
+from rljax.training.replay import replay
 from rljax.training.run import Run
 from rljax.training.scores import check_scores, require_scores
 
@@ -185,6 +188,26 @@ def test_the_exported_policy_is_that_of_the_checkpoint(broken):
         kept = flat_bytes(run.roles["actor"].state.params)
         exported = load_params(folder / "policy", run.setup.model)
     assert flat_bytes(exported) == kept
+
+
+def test_the_first_bad_batch_is_kept_for_a_replay(broken, tmp_path):
+    folder, _ = broken
+    assert bad_batch.kept_steps(folder) == [3]
+    assert 'href="bad/"' in (folder / "report.html").read_text()
+    kept = folder / "bad" / "00000003.npz"
+    with np.load(kept) as file:
+        assert file["tokens"].shape == (16, 13) and file["policy_version"].max() == 4
+    with pytest.raises(InputError, match="fault_losses"):
+        replay(shutil.copytree(folder, tmp_path / "moved"))  # no run that began here
+    path = bad_batch.path_of(tmp_path / "bad", 3)
+    path.parent.mkdir(parents=True)
+    for data in (b"", kept.read_bytes()[: kept.stat().st_size // 2], b"PK" * 40):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="cannot be read as a batch"):
+            bad_batch.read(tmp_path, 3, None)
+    np.savez(path, tokens=np.zeros((2, 3), np.int32), colour=np.zeros(2))
+    with pytest.raises(InputError, match="colour"):
+        bad_batch.read(tmp_path, 3, None)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from conftest import lanes
 from tiny_run import REPO, metrics_rows, policy_bytes, saved_state, tiny_config, train_on_one
 
 from rljax.config.flags import load_config_file
@@ -106,7 +105,11 @@ def half_dead_alone(response, prompt):
 
 @pytest.mark.parametrize(
     ("eta", "ahead", "reward"),
-    lanes([(2, 2, "half_dead_alone")], [(1, 1, "half_dead"), (2, 1, "half_dead")]),
+    [
+        (2, 2, "half_dead_alone"),
+        pytest.param(1, 1, "half_dead", marks=pytest.mark.slow),
+        pytest.param(2, 1, "half_dead", marks=pytest.mark.slow),
+    ],
 )
 def test_active_sampling_pulls_until_every_group_is_live(tmp_path, monkeypatch, eta, ahead, reward):
     """Half of the groups are dead. Each is replaced as it is known, so that every step is full; in
