@@ -279,7 +279,8 @@ def test_the_metrics_of_a_users_contract_reach_the_report_and_warn(tmp_path):
         model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
         steps=2,
         sft__steps=0,
-        evaluate__prompts=0,
+        evaluate__prompts=4,
+        evaluate__every_steps=0,
         algorithm__policy_loss=own,
     )
     summary = train_on_one(config)

@@ -101,13 +101,13 @@ def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys):
         reward="exact_match()",
         max_response_tokens=2,
         max_prompt_tokens=8,
-        evaluate={"prompts": 0},
+        evaluate={"prompts": 4},
         steps=1,
         devices=jax.devices()[:1],
         samples_per_prompt=2,
     )
     fresh, kept = tmp_path / "fresh", tmp_path / "kept"
-    rljax.train(**{**given, "steps": 0}, run_dir=str(fresh))  # which compiles nothing
+    rljax.train(**{**given, "steps": 0}, run_dir=str(fresh))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch: ")]
     assert "128 prompts x 2 samples = 256 sequences a step" in line and "CPU core" in line
     batch = json.loads((fresh / "config.json").read_text())["batch"]

@@ -41,10 +41,7 @@ def run(request, tmp_path_factory):
     dataflow, family = request.param
     folder = tmp_path_factory.mktemp(f"{dataflow}-{family}")
     cache = jax.config.jax_compilation_cache_dir
-    more = {"compilation_cache": cache}
-    if request.param in FAST:  # the others are evaluated, too
-        more["evaluate.prompts"] = 0
-    flags = gsm8k_flags(f"{dataflow}_gsm8k", family, folder, **more)
+    flags = gsm8k_flags(f"{dataflow}_gsm8k", family, folder, compilation_cache=cache)
     command = [sys.executable, f"{REPO}/launchers/train.py", *flags]
     env = one_device_environment()  # other tests cover eight
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=600)

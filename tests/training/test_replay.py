@@ -40,7 +40,7 @@ def run(tmp_path_factory):
         folder / "run",
         steps=3,
         sft__steps=0,
-        evaluate__prompts=0,
+        evaluate__prompts=4,
         evaluate__every_steps=0,
         model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
         batch__sequences_per_optimizer_step=16,

@@ -330,7 +330,7 @@ def test_a_run_tells_its_warnings_in_log_summary_starts_and_report(tmp_path, cap
         steps=4,
         sampler__max_response_tokens=1,
         evaluate__every_steps=0,
-        evaluate__prompts=0,
+        evaluate__prompts=4,
         checkpoint__every_steps=0,
         export=False,
         critic_optimizer__lr=1e-3,
