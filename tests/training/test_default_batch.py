@@ -107,7 +107,7 @@ def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys):
         samples_per_prompt=2,
     )
     fresh, kept = tmp_path / "fresh", tmp_path / "kept"
-    rljax.train(**{**given, "steps": 0}, run_dir=str(fresh))
+    rljax.train(**given, run_dir=str(fresh))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch: ")]
     assert "128 prompts x 2 samples = 256 sequences a step" in line and "CPU core" in line
     batch = json.loads((fresh / "config.json").read_text())["batch"]
