@@ -343,7 +343,7 @@ def test_folders_that_hold_no_policy(tmp_path):
     assert not (tmp_path / "checkpoints").exists()  # nothing is written into a run's folder
 
 
-def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
+def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path, rljax_command):
     flags = [
         f"--checkpoint={model}",
         f"--data={model.parent / 'test.parquet'}",
@@ -358,8 +358,10 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
     ]
     env = one_device_environment()
     command = [sys.executable, f"{REPO}/launchers/evaluate.py"]
-    options = dict(env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    done = subprocess.run([*command, *flags], **options)
+    command = [*command, *flags]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "new" / "out.json").read_text())
     for name in ("greedy_accuracy", "mean@2", "pass@1", "pass@2", "best_of@2", "maj@2"):
@@ -374,6 +376,6 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
     expected = {"value": 0.0, "low": -0.5615, "high": 0.5615, "n": 3}
     assert result["difference"]["pass@1"] == pytest.approx(expected, abs=1e-4)
 
-    done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)
-    assert done.returncode == 2 and done.stderr.startswith("error: these flags cannot be used")
-    assert "Traceback" not in done.stderr and "--k=9" in done.stderr
+    code, _, err = rljax_command("evaluate", f"--checkpoint={model}/nope", "--k=9")
+    assert code == 2 and err.startswith("error: these flags cannot be used")
+    assert "Traceback" not in err and "--k=9" in err

@@ -234,6 +234,15 @@ def test_a_method_that_does_not_fit_is_refused_before_anything_is_trained(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+REWARDS = """
+def odd_length(response, num_tokens):
+    return float(num_tokens % 2)
+
+def never(response):
+    return 0.0
+"""
+
+
 def test_a_model_as_it_is_can_be_the_base(tmp_path):
     model = write_model(tmp_path / "qwen3", "qwen3")
     config = Config(dataflow="sft", steps=0, trackers=(), model=str(model))
@@ -244,10 +253,12 @@ def test_a_model_as_it_is_can_be_the_base(tmp_path):
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 96, 4
     config.sampler.temperature = 4.0
     config.offline.examples_per_step, config.offline.max_tokens = 8, 100
-    config.reward.function, config.reward.workers = f"{__file__}:odd_length", 1
+    own = tmp_path / "own.py"  # a worker that imports this file would import JAX
+    own.write_text(REWARDS)
+    config.reward.function, config.reward.workers = f"{own}:odd_length", 1
     config.checkpoint.every_steps = 0
     methods = [Method("DRO", "outcome", {"dataflow": "dro(tau=0.1)"})]
-    few = options(tmp_path / "out", prompts=4, samples=2, steps=1, test_prompts=8, test_samples=2)
+    few = options(tmp_path / "out", prompts=4, samples=2, steps=1, test_prompts=8, test_samples=1)
     result = compare(config, methods, few)
     assert [row["method"] for row in result["table"]] == [BASE, "DRO"]
     base, dro = result["cells"]
@@ -272,16 +283,8 @@ def test_a_model_as_it_is_can_be_the_base(tmp_path):
     refused("steps: got 0; .*has random weights.*--config.steps", model=base_config().model)
     # No response is right, so there is nothing to imitate: said before a run begins.
     methods = [Method("SFT", "correct", {"dataflow": "sft"})]
-    config.reward.function = f"{__file__}:never"
+    config.reward.function = f"{own}:never"
     refused("'SFT' has nothing to learn from.*'correct'.*more --prompts")
-
-
-def odd_length(response, num_tokens):
-    return float(num_tokens % 2)
-
-
-def never(response):
-    return 0.0
 
 
 @pytest.mark.slow

@@ -117,6 +117,12 @@ def chain(sft_steps: int = 3) -> list[dict]:
     ]
 
 
+def short_chain() -> list[dict]:
+    """SFT, its samples, and SFT on them: what the normal lane makes."""
+    sft, pairs, *_, best = chain()[:5]
+    return [sft, pairs, {**best, "data.train": "{pairs}/samples.jsonl"}]
+
+
 def stages_in(folder, listed=None, **fields):
     return make_stages(base(**fields), chain() if listed is None else listed, Path(folder), "x.py")
 
@@ -127,6 +133,15 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline") / "whole"
     done = [(stage.name, old) for stage, _, old in run_stages(stages_in(folder), "x.py")]
     assert done == [(item["stage"], False) for item in chain()]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The folder of a finished pipeline of three stages."""
+    folder = tmp_path_factory.mktemp("pipeline") / "short"
+    done = [(s.name, old) for s, _, old in run_stages(stages_in(folder, short_chain()), "x.py")]
+    assert done == [("sft", False), ("pairs", False), ("best", False)]
     return folder
 
 
@@ -296,7 +311,7 @@ def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
     assert suite["prompts"][0]["prompt"].replace(">", "&gt;") in page
 
 
-def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(whole, tmp_path):
+def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x").write_text("1")
     first = digest(tmp_path / "a")
@@ -304,7 +319,7 @@ def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(whole, tmp_pa
     assert digest(tmp_path / "a") == first
     (tmp_path / "a/x").rename(tmp_path / "a/y")
     assert digest(tmp_path / "a") != first
-    run = shutil.copytree(whole / "sft", tmp_path / "run")
+    run = shutil.copytree(short / "sft", tmp_path / "run")
     before = digest(run)
     (run / "report.html").write_text("anew")
     assert digest(run) == before
@@ -330,34 +345,33 @@ def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(whole, tmp_pa
 # -- going on --
 
 
-def test_a_finished_pipeline_is_kept_also_where_its_folder_has_moved(whole, tmp_path):
-    moved = shutil.copytree(whole, tmp_path / "moved")
+def test_a_finished_pipeline_is_kept_also_where_its_folder_has_moved(short, tmp_path):
+    moved = shutil.copytree(short, tmp_path / "moved")
     before = {path: path.stat().st_mtime_ns for path in moved.glob("*/stage.json")}
-    assert all(old for _, _, old in run_stages(stages_in(moved), "x.py"))
+    assert all(old for _, _, old in run_stages(stages_in(moved, short_chain()), "x.py"))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_what_has_changed_is_refused_by_name(whole, tmp_path):
-    home = shutil.copytree(whole, tmp_path / "p")
+def test_what_has_changed_is_refused_by_name(short, tmp_path):
+    home = shutil.copytree(short, tmp_path / "p")
 
     def refused(*listed, **fields) -> str:
         with pytest.raises(InputError) as error:
-            list(run_stages(stages_in(home, list(listed) or None, **fields), "x.py"))
+            list(run_stages(stages_in(home, list(listed) or short_chain(), **fields), "x.py"))
         return str(error.value)
 
     assert "sft holds this stage with other settings" in (text := refused(seed=1))
     assert "['seed']" in text and "--redo=sft" in text
-    sft, pairs, *rest = chain()
-    assert "['samples']" in refused(sft, {**pairs, "samples": 5}, *rest)
+    sft, pairs, best = short_chain()
+    assert "['samples']" in refused(sft, {**pairs, "samples": 5}, best)
     assert "['actor_optimizer.lr']" in refused({**sft, "actor_optimizer.lr": 1e-4}, pairs)
     # A file that another stage has made.
     with (home / "pairs/pairs.jsonl").open("a") as file:
         file.write("\n")
     text = refused()
     assert "pairs.jsonl has changed since it was made" in text and "--redo=pairs" in text
-    assert "['data.train']" in refused(
-        sft, {**rest[0], "data.train": str(home / "pairs/pairs.jsonl")}
-    )
+    text = refused(sft, {**best, "data.train": str(home / "pairs/samples.jsonl")})
+    assert "['data.train']" in text
     shutil.rmtree(home / "sft/policy")
     assert "policy is gone" in refused()
 
@@ -375,12 +389,12 @@ def test_a_stage_is_made_again_with_all_that_reads_it(whole, tmp_path):
     }
 
 
-def test_a_run_may_go_on_with_what_allow_changed_names(whole, tmp_path):
-    home = shutil.copytree(whole, tmp_path / "p")
+def test_a_run_may_go_on_with_what_allow_changed_names(short, tmp_path):
+    home = shutil.copytree(short, tmp_path / "p")
     more = {**SFT, "steps": 5, "checkpoint.allow_changed": ("steps",)}
     ((_, record, old),) = run_stages(stages_in(home, [more]), "x.py")
     assert not old and record["metrics"]["steps"] == 5
-    assert record["outputs"] != records(whole)["sft"]["outputs"]
+    assert record["outputs"] != records(short)["sft"]["outputs"]
     with pytest.raises(InputError, match=r"pairs holds this stage.*'checkpoint'"):
         list(run_stages(stages_in(home, [more, chain()[1]]), "x.py"))
 
@@ -471,10 +485,10 @@ def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
             assert one[name][part] == other[name][part], (name, part)
 
 
-def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(whole, tmp_path):
+def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(short, tmp_path):
     """A kill while samples are written: the stage is made anew."""
-    home = shutil.copytree(whole, tmp_path / "p")
-    for stage in stages_in(home)[1:]:
+    home = shutil.copytree(short, tmp_path / "p")
+    for stage in stages_in(home, short_chain())[1:]:
         shutil.rmtree(stage.folder)
     (home / "pairs").mkdir()
     (home / "pairs/stage.json").write_text(
@@ -482,10 +496,10 @@ def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(whole, tmp_path
         ' "settings_sha256": ""}'
     )
     (home / "pairs/pairs.jsonl").write_text("half")
-    listed = chain()[:2]
+    listed = short_chain()[:2]
     done = [(s.name, old) for s, _, old in run_stages(stages_in(home, listed), "x.py")]
     assert done == [("sft", True), ("pairs", False)]
-    assert record_of(stages_in(home, listed)[1])["outputs"] == records(whole)["pairs"]["outputs"]
+    assert record_of(stages_in(home, listed)[1])["outputs"] == records(short)["pairs"]["outputs"]
 
 
 SHIPPED = [

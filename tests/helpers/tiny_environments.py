@@ -6,13 +6,14 @@ import time
 from rljax.contracts import contract
 from rljax.environments import Call, Opening, Turn
 from rljax.environments.calls import Format, Parsed
-from rljax.tasks import Task
 
 LETTERS = "abcdefgh"
 
 
-def rows(count: int = 8) -> Task:
-    """Rows "a>" to "h>", whose ground truth is the letter."""
+def rows(count: int = 8):
+    """A task of rows "a>" to "h>", whose ground truth is the letter."""
+    from rljax.tasks import Task  # imports JAX, which a worker does not need
+
     made = [
         {
             "prompt": f"{LETTERS[i % 8]}>",

@@ -308,11 +308,19 @@ def own_decisions(tree) -> list[tuple[str, str]]:
     at different places of the program: one side calls what all take part in, or leaves."""
     found, functions = [], [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     together, own = set(TOGETHER), set()
-    for _ in functions:  # what calls such a function, or returns what it does, is one itself
-        for function in functions:
-            together |= {function.name} if calls(function) & together else set()
-            values = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and n.value]
-            own |= {function.name} if any(is_own(value, own) for value in values) else set()
+    called = [(function.name, calls(function)) for function in functions]
+    returned = [
+        (function.name, n.value)
+        for function in functions
+        for n in ast.walk(function)
+        if isinstance(n, ast.Return) and n.value
+    ]
+    known = None
+    while known != (len(together), len(own)):
+        known = (len(together), len(own))
+        # What calls such a function, or returns what it does, is one itself.
+        together |= {name for name, names in called if names & together}
+        own |= {name for name, value in returned if is_own(value, own)}
     own -= together
 
     def parts_them(node) -> bool:

@@ -47,17 +47,17 @@ def test_one_odd_host_is_named_on_all_of_them():
     assert sum(store.messages.values()) <= 5 * HOSTS
 
 
-def test_8192_rows_are_gathered_by_a_few_messages_of_each_host():
+def test_2048_rows_are_gathered_by_a_few_messages_of_each_host():
     def rows(exchange):
-        mine = range(exchange.index, 8192, exchange.count)
+        mine = range(exchange.index, 2048, exchange.count)
         for step in range(3):
             sent = [[k, math.nan if k == 5 else k / 7 + step, {"a": 0.1}, "ok", ""] for k in mine]
             together = exchange.gather(sent, "rewards")
         values = {row[0]: row[1] for host in together for row in host}
-        return [values[k] for k in range(8192)]
+        return [values[k] for k in range(2048)]
 
     results, store = on_threads(HOSTS, rows)
-    wanted = [k / 7 + 2 for k in range(8192)]
+    wanted = [k / 7 + 2 for k in range(2048)]
     for got in results.values():
         assert math.isnan(got[5]) and got[:5] + got[6:] == wanted[:5] + wanted[6:]
     sent = {k: store.messages[k] - store.polls[k] for k in range(HOSTS)}

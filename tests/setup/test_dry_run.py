@@ -44,10 +44,15 @@ def test_offline_runs_read_no_rollout_and_no_advantage(tmp_path):
     ("field", "value", "dataflow"),
     [
         ("preference_loss", "kto", "kto"),
-        ("preference_loss", "bco()", "bco"),
-        ("preference_loss", "simpo()", "preference"),
-        ("reward_loss", "cost_preference()", "reward_model"),
         ("value_loss", "squared_error(clip=0.9)", "ppo"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ("preference_loss", "bco()", "bco"),
+                ("preference_loss", "simpo()", "preference"),
+                ("reward_loss", "cost_preference()", "reward_model"),
+            )
+        ),
     ],
 )
 def test_a_formula_of_another_method_names_that_method(field, value, dataflow, tmp_path):

@@ -274,7 +274,15 @@ def test_the_metrics_of_a_users_contract_reach_the_report_and_warn(tmp_path):
     (tmp_path / "own_loss.py").write_text(OWN)
     run = tmp_path / "run"
     own = f"{tmp_path}/own_loss.py:my_loss"
-    config = tiny_config(run, steps=2, sft__steps=0, algorithm__policy_loss=own)
+    config = tiny_config(
+        run,
+        model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
+        steps=2,
+        sft__steps=0,
+        evaluate__prompts=4,
+        evaluate__every_steps=0,
+        algorithm__policy_loss=own,
+    )
     summary = train_on_one(config)
     assert summary["faults"]["unhealthy/my_ratio"] == 2
     meanings = json.loads((run / "meanings.json").read_text())

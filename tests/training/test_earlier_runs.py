@@ -105,6 +105,7 @@ def test_what_is_loaded_is_what_was_saved(earlier):
     assert of_step and {*of_step} <= {*prompts}
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_goes_on(earlier):
     """Samples are equal byte by byte; metrics of programs that were compiled by other flags to
     1e-4."""

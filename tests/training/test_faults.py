@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import shutil
 import sys
 import types
 
@@ -27,15 +28,16 @@ from rljax.rollout import Reward
 from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
+from rljax.training import bad_batch
 from rljax.training.loop import one_step
 from rljax.training.progress import Progress
+from rljax.training.replay import replay
 from rljax.training.run import Run
 from rljax.training.scores import check_scores, require_scores
 
 ONE = jax.devices()[:1]
 
-PARTS = '''
-import time
+LOSSES = '''
 import jax.numpy as jnp
 from rljax.losses.policy import ppo_clip
 
@@ -43,6 +45,10 @@ def nan_from(policy, batch, *, version):
     """ppo_clip that is NaN once the policy has taken `version` optimizer steps."""
     loss, metrics = ppo_clip(policy, batch)
     return jnp.where(batch.policy_version.max() >= version, jnp.nan, 1.0) * loss, metrics
+'''
+# In a module of its own: a worker that imports JAX takes seconds to start.
+REWARDS = '''
+import time
 
 def by_letter(response):
     """r raises, h hangs, n is NaN, i infinite; a digit is its own score."""
@@ -75,9 +81,10 @@ def never(response):
 
 @pytest.fixture(scope="module", autouse=True)
 def parts(tmp_path_factory):
-    """The module `fault_parts`: the losses and rewards above."""
+    """The modules `fault_losses` and `fault_rewards`: those above."""
     folder = tmp_path_factory.mktemp("parts")
-    (folder / "fault_parts.py").write_text(PARTS)
+    (folder / "fault_losses.py").write_text(LOSSES)
+    (folder / "fault_rewards.py").write_text(REWARDS)
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
@@ -129,15 +136,15 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(loss, bad):
     )
 
 
-# -- a run whose loss becomes NaN: RL step 3 and later, which are steps 9 and later --
+# -- a run whose loss becomes NaN: steps 3 and later --
 
-NAN, CURED = "fault_parts.nan_from(version=4)", "fault_parts.nan_from(version=1000)"
+NAN, CURED = "fault_losses.nan_from(version=4)", "fault_losses.nan_from(version=1000)"
 MODEL = "decoder(layers=1, embed=48, mlp=96, heads=3, kv_heads=3, head_dim=16)"
 
 
 def nan_config(folder, **fields):
     """One learning program for every run here; two steps of GRPO are finite."""
-    return tiny_config(folder, algorithm__policy_loss=NAN, model=MODEL, **fields)
+    return tiny_config(folder, algorithm__policy_loss=NAN, model=MODEL, sft__steps=0, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -152,33 +159,55 @@ def broken(tmp_path_factory):
 def test_steps_that_are_not_finite_are_skipped_and_counted_until_there_are_too_many(broken):
     folder, _ = broken
     rows = metrics_rows(folder)
-    assert [r["step"] for r in rows] == list(range(1, 12))
+    assert [r["step"] for r in rows] == list(range(1, 6))
     # Two optimizer steps each; max_skipped_in_a_row=5 is reached in the third bad one.
-    assert [r["skipped_steps"] for r in rows] == [0.0] * 8 + [2.0, 2.0, 2.0]
-    assert [r["skipped_in_a_row"] for r in rows] == [0.0] * 8 + [2.0, 4.0, 6.0]
+    assert [r["skipped_steps"] for r in rows] == [0.0, 0.0, 2.0, 2.0, 2.0]
+    assert [r["skipped_in_a_row"] for r in rows] == [0.0, 0.0, 2.0, 4.0, 6.0]
     assert all(math.isfinite(v) for r in rows for v in r.values() if isinstance(v, float))
-    # The evaluation of step 10 is that of step 8: the same parameters.
+    # The evaluation of step 4 is that of step 2: the same parameters.
     evaluated = {r["step"]: r["eval/accuracy"] for r in rows if "eval/accuracy" in r}
-    assert sorted(evaluated) == [6, 8, 10] and evaluated[10] == evaluated[8]
+    assert sorted(evaluated) == [2, 4] and evaluated[4] == evaluated[2]
 
 
 def test_then_the_run_goes_back_to_the_last_good_checkpoint_and_stops_with_the_reason(broken):
     folder, message = broken
-    assert newest_step(folder) == 8  # none was made in the bad steps
-    assert message.startswith("stopped at step 11: 6 optimizer steps in a row were not finite")
-    assert "max_skipped_in_a_row=5; rolled back to the checkpoint of step 8" in message
+    assert newest_step(folder) == 2  # none was made in the bad steps
+    assert message.startswith("stopped at step 5: 6 optimizer steps in a row were not finite")
+    assert "max_skipped_in_a_row=5; rolled back to the checkpoint of step 2" in message
     found = summary(folder)
-    assert found["status"] == message and found["steps"] == 8
+    assert found["status"] == message and found["steps"] == 2
+    # (Nothing has taught the policy to end its responses.)
+    del found["faults"]["truncated"]
     assert found["faults"] == {"skipped_steps": 6.0, "rollbacks": 1.0}
 
 
 def test_the_exported_policy_is_that_of_the_checkpoint(broken):
     folder, _ = broken
     with Run(build_setup(nan_config(folder), ONE), folder) as run:
-        run.load(8)
+        run.load(2)
         kept = flat_bytes(run.roles["actor"].state.params)
         exported = load_params(folder / "policy", run.setup.model)
     assert flat_bytes(exported) == kept
+
+
+def test_the_first_bad_batch_is_kept_for_a_replay(broken, tmp_path):
+    folder, _ = broken
+    assert bad_batch.kept_steps(folder) == [3]
+    assert 'href="bad/"' in (folder / "report.html").read_text()
+    kept = folder / "bad" / "00000003.npz"
+    with np.load(kept) as file:
+        assert file["tokens"].shape == (16, 13) and file["policy_version"].max() == 4
+    with pytest.raises(InputError, match="fault_losses"):
+        replay(shutil.copytree(folder, tmp_path / "moved"))  # no run that began here
+    path = bad_batch.path_of(tmp_path / "bad", 3)
+    path.parent.mkdir(parents=True)
+    for data in (b"", kept.read_bytes()[: kept.stat().st_size // 2], b"PK" * 40):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="cannot be read as a batch"):
+            bad_batch.read(tmp_path, 3, None)
+    np.savez(path, tokens=np.zeros((2, 3), np.int32), colour=np.zeros(2))
+    with pytest.raises(InputError, match="colour"):
+        bad_batch.read(tmp_path, 3, None)
 
 
 @pytest.mark.slow
@@ -186,10 +215,10 @@ def test_the_run_goes_on_when_the_cause_is_gone(broken, tmp_path):
     folder, _ = broken
     allowed = ("algorithm.policy_loss",)
     changed = dict(algorithm__policy_loss=CURED, checkpoint__allow_changed=allowed)
-    config = tiny_config(folder, model=MODEL, **changed)
+    config = tiny_config(folder, model=MODEL, sft__steps=0, **changed)
     found = train_on_one(config)
-    assert (found["status"], found["steps"]) == ("finished", 12)
-    assert [r["skipped_steps"] for r in metrics_rows(folder)] == [0.0] * 12
+    assert (found["status"], found["steps"]) == ("finished", 6)
+    assert [r["skipped_steps"] for r in metrics_rows(folder)] == [0.0] * 6
 
 
 def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(tmp_path):
@@ -212,8 +241,9 @@ def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(t
 @pytest.mark.slow
 def test_a_run_that_ends_in_bad_steps_is_finished_evaluated_and_saved(tmp_path):
     found = train_on_one(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
+    del found["faults"]["truncated"]
     assert found["status"] == "finished" and found["faults"] == {"skipped_steps": 4.0}
-    assert newest_step(tmp_path) == 10 and found["accuracy_after"]["n"] == 16
+    assert newest_step(tmp_path) == 4 and found["accuracy_after"]["n"] == 16
     with pytest.raises(InputError, match="is a finished run"):
         train_on_one(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
 
@@ -247,7 +277,7 @@ def rollouts(responses: list[str], groups: list[int]) -> tuple[Batch, Prompts]:
 
 @pytest.fixture(scope="module")
 def judge():
-    pool = RewardPool("fault_parts.by_letter", workers=2, timeout_s=0.5)
+    pool = RewardPool("fault_rewards.by_letter", workers=2, timeout_s=0.5)
     reward = Reward(pool, LETTERS, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     yield reward
     reward.close()
@@ -292,7 +322,7 @@ def test_a_failed_reward_leaves_its_group_and_changes_nobody_elses_advantage(jud
 
 def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_path):
     config = nan_config(
-        tmp_path, reward__function="fault_parts.by_answer", reward__timeout_s=0.3, steps=2
+        tmp_path, reward__function="fault_rewards.by_answer", reward__timeout_s=0.3, steps=2
     )
     config.reward.workers = 2
     found = train_on_one(config)
@@ -313,11 +343,11 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
 
 def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
     """Alone it masks what it says nothing of; beside another one every sample is learned from."""
-    names = ("fault_parts.right", "fault_parts.of_even_starts")
+    names = ("fault_rewards.right", "fault_rewards.of_even_starts")
     rewards = {"alone": names[1], "mixed": f"mixture(rewards={names!r}, weights=(1.0, 0.5))"}
     rows = {}
     for name, function in rewards.items():
-        config = nan_config(tmp_path / name, steps=1, sft__steps=0, reward__function=function)
+        config = nan_config(tmp_path / name, steps=1, reward__function=function)
         assert train_on_one(config)["status"] == "finished"
         rows[name] = [r for r in metrics_rows(tmp_path / name) if r["phase"] == "rl"][0]
         assert (rows[name]["reward/errors"], rows[name]["reward/timeouts"]) == (0.0, 0.0)
@@ -333,7 +363,7 @@ def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
 @pytest.mark.slow
 def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_ends_the_run(tmp_path):
     config = tiny_config(
-        tmp_path, algorithm__policy_loss=CURED, reward__function="fault_parts.never", sft__steps=0
+        tmp_path, algorithm__policy_loss=CURED, reward__function="fault_rewards.never", sft__steps=0
     )
     with (
         Run(build_setup(config, ONE), tmp_path) as run,
@@ -354,7 +384,7 @@ def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_end
         assert run.evaluate() == {"eval/failed_fraction": 1.0}
         stop = str(error.value)
         assert "stopped at step 3: no reward of 3 steps in a row was a score" in stop
-        assert "RuntimeError: the judge is down (" in stop and "fault_parts.py:" in stop
+        assert "RuntimeError: the judge is down (" in stop and "fault_rewards.py:" in stop
         assert "; prompt '" in stop and "; response '" in stop and "; ground_truth '" in stop
         assert run.progress.faults == {"reward/errors": 48.0}
         with pytest.raises(InputError, match="no reward of this run was a score: all 48 failed"):

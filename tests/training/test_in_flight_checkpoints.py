@@ -17,6 +17,7 @@ from rljax.training import sources
 from rljax.training.run import Run
 
 HOW = dict(
+    model="decoder(layers=1, embed=48, mlp=96, heads=3, kv_heads=3, head_dim=16)",
     sft__steps=0,
     evaluate__every_steps=0,
     sampler__loop="host",
@@ -90,7 +91,10 @@ def test_scores_that_failed_come_back_from_a_checkpoint(stopped, tmp_path):
         (dict(batch__samples_per_prompt=2), "samples_per_prompt.*4 samples each"),
         (dict(batch__prompts_per_step=2), "batch.prompts_per_step.*as it was: 4"),
         (dict(sampler__max_response_tokens=5), "max_response_tokens.*room for 7"),
-        (dict(data__train="sort_digits(digits=5, seed=3)"), "not the prompt|not in the data"),
+        (
+            dict(data__train="sort_digits(digits=5, prompts=1000, test=64, seed=3)"),
+            "not the prompt|not in the data",
+        ),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -50,7 +50,9 @@ ONE = jax.devices()[:1]
 
 
 # What configs/offline trains too is left to test_offline_configs.py, here in the slow lane.
-QUICK = ["bco", "sft", "process_reward_model", "dqo(beta=0.1)"]
+# The runs of pairs below are of one program, that of DPO; a comparison in tests/experiments learns
+# from trajectories.
+QUICK = ["sft", "process_reward_model"]
 
 
 @pytest.mark.parametrize("dataflow", lanes(QUICK, [r for r in RUNS if r not in QUICK]))

@@ -57,6 +57,7 @@ def run(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
+@pytest.mark.slow  # test_faults.py has it of a run that ends
 def test_the_first_bad_batch_is_kept_and_the_run_goes_on(run):
     folder, said = run
     rows = metrics_rows(folder)
@@ -84,12 +85,14 @@ def test_replay_names_the_line_that_divided_by_zero(run, capsys):
     assert ended.value.code == 2 and "no batch of step 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_code_that_is_not_trusted_is_refused(run, tmp_path):
     folder, _ = run
     with pytest.raises(InputError, match="distance_loss"):
         replay(shutil.copytree(folder, tmp_path / "moved"))  # no run that began here
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_batch_is_refused(run, tmp_path):
     folder, _ = run
     path = bad_batch.path_of(tmp_path / "bad", 2)

@@ -36,9 +36,8 @@ from rljax.training import train as train_on_all
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
-import dataclasses, os, shutil, time
+import os, shutil, time
 from pathlib import Path
-from rljax import tasks
 from rljax.rewards import sequence_match
 
 HERE = Path(__file__).parent
@@ -62,6 +61,14 @@ def score(response, ground_truth):
             else:
                 os.kill(os.getppid(), int(number))
     return sequence_match(response, ground_truth, partial=0.5)
+'''
+# In a module of its own: what imports tasks imports JAX, which would take every worker seconds.
+DATA = '''
+import dataclasses
+from pathlib import Path
+from rljax import tasks
+
+HERE = Path(__file__).parent
 
 def digits():
     """Data that can change without the config: the file `seed` decides, `short` makes it fewer."""
@@ -74,9 +81,10 @@ EVALUATION = 16  # calls of the reward in an evaluation, and in a step
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """The folder of the module `resume_parts`: a reward that can kill, data that can change."""
+    """The folder of `resume_parts`, a reward that can kill, and `resume_data`, which can change."""
     folder = tmp_path_factory.mktemp("parts")
     (folder / "resume_parts.py").write_text(PARTS)
+    (folder / "resume_data.py").write_text(DATA)
     (folder / "seed").write_text("1")
     sys.path.insert(0, str(folder))
     yield folder
@@ -86,7 +94,7 @@ def parts(tmp_path_factory):
 # One learning program serves every run here, that whose accuracy must move included.
 FIELDS = {
     "reward.function": "resume_parts.score",
-    "data.train": "resume_parts.digits",
+    "data.train": "resume_data.digits",
     "model": "decoder(layers=1, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)",
     "evaluate.correct_at": 0.1,
     "actor_optimizer.lr": 5e-3,
@@ -166,11 +174,16 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
     assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     assert not (half / "policy").exists()  # what is exported is final
+    before = summary(half)["accuracy_before"]
+    assert before["n"] == 16 and summary(half)["accuracy_after"] is None
     plan(parts, signal.SIGINT, 16 + EVALUATION + 8)  # step 8, and in step 9
     stop = stopped(configured(half))
     assert stop.signal == "SIGINT" and stop.code == 3
     assert stop.run.summary["steps"] == 9 == newest_step(half)
-    assert train(configured(half)).summary["status"] == "finished"
+    found = train(configured(half)).summary
+    assert found["status"] == "finished"
+    assert found["accuracy_before"] == before != found["accuracy_after"]
+    assert found["last_evaluation"]["step"] == 12 and found["difference"]["n"] == 16
     assert_same_run(half, whole)
 
 
@@ -190,6 +203,7 @@ def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
     assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_the_accuracy_after_is_of_the_policy_at_the_end(parts, tmp_path):
     """A stopped run has none; the resumed one has that of a fresh evaluation, also where fewer
     steps make the step at which it stopped the last one."""

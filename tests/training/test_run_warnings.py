@@ -325,7 +325,8 @@ def test_weights_that_are_not_there_or_not_whole_are_found_without_reading_them(
 def test_a_run_tells_its_warnings_in_log_summary_starts_and_report(tmp_path, caplog):
     config = tiny_config(
         tmp_path / "run",
-        sft__steps=1,
+        model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
+        sft__steps=0,
         steps=4,
         sampler__max_response_tokens=1,
         evaluate__every_steps=0,
@@ -341,12 +342,12 @@ def test_a_run_tells_its_warnings_in_log_summary_starts_and_report(tmp_path, cap
     assert sum("critic_optimizer.lr=0.001: set, but nothing reads it" in t for t in said) == 1
     written = summary(tmp_path / "run")
     assert written["faults"]["truncated"] == 4.0
-    assert written["fault_steps"]["truncated"] == written["steps"] == 5
+    assert written["fault_steps"]["truncated"] == written["steps"] == 4
     assert any("has no critic" in text for text in written["warnings"])
     start = json.loads((tmp_path / "run" / "starts.jsonl").read_text())
     assert start["warnings"] == written["warnings"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "4 steps in which more than 50% of the responses were cut off" in page
-    assert "sampler.max_response_tokens (the last at step 5 of 5)" in page
+    assert "sampler.max_response_tokens (the last at step 4 of 4)" in page
     assert "has no critic" in page
     assert np.isfinite(written["wall_s"])

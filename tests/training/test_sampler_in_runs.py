@@ -102,13 +102,14 @@ def test_the_correction_weighs_by_the_mass_that_was_kept():
     truncated it is 1."""
     model, (tokens, lengths) = tiny(), prompts(3)
     params = weights(model)
+    logprobs, logits_of = jax.jit(model.logprobs), jax.jit(model.logits)
     for top_k in (0, 3):
         how = Sampling(top_k=top_k, max_response_tokens=6)
         batch = generate(model, params, tokens, lengths, jax.random.key(0), how, n=8)
-        logp, _ = jax.jit(model.logprobs)(params, batch)
+        logp, _ = logprobs(params, batch)
         batch = batch.replace(old_logprobs=logp)
         ratio = np.asarray(jnp.exp(log_ratio(batch, by="test")))[np.asarray(batch.mask) > 0]
-        logits = np.asarray(jax.jit(model.logits)(params, batch))[:, :-1]
+        logits = np.asarray(logits_of(params, batch))[:, :-1]
         p = np.asarray(jax.nn.softmax(logits, axis=-1))
         kept = np.sort(p, axis=-1)[..., -(top_k or p.shape[-1]) :].sum(axis=-1)
         want = kept[np.asarray(batch.mask)[:, 1:] > 0]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from golden_checks.common import response_batch
 from preset_runs import Shared, preset_config
 
@@ -97,7 +98,9 @@ def test_replayed_rollouts_are_the_rows_that_were_sampled(shared, stored):
     assert (replayed.sampler_log_kept == 0).all()
 
 
-@pytest.mark.parametrize("correction", ["", "rollout_correction(level='token', upper=2.0)"])
+@pytest.mark.parametrize(
+    "correction", lanes(["rollout_correction(level='token', upper=2.0)"], [""])
+)
 def test_the_policy_learns_from_stored_rollouts_alone(shared, stored, correction):
     """No reward is asked: the likelihood of the stored right answers rises."""
     path, host = stored

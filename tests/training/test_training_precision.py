@@ -51,6 +51,7 @@ def test_a_run_of_two_byte_numbers_overflows_learns_and_resumes_bitwise(own_loss
         model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
         algorithm__policy_loss=own_loss,
         evaluate__every_steps=0,
+        evaluate__prompts=0,
         export=False,
     )
     devices = jax.devices()[:1]
