@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Compiled, compiled, worked_example
+from conftest import Compiled, compiled, lanes, worked_example
 from episode_rows import in_several_rows, joined
 from golden_checks.common import INTEGERS, response_batch
 from namespaces import public_functions
@@ -349,6 +349,40 @@ def test_every_estimator_has_a_row():
     assert [n for n in names if not any(row == n or row.startswith(f"{n}_") for row in TABLE)] == []
 
 
+# Options of an estimator whose other row stands for them.
+ALIKE = (
+    "gae_returns",
+    "gae_bootstrap",
+    "vapo_gae_fixed",
+    "reinforce_sequence",
+    "dr_grpo",
+    "group_relative_exclude",
+    "prime_normalised",
+)
+# What each of them counts, it counts in a way of its own; the others do as one of these.
+OF_EACH_KIND = (
+    "gae",
+    "vapo_gae",
+    "reinforce",
+    "reinforce_plus_plus",
+    "group_relative",
+    "opo",
+    "gdpo",
+    "vineppo",
+    "prime",
+    "gigpo",
+    "turn_group",
+    "optimal_token_baseline_turns",
+)
+
+
+def of_each_kind(names):
+    return pytest.mark.parametrize(
+        "name",
+        lanes([n for n in names if n in OF_EACH_KIND], [n for n in names if n not in OF_EACH_KIND]),
+    )
+
+
 # Packed rows are meant for these alone.
 PACKED = [n for n in TABLE if "group" not in TABLE[n][1] and n != "gae_bootstrap"]
 
@@ -412,7 +446,7 @@ def padded(function, batch: Batch, before: int = 0) -> np.ndarray:
     return got[:, inside]
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", lanes([n for n in TABLE if n not in ALIKE], ALIKE))
 def test_common(name):
     """Masked entries, padding, order of rows and precision."""
     function, fields, rule = TABLE[name]
@@ -450,7 +484,7 @@ def test_a_missing_field_is_named(name):
             function(Batch(**{**vars(batch), field: None}))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@of_each_kind(TABLE)
 def test_constants_get_no_gradient_and_the_width_changes_nothing(name):
     function, fields, _ = TABLE[name]
     batch = make(name)
@@ -530,7 +564,7 @@ def test_a_tool_reply_changes_nothing_around_it(name):
     close(np.where(replied[:, None], inside, behind), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in TABLE if "optimal_token_baseline" not in n])
+@of_each_kind([n for n in TABLE if "optimal_token_baseline" not in n])
 def test_an_episode_of_several_rows_counts_once(name):
     """Its advantages are those of the same episode in one row, whatever the order of its rows; and
     an `episode` of one row each changes nothing."""
@@ -556,6 +590,7 @@ SHIFTED = {
     "best_of_group": advantages.best_of_group,
     "batch_normalised": advantages.batch_normalised,
 }
+MORE_SHIFTED = ("dr_grpo", "gpg", "best_of_group", "batch_normalised")
 
 
 def lengths_mask(lengths):
@@ -563,7 +598,7 @@ def lengths_mask(lengths):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", SHIFTED)
+@pytest.mark.parametrize("name", lanes(["rloo", "group_relative", "opo"], MORE_SHIFTED))
 @FEW
 @hypothesis.given(scores=SCORES, group=GROUPS, shift=st.integers(-2, 2))
 def test_shifting_the_rewards_of_a_group_changes_nothing(name, scores, group, shift):
@@ -746,26 +781,28 @@ def test_a_misspelt_option_is_refused(function, option):
 def test_resampling_stays_in_the_group_and_follows_the_weights():
     groups = jnp.asarray(np.tile([4, 0, 9], 400))
     weights = jnp.asarray(np.tile([1.0, 0.0, 0.0, 3.0, 0.0, 0.0], 200))
-    draws = np.asarray(resampling.resample(jax.random.key(0), weights, groups=groups))
+    resample = jax.jit(resampling.resample)
+    draws = np.asarray(resample(jax.random.key(0), weights, groups=groups))
     assert (groups[draws] == groups).all()
     four = draws[np.asarray(groups) == 4]
     assert abs((weights[four] == 3.0).mean() - 0.75) < 0.06
     zeros = draws[np.asarray(groups) == 0]  # all its weights are 0: uniform over its 400 rows
     assert len(set(zeros.tolist())) > 220
-    everyone = np.asarray(resampling.resample(jax.random.key(1), weights))
+    everyone = np.asarray(resample(jax.random.key(1), weights))
     assert (np.asarray(weights)[everyone] > 0).all() and len(set((everyone % 6).tolist())) == 2
-    single = resampling.resample(jax.random.key(2), jnp.zeros(5), groups=jnp.arange(5))
+    single = resample(jax.random.key(2), jnp.zeros(5), groups=jnp.arange(5))
     assert single.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_rank_weights_of_groups_of_any_size():
     scores = jnp.array([1.0, 5.0, 1.0, 0.0, 7.0, 1.0])
     groups = jnp.array([2, 1, 2, 2, 2, 2])
-    bon = resampling.group_rank_weights(scores, groups, kind="bon")
+    group_rank_weights = compiled(resampling.group_rank_weights)
+    bon = group_rank_weights(scores, groups, kind="bon")
     assert bon.tolist() == [0, 1, 0, 0, 1, 0]
-    bw = resampling.group_rank_weights(scores, groups, kind="bw")
+    bw = group_rank_weights(scores, groups, kind="bw")
     assert bw.tolist() == [0, 1, 0, 0.5, 0.5, 0]
-    tied = resampling.group_rank_weights(jnp.zeros(3), jnp.zeros(3, jnp.int32), kind="br")
+    tied = group_rank_weights(jnp.zeros(3), jnp.zeros(3, jnp.int32), kind="br")
     assert tied.tolist() == [0.5, 0.25, 0.25]  # the first of equals is the best
     assert [resampling.rank_weights(1, k).tolist() for k in resampling.KINDS] == [[1.0]] * 3
     assert resampling.score_weights(jnp.zeros(4)).tolist() == [pytest.approx(1e-8)] * 4

@@ -116,7 +116,8 @@ def learned(batch, logprobs, samples_per_prompt, optimizers, weights=(1.0,)):
         mean = live / jnp.maximum(jnp.sum(live), 1)
         return weighted_loss(value, metrics, examples, mean)[0]
 
-    return jax.value_and_grad(loss)(logprobs)
+    # One program: op by op, every operation would compile by itself.
+    return jax.jit(jax.value_and_grad(loss))(logprobs)
 
 
 def one_token_batch(rewards, compliant, logps, ref, *, baseline_compliant=0.0):
@@ -370,7 +371,7 @@ def test_no_violating_sample_is_made_more_likely():
     violating = some.live & ~some.compliant
     assert np.all(np.asarray(crpg(some, kl_max=2.0).weights)[np.asarray(violating)] <= 0)
     for optimizer in (codpo, crraft):
-        targets = optimizer(some)
+        targets = jax.jit(optimizer)(some)
         rows = jnp.minimum(targets.rows, shape[1] - 1)
         raised = (targets.weights > 0) & targets.keep & (targets.rows < shape[1])
         assert not np.any(raised & jnp.take_along_axis(violating, rows, axis=1))

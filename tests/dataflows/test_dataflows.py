@@ -34,7 +34,7 @@ def started(shared, name, **algorithm):
     config = preset_config(name)
     config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
     run = shared.run(config)
-    run.begin(run.setup.main, jax.device_put(shared.start(0), run.setup.model.shardings()))
+    run.begin(run.setup.main, build.initial_params(config, run.setup.model))
     return run
 
 
@@ -95,7 +95,8 @@ def test_pf_ppo_redraws_within_the_prompt(shared):
     batch = response_batch(np.ones((6, 2)), jnp.float32, group=group, scores=scores)
     best = redraw_in_groups(jax.random.key(0), batch, "bon")
     np.testing.assert_array_equal(best, [1, 1, 1, 5, 5, 5])
-    draws = np.array([redraw_in_groups(jax.random.key(i), batch, "bw") for i in range(300)])
+    redraw = jax.vmap(lambda key: redraw_in_groups(key, batch, "bw"))
+    draws = np.asarray(jax.jit(redraw)(jax.random.split(jax.random.key(0), 300)))
     assert set(np.unique(draws[:, :3])) == {0, 1} and set(np.unique(draws[:, 3:])) == {3, 5}
     assert (draws[:, :3] == 1).mean() == pytest.approx(0.5, abs=0.06)
     weights = group_rank_weights(batch.scores, batch.group, kind="br")
@@ -160,6 +161,7 @@ def test_an_adapted_coefficient_reaches_loss_and_reward(shared):
     assert float(mean_sequence_kl(batch)) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_bypass_takes_the_samplers_log_probs(shared):
     run = started(shared, "grpo", old_logprobs="sampler")
     metrics = run.step()

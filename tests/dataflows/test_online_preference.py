@@ -95,6 +95,7 @@ def test_the_reward_rises_on_other_seeds(shared, dataflow, seed):
     assert mean(rewards[-5:]) > mark_of(dataflow), rewards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataflow", lanes(["online_dpo()"], ["nash_md(preference='higher_wins()')"])
 )
@@ -282,6 +283,7 @@ def test_the_reference_follows_every_so_many_optimizer_steps(shared):
     assert same([np.asarray(x) for x in jax.tree.leaves(saved)], copy)
 
 
+@pytest.mark.slow
 def test_a_step_without_pairs_moves_nothing(shared):
     run = started(shared, config_of("online_dpo(min_margin=2.0, refresh_every=1)"))
     before, reference = weights(run.roles["actor"]), weights(run.roles["reference"])

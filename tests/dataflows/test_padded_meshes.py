@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import test_programs
+from conftest import lanes
 from sampler_cases import EOS, prompts
 from test_programs import KEY, STEPS, assert_close, host_batch, recipe
 
@@ -79,19 +80,20 @@ def test_adapters_are_drawn_as_on_one_device(base):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("weights", ["as they are", pytest.param("int8", marks=pytest.mark.slow)])
-def test_sampling_draws_the_tokens_of_one_device(weights):
+@pytest.mark.parametrize("layout", lanes(["its own"], ["of training"]))
+@pytest.mark.parametrize("weights", lanes(["as they are"], ["int8"]))
+def test_sampling_draws_the_tokens_of_one_device(weights, layout):
     """The device's loop, in the layout of training and in one of its own."""
-    one, eight = model_on(), model_on(**WIDE)
+    one = model_on()
     decoding = Decoding(weight_dtype="int8") if weights == "int8" else Decoding()
     want = generate(one, draw(one), TOKENS, LENGTHS, KEY, ASKED, n=2, decoding=decoding)
-    trained = model_on(fsdp=8)
-    apart = dataclasses.replace(decoding, layout=Layout(data=1, tensor=8))
-    for model, how in ((eight, decoding), (trained, apart)):
-        got = generate(model, draw(model), TOKENS, LENGTHS, KEY, ASKED, n=2, decoding=how)
-        np.testing.assert_array_equal(got.tokens, want.tokens)
-        np.testing.assert_allclose(got.sampler_logprobs, want.sampler_logprobs, atol=2e-5)
-        assert got.tokens.max() < VOCAB
+    model = model_on(**WIDE) if layout == "of training" else model_on(fsdp=8)
+    if layout == "its own":
+        decoding = dataclasses.replace(decoding, layout=Layout(data=1, tensor=8))
+    got = generate(model, draw(model), TOKENS, LENGTHS, KEY, ASKED, n=2, decoding=decoding)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.sampler_logprobs, want.sampler_logprobs, atol=2e-5)
+    assert got.tokens.max() < VOCAB
 
 
 @pytest.mark.slow

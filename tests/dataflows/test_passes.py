@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 from preset_runs import preset_config
@@ -102,7 +103,17 @@ GRPO = {
 }
 
 
-@pytest.mark.parametrize("case", GRPO)
+SLOW = (
+    "in one microbatch",
+    "packed, with a filter",
+    "epochs",
+    "a baseline filter",
+    "a KL controller",
+    "an entropy bonus",
+)
+
+
+@pytest.mark.parametrize("case", lanes([name for name in GRPO if name not in SLOW], SLOW))
 def test_old_log_probs_have_a_pass_of_their_own_only_where_they_are_read(case):
     count, fields, more = GRPO[case]
     assert passes(grpo, plain(**fields), roles("actor", *more)) == count
@@ -166,6 +177,7 @@ def test_the_update_is_bitwise_that_with_a_separate_pass(loss, steps):
     assert float(own["ppo_kl"]) == 0 and float(own["grad_norm"]) > 0
 
 
+@pytest.mark.slow
 def test_the_mismatch_is_of_all_tokens_also_where_a_correction_rejects_some():
     text = (
         "rollout_correction(mode='off', reject=(('seq_mean_k3', None, 0.2),), "

@@ -1,5 +1,7 @@
 """PRIME: an implicit reward model learns beside the policy, and rewards every token."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from rljax.dataflows.prime import prime
 from rljax.errors import InputError
 from rljax.losses.implicit_reward import implicit_reward_classification
 from rljax.losses.policy import PolicyOutputs
+from rljax.setup import initial_params
 from rljax.validation import validate
 
 BETA = 0.05
@@ -18,14 +21,17 @@ BETA = 0.05
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """The roles, the batch and the algorithm of a second step: the implicit model has left the
+    """The roles, the batch and the algorithm of a step: the implicit model has left the
     reference."""
     shared = Shared(tmp_path_factory.mktemp("prime"))
-    with shared.run(preset_config("prime")) as run:
-        run.begin(run.setup.main, jax.device_put(shared.start(0)))
-        run.step()
-        batch, _ = run.source.next(1, run.roles)
-        yield run.roles, batch, run.setup.algorithm
+    with shared.run(config := preset_config("prime")) as run:
+        run.begin(run.setup.main, initial_params(config, run.setup.model))
+        implicit = run.roles["implicit"]
+        left = jax.tree.map(lambda x: 1.1 * x, implicit.state.params)
+        state = dataclasses.replace(implicit.state, params=left)
+        roles = {**run.roles, "implicit": dataclasses.replace(implicit, state=state)}
+        batch, _ = run.source.next(0, roles)
+        yield roles, batch, run.setup.algorithm
     shared.close()
 
 
@@ -99,6 +105,7 @@ def test_prompts_outside_of_the_range_train_neither_model(step):
         jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_all_right_still_learns_from_its_process(step):
     """Without the filter: its outcomes have no advantage, its tokens have."""
     roles, batch, cfg = step

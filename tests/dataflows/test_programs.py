@@ -1,6 +1,7 @@
 """The learning phases: one program over a mesh, equal verb by verb, on 1 and 8 devices."""
 
 import dataclasses
+import functools
 import glob
 import gzip
 import json
@@ -92,10 +93,20 @@ def one_device():
 STEPS = Steps(rows=8, microbatch_rows=4, epochs=2)
 
 
-@pytest.fixture(scope="module")
-def ppo_on_one(one_device):
-    roles, metrics = ppo(host_batch(), KEY, recipe("gae(lam=0.95)", STEPS), **roles_on(one_device))
-    return jax.device_get({k: roles[k].state.params for k in roles}), metrics
+GRPO, PPO = (grpo, "group_relative"), (ppo, "gae(lam=0.95)")
+
+
+def read_by(page, roles: dict) -> dict:
+    return {name: role for name, role in roles.items() if page is ppo or name != "critic"}
+
+
+@functools.cache
+def on_one(page, advantage):
+    """What is trained, and metrics."""
+    roles = read_by(page, roles_on(make_mesh(1, 1, 1, devices=jax.devices()[:1])))
+    roles, metrics = page(host_batch(), KEY, recipe(advantage, STEPS), **roles)
+    trained = {k: roles[k].state.params for k in roles if hasattr(roles[k], "state")}
+    return jax.device_get(trained), jax.device_get(metrics)
 
 
 def assert_close(got, want, atol=1e-5):
@@ -103,17 +114,19 @@ def assert_close(got, want, atol=1e-5):
         np.testing.assert_allclose(a, b, atol=atol, rtol=1e-5)
 
 
-def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
-    """data=2, fsdp=2, tensor=2: actor and critic to 1e-5, and every metric."""
+@pytest.mark.parametrize("page, advantage", [GRPO, pytest.param(*PPO, marks=pytest.mark.slow)])
+def test_eight_devices_give_the_parameters_of_one_after_a_step(page, advantage):
+    """data=2, fsdp=2, tensor=2: actor (and critic) to 1e-5, and every metric."""
     mesh = make_mesh(2, 2, 2)
-    roles, metrics = ppo(
+    roles, metrics = page(
         place(jax.device_get(host_batch()), mesh),
         KEY,
-        recipe("gae(lam=0.95)", STEPS),
-        **roles_on(mesh),
+        recipe(advantage, STEPS),
+        **read_by(page, roles_on(mesh)),
     )
-    want, want_metrics = ppo_on_one
-    assert_close(jax.device_get({k: roles[k].state.params for k in roles}), want)
+    want, want_metrics = on_one(page, advantage)
+    assert set(want) == set(read_by(page, {"actor": 0, "critic": 0}))
+    assert_close(jax.device_get({k: roles[k].state.params for k in want}), want)
     for name, value in want_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
     # Every weight still lies where it was put: no step re-lays it out.
@@ -126,17 +139,17 @@ def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
 
 
 @pytest.mark.slow
-def test_verb_by_verb_equals_the_program(ppo_on_one, one_device):
+def test_verb_by_verb_equals_the_program(one_device):
     """The same text without jit: what one debugs is what runs."""
     roles, metrics = ppo.page(
         host_batch(), KEY, recipe("gae(lam=0.95)", STEPS), **roles_on(one_device)
     )
-    want, want_metrics = ppo_on_one
+    want, want_metrics = on_one(*PPO)
     assert_close({k: roles[k].state.params for k in want}, want)
     np.testing.assert_allclose(metrics["critic/vf_loss"], want_metrics["critic/vf_loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("page, advantage", [(grpo, "group_relative"), (ppo, "gae(lam=0.95)")])
+@pytest.mark.parametrize("page, advantage", [GRPO, pytest.param(*PPO, marks=pytest.mark.slow)])
 def test_the_learning_phase_is_one_program(page, advantage, one_device, tmp_path):
     """The profiler sees exactly one execution: log-probs, advantages and all optimizer steps are in
     it."""

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from preset_runs import Shared, preset_config
 from test_programs import KEY, host_batch, recipe, roles_on
 
@@ -20,7 +21,7 @@ ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
 
 @pytest.mark.parametrize("min_score", [None, 0.4])
 @pytest.mark.parametrize("truncated", [False, True])
-@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("keep", lanes([2], [1, 3]))
 def test_it_keeps_what_rejection_sampling_keeps(keep, truncated, min_score):
     """`select` of rljax.datagen.rejection is tested on the worked example raft.select."""
     rng = np.random.default_rng(3)

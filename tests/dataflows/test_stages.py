@@ -67,18 +67,23 @@ def row_advantages(batch):
     return np.asarray(jnp.max(jnp.abs(batch.advantages), axis=1) * jnp.sign(batch.advantages[:, 0]))
 
 
+def prepared(batch, cfg, *, actor):
+    """prepare_batch as one program: op by op, every operation would compile by itself."""
+    return jax.jit(lambda batch: prepare_batch(batch, cfg, actor=actor))(batch)
+
+
 def live_rows(batch):
     return np.asarray(jnp.any(batch.mask > 0, axis=1)).astype(int).tolist()
 
 
 @pytest.mark.slow
 def test_a_filter_takes_rows_out_of_the_loss_only(batch):
-    plain, metrics, _ = prepare_batch(batch, recipe(), actor=ACTOR)
+    plain, metrics, _ = prepared(batch, recipe(), actor=ACTOR)
     np.testing.assert_allclose(row_advantages(plain), [0.5, -0.5, 0, 0, -0.5, 0.5])
     assert live_rows(plain) == [1] * 6 and float(metrics["filter/kept_fraction"]) == 1
     assert float(metrics["staleness/mean"]) == 2
     cut = recipe(filters=(part("filter", "overlong()"), part("filter", "live_groups()")))
-    kept, metrics, _ = prepare_batch(batch, cut, actor=ACTOR)
+    kept, metrics, _ = prepared(batch, cut, actor=ACTOR)
     assert live_rows(kept) == [1, 0, 0, 0, 1, 1]
     np.testing.assert_allclose(row_advantages(kept)[[0, 4]], [0.5, -0.5])
     assert float(metrics["filter/kept_fraction"]) == 0.5
@@ -86,7 +91,7 @@ def test_a_filter_takes_rows_out_of_the_loss_only(batch):
 
 def test_a_baseline_filter_takes_them_out_of_the_baseline_and_hides_nothing(batch):
     cut = recipe(baseline_filters=(part("filter", "overlong()"),))
-    kept, metrics, _ = prepare_batch(batch, cut, actor=ACTOR)
+    kept, metrics, _ = prepared(batch, cut, actor=ACTOR)
     assert live_rows(kept) == [1, 0, 1, 1, 1, 1]
     assert row_advantages(kept)[0] == 0  # its only sibling is gone: a group of one
     assert float(metrics["response/truncated_fraction"]) == pytest.approx(1 / 6)
@@ -97,7 +102,7 @@ def test_rejected_tokens_leave_the_loss_and_not_the_baseline(batch):
     spoilt = batch.replace(sampler_logprobs=batch.sampler_logprobs.at[0, 1].set(-6.0))
     text = "rollout_correction(mode='{}', veto=None, affects_denominator=True{})"
     reject = ", reject=(('token_ratio', None, 4.0),)"
-    kept, metrics, _ = prepare_batch(
+    kept, metrics, _ = prepared(
         spoilt, recipe(correction=part("correction", text.format("truncate", reject))), actor=ACTOR
     )
     # The outcome reward sat on the rejected token: the group's baseline still counts it.
@@ -132,7 +137,7 @@ def test_shaping_comes_in_order_and_before_the_kl_penalty(batch):
     np.testing.assert_array_equal(shaped.scores, batch.scores)  # groups are judged by these
     for estimator, each in (("k1", 0.5), ("k2", 0.125)):
         options = dict(kl_in_reward=0.1, kl_reward_estimator=estimator, reward_shaping=rules)
-        _, metrics, _ = prepare_batch(batch, recipe(**options), actor=ACTOR)
+        _, metrics, _ = prepared(batch, recipe(**options), actor=ACTOR)
         want = np.mean(np.array([1, -2, 1, 1, -2, 1]) - 0.1 * each * np.array([2, 3, 1, 2, 3, 2]))
         assert float(metrics["shaped_reward/mean"]) == pytest.approx(want, rel=1e-5)
         assert float(metrics["reward/mean"]) == pytest.approx(4 / 6)
@@ -150,7 +155,7 @@ def test_the_greedy_score_is_shaped_like_the_sampled_one(batch):
     greedy = jax.tree.map(lambda x: x[jnp.array([1, 2, 4])], batch)  # scores 0, 1, 0
     scores = np.asarray(row_scores(apply_shaping(greedy, cfg.reward_shaping)))
     with_values = with_greedy_baseline(batch, scores, np.ones(3, bool))
-    made, _, _ = prepare_batch(with_values, cfg, actor=ACTOR)
+    made, _, _ = prepared(with_values, cfg, actor=ACTOR)
     np.testing.assert_allclose(row_advantages(made), [2, 0, 0, 0, 0, 2])
 
 

@@ -11,7 +11,12 @@ from rljax.mesh import make_mesh
 RUNS = recorded_runs()
 
 
-@pytest.mark.parametrize("name", RUNS)
+QUICK = ("golden/dpo", "golden/grpo")  # of pairs, and of samples
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS]
+)
 def test_six_steps_equal_trl(name):
     replay(read_run(RUNS[name]), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import worked_example
+from tiny_run import train_on_one
 
 from rljax.batch import Batch
 from rljax.config import Config
@@ -32,7 +33,6 @@ from rljax.errors import InputError
 from rljax.policies import load_policy
 from rljax.rewards import last_line
 from rljax.tasks import running_sum
-from rljax.training import train
 
 # -- selection --
 
@@ -153,7 +153,7 @@ def base_config(folder) -> Config:
         trackers=(),
         compilation_cache="~/.cache/rljax/tests",
     )
-    config.mesh.data, config.mesh.fsdp = 8, 1
+    config.mesh.data = config.mesh.fsdp = 1
     config.data.train = "running_sum(terms=3, modulus=4, prompts=64, test=16, worked_examples=48)"
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 5, 5
     config.offline.examples_per_step, config.offline.max_tokens = 16, 12
@@ -167,7 +167,7 @@ def base_config(folder) -> Config:
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rejection") / "base"
     config = base_config(folder)
-    assert train(config).summary["status"] == "finished"
+    assert train_on_one(config)["status"] == "finished"
     return folder
 
 
@@ -301,7 +301,7 @@ def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
     config = base_config(tmp_path / "base")
     config.data.train, config.steps = "first_letter()", 5
     config.sampler.max_response_tokens, config.actor_optimizer.lr = 2, 5e-3
-    train(config)
+    train_on_one(config)
     options = RejectionOptions(
         str(tmp_path / "base"),
         "",

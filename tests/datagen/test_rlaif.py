@@ -191,7 +191,10 @@ def test_a_reward_model_as_the_judge(tmp_path):
 def test_completions_of_a_policy_are_compared(tmp_path):
     tokenizer = CharTokenizer("abcd>")
     text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)"
-    model = Model(resolve(text, NAMESPACES["model"])(tokenizer.vocab_size), make_mesh())
+    model = Model(
+        resolve(text, NAMESPACES["model"])(tokenizer.vocab_size),
+        make_mesh(devices=jax.devices()[:1]),
+    )
     params = model.init(jax.random.key(0))
     policy = SavedPolicy(Config(), model, params, tokenizer, None)
     found = rlaif.sample_comparisons(

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from conftest import lanes
 from test_update import ROWS, Bigram, objective
 from test_update import batch as batch
 from tiny_run import flat_bytes
@@ -50,9 +51,9 @@ def test_a_scale_that_would_leave_float32_stays():
     assert float(after.scale) == 2.0**127 and int(after.good_steps) == 0
 
 
-@pytest.mark.parametrize("whole_step", [False, True])
+@pytest.mark.parametrize("whole_step", lanes([False], [True]))
 @pytest.mark.parametrize("auxiliary", [False, True])
-@pytest.mark.parametrize("rows", [2, ROWS])
+@pytest.mark.parametrize("rows", lanes([2], [ROWS]))
 def test_the_scale_changes_no_gradient_loss_or_metric_in_float32(
     batch, rows, auxiliary, whole_step
 ):

@@ -20,7 +20,7 @@ def test_mismatch_worked_example():
             old_logprobs=example["inputs"]["old_log_prob"],
             sampler_logprobs=example["inputs"]["rollout_log_prob"],
         )
-        got = mismatch_metrics(batch)
+        got = jax.jit(mismatch_metrics)(batch)
     for name, value in example["outputs"]["metrics"].items():
         assert float(got[f"mismatch/{name}"]) == pytest.approx(value, rel=1e-5), name
 
@@ -36,7 +36,7 @@ def test_batch_metrics_by_hand():
         reasons = jnp.array([0, 0, FinishReason.LENGTH, 0, 0], jnp.int32)
         batch = batch.replace(finish_reason=reasons)
         shaped = batch.replace(rewards=batch.rewards - 0.1)
-        got = {k: float(v) for k, v in batch_metrics(batch, shaped).items()}
+        got = {k: float(v) for k, v in jax.jit(batch_metrics)(batch, shaped).items()}
     assert got["reward/mean"] == pytest.approx(0.75)
     assert got["shaped_reward/mean"] == pytest.approx(0.75 - 0.1 * 9 / 4)
     assert (got["response_tokens/mean"], got["response_tokens/max"]) == (2.25, 3.0)

@@ -253,7 +253,8 @@ def scalar_cases():
 
 
 CASES = {**dict(policy_cases()), **dict(scalar_cases())}
-FEW = ("policy gspo", "preference dpo_sigmoid")
+# The pairs of dpo_sigmoid are in test_rows_that_no_block_holds_are_refused..., too.
+FEW = ("policy gspo",)
 
 
 @pytest.mark.parametrize(
@@ -314,12 +315,15 @@ def test_a_row_that_was_packed_before_keeps_its_segments(shared):
             assert continued.tolist() == [0, 0, 0, own[0][1], 0, 0, 0]
 
 
-def test_pairs_are_packed_as_well_as_single_rows():
+@pytest.mark.parametrize(
+    "blocks, shared", [pytest.param(2, False, marks=pytest.mark.slow), (6, True)]
+)
+def test_pairs_are_packed_as_well_as_single_rows(blocks, shared):
     batch = groups(0, prompts=16, samples=4, prompt=5, response=3, dtype=np.float32)
     live = np.ones(batch.rows, bool)
-    for packing in (Packing(64, 2, 1, 64, False, mesh()), Packing(64, 6, 1, 64, True, mesh())):
-        single = check_packed(batch, live, packing, 1)["count"]
-        assert check_packed(batch, live, packing, 2)["count"] <= single + 1
+    packing = Packing(64, blocks, 1, 64, shared, mesh())
+    single = check_packed(batch, live, packing, 1)["count"]
+    assert check_packed(batch, live, packing, 2)["count"] <= single + 1
 
 
 def test_rows_that_no_block_holds_are_refused_and_an_example_gets_its_blocks():
@@ -363,11 +367,11 @@ def test_one_program_serves_all_lengths_and_computes_what_they_need():
 @pytest.mark.parametrize(
     "prompts, samples, prompt, response",
     [
-        (8, 8, 47, 12),
-        (16, 8, 23, 8),
-        (9, 5, 50, 11),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.slow)
+            for sizes in ((8, 8, 47, 12), (16, 8, 23, 8), (9, 5, 50, 11), (8, 8, 128, 24))
+        ),
         (16, 6, 30, 70),
-        (8, 8, 128, 24),
         (30, 3, 96, 9),
     ],
 )
@@ -394,7 +398,7 @@ def test_a_step_of_full_length_takes_the_microbatches_that_are_promised(
 def test_eight_devices_pack_to_the_gradient_of_one(sizes):
     """Every device decides alike where a sequence goes; a packed row is one device's."""
     config = decoder(
-        VOCAB + 1, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3
+        VOCAB + 1, layers=1, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3
     )
     one, many = mesh(), make_mesh(**sizes)
     batch, model = groups(0, prompts=4, samples=4, dtype=np.float32), Model(config, one)

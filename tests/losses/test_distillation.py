@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import compiled
 from explained import unexplained
 from golden_checks.common import response_batch
 from jax.extend.core import jaxprs_in_params
@@ -121,7 +122,7 @@ def test_equal_distributions_are_the_minimum():
     student, _ = readouts()
     for beta, top_k in ((0.0, 0), (0.5, 4), (1.0, 0)):
         options = {"beta": beta, "top_k": top_k}
-        loss, _ = distill.distillation(student, student, **options)
+        loss, _ = compiled(distill.distillation)(student, student, **options)
         np.testing.assert_allclose(loss, 0.0, atol=1e-12)
         slope, _ = gradients(student, student, jnp.ones(loss.shape), **options)
         np.testing.assert_allclose(slope.hidden, 0.0, atol=1e-12)
@@ -143,7 +144,7 @@ def test_words_of_probability_zero():
         def f(a):
             return jnp.sum(distill.jsd_terms(a, t, beta=beta))  # noqa: B023
 
-        value, slope = jax.value_and_grad(f)(s)
+        value, slope = jax.jit(jax.value_and_grad(f))(s)
         p, r = np.exp(s), np.exp(t)
         m = beta * r + (1 - beta) * p
 
@@ -164,7 +165,7 @@ def test_words_of_probability_zero():
 def test_top_words_by_numpy(side, tail):
     student, teacher = readouts(3)
     k = 4
-    loss, _ = distill.distillation(
+    loss, _ = compiled(distill.distillation)(
         student, teacher, beta=0.0, top_k=k, top_k_of=side, tail=tail, temperature=1.2
     )
     s, t = plain(student, 1.2), plain(teacher, 1.2)
@@ -180,9 +181,10 @@ def test_top_words_by_numpy(side, tail):
 
 def test_all_words_as_top_words_are_the_whole():
     student, teacher = readouts()
-    whole, _ = distill.distillation(student, teacher, beta=0.5)
+    run = compiled(distill.distillation)
+    whole, _ = run(student, teacher, beta=0.5)
     for tail in (True, False):
-        got, _ = distill.distillation(student, teacher, beta=0.5, top_k=VOCAB, tail=tail)
+        got, _ = run(student, teacher, beta=0.5, top_k=VOCAB, tail=tail)
         np.testing.assert_allclose(got, whole, atol=1e-5 if tail else 1e-12)
 
 
@@ -211,8 +213,12 @@ def test_sampled_form_has_the_gradient_of_the_reverse_kl_on_average():
         logp = jax.nn.log_softmax(z)[None]
         return jnp.sum(p[None] * distill.sampled_reverse_kl(PolicyOutputs(logp, logp), batch)[0])
 
-    exact = jax.grad(lambda z: jnp.sum(distill.jsd_terms(jax.nn.log_softmax(z), teacher, beta=1.0)))
-    np.testing.assert_allclose(jax.grad(average)(z), exact(z), atol=1e-12)
+    @jax.jit
+    @jax.grad
+    def exact(z):
+        return jnp.sum(distill.jsd_terms(jax.nn.log_softmax(z), teacher, beta=1.0))
+
+    np.testing.assert_allclose(jax.jit(jax.grad(average))(z), exact(z), atol=1e-12)
     dirty = batch.replace(
         mask=jnp.array([[1.0, 1, 0, 0]]), ref_logprobs=batch.ref_logprobs.at[0, 2:].set(jnp.nan)
     )

@@ -161,7 +161,7 @@ def test_regressions_ignore_the_mask_and_train_the_partition_head():
                 def f(x, z, loss=loss, batch=batch, entropy=entropy):
                     return jnp.sum(loss(PolicyOutputs(x, entropy), batch, z)[0])
 
-                found.append(jax.value_and_grad(f, (0, 1))(logp, log_z))
+                found.append(jax.jit(jax.value_and_grad(f, (0, 1)))(logp, log_z))
             for a, b in zip(*map(jax.tree.leaves, found), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-12)
             head = np.asarray(found[0][1][1])
@@ -174,6 +174,7 @@ def test_the_partition_function_of_a_group_needs_no_head():
         logp, entropy, batch = sample()
         batch = batch.replace(group=jnp.asarray([0, 1, 0, 1], jnp.int32))
 
+        @jax.jit
         def run(x, b):
             return policy.trajectory_balance(PolicyOutputs(x, entropy), b, weight_max=1e9)
 

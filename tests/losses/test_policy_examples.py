@@ -48,7 +48,7 @@ def run(example, loss, reduction, batch, corrected=True):
         )
         return summed, (out, {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()})
 
-    (value_, (out, metrics)), gradient = jax.value_and_grad(f, has_aux=True)(logp)
+    (value_, (out, metrics)), gradient = jax.jit(jax.value_and_grad(f, has_aux=True))(logp)
     return value_, gradient, jnp.where(batch.mask > 0, out, 0.0), metrics
 
 
@@ -146,14 +146,15 @@ def test_clip_cov_draws_k_tokens_evenly_and_by_its_seed_and_version():
         def draw(seed, b=batch):
             return selection._ranks(selection._shuffle(b, seed), b.mask > 0) < 3
 
-        drawn = np.asarray(jax.vmap(draw)(jnp.arange(4000)))
+        drawn = np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(4000)))
         assert (drawn.sum(axis=1) == 3).all() and (drawn[:, MASK.reshape(-1) == 0] == 0).all()
         share = drawn.mean(axis=0)[MASK.reshape(-1) > 0]
         assert np.abs(share - 3 / MASK.sum()).max() < 0.03
         newer = batch.replace(policy_version=jnp.full(MASK.shape, 7, jnp.int32))
         orders = [np.asarray(selection._shuffle(b, 0)) for b in (batch, newer)]
         assert (orders[0] != orders[1]).any()
-        one, again = (policy.clip_cov(PolicyOutputs(logp, entropy), batch)[0] for _ in range(2))
+        clipped = jax.jit(policy.clip_cov)
+        one, again = (clipped(PolicyOutputs(logp, entropy), batch)[0] for _ in range(2))
         np.testing.assert_array_equal(one, again)
 
 

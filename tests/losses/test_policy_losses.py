@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import compiled, lanes
 from explained import meaning
 from namespaces import public_functions, unwrapped
 
@@ -83,6 +84,29 @@ LOSSES = {
     ),
 }
 FLOATS = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "rewards", "weights")
+EAGER = ("ppo_clip", "gspo", "kl_cov")
+# Losses of a token alone are alike; the others look at a sequence, a group or the whole step.
+BEYOND_TOKENS = (
+    "ppo_clip",
+    "cispo_sequence",
+    "sapo",
+    "gspo",
+    "gspo_token",
+    "gmpo",
+    "vespo",
+    "gvpo",
+    "trajectory_balance",
+    "clip_cov",
+    "kl_cov",
+    "ppo_high_entropy",
+)
+
+
+def of_each_kind(names, quick=BEYOND_TOKENS):
+    fast = [name for name in names if name in quick]
+    return pytest.mark.parametrize("name", lanes(fast, [n for n in names if n not in fast]))
+
+
 every_loss = pytest.mark.parametrize("name", LOSSES)
 MASK = np.array(
     [[0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1]], np.float64
@@ -164,7 +188,7 @@ def test_garbage_under_the_mask_changes_nothing(name):
         same(dirty, clean)
 
 
-@every_loss
+@of_each_kind(LOSSES)
 def test_columns_of_padding_change_nothing(name):
     with jax.enable_x64(True):
         before = evaluate(name, *sample())
@@ -187,7 +211,7 @@ def test_rows_permute(name):
         same((loss, gradient, metrics), (before[0], before[1][order], before[2]))
 
 
-@pytest.mark.parametrize("name", [n for n, r in LOSSES.items() if not spec(r[0]).whole_step])
+@of_each_kind([n for n, r in LOSSES.items() if not spec(r[0]).whole_step])
 def test_a_split_into_uneven_microbatches_is_the_same(name):
     with jax.enable_x64(True):
         whole, everything = evaluate(name, *sample()), sample()
@@ -200,7 +224,7 @@ def test_a_split_into_uneven_microbatches_is_the_same(name):
         same((loss, gradient), whole, metrics=False)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"gvpo", "trajectory_balance"}))
+@of_each_kind(sorted(set(LOSSES) - {"gvpo", "trajectory_balance"}))
 def test_packed_rows_equal_unpacked_ones(name):
     """Not of losses that compare rows of a group: a row has one group."""
     with jax.enable_x64(True):
@@ -224,13 +248,14 @@ def test_packed_rows_equal_unpacked_ones(name):
         )
 
 
-@every_loss
+# Op by op, as one debugs: a loss over tokens, one over sequences, one over the step.
+@of_each_kind(LOSSES, EAGER)
 def test_jit_equals_eager(name):
     with jax.enable_x64(True):
         same(evaluate(name, *sample()), evaluate(name, *sample(), how=op_by_op))
 
 
-@every_loss
+@of_each_kind(LOSSES, ("ppo_clip", "gspo", "trajectory_balance", "kl_cov"))
 def test_float32_equals_the_float64_oracle(name):
     with jax.enable_x64(True):
         narrow, wide = evaluate(name, *sample(jnp.float32)), evaluate(name, *sample())
@@ -279,7 +304,7 @@ def test_what_the_policy_would_hardly_sample_any_more_is_not_pushed_down_further
         sampler_logprobs=logp + jnp.array([[0.0, 0.6], [0.0, -0.6], [0.0, 0.6]]),
     ).check()
     outputs = PolicyOutputs(logp, jnp.zeros_like(logp))
-    loss, metrics = policy.ppo_clip(outputs, batch, max_sequence_kl=0.2)
+    loss, metrics = compiled(policy.ppo_clip)(outputs, batch, max_sequence_kl=0.2)
     kept = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
     np.testing.assert_array_equal(metrics["sequence_keep"], kept)
     np.testing.assert_allclose(loss, -kept * np.asarray(batch.advantages), rtol=1e-6)

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import Compiled, worked_example
 from golden_checks.common import response_batch
 
 from rljax.batch import Batch, FinishReason
 from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.losses import q_function as q
+from rljax.losses import q_function as op_by_op
 from rljax.losses.policy import PolicyOutputs
 
-F64 = jnp.float64
+q, F64 = Compiled(op_by_op), jnp.float64
 PLAIN = {"is_level": "off"}
 
 
@@ -77,7 +77,7 @@ def test_lambda_return_example():
     want, beta = x["outputs"], x["params"]["beta"]
     close(q.soft_rewards(logp, batch, beta=beta), want["soft_reward"])
     for lam, name in ((1.0, "G_lambda1"), (0.9, "G_lambda09"), (0.0, "G_lambda0")):
-        close(q.lambda_returns(batch, values, logprobs=logp, beta=beta, lam=lam), want[name])
+        close(op_by_op.lambda_returns(batch, values, logprobs=logp, beta=beta, lam=lam), want[name])
     for lam, name in ((1.0, "value_loss_lambda1"), (0.9, "value_loss_lambda09")):
         close(jnp.mean(q.dqo_value(values, batch, beta=beta, lam=lam, **PLAIN)[0]), want[name])
     close(
@@ -197,7 +197,7 @@ def test_lambda_returns_are_the_mixture_of_n_step_returns(bootstrap):
         finish_reason=[FinishReason.STOP, FinishReason.LENGTH, FinishReason.LENGTH]
     )
     for lam in (0.0, 0.6, 1.0):
-        got = q.lambda_returns(
+        got = op_by_op.lambda_returns(
             batch, batch.values, logprobs=logp, beta=0.3, lam=lam, bootstrap_truncated=bootstrap
         )
         for b in range(3):
@@ -277,7 +277,7 @@ def test_pushes_up_what_is_better_than_its_log_ratio_says(one_step):
         lambda a: jnp.sum(q.dqo_policy(policy_of(a), batch, beta=beta, one_step=one_step)[0])
     )(logp)
     v, r = np.asarray(batch.values), np.asarray(batch.rewards)
-    G = np.asarray(q.lambda_returns(batch, batch.values, logprobs=logp, beta=beta, lam=1.0))
+    G = np.asarray(op_by_op.lambda_returns(batch, batch.values, logprobs=logp, beta=beta, lam=1.0))
     later = v if one_step else G
     for b in range(3):
         at = np.flatnonzero(keep[b])

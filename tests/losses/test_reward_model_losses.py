@@ -7,13 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import Compiled, worked_example
 from golden_checks.common import response_batch
 from test_preference_losses import ROWS, close, float64, sample, sums, take  # noqa: F401
 
 from rljax.errors import InputError
-from rljax.losses import implicit_reward, policy, reward_model
+from rljax.losses import implicit_reward as implicit_op_by_op
+from rljax.losses import policy
+from rljax.losses import reward_model as op_by_op
 from rljax.losses.policy import PolicyOutputs
+
+reward_model, implicit_reward = Compiled(op_by_op), Compiled(implicit_op_by_op)
 
 # -- reward models
 

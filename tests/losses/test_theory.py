@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import compiled, lanes
 from golden_checks.common import response_batch
 
 from rljax.advantages import group_relative, rloo
@@ -38,7 +39,7 @@ def at_token(x):
     return jnp.stack([jnp.zeros_like(x), x], axis=1)
 
 
-@pytest.mark.parametrize("actions", [3, 7])
+@pytest.mark.parametrize("actions", lanes([3], [7]))
 @pytest.mark.parametrize("baseline", [0.0, 1.7])
 def test_the_score_function_estimate_is_the_gradient_of_the_expected_reward(actions, baseline):
     """Of a bandit with all actions enumerated: sum over a of pi(a) grad(loss of a) against central
@@ -56,7 +57,7 @@ def test_the_score_function_estimate_is_the_gradient_of_the_expected_reward(acti
         return jnp.sum(jax.lax.stop_gradient(jnp.exp(logprobs)) * loss[:, 1])
 
     with jax.enable_x64(True):
-        got = -np.asarray(jax.grad(estimate)(jnp.asarray(theta)))
+        got = -np.asarray(jax.jit(jax.grad(estimate))(jnp.asarray(theta)))
     step = 1e-6 * np.eye(actions)
     wanted = [(expected(theta + d) - expected(theta - d)) / 2e-6 for d in step]
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-9)
@@ -128,7 +129,8 @@ def test_importance_weights_give_means_under_the_other_policy():
     f = rng.normal(0, 1, actions)
     with jax.enable_x64(True):
         batch = one_token_each(ours, old_logprobs=ours, sampler_logprobs=theirs)
-        corrected, _ = rollout_correction(batch, mode="truncate", level="token", upper=1e6)
+        correct = compiled(rollout_correction)
+        corrected, _ = correct(batch, mode="truncate", level="token", upper=1e6)
     ratio = np.asarray(corrected.weights[:, 1])
     assert ratio.max() > 1.3 and ratio.min() < 0.7
     np.testing.assert_allclose(ratio, np.exp(ours - theirs), rtol=1e-9)
@@ -138,13 +140,13 @@ def test_importance_weights_give_means_under_the_other_policy():
 def test_a_ratio_that_nothing_bounds_blows_the_loss_up_and_a_clip_keeps_it():
     """The same batch, one token of which has become e^15 times as likely."""
     logprobs = jnp.array([-1.0, -0.5, -2.0, -0.1])
-    old = logprobs - jnp.array([0.05, -0.1, 0.0, 15.0])
+    old, clip = logprobs - jnp.array([0.05, -0.1, 0.0, 15.0]), compiled(ppo_clip)
     for advantage, bounded in ((1.0, True), (-1.0, False)):
         batch = one_token_each(logprobs, old_logprobs=old, advantages=jnp.full(4, advantage))
         policy = PolicyOutputs(at_token(logprobs), None)
-        clipped, _ = ppo_clip(policy, batch, dual_clip=None)
-        both, _ = ppo_clip(policy, batch, dual_clip=3.0)
-        free, _ = ppo_clip(policy, batch, clip_low=1.0, clip_high=1e9, dual_clip=None)
+        clipped, _ = clip(policy, batch, dual_clip=None)
+        both, _ = clip(policy, batch, dual_clip=3.0)
+        free, _ = clip(policy, batch, clip_low=1.0, clip_high=1e9, dual_clip=None)
         assert float(jnp.abs(free).max()) == pytest.approx(np.exp(15.0), rel=1e-4)
         # PPO's own clip bounds gains alone; a loss that grows is bounded by the dual clip.
         assert float(jnp.abs(clipped).max()) == (
@@ -170,10 +172,11 @@ def test_the_correlation_of_reward_and_length_is_pearsons():
         group=jnp.asarray(np.arange(rows) // 4, jnp.int32),
         finish_reason=jnp.zeros(rows, jnp.int32),
     )
-    got = sample_metrics(batch)["reward/length_correlation"]
+    described = jax.jit(sample_metrics)
+    got = described(batch)["reward/length_correlation"]
     assert float(got) == pytest.approx(np.corrcoef(scores, lengths)[0, 1], rel=1e-4)
     flat = batch.replace(rewards=jnp.where(batch.rewards != 0, 1.0, 0.0))
-    assert float(sample_metrics(flat)["reward/length_correlation"]) == 0.0
+    assert float(described(flat)["reward/length_correlation"]) == 0.0
 
 
 # -- groups: baselines, deviations, lengths
@@ -194,19 +197,19 @@ def gradient(batch: Batch, reduction) -> np.ndarray:
     def loss(logprobs):
         return jnp.sum(reduction(batch) * policy_gradient(PolicyOutputs(logprobs, None), batch)[0])
 
-    return np.asarray(jax.grad(loss)(jnp.zeros(batch.mask.shape)))
+    return np.asarray(jax.jit(jax.grad(loss))(jnp.zeros(batch.mask.shape)))
 
 
-@pytest.mark.parametrize("k", [2, 3, 4, 8])
+@pytest.mark.parametrize("k", lanes([2, 4], [3, 8]))
 def test_the_mean_of_the_others_is_the_mean_of_all_up_to_a_factor(k):
     """r - mean of the k - 1 others = k / (k - 1) (r - mean of all k)."""
     with jax.enable_x64(True):
         batch = rewarded(random(k).normal(size=k))
-        others, centred = rloo(batch), group_relative(batch, std="none")
+        others, centred = compiled(rloo)(batch), compiled(group_relative)(batch, std="none")
         np.testing.assert_allclose(centred, (k - 1) / k * others, rtol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", lanes([0], [1, 2]))
 def test_rloo_raises_samples_above_the_average_and_lowers_those_below(seed):
     """The loss falls where the log-prob of a sample above the mean rises, or of one below falls."""
     with jax.enable_x64(True):

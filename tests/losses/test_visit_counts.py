@@ -34,10 +34,11 @@ def searched():
 
 def test_it_is_the_cross_entropy_to_the_shares_of_the_visits(searched):
     model, params = roles_on(ONE)["actor"].model, roles_on(ONE)["actor"].state.params
-    policy = PolicyOutputs(*target_logprobs(model, params, searched, temperature=0.7))
-    logits = np.asarray(model.logits(params, searched), np.float64) / 0.7
+    found = jax.jit(lambda params, batch: target_logprobs(model, params, batch, temperature=0.7))
+    policy = PolicyOutputs(*found(params, searched))
+    logits = np.asarray(jax.jit(model.logits)(params, searched), np.float64) / 0.7
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    loss, metrics = visit_cross_entropy(policy, searched)
+    loss, metrics = jax.jit(visit_cross_entropy)(policy, searched)
     for b, t in np.argwhere(np.asarray(searched.mask) > 0):
         p, ids = np.asarray(searched.target_probs)[b, t, :2], np.asarray(searched.target_ids)[b, t]
         before = logp[b, t - 1]  # the state in which the token was chosen

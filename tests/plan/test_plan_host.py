@@ -8,7 +8,7 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
-from test_plan import tiny
+from test_plan import ONE_LAYER, tiny
 
 from rljax.config import with_overrides
 from rljax.plan.compiled import make_plan
@@ -77,8 +77,8 @@ def test_the_bytes_of_the_process_are_what_the_system_says():
 
 def test_a_plan_of_this_machine_says_what_the_process_takes():
     one = {"mesh.fsdp": 1, "mesh.tensor": 1, "mesh.data": 1}
-    config = with_overrides(tiny(), one, "test")
-    plan = make_plan(config, jax.devices()[:1], None, "1 x cpu", measure=True)
+    config = with_overrides(tiny(model=ONE_LAYER), one, "test")
+    plan = make_plan(config, jax.devices()[:1], None, "1 x cpu", only=("learn",), measure=True)
     out, text = json.loads(json.dumps(plan_json(plan))), plan_text(plan)
     assert out["process_peak_bytes"] == out["process_bytes"] + out["total"]
     assert out["process_bytes"] > 2**26 and "the process at its peak" in text

@@ -5,7 +5,7 @@ import types
 
 import jax
 import pytest
-from test_plan import tiny
+from test_plan import ONE_LAYER, tiny
 
 from rljax.errors import InputError
 from rljax.mesh import check_products
@@ -15,7 +15,7 @@ from rljax.setup import build as build_setup
 
 
 def counted(**settings):
-    config = tiny(mesh__fsdp=1, mesh__tensor=1)
+    config = tiny(model=ONE_LAYER, mesh__fsdp=1, mesh__tensor=1)
     config.model_settings = dataclasses.replace(config.model_settings, **settings)
     setup = build_setup(config, jax.devices()[:1])
     roles = abstract_roles(setup)

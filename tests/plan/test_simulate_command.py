@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from test_plan import tiny
+from test_plan import ONE_LAYER, tiny
 
 from rljax.command.launch import Given
 from rljax.command.plan import main
@@ -65,7 +65,7 @@ def test_a_chip_says_them_and_that_nothing_was_measured(capsys, tmp_path):
 
 def test_learning_is_what_the_compiler_counts():
     """At full length, the compute of the compiled program; shorter responses take their share."""
-    config = tiny(mesh__fsdp=1, mesh__tensor=1, mesh__data=8)
+    config = tiny(model=ONE_LAYER, mesh__fsdp=1, mesh__tensor=1, mesh__data=8)
     devices, chip = chips.local_devices()[0], chips.TPUS["v5e"]
     setup = abstract_setup(config, devices)
     passes = learning_passes(setup)
