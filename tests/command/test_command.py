@@ -184,29 +184,39 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
     code = (
         "import sys\n"
         "from rljax.command import main\n"
-        "try: main()\n"
-        "except SystemExit as end: print(end.code, 'jax' in sys.modules)\n"
+        "for line in sys.argv[1:]:\n"
+        "    try: main(line.split())\n"
+        "    except SystemExit as end: print(end.code, 'jax' in sys.modules)\n"
     )
-    for line, says in [
+    lines = [
         ("train quickstart --config.model=./nope --config.trackers=consol", "is not a folder"),
         ("plan quickstart --config.data.train=nope.jsonl --config.steps=-1", "does not exist"),
         ("inspect quickstart --config.dataflow=gpro", "did you mean grpo"),
         ("train quickstart --config.actor_optimizer.name=adamv", "did you mean adamw"),
-    ]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *line.split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            timeout=120,
-        )
-        assert done.stdout == "2 False\n" and says in done.stderr, done.stderr
-        assert "consol" not in line or "did you mean console" in done.stderr
-        assert "steps" not in line or "steps=-1: must be >= 0" in done.stderr
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(line for line, _ in lines)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        timeout=120,
+    )
+    assert done.stdout == "2 False\n" * len(lines), done.stderr
+    said = done.stderr.split("error: ")[1:]
+    assert len(said) == len(lines), done.stderr
+    for (_, says), error in zip(lines, said, strict=True):
+        assert says in error
+    assert "did you mean console" in said[0] and "steps=-1: must be >= 0" in said[1]
 
 
-def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_nothing():
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [(["completion", "bash"], 0), pytest.param(["completion", "dos"], 2, marks=pytest.mark.slow)],
+)
+def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_nothing(
+    words, exit_code
+):
     """Threads of XLA and TensorStore abort a process whose Python is being taken down."""
     code = (
         "import atexit, os, threading, time\n"
@@ -222,17 +232,16 @@ def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_not
         "atexit.register(print, 'exit function')\n"
         "main()\n"
     )
-    for words, exit_code in (["completion", "bash"], 0), (["completion", "dos"], 2):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-        )
-        assert done.returncode == exit_code
-        said = done.stdout.splitlines()
-        assert "thread" in said and said[-1] == "exit function" and "freed" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
+    assert done.returncode == exit_code
+    said = done.stdout.splitlines()
+    assert "thread" in said and said[-1] == "exit function" and "freed" not in done.stderr
 
 
 @pytest.mark.parametrize("home", NAMESPACES.values())

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPO, one_device_environment
+from conftest import REPO, lanes, one_device_environment
 from processes import alive, wait_until
 from tiny_folders import config as tiny_config
 from tiny_folders import one_device, tensors_of, write_folder
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_start_is_no_end_of_the_demo(folder, capsys):
     assert "the server ended" in (out := capsys.readouterr().out) and "--tokens" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", lanes([signal.SIGTERM], [signal.SIGINT]))
 def test_a_child_ends_with_the_demo(number, tmp_path):
     code = (
         "import sys, time; from rljax.command.real_demo import child\n"

@@ -84,14 +84,7 @@ def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path, wrong):
     assert {kind for kind, _ in WRONG.values()} <= MENDING.keys()
 
 
-SENT = (
-    "garbage",
-    "no pickle",
-    "a huge length",
-    "other values",
-    "a failed start",
-    "half a message",
-)
+SENT = ("garbage", "no pickle", "a huge length", "other values", "a failed start", "half a message")
 
 
 @pytest.mark.parametrize("told", lanes([("half a message", "other values")], [SENT]), ids=len)
