@@ -14,7 +14,7 @@ import tomllib
 import zipfile
 
 import pytest
-from conftest import REPO, one_device_environment
+from conftest import REPO, lanes, one_device_environment
 
 import rljax
 from rljax.command import COMMANDS
@@ -109,9 +109,11 @@ def test_what_stands_behind_two_dashes_is_another_commands():
     assert _print_config(["--print_config=changed", *given]) == ("changed", given)
 
 
-def test_print_config_prints_what_config_reads(rljax_command, tmp_path):
-    """Whole or in part, for every config that ships; with what the command line changed."""
-    for name in shipped_configs():
+@pytest.mark.parametrize("every", lanes([3], [1]))
+def test_print_config_prints_what_config_reads(rljax_command, tmp_path, every):
+    """Whole or in part, for each or every third config that ships; with what the command line
+    changed."""
+    for name in list(shipped_configs())[::every]:
         for how in ("", "=changed"):
             flags = ("--config.seed=7", "--config.trackers=console,wandb", f"--print_config{how}")
             code, out, _ = rljax_command("train", name, *flags)
@@ -306,6 +308,7 @@ def test_a_wheel_holds_configs_command_license_and_version(wheel):
     assert {path.name for path in wheel.iterdir()} == {"rljax", about.name}
 
 
+@pytest.mark.slow
 def test_the_command_works_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
 

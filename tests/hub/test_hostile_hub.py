@@ -123,7 +123,7 @@ WHEN = {
 QUICK = (
     *(("X-Repo-Commit", when) for when in ("always", "to GET", "of the listing")),
     *(("ETag", when) for when in ("to GET", "the second time", "of the listing")),
-    *(("X-Linked-Etag", when) for when in ("to HEAD", "to GET", "of the listing")),
+    *(("X-Linked-Etag", when) for when in ("to GET", "the second time", "of the listing")),
 )
 LIES = [*itertools.product(("ETag", "X-Linked-Etag", "X-Repo-Commit"), WHEN)]
 
