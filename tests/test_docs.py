@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import users_formulas
 import users_vine
-from conftest import REPO
+from conftest import REPO, lanes
 from golden_checks.common import response_batch
 from test_house import ORDER
 
@@ -126,6 +126,7 @@ def test_vineppo_as_a_rollout_of_a_users_file(tmp_path):
     assert later > 3 and 0 < np.mean(first) < 1 and np.any((first > 0) & (first < 1))
 
 
+@pytest.mark.slow
 def test_prime_as_a_dataflow_with_a_trained_role_of_a_users_file(tmp_path):
     config = tiny(
         dataflow="users_prime.prime(beta=0.1)",
@@ -228,17 +229,36 @@ def test_a_model_family_of_a_users_file():
         del families.FAMILIES["mine"]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_block_of_a_page_trains(name, tmp_path, monkeypatch):
-    (tmp_path / name).write_text(FILES[name])
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """shown(NAME) -> the config that the block of a page is for; the file itself is written."""
     monkeypatch.syspath_prepend(tmp_path)
-    fields = settings(FILES[name])
-    if "data__train" in fields:  # the task's own reward
-        fields["reward__function"] = ""
-    try:
-        done = Trained(tiny(**fields), tmp_path / "run")
-    finally:
-        sys.modules.pop(name.removesuffix(".py"), None)
+    names = []
+
+    def config_of(name: str) -> Config:
+        (tmp_path / name).write_text(FILES[name])
+        names.append(name.removesuffix(".py"))
+        fields = settings(FILES[name])
+        if "data__train" in fields:  # the task's own reward
+            fields["reward__function"] = ""
+        return tiny(**fields)
+
+    yield config_of
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_block_of_a_page_is_valid(name, shown):
+    validate(shown(name))
+
+
+QUICK = ("my_loss.py", "my_rollout.py", "my_prices.py", "my_squares.py")
+
+
+@pytest.mark.parametrize("name", lanes(QUICK, [name for name in FILES if name not in QUICK]))
+def test_a_block_of_a_page_trains(name, shown, tmp_path):
+    done = Trained(shown(name), tmp_path / "run")
     (row,) = done.metrics
     assert done.moved("actor") and row["grad_norm"] > 0
     assert SHOWN.get(name, "loss") in row, sorted(row)

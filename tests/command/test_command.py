@@ -14,7 +14,7 @@ import tomllib
 import zipfile
 
 import pytest
-from conftest import REPO, one_device_environment
+from conftest import REPO, lanes, one_device_environment
 
 import rljax
 from rljax.command import COMMANDS
@@ -109,9 +109,11 @@ def test_what_stands_behind_two_dashes_is_another_commands():
     assert _print_config(["--print_config=changed", *given]) == ("changed", given)
 
 
-def test_print_config_prints_what_config_reads(rljax_command, tmp_path):
-    """Whole or in part, for every config that ships; with what the command line changed."""
-    for name in shipped_configs():
+@pytest.mark.parametrize("every", lanes([3], [1]))
+def test_print_config_prints_what_config_reads(rljax_command, tmp_path, every):
+    """Whole or in part, for each or every third config that ships; with what the command line
+    changed."""
+    for name in list(shipped_configs())[::every]:
         for how in ("", "=changed"):
             flags = ("--config.seed=7", "--config.trackers=console,wandb", f"--print_config{how}")
             code, out, _ = rljax_command("train", name, *flags)
@@ -184,29 +186,39 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
     code = (
         "import sys\n"
         "from rljax.command import main\n"
-        "try: main()\n"
-        "except SystemExit as end: print(end.code, 'jax' in sys.modules)\n"
+        "for line in sys.argv[1:]:\n"
+        "    try: main(line.split())\n"
+        "    except SystemExit as end: print(end.code, 'jax' in sys.modules)\n"
     )
-    for line, says in [
+    lines = [
         ("train quickstart --config.model=./nope --config.trackers=consol", "is not a folder"),
         ("plan quickstart --config.data.train=nope.jsonl --config.steps=-1", "does not exist"),
         ("inspect quickstart --config.dataflow=gpro", "did you mean grpo"),
         ("train quickstart --config.actor_optimizer.name=adamv", "did you mean adamw"),
-    ]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *line.split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            timeout=120,
-        )
-        assert done.stdout == "2 False\n" and says in done.stderr, done.stderr
-        assert "consol" not in line or "did you mean console" in done.stderr
-        assert "steps" not in line or "steps=-1: must be >= 0" in done.stderr
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(line for line, _ in lines)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        timeout=120,
+    )
+    assert done.stdout == "2 False\n" * len(lines), done.stderr
+    said = done.stderr.split("error: ")[1:]
+    assert len(said) == len(lines), done.stderr
+    for (_, says), error in zip(lines, said, strict=True):
+        assert says in error
+    assert "did you mean console" in said[0] and "steps=-1: must be >= 0" in said[1]
 
 
-def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_nothing():
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [(["completion", "dos"], 2), pytest.param(["completion", "bash"], 0, marks=pytest.mark.slow)],
+)
+def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_nothing(
+    words, exit_code
+):
     """Threads of XLA and TensorStore abort a process whose Python is being taken down."""
     code = (
         "import atexit, os, threading, time\n"
@@ -222,17 +234,16 @@ def test_the_end_of_a_command_waits_for_threads_and_exit_functions_and_frees_not
         "atexit.register(print, 'exit function')\n"
         "main()\n"
     )
-    for words, exit_code in (["completion", "bash"], 0), (["completion", "dos"], 2):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-        )
-        assert done.returncode == exit_code
-        said = done.stdout.splitlines()
-        assert "thread" in said and said[-1] == "exit function" and "freed" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
+    assert done.returncode == exit_code
+    said = done.stdout.splitlines()
+    assert "thread" in said and said[-1] == "exit function" and "freed" not in done.stderr
 
 
 @pytest.mark.parametrize("home", NAMESPACES.values())
@@ -297,6 +308,7 @@ def test_a_wheel_holds_configs_command_license_and_version(wheel):
     assert {path.name for path in wheel.iterdir()} == {"rljax", about.name}
 
 
+@pytest.mark.slow
 def test_the_command_works_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import yaml
+from conftest import lanes
 
 from rljax.config import Config, changed_fields, field_names, to_dict, value_of
 from rljax.config.data_files import read_config, to_yaml
@@ -19,7 +20,13 @@ def variants(name: str) -> list[str]:
     return [name, f"{name}:tiny"] if '== "tiny"' in text or "presets/" in name else [name]
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+QUICK = ("quickstart", "drawn_digits", "json_output", "offline/dpo", "pipelines/post_training")
+QUICK += ("presets/dr_tulu", "presets/expert_iteration", "presets/prime", "real/sums")
+
+
+@pytest.mark.parametrize(
+    "name", lanes(QUICK, [name for name in shipped_configs() if name not in QUICK])
+)
 def test_every_config_that_ships_is_the_same_in_yaml_and_json(name, rljax_command, tmp_path):
     for path in variants(name):
         config = load_config_file(path)

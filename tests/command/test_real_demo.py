@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPO, one_device_environment
+from conftest import REPO, lanes, one_device_environment
 from processes import alive, wait_until
 from tiny_folders import config as tiny_config
 from tiny_folders import one_device, tensors_of, write_folder
@@ -72,16 +72,32 @@ def test_equal_and_different_answers_are_counted(capsys):
     assert "'sort the digits: 3 1 2': rljax 'b', serve 'x'" in out
 
 
-def test_both_clients_and_transformers_give_rljaxs_answers(folder, monkeypatch):
-    """One server, asked by the openai client and by the standard library."""
-    pytest.importorskip("openai"), pytest.importorskip("transformers"), pytest.importorskip("torch")
+@pytest.fixture(scope="module")
+def ours(folder):
+    """(what rljax answers, tokens of the longest prompt)"""
     row = dict(ground_truth="", data_source="", extra_info={})
     rows = [dict(row, prompt=prompt, index=i) for i, prompt in enumerate(PROMPTS)]
-    ours, longest = real_demo.rljax_answers(folder, rows, 8)
-    assert real_demo.transformers_answers(folder, PROMPTS, 8) == ours and len({*ours}) > 1
+    return real_demo.rljax_answers(folder, rows, 8)
+
+
+@pytest.mark.slow
+def test_transformers_gives_rljaxs_answers(folder, ours):
+    pytest.importorskip("transformers"), pytest.importorskip("torch")
+    assert real_demo.transformers_answers(folder, PROMPTS, 8) == ours[0]
+
+
+@pytest.mark.parametrize(
+    "clients", lanes([("http_client",)], [("openai_client", "http_client")]), ids="-".join
+)
+def test_a_server_gives_rljaxs_answers(folder, ours, monkeypatch, clients):
+    """One server, asked by the openai client and by the standard library."""
+    if "openai_client" in clients:
+        pytest.importorskip("openai")
+    (ours, longest), clients = ours, [getattr(real_demo, name) for name in clients]
+    assert len({*ours}) > 1
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # which no request goes through
     with real_demo.server(folder, longest + 8) as address:
-        for client in (real_demo.openai_client, real_demo.http_client):
+        for client in clients:
             ask = client(address)
             assert [ask("tiny", prompt, 8) for prompt in PROMPTS] == ours
 
@@ -99,7 +115,7 @@ def test_a_server_that_does_not_start_is_no_end_of_the_demo(folder, capsys):
     assert "the server ended" in (out := capsys.readouterr().out) and "--tokens" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", lanes([signal.SIGTERM], [signal.SIGINT]))
 def test_a_child_ends_with_the_demo(number, tmp_path):
     code = (
         "import sys, time; from rljax.command.real_demo import child\n"

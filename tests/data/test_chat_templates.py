@@ -177,8 +177,14 @@ REFUSED_ROWS = {
 READ_OTHERWISE = {"assistant_first", "blanks", "newlines", "special_in_text", "parts"}
 
 
-@pytest.mark.parametrize("marked", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+MASKS = [(family, marked) for family in FAMILIES for marked in (True, False)]
+SLOW_MASKS = {("llama3", False), ("qwen2_5", True), ("gemma", True), ("deepseek", True)}
+
+
+@pytest.mark.parametrize(
+    ("family", "marked"),
+    [pytest.param(*case, marks=[pytest.mark.slow] if case in SLOW_MASKS else []) for case in MASKS],
+)
 def test_masks_are_those_of_transformers(ours, theirs, family, marked):
     seen, rewritten, refused = 0, set(), set()
     for name, case in CORPUS.items():

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import tokenizers
+from conftest import lanes
 from family_tokenizers import byte_level_bpe, sentencepiece_bpe, write_folder
 from tool_families import FORMATS, SCHEMAS, calls_message, write_tool_family
 
@@ -88,7 +89,10 @@ def test_added_tokens_of_the_template_are_control_tokens(families):
         assert tokenizer.special_ids <= tokenizer.template_ids
 
 
-@pytest.mark.parametrize("family", FORMATS)
+QUICK = ("qwen3", "mistral", "gpt_oss", "gemma4")
+
+
+@pytest.mark.parametrize("family", lanes(QUICK, [name for name in FORMATS if name not in QUICK]))
 def test_no_text_of_a_tool_is_read_as_a_token_of_the_template(families, family):
     """Every way to ids has the tokens that it has for a harmless text, and no other."""
     tokenizer, rng = families[family], random.Random(f"tools of {family}")
@@ -119,7 +123,7 @@ def ways(tokenizer, log, answer):
     yield conversation.append(conversation.shortened(answer), look=False)[0]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma4"])
+@pytest.mark.parametrize("family", lanes(["qwen3", "mistral"], ["gemma4"]))
 def test_a_token_does_not_arise_from_several_pieces(families, family):
     """Parts of one content, and answers behind each other, are looked at together."""
     tokenizer, rng = families[family], random.Random(f"pieces of {family}")

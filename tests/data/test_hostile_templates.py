@@ -98,14 +98,12 @@ OTHER = {
     "lipsum": "{{ lipsum(10**9) }}",
     "refusal": "{{ raise_exception('x' * 10**7) }}",
 }
-SAMPLE = ("~", "lists", "batch", "bytes", "%", "constants of a filter", "macro")
-SAMPLE += ("loops over texts", "recursive loop")
+SAMPLE = ("lists", "bytes", "%", "macro", "loops over texts", "recursive loop")
+SAMPLE += ("output", "brackets", "blocks", "macro of itself", "include", "range")
 EVERY = {**MEMORY, **TIME, **OTHER}
 
 
-@pytest.mark.parametrize(
-    "name", lanes([*SAMPLE, *OTHER], [name for name in EVERY if name not in (*SAMPLE, *OTHER)])
-)
+@pytest.mark.parametrize("name", lanes(SAMPLE, [name for name in EVERY if name not in SAMPLE]))
 def test_a_bomb_is_refused_within_its_limits_and_the_next_template_is_served(name):
     started, used = time.process_time(), time.monotonic()
     with pytest.raises(InputError) as caught:

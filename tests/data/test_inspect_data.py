@@ -2,12 +2,8 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from conftest import REPO
 from rich.console import Console
 from tiny_tokenizer import FORGETFUL, write_tokenizer
 
@@ -121,17 +117,11 @@ def test_rows_of_a_stream_the_test_split_and_what_is_not_there(tmp_path):
         printed(config, split="test")
 
 
-def test_the_launcher_respects_no_color():
-    command = [
-        sys.executable,
-        "launchers/inspect_data.py",
-        "--config=configs/quickstart.py",
-        "--rows=1",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "NO_COLOR": "1", "FORCE_COLOR": "1"}
-    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "[[" in done.stdout and "32m" not in done.stdout and "counts: total=" in done.stdout
+def test_the_command_respects_no_color(rljax_command, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1"), monkeypatch.setenv("FORCE_COLOR", "1")
+    code, out, err = rljax_command("inspect", "quickstart", "--rows=1")
+    assert code == 0, err
+    assert "[[" in out and "32m" not in out and "counts: total=" in out
 
 
 CONVERSATIONS = [
@@ -168,23 +158,18 @@ def test_the_kind_of_rows_is_read_off_their_columns(tmp_path, row, dataflow):
     )
 
 
-def test_a_file_of_rows_and_a_model_are_enough(tmp_path):
+def test_a_file_of_rows_and_a_model_are_enough(tmp_path, rljax_command, monkeypatch):
     """rljax inspect DATA --model=M: what is learned, what ends a turn, lengths, what was split."""
     folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL + "{# greeting #}")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in CONVERSATIONS))
-    command = [
-        sys.executable,
-        "-m",
-        "rljax",
+    monkeypatch.chdir(tmp_path), monkeypatch.setenv("NO_COLOR", "1")
+    code, text, err = rljax_command(
         "inspect",
         str(tmp_path / "rows.jsonl"),
         f"--model={folder}",
         "--config.data.template_variables=greeting=true",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    text = done.stdout
+    )
+    assert code == 0, err
     assert text.count("--- example") == 3 and "[[42<|im_end|>]]" in text
     assert "a turn ends with '<|im_end|>' of the chat template, learned last" in text
     assert "decoding stops at '<|im_end|>' '<|endoftext|>'" in text

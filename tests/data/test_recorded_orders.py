@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import lanes
 
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.loader import Loader
@@ -157,7 +158,10 @@ def test_items_states_and_epochs_are_the_recorded_ones(recorded, tmp_path, name)
     require_equal(drawn(ORDERS[name](tmp_path), COUNT), recorded[name])
 
 
-@pytest.mark.parametrize("name", ORDERS)
+LONG = ("files.parquet in one window", "files.jsonl", "files.jsonl, seed 2")
+
+
+@pytest.mark.parametrize("name", lanes([name for name in ORDERS if name not in LONG], LONG))
 def test_a_run_goes_on_from_every_index(recorded, tmp_path, name):
     """Also in the middle of an epoch or a window, where a loader goes back, and from the states of
     an earlier version."""

@@ -121,18 +121,21 @@ def test_what_says_nothing_is_refused(tmp_path):
     assert held_out_fraction(config, "sort_digits()") == 0 == held_out_fraction(config, "b.jsonl")
 
 
-def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_path):
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory):
+    """(folder of a run, its data, the prompts that it held out)."""
+    folder = tmp_path_factory.mktemp("held_out")
     rows = [{"prompt": f"q{i}:", "completion": "a", "answer": "a"} for i in range(40)]
-    data = tmp_path / "rows.jsonl"
+    data = folder / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
-    CHARS.save(tmp_path / "tokenizer")
+    CHARS.save(folder / "tokenizer")
     config = Config(
         model="decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)",
         dataflow="sft",
         steps=1,
         trackers=(),
-        run_dir=str(tmp_path / "run"),
-        tokenizer=str(tmp_path / "tokenizer"),
+        run_dir=str(folder / "run"),
+        tokenizer=str(folder / "tokenizer"),
     )
     config.data.train, config.data.test_fraction = str(data), FRACTION
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 8, 2
@@ -140,19 +143,35 @@ def test_what_a_run_held_out_is_evaluated_and_never_sampled_for_training(tmp_pat
     config.reward.function, config.reward.workers = "exact_match()", 1
     rljax.train(config, devices=jax.devices()[:1])
     held = {r["prompt"] for r in load_prompts(str(data), "test", test_fraction=FRACTION)}
-    answers, samples = tmp_path / "answers.jsonl", tmp_path / "all.jsonl"
-    evaluate_saved(EvaluateOptions(config.run_dir, samples=0, answers=str(answers)))
+    return config.run_dir, str(data), held
+
+
+def prompts_of(file):
+    return {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
+
+
+def test_what_a_run_held_out_is_evaluated(held_out, tmp_path):
+    run, _, held = held_out
+    answers = tmp_path / "answers.jsonl"
+    evaluate_saved(EvaluateOptions(run, samples=0, answers=str(answers)))
+    assert prompts_of(answers) == held
+
+
+@pytest.mark.slow
+def test_what_a_run_held_out_is_never_sampled_for_training(held_out, tmp_path):
+    run, _, held = held_out
+    samples = tmp_path / "all.jsonl"
     rejection_sample(
-        RejectionOptions(
-            config.run_dir, str(tmp_path / "best.jsonl"), samples=1, trajectories=str(samples)
-        )
+        RejectionOptions(run, str(tmp_path / "best.jsonl"), samples=1, trajectories=str(samples))
     )
-    asked, sampled = (
-        {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
-        for file in (answers, samples)
-    )
-    assert asked == held and sampled and not sampled & held
-    compared = sample_comparisons(load_named_policy(config.run_dir), str(data))
+    sampled = prompts_of(samples)
+    assert sampled and not sampled & held
+
+
+@pytest.mark.slow
+def test_what_a_run_held_out_is_never_compared(held_out):
+    run, data, held = held_out
+    compared = sample_comparisons(load_named_policy(run), data)
     assert compared and not {row["prompt"] for row in compared} & held
 
 

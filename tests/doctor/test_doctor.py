@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, lanes
 
 import rljax
 from rljax.checkpoint.checkpoint import Checkpoints
@@ -184,7 +184,7 @@ def test_two_installs_of_rljax(doctor, here):
     assert str(here / "second") in found["rljax_twice"]["what"]
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("ours", lanes([False], [True]))
 def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, ours):
     """With ours beside it, and alone, as after `pip install rljax`."""
     metadata = [("rljax", "2.5"), *[("rljax_lm", rljax.__version__)] * ours]
@@ -314,20 +314,25 @@ def command(*words, **env):
     ("words", "env", "says"),
     [
         (("train", "quickstart"), {"JAX_PLATFORMS": "cuda"}, "pip install 'jax[cuda12]>=0.10'"),
-        (("evaluate", "no_run"), {"JAX_PLATFORMS": "gpuu"}, "export JAX_PLATFORMS=cpu"),
         (("serve", "no_run"), {"XLA_FLAGS": "--xla_foo=1"}, "take it out of XLA_FLAGS"),
-        (("chat", "no_run"), {"XLA_FLAGS": "--xla_tpu_foo=1"}, "LIBTPU_INIT_ARGS"),
-        (
-            ("train", "quickstart:tiny"),
-            {"XLA_FLAGS": "--xla_force_host_platform_device_count=abc"},
-            "platform_device_count=1 or more",
-        ),
-        (
-            ("train", "quickstart:tiny"),
-            {"XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_dump_hlo_as_text=maybe"},
-            "take --xla_dump_hlo_as_text out of XLA_FLAGS",
-        ),
         (("train", "quickstart:tiny"), {"JAX_DEBUG_NANS": "maybe"}, "unset JAX_DEBUG_NANS"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (("evaluate", "no_run"), {"JAX_PLATFORMS": "gpuu"}, "export JAX_PLATFORMS=cpu"),
+                (("chat", "no_run"), {"XLA_FLAGS": "--xla_tpu_foo=1"}, "LIBTPU_INIT_ARGS"),
+                (
+                    ("train", "quickstart:tiny"),
+                    {"XLA_FLAGS": "--xla_force_host_platform_device_count=abc"},
+                    "platform_device_count=1 or more",
+                ),
+                (
+                    ("train", "quickstart:tiny"),
+                    {"XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_dump_hlo_as_text=maybe"},
+                    "take --xla_dump_hlo_as_text out of XLA_FLAGS",
+                ),
+            )
+        ),
     ],
 )
 def test_a_command_that_needs_jax_says_so_in_one_line(words, env, says):
@@ -336,10 +341,14 @@ def test_a_command_that_needs_jax_says_so_in_one_line(words, env, says):
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not done.stdout
 
 
-def test_commands_that_need_none_answer_all_the_same():
+@pytest.mark.parametrize(
+    "words",
+    lanes([("config", "show", "quickstart")], [("configs",), ("train", "--help")]),
+    ids="-".join,
+)
+def test_commands_that_need_none_answer_all_the_same(words):
     wrong = {"JAX_PLATFORMS": "gpuu", "XLA_FLAGS": "--xla_foo=1"}
-    for words in (("configs",), ("train", "--help"), ("config", "show", "quickstart")):
-        assert command("-m", "rljax", *words, **wrong).returncode == 0, words
+    assert command("-m", "rljax", *words, **wrong).returncode == 0
 
 
 def test_an_old_jax_is_named(site):

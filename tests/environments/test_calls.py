@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import lanes
 from hostile_calls import long_texts, short_texts
 from tool_families import (
     FORMATS,
@@ -527,17 +528,19 @@ def test_the_answer_and_the_reasoning_of_a_reply():
 ALL = [*dict.fromkeys(FORMATS.values()), "python", "tag(name=('search', 'f'))", ""]
 
 
+@pytest.mark.parametrize("count", lanes([1_000], [10_000]))
 @pytest.mark.parametrize("name", ALL)
-def test_10000_hostile_texts_never_raise(name):
+def test_hostile_texts_never_raise(name, count):
     form = parser(name, None)
     problems = calls = 0
-    for text in short_texts(10_000, seed=1):
+    for text in short_texts(count, seed=1):
         parsed = form.parse(text, SCHEMAS)
         problems += bool(parsed.problem)
         calls += len(parsed.calls)
         assert isinstance(assistant_message(text, parsed)["content"], str)
-    assert not name or calls > 2, "the texts reach the calls"
-    assert problems > 100 or name in ("", "tag(name=('search', 'f'))")
+    many = count == 10_000
+    assert not many or not name or calls > 2, "the texts reach the calls"
+    assert problems > (100 if many else 5) or name in ("", "tag(name=('search', 'f'))")
 
 
 @pytest.mark.slow

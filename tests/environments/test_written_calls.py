@@ -7,6 +7,7 @@ import re
 import time
 
 import pytest
+from conftest import lanes
 from tool_families import write_tool_family
 from written_calls import (
     AMBIGUOUS,
@@ -27,11 +28,12 @@ ONE_CALL = ("llama3", "harmony", "gemma_code")  # to a turn
 FRONT = ("", "I look.\n", "<think>\nf?\n</think>\n\n", 'It\'s "x":\n')
 
 
+@pytest.mark.parametrize("count", lanes([500], [2_000]))
 @pytest.mark.parametrize("writer, name", READ)
-def test_2000_random_calls_are_read_as_they_were_written(writer, name):
+def test_random_calls_are_read_as_they_were_written(writer, name, count):
     form, rng = parser(name, None), random.Random(f"calls of {writer.__name__}")
     wrong, told_apart, mark = [], 0, OWN_MARK.get(writer)
-    for _ in range(2_000):
+    for _ in range(count):
         arguments = {k: random_value(rng) for k in rng.sample("abc", rng.randrange(4))}
         if mark and rng.random() < 0.1:
             arguments["c"] = random_text(rng) + mark + random_text(rng)
@@ -42,7 +44,7 @@ def test_2000_random_calls_are_read_as_they_were_written(writer, name):
         if not same and not (writer in AMBIGUOUS and ambiguous(writer, arguments)):
             wrong.append((arguments, parsed))
     assert wrong == []
-    assert told_apart > 50 or not mark
+    assert told_apart > count // 40 or not mark
 
 
 def ambiguous(writer, value) -> bool:
@@ -139,7 +141,7 @@ def test_a_block_without_an_end():
         assert call.arguments == {"code": code}
 
 
-@pytest.mark.parametrize("name", ["python", "gemma", "deepseek_v3", "qwen3_coder"])
+@pytest.mark.parametrize("name", lanes(["python", "qwen3_coder"], ["gemma", "deepseek_v3"]))
 def test_hostile_ends_take_linear_time(name):
     """Marks that end nothing: ten times as many take about ten times as long, 40 to leave room."""
     form = parser(name, None)

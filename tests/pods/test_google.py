@@ -266,7 +266,12 @@ def test_code_that_did_not_arrive_whole_is_refused(cloud, project, tmp_path):
     assert "did not arrive whole" in failed.stderr and "mine:0" in failed.stderr
 
 
-def test_bad_input_is_named_before_anything_is_asked_for(cloud, project):
+def test_bad_input_is_named_before_anything_is_asked_for(
+    cloud, project, rljax_command, monkeypatch
+):
+    monkeypatch.chdir(project)
+    for name, value in cloud.variables.items():
+        monkeypatch.setenv(name, value)
     for arguments, text in (
         (("up", "--zone=z"), "no --type"),
         (("up", "--type=v4-16"), "no --zone"),
@@ -278,7 +283,8 @@ def test_bad_input_is_named_before_anything_is_asked_for(cloud, project):
         (("up", *TPU, "--hosts=3"), "not read by pod up"),
         (("up", *TPU, "--", "train"), "not read by pod up"),
     ):
-        assert text in pod(cloud, project, *arguments, code=2).stderr, arguments
+        code, _, err = rljax_command("pod", *arguments)
+        assert code == 2 and text in err, arguments
     assert cloud.calls("create") == []
 
 

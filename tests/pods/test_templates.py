@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from conftest import REPO
+from conftest import REPO, lanes
 
 from rljax.errors import InputError
 from rljax.hosts.cluster import environment
@@ -24,14 +24,14 @@ TRAIN = ("train", "my config.py", "--config.steps=3")
 SCHEMA = json.loads(Path(__file__).with_name("jobset.schema.json").read_text())
 
 
-def rendered(*arguments, code=0):
+def rendered(*arguments):
     done = subprocess.run(
         [sys.executable, str(REPO / "launchers/pod.py"), *arguments, "--", *TRAIN],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == code, done.stderr
-    return done.stderr if code else done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # -- SLURM --
@@ -129,7 +129,9 @@ def test_a_job_of_two_nodes(slurm_job, tmp_path, code):
 # -- JobSet --
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version", lanes(["v5e", "v5p"], [name for name in VERSIONS if name not in ("v5e", "v5p")])
+)
 def test_a_jobset_of_every_shape_fits_the_schema(version):
     for shape, slices in itertools.product(topologies(version)[:12], (1, 4)):
         pod = read_pod(f"{version}:{'x'.join(map(str, shape))}", slices)
@@ -305,5 +307,6 @@ def test_a_task_of_skypilot(arguments):
         (("slrm",), "one of local, up"),
     ],
 )
-def test_what_cannot_be_rendered(arguments, text):
-    assert text in rendered(*arguments, code=2)
+def test_what_cannot_be_rendered(arguments, text, rljax_command):
+    code, out, err = rljax_command("pod", *arguments, "--", *TRAIN)
+    assert code == 2 and out == "" and text in err

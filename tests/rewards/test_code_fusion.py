@@ -235,25 +235,25 @@ def test_retry_after_is_kept(server):
     assert second - first >= 1.0
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {},
-        {"status": "SandboxError", "message": "no pod"},
-        {"status": "Success", "run_result": None},
-        {"status": "Success", "run_result": "Finished"},
-        {"status": "Success", "run_result": {**GOOD, "stdout": 3}},
-        {"status": "Success", "run_result": {**GOOD, "return_code": "0"}},
-        {"status": "Success", "run_result": {**GOOD, "return_code": True}},
-        {"status": "Success", "run_result": {**GOOD, "execution_time": float("nan")}},
-        {"status": "Failed", "run_result": GOOD},
-    ],
+NO_ANSWERS = (
+    {},
+    {"status": "SandboxError", "message": "no pod"},
+    {"status": "Success", "run_result": None},
+    {"status": "Success", "run_result": "Finished"},
+    {"status": "Success", "run_result": {**GOOD, "stdout": 3}},
+    {"status": "Success", "run_result": {**GOOD, "return_code": "0"}},
+    {"status": "Success", "run_result": {**GOOD, "return_code": True}},
+    {"status": "Success", "run_result": {**GOOD, "execution_time": float("nan")}},
+    {"status": "Failed", "run_result": GOOD},
 )
-def test_an_answer_that_says_nothing_of_the_program_is_no_score(server, answer):
-    server.faults[:] = [answer] * 9
+
+
+def test_an_answer_that_says_nothing_of_the_program_is_no_score(server):
     with RewardPool(f"sandbox_fusion(url={server.url!r})", workers=1) as pool:
-        (found,) = pool.score([{"response": ADD, "ground_truth": json.dumps(IO)}])
-    assert found.status == "error" and "EndpointError" in found.message, found
+        for answer in NO_ANSWERS:
+            server.faults[:] = [answer] * 9
+            (found,) = pool.score([{"response": ADD, "ground_truth": json.dumps(IO)}])
+            assert found.status == "error" and "EndpointError" in found.message, (answer, found)
 
 
 def test_exhausted_attempts_are_an_error_and_never_a_zero(server):

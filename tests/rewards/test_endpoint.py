@@ -140,7 +140,7 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
     wanted, samples = {}, []
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(
-            RewardPool("judges.elsewhere(timeout_s=2.0)", workers=8, timeout_s=9.0)
+            RewardPool("judges.elsewhere(timeout_s=2.0)", workers=4, timeout_s=9.0)
         )
         for name, (answer, kind) in SERVED.items():
             wanted[name] = kind, stack.enter_context(serving(answer)).base_url
@@ -162,6 +162,7 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
         assert score.value == 0.5 if score.status == "ok" else math.isnan(score.value), name
 
 
+@pytest.mark.slow
 def test_two_hundred_samples_of_which_a_fifth_fail():
     """The fault is a function of the sample, so every count is known."""
     faults = ((500, {}, {}), (400, {}, {}), (200, {}, b"{"), (200, {}, completion('{"score": 99}')))

@@ -144,14 +144,19 @@ CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": 
     [
         ("unique_letters", ("aab", "abc"), CHAT, (2, 3)),
         ("boxed_is", (r"\boxed{4}", r"\boxed{5}", "4"), None, (1, 0, 0)),
-        ("longer_than_prompt", ("4", "four"), None, (0, 1)),
-        ("accuracy", ("4", "5"), None, (1, 0)),
         ("by_answer", ("4", "5", "4"), None, (3, 0, 3)),
-        ("no_kwargs(weight=0.5)", ("4", "5"), None, (1.5, 1.5)),
         ("several", ("a", "b", "c"), CHAT, (3, 3, 3)),
-        ("compute_score", ("4 ", "5"), None, (1, 0)),
         ("score_dict", ("4", "5"), CHAT, (1, -1)),
         ("weighed(weight=2.0)", ("4", "5"), None, (2, 0)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("longer_than_prompt", ("4", "four"), None, (0, 1)),
+                ("accuracy", ("4", "5"), None, (1, 0)),
+                ("no_kwargs(weight=0.5)", ("4", "5"), None, (1.5, 1.5)),
+                ("compute_score", ("4 ", "5"), None, (1, 0)),
+            )
+        ),
     ],
 )
 def test_it_is_accepted_as_it_is(score, text, responses, messages, values):
@@ -280,6 +285,7 @@ def score_text(text, *responses):
         return pool.score([{**sample, "response": response} for response in responses])
 
 
+@pytest.mark.slow
 def test_a_member_over_a_limit_is_no_score_of_its_siblings(score):
     """A late member takes the group's worker with it: the group is masked, not paid as late. One
     that runs out of memory is its own."""

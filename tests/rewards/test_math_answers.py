@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from conftest import lanes
 from hostile_math import hostile_responses, kinds
 
 from rljax.errors import InputError
@@ -354,10 +355,10 @@ def test_an_answer_that_cannot_be_compared_scores_nothing():
 REFERENCES = ("5", r"\frac{x}{2}+1", "x^2=4", r"\{1,2\}", r"(-\infty,3]", "x<3")
 
 
-def score_hostile(count: int):
-    """Scores `count` hostile responses: each has a score, so that none escapes a bad one by being
-    late."""
-    names, responses = zip(*hostile_responses(count), strict=True)
+def score_hostile(pairs):
+    """Scores hostile responses, with their kinds: each has a score, so that none escapes a bad one
+    by being late."""
+    names, responses = zip(*pairs, strict=True)
     samples = [
         {"response": text, "ground_truth": REFERENCES[i % len(REFERENCES)]}
         for i, text in enumerate(responses)
@@ -374,8 +375,23 @@ def score_hostile(count: int):
     }
 
 
-def test_hostile_strings_are_scored_and_score_nothing():
-    right = score_hostile(len(kinds()))
+# Kinds that keep a worker for a second or more.
+LONG = {
+    "inequality",
+    "nested subscripts",
+    "product of matrices",
+    "set",
+    "tower of e",
+    "tower of names",
+    "unordered set",
+}
+
+
+@pytest.mark.parametrize("left_out", lanes([LONG], [set()]), ids=len)
+def test_hostile_strings_are_scored_and_score_nothing(left_out):
+    assert kinds().keys() >= LONG
+    pairs = hostile_responses(len(kinds()))
+    right = score_hostile([one for one in pairs if one[0].partition(",")[0] not in left_out])
     # What says 5, and only where 5 is the reference.
     assert set(right) <= {
         "nested boxes",
@@ -393,4 +409,4 @@ def test_hostile_strings_are_scored_and_score_nothing():
 
 @pytest.mark.slow
 def test_ten_thousand_hostile_strings():
-    score_hostile(10_000)
+    score_hostile(hostile_responses(10_000))

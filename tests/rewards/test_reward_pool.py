@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
+from conftest import lanes
 from processes import alive, children, wait_until
 
 from rljax import rewards
@@ -110,6 +111,24 @@ def act(tmp_path, monkeypatch):
     return "user_rewards.act"
 
 
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory):
+    """pools(NAME) -> a pool with one worker for a reward of that module, the same at each call."""
+    folder, made = tmp_path_factory.mktemp("rewards"), {}
+    (folder / "shared_rewards.py").write_text(USER_REWARDS)
+    sys.path.insert(0, str(folder))
+
+    def pool_of(text: str) -> RewardPool:
+        if text not in made:
+            made[text] = RewardPool(f"shared_rewards.{text}", workers=1, timeout_s=1.0)
+        return made[text]
+
+    yield pool_of
+    for pool in made.values():
+        pool.close()
+    sys.path.remove(str(folder))
+
+
 def samples(*responses):
     return [{"response": response} for response in responses]
 
@@ -137,11 +156,11 @@ def test_scores_come_back_in_order():
 @pytest.mark.parametrize(
     "response, status, message",
     [
-        ("hang", "timeout", "over the limit of 1.0 s"),
+        pytest.param("hang", "timeout", "over the limit of 1.0 s", marks=pytest.mark.slow),
         ("hang in C", "timeout", "over the limit of 1.0 s"),
         ("os._exit", "error", "exit code 3"),
         ("segfault", "error", "signal 11"),
-        ("killed", "error", "signal 9"),
+        pytest.param("killed", "error", "signal 9", marks=pytest.mark.slow),
         ("raise", "error", "ValueError: no luck"),
         ("raise what cannot be shown", "error", "Hostile"),
         ("sys.exit", "error", "SystemExit: bye"),
@@ -154,26 +173,33 @@ def test_scores_come_back_in_order():
         ("return 10**400", "error", "OverflowError"),
     ],
 )
-def test_a_failure_is_named_and_is_no_score_and_harms_no_neighbour(act, response, status, message):
-    with RewardPool(act, workers=1, timeout_s=1.0) as pool:
-        bad = pool.score(samples("a", "b", response, *"cdefghijk"))  # six of them in one chunk
-        assert statuses(bad) == ["ok", "ok", status, *["ok"] * 9]
-        assert math.isnan(bad[2].value) and bad[2].parts == {} and message in bad[2].message
-        assert bad[2].seconds < 30  # the deadline holds, whatever the reward does
-        assert statuses(pool.score(samples("e", "f"))) == ["ok", "ok"]
+def test_a_failure_is_named_and_is_no_score_and_harms_no_neighbour(
+    pools, response, status, message
+):
+    pool = pools("act")
+    bad = pool.score(samples("a", "b", response, *"cdefghijk"))  # six of them in one chunk
+    assert statuses(bad) == ["ok", "ok", status, *["ok"] * 9]
+    assert math.isnan(bad[2].value) and bad[2].parts == {} and message in bad[2].message
+    assert bad[2].seconds < 30  # the deadline holds, whatever the reward does
+    assert statuses(pool.score(samples("e", "f"))) == ["ok", "ok"]
 
 
-@pytest.mark.parametrize("response", ["hang in C", "recurse", "allocate", "segfault", "killed"])
-def test_a_sample_over_a_limit_has_the_score_that_its_reward_declares(act, response):
+@pytest.mark.parametrize(
+    "response", lanes(["hang in C", "recurse", "allocate", "segfault"], ["killed"])
+)
+def test_a_sample_over_a_limit_has_the_score_that_its_reward_declares(pools, response):
     """What passes a limit of time, memory or stack chose its response: it must not pay."""
-    late = act.replace("act", "late")
-    with RewardPool(f"{late}(worst=-5)", workers=1, timeout_s=0.7) as pool:
-        first, bad, last = pool.score(samples("a", response, "b"))
-        assert (first.status, last.status) == ("ok", "ok")
-        assert not first.over_limit and not last.over_limit
-        assert (bad.status, bad.value, bad.over_limit) == ("ok", -5.0, True)
-        assert bad.parts == {"score": -5.0, "part": 0.5} and bad.message
-        assert statuses(pool.score(samples("raise", "os._exit"))) == ["error"] * 2  # its own fault
+    first, bad, last = pools("late(worst=-5)").score(samples("a", response, "b"))
+    assert (first.status, last.status) == ("ok", "ok")
+    assert not first.over_limit and not last.over_limit
+    assert (bad.status, bad.value, bad.over_limit) == ("ok", -5.0, True)
+    assert bad.parts == {"score": -5.0, "part": 0.5} and bad.message
+
+
+def test_a_fault_of_a_rewards_own_is_no_limit(pools):
+    """Though it declares what a sample over a limit is worth."""
+    found = pools("late(worst=-5)").score(samples("raise", "os._exit"))
+    assert statuses(found) == ["error"] * 2
 
 
 @pytest.mark.slow
@@ -234,16 +260,17 @@ def test_a_declaration_that_is_no_score_is_refused_before_anything_starts(act):
 
 
 def test_mixed_faults_keep_their_places(act):
-    kinds = {"hang": "timeout", "os._exit": "error", "raise": "error", "return {}": "error"}
+    # (A hang that waits costs no processor: one that does not, too, is killed by the clock.)
+    kinds = {"sleep 600": "timeout", "os._exit": "error", "raise": "error", "return {}": "error"}
     responses = [f"return {i}" for i in range(200)]
     expected = ["ok"] * 200
     for i, kind in enumerate(kinds):
         for place in (7 + 13 * i, 8 + 13 * i, 120 + 20 * i):  # neighbours, and late ones
             responses[place], expected[place] = kind, kinds[kind]
-    with RewardPool(act, workers=3, timeout_s=0.7) as pool:
-        for _ in range(2):  # the pool survives, and forgets
-            scores = pool.score(samples(*responses))
-            assert statuses(scores) == expected
+    with RewardPool(act, workers=2, timeout_s=0.7) as pool:
+        for count in (200, 40):  # the pool survives, and forgets
+            scores = pool.score(samples(*responses[:count]))
+            assert statuses(scores) == expected[:count]
             assert all(s.value == i for i, s in enumerate(scores) if s.status == "ok")
 
 
@@ -268,7 +295,7 @@ def test_the_deadline_holds_for_a_sample_that_begins_after_the_parent_looked(act
 
 
 def test_prints_do_not_reach_the_protocol_or_the_parents_stdout(act, capfd):
-    with RewardPool(act) as pool:
+    with RewardPool(act, workers=1) as pool:
         assert statuses(pool.score(samples("print", "print", "a"))) == ["ok"] * 3
     out, err = capfd.readouterr()
     assert out == "" and "raw bytes" in err
@@ -324,10 +351,10 @@ def test_the_memory_of_a_worker_is_bounded(act):
             RewardPool(act, memory_gb=bad)
 
 
-def test_a_reward_that_forks_does_not_answer_twice(act):
-    with RewardPool(act, workers=1) as pool:
-        assert statuses(pool.score(samples("a", "fork", "b", "fork", "c"))) == ["ok"] * 5
-        assert len(pids(pool.score(samples("a", "b")))) == 1
+def test_a_reward_that_forks_does_not_answer_twice(pools):
+    pool = pools("act")
+    assert statuses(pool.score(samples("a", "fork", "b", "fork", "c"))) == ["ok"] * 5
+    assert len(pids(pool.score(samples("a", "b")))) == 1
 
 
 @pytest.mark.slow
@@ -350,14 +377,14 @@ def test_a_dead_idle_worker_is_replaced_and_nobody_is_blamed(act):
         assert statuses(pool.score(samples("a", "b"))) == ["ok", "ok"]
 
 
-def test_workers_leave_ctrl_c_and_sigterm_to_the_parent(act):
-    with RewardPool(act, workers=1) as pool:
-        (pid,) = pids(pool.score(samples("a")))
-        assert os.getpgid(pid) != os.getpgid(0)  # the terminal's Ctrl-C does not reach it
-        for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(pid, number)
-        time.sleep(0.1)
-        assert pids(pool.score(samples("a"))) == {pid}
+def test_workers_leave_ctrl_c_and_sigterm_to_the_parent(pools):
+    pool = pools("act")
+    (pid,) = pids(pool.score(samples("a")))
+    assert os.getpgid(pid) != os.getpgid(0)  # the terminal's Ctrl-C does not reach it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+    time.sleep(0.1)
+    assert pids(pool.score(samples("a"))) == {pid}
 
 
 def test_a_ctrl_c_in_mid_score_leaves_a_usable_pool(act):
@@ -402,16 +429,16 @@ def test_a_pool_outlives_the_thread_that_made_it_and_serves_several(act):
     assert results == {n: [float(n)] * 50 for n in range(4)}
 
 
-def test_what_was_submitted_is_scored_while_the_caller_does_other_things(act):
-    with RewardPool(act, workers=2) as pool:
-        pending = [pool.submit(samples(f"return {i}", "sleep 0.05")) for i in range(20)]
-        assert pool.score(samples("return 77"))[0].value == 77.0
-        found = [each.result() for each in reversed(pending)][::-1]
-        assert [first.value for first, _ in found] == [float(i) for i in range(20)]
-        assert found[3] == pending[3].result()  # asked again
-        ends = [score.ended_s for each in found for score in each]
-        assert all(0 <= time.monotonic() - end < 60 for end in ends)
-        assert pool.submit([]).result() == []
+def test_what_was_submitted_is_scored_while_the_caller_does_other_things(pools):
+    pool = pools("act")
+    pending = [pool.submit(samples(f"return {i}", "sleep 0.05")) for i in range(20)]
+    assert pool.score(samples("return 77"))[0].value == 77.0
+    found = [each.result() for each in reversed(pending)][::-1]
+    assert [first.value for first, _ in found] == [float(i) for i in range(20)]
+    assert found[3] == pending[3].result()  # asked again
+    ends = [score.ended_s for each in found for score in each]
+    assert all(0 <= time.monotonic() - end < 60 for end in ends)
+    assert pool.submit([]).result() == []
 
 
 def test_what_is_cancelled_does_not_keep_others_waiting(act):
@@ -474,10 +501,10 @@ def test_the_clock_of_a_worker_is_never_read_half_written():
 
 def test_nothing_is_left_after_close(act):
     before = children(os.getpid())
-    pool = RewardPool(act, workers=3, timeout_s=0.5)
+    pool = RewardPool(act, workers=2, timeout_s=0.5)
     started = children(os.getpid()) - before
-    assert len(started) == 3
-    pool.score(samples("hang", "os._exit", "a"))
+    assert len(started) == 2
+    pool.score(samples("sleep 600", "os._exit", "a"))
     pool.close()
     pool.close()
     assert children(os.getpid()) == before  # no zombie either
@@ -553,7 +580,7 @@ def test_a_module_in_the_working_folder_is_found_by_replacements_too(act, tmp_pa
 
 
 def test_workers_start_no_thread_pools_and_touch_no_accelerator(act):
-    with RewardPool("user_rewards.environment") as pool:
+    with RewardPool("user_rewards.environment", workers=1) as pool:
         assert pool.score(samples("a"))[0].value == 1.0
 
 
@@ -587,15 +614,15 @@ def test_options_are_checked():
             RewardPool("exact_match", **options)
 
 
-def test_a_sample_that_cannot_be_sent_is_named(act):
-    with RewardPool(act) as pool:
-        good = {"response": "return 1", "prompt": lambda: None}  # not declared: not sent
-        assert [s.value for s in pool.score([good])] == [1.0]
-        bad = {"response": "a", "extra_info": lambda: None}
-        with pytest.raises(InputError, match="field 'extra_info' of sample 1 cannot be sent"):
-            pool.score([good, bad])
-        with pytest.raises(InputError, match="needs 'response', which this sample lacks"):
-            pool.score([good, {"prompt": "a"}])
-        with pytest.raises(InputError, match="sample 0 is not a mapping"):
-            pool.score(["a"])
-        assert [s.value for s in pool.score([good])] == [1.0]
+def test_a_sample_that_cannot_be_sent_is_named(pools):
+    pool = pools("act")
+    good = {"response": "return 1", "prompt": lambda: None}  # not declared: not sent
+    assert [s.value for s in pool.score([good])] == [1.0]
+    bad = {"response": "a", "extra_info": lambda: None}
+    with pytest.raises(InputError, match="field 'extra_info' of sample 1 cannot be sent"):
+        pool.score([good, bad])
+    with pytest.raises(InputError, match="needs 'response', which this sample lacks"):
+        pool.score([good, {"prompt": "a"}])
+    with pytest.raises(InputError, match="sample 0 is not a mapping"):
+        pool.score(["a"])
+    assert [s.value for s in pool.score([good])] == [1.0]
