@@ -43,11 +43,6 @@ def decoder(
     )
 
 
-# The first four characters of the alphabet of a task with images: an image's token, a video's, and
-# what stands before and after an image.
-IMAGE_CHARACTERS = "\u25a3\u25a4\u27e6\u27e7"
-
-
 @contract(safe=True)
 def vision_decoder(
     vocab_size: int,
@@ -69,7 +64,8 @@ def vision_decoder(
     vision_heads: int = 4,
 ) -> ModelConfig:
     """Returns a model with images of any size, qwen3_vl or qwen2_5_vl, for a task whose alphabet
-    begins with IMAGE_CHARACTERS; sizes of patches are in pixels, 2 x 2 patches are a token."""
+    begins with IMAGE_CHARACTERS of rljax.tasks.pictures; sizes of patches are in pixels, 2 x 2
+    patches are a token."""
     third = head_dim // 8  # rotary pairs that rotate with rows, and as many with columns
     text = {
         "hidden_size": embed,

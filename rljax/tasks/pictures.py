@@ -7,8 +7,11 @@ import numpy as np
 from rljax.contracts import contract
 from rljax.data.images.columns import MARK
 from rljax.data.online.stream import Stream
-from rljax.models.builtin import IMAGE_CHARACTERS
 from rljax.tasks.task import Task, check_range
+
+# The first four characters of the alphabet of a task with images for a built-in model: an image's
+# token, a video's, and what stands before and after an image.
+IMAGE_CHARACTERS = "\u25a3\u25a4\u27e6\u27e7"
 
 # Segments of a display: top, two upper sides, middle, two lower sides, bottom, as (row, column,
 # height, width) in a box of 5 x 3.

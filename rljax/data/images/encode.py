@@ -162,7 +162,7 @@ def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
                 value=number,
                 rule="images stand in a text as these tokens",
                 fix="use the tokenizer that came with the model; of a built-in model a task whose "
-                "alphabet begins with rljax.models.builtin.IMAGE_CHARACTERS",
+                "alphabet begins with rljax.tasks.pictures.IMAGE_CHARACTERS",
             )
     return ImageReader(vision, processing, names["image"], names["start"], names["end"])
 
