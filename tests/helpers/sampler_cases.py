@@ -29,6 +29,11 @@ def tiny(window: int = 0, **changes) -> Model:
     return Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
 
 
+def shallow(**changes) -> Model:
+    """The same of one layer, for what is not of its layers: decoding unrolls them."""
+    return tiny(**dict(layers=1, kinds=()) | changes)
+
+
 @functools.cache
 def weights(model: Model, seed: int = 3):
     return model.init(jax.random.key(seed))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, lanes
 from tiny_run import tiny_config
 
 from rljax import rollout as rollouts
@@ -36,6 +36,8 @@ EPISODES = dict(
 )
 FLIGHT = dict(rollouts__max_staleness=1, rollouts__clock="logical(2)", sampler__slots=12)
 PRICE = 0.125
+# Of its 20,000 prompts a run reads a few: all are encoded when it is built.
+FEW_PROMPTS = "sort_digits(digits=5, prompts=800)"
 # Rollouts of a user beside those of the page.
 MORE = '''
 from my_prices import priced
@@ -51,7 +53,8 @@ def my_search(prompts, key, cfg, *, actor, sample, price: float = 0.01):
 
 
 def silent_search(prompts, key, cfg, *, actor, sample):
-    return search(prompts, key, cfg, actor=actor, sample=sample, method=METHOD)
+    method = "best_of_n(samples=1)"
+    return search(prompts, key, cfg, actor=actor, sample=sample, method=method)
 
 
 TREE = turn_tree.contract["tree"](dict(branches=2, at=(1,)))
@@ -105,6 +108,7 @@ def first_step(folder, collect: str, **fields):
         sft__steps=0,
         evaluate__every_steps=0,
         model=MODEL,
+        data__train=FEW_PROMPTS,
         batch__sequences_per_optimizer_step=16,
         algorithm__collect=collect,
         algorithm__policy_loss="cispo(behaviour='sampler')",
@@ -132,42 +136,90 @@ def assert_priced(plain: Batch, paid: Batch) -> None:
     np.testing.assert_allclose(sums, cost, atol=1e-6)
 
 
+WHERE = {
+    "responses": {},
+    "episodes": EPISODES,
+    "responses in flight": FLIGHT,
+    "episodes in flight": EPISODES | FLIGHT,
+}
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [{}, EPISODES, FLIGHT, EPISODES | FLIGHT],
-    ids=["responses", "episodes", "responses in flight", "episodes in flight"],
+    "where", lanes(["responses in flight"], ["responses", "episodes", "episodes in flight"])
 )
-def test_a_users_rollout_wraps_sample(tmp_path, fields):
+def test_a_users_rollout_wraps_sample(tmp_path, where):
     """The samples are those of `once`, and every one pays for its tokens."""
+    fields = WHERE[where]
     plain = first_batch(tmp_path / "plain", "once()", **fields)
     paid = first_batch(tmp_path / "paid", f"my_prices.my_prices(price={PRICE})", **fields)
     assert_priced(plain, paid)
 
 
-@pytest.mark.parametrize("fields", [{}, FLIGHT], ids=["at once", "in flight"])
-def test_what_is_wrapped_is_handed_on_to_vine(tmp_path, fields):
+@pytest.mark.parametrize("when", lanes(["at once"], ["in flight"]))
+def test_what_is_wrapped_is_handed_on_to_vine(tmp_path, when):
     """Continuations have no price, so values are those of `vine`."""
+    fields = FLIGHT if when == "in flight" else {}
     plain = first_batch(tmp_path / "plain", "vine()", **fields)
     paid = first_batch(tmp_path / "paid", f"my_prices.my_priced_vine(price={PRICE})", **fields)
     assert_priced(plain, paid)
     np.testing.assert_array_equal(plain.values, paid.values)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "fields"),
-    [
-        ("search(method='mcts(simulations=4, width=4)')", "my_more.my_search", {}),
-        ("turn_tree()", "my_more.my_tree", EPISODES | dict(batch__samples_per_prompt=6)),
-    ],
-    ids=["search", "turn_tree"],
-)
-def test_what_is_wrapped_is_handed_on(tmp_path, theirs, ours, fields):
-    """Both are played at once, so in flight they are refused, also where nothing was declared."""
-    rows = dict(batch__sequences_per_optimizer_step=4 * fields.get("batch__samples_per_prompt", 4))
-    fields = fields | rows
+OF_SIX = dict(batch__samples_per_prompt=6, batch__sequences_per_optimizer_step=24)
+HANDED_ON = {
+    "search": ("search(method='mcts(simulations=4, width=4)')", "my_more.my_search", {}),
+    "turn_tree": ("turn_tree()", "my_more.my_tree", EPISODES | OF_SIX),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollout", HANDED_ON)
+def test_what_is_wrapped_is_handed_on(tmp_path, rollout):
+    theirs, ours, fields = HANDED_ON[rollout]
     plain = first_batch(tmp_path / "plain", theirs, **fields)
     paid = first_batch(tmp_path / "paid", f"{ours}(price={PRICE})", **fields)
     assert_priced(plain, paid)
+
+
+def test_a_wrapper_is_asked_by_rollouts_that_need_more():
+    """By a search with the searching actor, by trees with the tree; the player is the same."""
+    asked, played = [], []
+    row, report = Batch(*np.ones((4, 1, 2), np.int32)), RewardReport()
+
+    class Player:
+        rows = 1
+
+        def play(self, actor, prompts, key, sampling, **options):
+            played.append((actor, options["n"], options["tree"]))
+            return row, RewardReport()
+
+        def outcome_alone(self):
+            return self
+
+    def function(prompts, key, **options):
+        asked.append(options)
+        return plain(prompts, key, **options)[0], report
+
+    plain = TrajectorySampler(Player(), "actor", Sampling(max_response_tokens=2), None)
+    given = dict(sample=plain.wrapped(function))
+    cfg = SimpleNamespace(samples_per_prompt=6, reward_shaping=())
+    prompts = SimpleNamespace(records=(0, 1), select=tuple)
+    actor = SimpleNamespace(model=SimpleNamespace(mesh=None))
+    done = rollouts.search(prompts, None, cfg, actor=actor, **given)
+    assert done.batch is row and done.report is report
+    searching = asked[0]["actor"]
+    assert searching.actor is actor and played[0] == (searching, 6, None)
+    done = rollouts.turn_tree(prompts, None, cfg, **given)
+    assert done.batch is row and done.report is report
+    tree = asked[1]["tree"]
+    assert tree.branches == 2 and played[1] == ("actor", 4, tree)
+    assert done.prompts == (0,) * 3 + (1,) * 3
+
+
+@pytest.mark.parametrize("rollout", HANDED_ON)
+def test_what_is_played_at_once_is_refused_in_flight(tmp_path, rollout):
+    """Also where nothing was declared: below."""
+    _, ours, fields = HANDED_ON[rollout]
     with pytest.raises(InputError, match="max_staleness"):
         first_batch(tmp_path / "flown", ours, **fields | FLIGHT)
 
@@ -206,9 +258,10 @@ def test_a_wrong_function_is_named(tmp_path, collect, match):
 # -- a choice of groups
 
 
-@pytest.mark.parametrize("fields", [{}, FLIGHT], ids=["at once", "in flight"])
-def test_a_users_choice_of_groups_is_called(tmp_path, fields):
+@pytest.mark.parametrize("when", lanes(["in flight"], ["at once"]))
+def test_a_users_choice_of_groups_is_called(tmp_path, when):
     """With the groups that `active` has; prices and metrics are kept."""
+    fields = FLIGHT if when == "in flight" else {}
     collect = "active(max_rounds=10)"
     plain, metrics = first_step(tmp_path / "plain", collect, **fields)
     paid, of_ours = first_step(tmp_path / "paid", f"my_choice.my_choice(price={PRICE})", **fields)

@@ -7,6 +7,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import forward, log_softmax, prompts, tiny, weights
 
 from rljax.errors import InputError
@@ -82,7 +83,7 @@ def test_beams_of_lines_keep_what_the_process_model_likes():
         decoded(lookahead, scored=lambda *_: None)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", lanes([1], [0]))
 def test_of_the_continuations_the_one_stays_that_the_process_model_likes_best(ahead, monkeypatch):
     """One round, as what is drawn and what is read of it say."""
     drawn, read, roll, call = [], [], Forked.roll, Forked.__call__
@@ -133,7 +134,7 @@ def test_slots_that_do_not_divide_the_rows_score_each_row_by_its_own_prompt():
     np.testing.assert_array_equal(whole.tokens, parts.tokens)
 
 
-@pytest.mark.parametrize("method", [beam, lookahead])
+@pytest.mark.parametrize("method", lanes([beam], [lookahead]))
 def test_a_critic_is_not_read_behind_the_end_of_a_text(method, monkeypatch):
     """A text that ends is worth the state before its last token, which a critic knows."""
     read, call = [], Forked.__call__

@@ -8,6 +8,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import EOS, prompts, tiny, weights
 
 from rljax.batch import FinishReason
@@ -61,7 +62,7 @@ def calls():
         yield counted
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", lanes([3], [1]))
 def test_a_budget_of_one_is_greedy_decoding(width):
     greedy = decoded(SAMPLING.greedy())
     found = decoded(value=judge(), simulations=1, width=width)

@@ -7,24 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import Compiled, worked_example
 
 from rljax.search import tree as trees
 
 C = 1.25
+PROGRAMS = Compiled(trees)  # op by op each operation is compiled
 
 
 def with_children(prior, visits, total_value, tokens=None) -> trees.Tree:
     """One tree: a root with children that are nodes 1, 2, ... where they were visited."""
     m = len(prior)
-    tree = trees.empty(1, m + 2, m)
+    tree = jax.tree.map(np.array, trees.empty(1, m + 2, m))
     tokens = range(m) if tokens is None else tokens
     children = [i + 1 if n else trees.NONE for i, n in enumerate(visits)]
 
     def put(x, row):
-        return x.at[0, 0].set(jnp.asarray(row, x.dtype))
+        x[0, 0] = row
+        return x
 
-    there = jnp.arange(m) + 1
+    tree.parent[0, 1 : m + 1] = 0
+    tree.edge[0, 1 : m + 1] = np.arange(m)
     return dataclasses.replace(
         tree,
         tokens=put(tree.tokens, tokens),
@@ -32,9 +35,7 @@ def with_children(prior, visits, total_value, tokens=None) -> trees.Tree:
         visits=put(tree.visits, visits),
         total_value=put(tree.total_value, total_value),
         children=put(tree.children, children),
-        parent=tree.parent.at[0, there].set(0),
-        edge=tree.edge.at[0, there].set(there - 1),
-        size=jnp.array([m + 1], jnp.int32),
+        size=np.array([m + 1], np.int32),
     )
 
 
@@ -44,12 +45,12 @@ def test_puct():
     x, want = example["inputs"], example["outputs"]
     prior, visits, q = (jnp.asarray(x[name]) for name in ("prior", "visits", "q"))
     c = example["params"]["c_puct"]
-    score = trees.puct(prior, visits, q * visits, c)
+    score = PROGRAMS.puct(prior, visits, q * visits, c)
     np.testing.assert_allclose(score, want["score"], atol=1e-6)
     np.testing.assert_allclose(score - q, want["u"], atol=1e-6)
-    assert int(trees.best_of(score, prior, jnp.arange(3))) == want["select"]
+    assert int(PROGRAMS.best_of(score, prior, jnp.arange(3))) == want["select"]
     tree = with_children(x["prior"], x["visits"], np.multiply(x["q"], x["visits"]))
-    assert int(trees.select(tree, c).path[0, 0]) == want["select"]
+    assert int(PROGRAMS.select(tree, c).path[0, 0]) == want["select"]
 
 
 @pytest.mark.smoke
@@ -58,12 +59,12 @@ def test_backup():
     x, want = example["inputs"], example["outputs"]
     tree = with_children([0.4, 0.3, 0.3], x["visits"], x["total_value"])
     leaf, value = jnp.array([x["child"] + 1]), jnp.array([x["value"]], jnp.float32)
-    after = trees.backup(tree, leaf, value, jnp.array([True]))
+    after = PROGRAMS.backup(tree, leaf, value, jnp.array([True]))
     np.testing.assert_array_equal(after.visits[0, 0], want["visits"])
     np.testing.assert_allclose(after.total_value[0, 0], want["total_value"], atol=1e-6)
     q = trees.mean_value(after.visits, after.total_value)
     np.testing.assert_allclose(q[0, 0], want["q"], atol=1e-6)
-    still = trees.backup(tree, leaf, value, jnp.array([False]))
+    still = PROGRAMS.backup(tree, leaf, value, jnp.array([False]))
     np.testing.assert_array_equal(still.visits, tree.visits)
 
 
@@ -72,9 +73,9 @@ def test_root_noise():
     x, want = example["inputs"], example["outputs"]
     tree = with_children(x["prior"], [0, 0, 0], [0, 0, 0])
     noise, fraction = jnp.asarray([x["noise"]]), example["params"]["frac"]
-    after = trees.with_root_noise(tree, noise, fraction, jnp.array([True]))
+    after = PROGRAMS.with_root_noise(tree, noise, fraction, jnp.array([True]))
     np.testing.assert_allclose(after.prior[0, 0], want["prior"], atol=1e-6)
-    still = trees.with_root_noise(tree, noise, fraction, jnp.array([False]))
+    still = PROGRAMS.with_root_noise(tree, noise, fraction, jnp.array([False]))
     np.testing.assert_array_equal(still.prior, tree.prior)
 
 
@@ -97,13 +98,13 @@ def test_ties_go_to_the_higher_prior_then_to_the_lower_token():
     assert pick([2, 2, 2], [0.3, 0.3, 0.3], [9, 4, 7]) == 1
     assert pick([2.0, 2.0, 3.0], [0.3, 0.3, 0.9], [9, 4, trees.NONE]) == 1
     # (Without a visit the prior decides, as sum N counts as 1.)
-    assert int(trees.select(with_children([0.2, 0.5, 0.3], [0] * 3, [0] * 3), C).path[0, 0]) == 1
+    assert int(PROGRAMS.select(with_children([0.2, 0.5, 0.3], [0] * 3, [0] * 3), C).path[0, 0]) == 1
 
 
 def test_dirichlet_noise():
     keys = jax.random.split(jax.random.key(0), 4000)
     there = jnp.arange(4)[None, :] < jnp.where(jnp.arange(4000) % 2, 4, 3)[:, None]
-    noise = np.asarray(trees.dirichlet(keys, there, 0.3))
+    noise = np.asarray(PROGRAMS.dirichlet(keys, there, 0.3))
     np.testing.assert_allclose(noise.sum(axis=1), 1.0, atol=1e-5)
     assert not noise[~np.asarray(there)].any()
     four = noise[1::2]
@@ -141,7 +142,7 @@ def searched(roots, count: int, width: int, chance: float = 0.2) -> trees.Tree:
     active = jnp.ones(roots.shape, bool)
 
     def one(_, tree):
-        at = trees.select(tree, C)
+        at = PROGRAMS.select(tree, C)
 
         def step(s, x):
             return (jnp.where(x >= 0, _next(s, x), s), None)
@@ -269,16 +270,16 @@ def test_a_root_moved_to_a_child_without_a_visit_is_a_tree_without_a_node():
     blank = trees.empty(1, tree.parent.shape[1], 2)
     jax.tree.map(np.testing.assert_array_equal, moved, blank)
     assert (np.asarray(kept) == trees.NONE).all()
-    at = trees.select(moved, C)
+    at = PROGRAMS.select(moved, C)
     assert (int(at.leaf[0]), int(at.parent[0]), int(at.depth[0])) == (0, trees.NONE, 0)
 
 
-@functools.partial(jax.jit, static_argnames="count")
-def found_leaves(worth, count: int, exploration=2.5):
+@jax.jit
+def found_leaves(worth, count, exploration=2.5):
     """The leaf [B] of trees of depth 6, two children to a node, that is walked to by the most
     visits, after `count` simulations before each step.
     Of a node the search is told the worth of one leaf below it, which a hash chooses."""
-    rows, depth = worth.shape[0], 6
+    rows, depth, most = worth.shape[0], 6, 512
     prior = jnp.log(jnp.array([0.6, 0.4]))
 
     def simulation(carry):
@@ -308,7 +309,7 @@ def found_leaves(worth, count: int, exploration=2.5):
         tree, _ = trees.move_root(tree, edge, jnp.ones(rows, bool))
         return tree, walked * 2 + edge
 
-    start = trees.empty(rows, count, 2), jnp.zeros(rows, jnp.int32)
+    start = trees.empty(rows, most, 2), jnp.zeros(rows, jnp.int32)
     return jax.lax.fori_loop(0, depth, step, start)[1]
 
 
