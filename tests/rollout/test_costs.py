@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from rollout_cases import ASKED, Letters, asked_prompts, policy
-from sampler_cases import tiny
+from sampler_cases import shallow
 
 from rljax.models.model import Model
 from rljax.rewards.pool.pool import RewardPool
@@ -34,7 +34,7 @@ def rewards(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sampled():
     """(prompts, batch, the cost model)."""
-    model, prompts = tiny(), asked_prompts()
+    model, prompts = shallow(), asked_prompts()
     scalar = Model(dataclasses.replace(model.config, labels=1), model.mesh, "scalar")
     rng, params = np.random.default_rng(7), scalar.init(jax.random.key(7))
     params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)

@@ -66,19 +66,37 @@ def environment_of(config, tmp_path):
 
 def played(actor, config, tmp_path, *, n=SAMPLES, seed=0, **decoding):
     """(host batch, report, metrics) of one step's episodes."""
+    with environment_of(config, tmp_path) as opened:
+        return played_in(opened, actor, n=n, seed=seed, **decoding)
+
+
+def played_in(opened, actor, *, n=SAMPLES, seed=0, **decoding):
+    """The same in an environment that is open: no further process begins."""
+    setup, environment = opened
     actor = dataclasses.replace(actor, decoding=dataclasses.replace(actor.decoding, **decoding))
-    with environment_of(config, tmp_path) as (setup, environment):
-        prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
-        batch, report = environment.play(
-            actor, prompts, root_key(seed), setup.rollouts.sampling, n=n
-        )
-        return fetch(batch), report, report.metrics()
+    prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
+    batch, report = environment.play(actor, prompts, root_key(seed), setup.rollouts.sampling, n=n)
+    return fetch(batch), report, report.metrics()
 
 
-def test_what_is_learned_is_what_was_drawn(actor, tmp_path):
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """The environment of count_letter, open."""
+    config = config_of("tiny_environments.count_letter()")
+    with environment_of(config, tmp_path_factory.mktemp("letters")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def counted(actor, letters):
+    """What it plays."""
+    return played_in(letters, actor)
+
+
+def test_what_is_learned_is_what_was_drawn(actor, counted):
     """Log-probs of the trainer's own pass over each log are the sampler's at mask 1, turn after
     turn: no token was rendered, tokenized or masked differently."""
-    batch, report, metrics = played(actor, config_of("tiny_environments.count_letter()"), tmp_path)
+    batch, report, metrics = counted
     again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
     chosen = batch.mask > 0
     np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
@@ -91,8 +109,8 @@ def test_what_is_learned_is_what_was_drawn(actor, tmp_path):
 
 
 @pytest.mark.slow
-def test_turns_are_paid_where_they_end(actor, tmp_path):
-    batch, report, _ = played(actor, config_of("tiny_environments.count_letter()"), tmp_path)
+def test_turns_are_paid_where_they_end(counted):
+    batch, report, _ = counted
     for row, scored in enumerate(report.rows):
         ends = [np.flatnonzero(batch.step_ids[row] == k).max() for k in (1, 2, 3)]
         assert set(np.flatnonzero(batch.rewards[row])) <= set(ends)
@@ -108,28 +126,25 @@ def test_turns_are_paid_where_they_end(actor, tmp_path):
 @pytest.mark.parametrize(
     "how", [dict(slots=3), dict(slots=7), dict(slots=7, page_tokens=4, pages=20)]
 )
-def test_no_draw_depends_on_slots(actor, tmp_path, how):
-    config = config_of("tiny_environments.count_letter()")
-    whole, _, _ = played(actor, config, tmp_path)
-    few, _, metrics = played(actor, config, tmp_path, **how)
+def test_no_draw_depends_on_slots(actor, letters, counted, how):
+    whole, _, _ = counted
+    few, _, metrics = played_in(letters, actor, **how)
     assert ("pages/occupancy" in metrics) == ("pages" in how)
     for name in ("tokens", "mask", "rewards", "scores", "step_ids", "finish_reason"):
         np.testing.assert_array_equal(getattr(few, name), getattr(whole, name), err_msg=name)
     np.testing.assert_allclose(few.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)
 
 
-def test_no_draw_depends_on_the_layout(actor, tmp_path):
+def test_no_draw_depends_on_the_layout(letters, counted):
     """Weights split over two devices decode whole on each of them, brought there once."""
     config = config_of("tiny_environments.count_letter()")
-    whole, _, _ = played(actor, config, tmp_path)
+    whole, _, _ = counted
     setup = build(config, jax.devices()[:2])
     two = make_roles(setup, setup.main, initial_params(config, setup.model))["actor"]
     layout = dataclasses.replace(two.decoding, layout=Layout(data=2))
     with collect() as timings, held_weights():
         for _ in range(2):
-            batch, _, _ = played(
-                dataclasses.replace(two, decoding=layout), config, tmp_path, slots=4
-            )
+            batch, _, _ = played_in(letters, dataclasses.replace(two, decoding=layout), slots=4)
     for name in ("tokens", "mask", "rewards", "scores", "step_ids", "finish_reason"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name), err_msg=name)
     np.testing.assert_allclose(batch.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from rollout_cases import ASKED, Letters, asked_prompts, policy
-from sampler_cases import tiny
+from sampler_cases import shallow
 from tiny_run import tiny_config
 
 from rljax.components import resolve
@@ -46,7 +46,7 @@ def rewards(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sampled():
     """(actor, prompts, scorer, batch, the scores of its rows by the model alone)."""
-    model, prompts = tiny(), asked_prompts()
+    model, prompts = shallow(), asked_prompts()
     actor = policy(model)
     scalar = Model(dataclasses.replace(model.config, labels=1), model.mesh, "scalar")
     rng, params = np.random.default_rng(7), scalar.init(jax.random.key(7))

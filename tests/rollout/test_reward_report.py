@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 from rollout_cases import ASKED, Letters, asked_prompts, policy
-from sampler_cases import EOS
-from sampler_cases import tiny as tiny_model
+from sampler_cases import EOS, shallow
 from tiny_tokenizer import write_tokenizer
 
 from rljax.data.online.prompts import PromptRecord, Prompts
@@ -140,7 +139,7 @@ def test_best_of_k_is_of_prompts_with_several_scores():
 
 def test_two_rollouts_may_be_in_flight(pool):
     """The second is begun before the first is scored: neither report knows of the other."""
-    model = tiny_model()
+    model = shallow()
     actor = policy(model)
     reward = Reward(pool, Letters, model.mesh)
     asked = [asked_prompts(2), asked_prompts(3)]
@@ -177,7 +176,7 @@ class Counting(RewardPool):
 @pytest.mark.parametrize("loop", ["whole", "slots"])
 def test_the_scored_response_begins_at_starts(loop):
     """A prompt is continued from one token of a response: it is scored, not sampled."""
-    model = tiny_model()
+    model = shallow()
     actor = policy(model, **({"slots": 4} if loop == "slots" else {}))
     plain = asked_prompts(2)
     prompts = dataclasses.replace(plain, starts=plain.lengths - 1)
@@ -216,9 +215,7 @@ def test_a_reward_is_any_function(pool):
     """`sample` hands it the batch and the prompts, and returns what it returns."""
     prompts, said = asked_prompts(2), RewardReport((row(1.0, 0),))
     sample = make_sample(
-        policy(tiny_model()),
-        lambda batch, prompts: (batch.replace(mask=batch.mask * 0), said),
-        SHORT,
+        policy(shallow()), lambda batch, prompts: (batch.replace(mask=batch.mask * 0), said), SHORT
     )
     batch, report = sample(prompts, jax.random.key(0), n=2)
     assert report is said and not np.asarray(batch.mask).any() and isinstance(prompts, Prompts)

@@ -74,8 +74,8 @@ def test_the_tokens_of_the_best_leaf_are_learned_without_a_critic(shared):
     with pytest.raises(InputError, match="needs a critic"):
         validate(with_overrides(config, {"algorithm.advantage": "gae()"}, "test"))
     with shared.run(config) as run:
-        params = jax.device_put(shared.start(0), run.setup.model.shardings())
-        run.begin(run.setup.main, params)
+        start = jax.device_get(initial_params(config, run.setup.model))
+        run.begin(run.setup.main, jax.device_put(start, run.setup.model.shardings()))
         assert "critic" not in run.roles
         batches, draw = [], run.source.next
 
@@ -87,7 +87,7 @@ def test_the_tokens_of_the_best_leaf_are_learned_without_a_critic(shared):
         run.source.next = drawn
         metrics, model = run.step(), run.setup.model
         batch = place(batches[0], model.mesh)
-        params = jax.device_put(shared.start(0), model.shardings())
+        params = jax.device_put(start, model.shardings())
         logprobs, mask = fetch((model.logprobs(params, batch)[0], batch.mask))
     want = -(logprobs * mask).sum() / mask.sum()
     assert float(metrics["loss"]) == pytest.approx(float(want), rel=1e-4)

@@ -179,20 +179,24 @@ def exact_values(started, batch, states):
     end), of a response of three tokens at most."""
     run, prompts = started
     actor, tokenizer = run.roles["actor"], run.setup.tokenizer
-    out = []
+    texts, lengths, begins = [], [], []
     for row, column in states:
         record = prompts.records[batch.group[row]]
         start = len(record.token_ids)
         right = [*tokenizer.encode(record.ground_truth), *run.setup.rollouts.sampling.stop_ids]
         said = batch.tokens[row, start:column].tolist()
-        if right[: len(said)] != said:
-            out.append(0.0)
-            continue
-        whole = np.array([[*record.token_ids, *right]], np.int32)
-        lengths = np.array([whole.shape[1]])
-        one = batch_from_rows(whole, lengths, np.ones(whole.shape, np.float32))
-        logprobs = np.asarray(actor.logprobs(one))[0, start + len(said) :]
-        out.append(float(np.exp(logprobs.sum())))
+        whole = [*record.token_ids, *right]
+        texts.append(np.pad(whole, (0, batch.tokens.shape[1] - len(whole))))
+        lengths.append(len(whole))
+        # What was not said right has no right end.
+        begins.append(column if right[: len(said)] == said else -1)
+    texts = np.array(texts, np.int32)
+    ones = np.ones(texts.shape, np.float32)
+    logprobs = np.asarray(actor.logprobs(batch_from_rows(texts, np.array(lengths), ones)))
+    out = [
+        float(np.exp(line[begin:end].sum())) if begin >= 0 else 0.0
+        for line, begin, end in zip(logprobs, begins, lengths, strict=True)
+    ]
     return np.array(out)
 
 

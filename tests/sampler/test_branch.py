@@ -2,17 +2,17 @@
 whatever the slots, neighbours and pages, each is what the same prefix submitted anew draws."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 import pytest
 from conftest import lanes
-from sampler_cases import tiny, weights
+from sampler_cases import shallow, tiny, weights
 from test_sampler_families import family
 
 from rljax.batch import FinishReason
 from rljax.errors import InputError
+from rljax.models.config import LatentConfig, LayerKind
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.inputs import branch_keys
 from rljax.sampler.sample import Sample
@@ -21,8 +21,6 @@ ROOM = 40
 ASKED = Sampling(max_response_tokens=12)
 PROMPTS = ([3, 4, 5, 6, 7, 8, 9], [11], [12, 13, 14])
 PLACES = (7, 0, 3, 11)
-# Every layer's keys and values are kept and cut alike; decoding unrolls them.
-shallow = functools.partial(tiny, layers=1, kinds=())
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept", lanes([*KEPT][:-1], [*KEPT][-1:]))
 @pytest.mark.parametrize("window", [0, pytest.param(32, marks=pytest.mark.slow)])
 def test_a_branch_is_its_prefix_submitted_anew_and_reads_nothing(kept, window, tokens_read):
     """Test 15. Continuations at several places of several samples, admitted in one step where there
@@ -120,7 +118,7 @@ def test_a_branch_is_its_prefix_submitted_anew_and_reads_nothing(kept, window, t
 
 def test_a_window_that_went_round_is_read_again():
     """Only where the ring has lost what a place needs; each place then by itself."""
-    model, places = tiny(window=4), (11, 5)
+    model, places = shallow(kinds=(LayerKind(window=4),)), (11, 5)
     params, engine = weights(model), Engine(model, 12, ROOM, steps=3)
     sampler = Sampler(engine, chunk_tokens=8)
     [source] = sources(sampler, params, PROMPTS[:1], hold=True)
@@ -144,10 +142,15 @@ def assert_anew_turn(engine, params, source, children, at, asked=ASKED, decode=N
         assert child.finish_reason == fresh.finish_reason
 
 
-@pytest.mark.parametrize("name", lanes(["deepseek_v3"], ["gemma2", "gpt_oss", "qwen3_moe"]))
+LATENT = dict(latent=LatentConfig(16, 4, 4, 4), family="deepseek_v3", qk_norm=False)
+FURTHER = ["deepseek_v3", "gemma2", "gpt_oss", "qwen3_moe"]
+
+
+@pytest.mark.parametrize("name", lanes(["latent"], FURTHER))
 def test_branches_of_families(name):
     """A latent cache; windows that went round, sinks, experts."""
-    _, model, params = family(name)
+    model = shallow(**LATENT) if name == "latent" else family(name)[1]
+    params = weights(model) if name == "latent" else family(name)[2]
     engine = Engine(model, 8, ROOM, steps=7)
     sampler = Sampler(engine, chunk_tokens=8)
     [source] = sources(sampler, params, PROMPTS[:1], hold=True)

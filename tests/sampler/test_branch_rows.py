@@ -6,7 +6,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from sampler_cases import LONGEST, prompts, tiny, weights
+from sampler_cases import LONGEST, prompts, shallow, tiny, weights
 from test_branch import decode
 
 from rljax.batch import FinishReason
@@ -114,7 +114,7 @@ def test_thinking_and_stop_strings_are_those_of_the_whole_response(model):
     ],
 )
 def test_bad_branches_of_rows_are_refused(change, problem):
-    model = tiny()
+    model = shallow()
     batch, starts = rows_of(model)
     assert batch.tokens.shape[1] == LONGEST + 12
     starts = starts if "asked" not in change or "at" in problem else starts + LONGEST

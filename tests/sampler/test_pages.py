@@ -12,7 +12,7 @@ from conftest import golden, lanes
 from explained import meaning
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_cases import prompts, tiny, weights
+from sampler_cases import prompts, shallow, tiny, weights
 from turn_cases import ROOM, assert_fresh, play
 
 from rljax.config import Config
@@ -179,7 +179,7 @@ def test_a_full_pool_changes_no_draw():
 
 
 def test_a_group_has_the_full_pages_of_its_prompt_once():
-    model = tiny()
+    model = shallow()
     sampler = Sampler(engine_of(model, 4, steps=1), chunk_tokens=16)
     sampler.submit(np.arange(2, 13), Sampling(max_response_tokens=3), n=4)
     sampler.step(weights(model))
@@ -192,7 +192,7 @@ def test_a_group_has_the_full_pages_of_its_prompt_once():
 def test_a_finished_response_is_found_again():
     """The next request of a conversation reads its new tokens alone, and draws what it would have
     drawn; a paused sample goes on from its pages."""
-    model = tiny()
+    model = shallow()
     params = weights(model)
     sampler = Sampler(engine_of(model, 3), chunk_tokens=8, prefix_cache_tokens=1)
     [first] = sampler.submit(np.arange(2, 9), Sampling(max_response_tokens=10))
@@ -219,7 +219,7 @@ def test_a_finished_response_is_found_again():
 
 def test_refilled_slots_take_fewer_steps_than_static_batches():
     """Counted: batches of as many samples, each as long as its longest (rows of the checklist)."""
-    model, rng = tiny(), np.random.default_rng(0)
+    model, rng = shallow(), np.random.default_rng(0)
     sampler = Sampler(engine_of(model, 4, steps=2), chunk_tokens=8)
     lengths = np.minimum(rng.geometric(0.1, 32), 60)
     for length in lengths.tolist():
@@ -279,7 +279,7 @@ def test_bad_pages_are_refused_by_name(how):
 
 def test_a_fork_writes_its_own_pages():
     """The fork and its source go on as the source would have alone, each on pages of its own."""
-    model, params = tiny(), weights(tiny())
+    model, params = shallow(), weights(shallow())
     engine = engine_of(model, 3)
     sampler = Sampler(engine, chunk_tokens=8)
     sampler.submit([5, 6, 7, 8, 9], Sampling(max_response_tokens=20))

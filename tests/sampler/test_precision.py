@@ -8,20 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import prompts
-from test_sampler_families import FAMILIES, family
+from test_sampler_families import FAMILIES, family, first_layer
 
 from rljax.correction import rollout_correction
 from rljax.correction.health import LARGEST_DIFFERENCE, health_warnings
 from rljax.sampler import Decoding, Sampling, generate
 
 ASKED = Sampling(max_response_tokens=24)
+LAYER = "a layer of qwen3"
 
 
 @functools.cache
 def samples(name, decoding: Decoding, **of_model):
     """Samples of a family's golden model, scored by its trainer: 8 prompts, 4 responses to each."""
-    _, model, params = family(name)
+    model, params = first_layer("qwen3") if name == LAYER else family(name)[1:]
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, **of_model))
     tokens, lengths = prompts(8, 14, seed=2, vocab=min(300, model.config.vocab_size))
     key = jax.random.key(0)
@@ -46,14 +48,14 @@ CASES = [
 ]
 # Choices of experts flip between two types of products: the 99th percentile is theirs alone.
 FLIPPING = ("deepseek_v3", "mixtral", "qwen3_moe", "gpt_oss")
-FAST = [("qwen3", CASES[0]), ("qwen3", CASES[4])]
+FAST = [(LAYER, CASES[0]), (LAYER, CASES[4])]
 
 
 @pytest.mark.parametrize(
     ("name", "field", "value", "numbers"),
     [
         pytest.param(name, *case, marks=[] if (name, case) in FAST else pytest.mark.slow)
-        for name in ["gpt_oss", *FAMILIES]
+        for name in [LAYER, "gpt_oss", *FAMILIES]
         for case in CASES
     ],
 )
@@ -72,14 +74,14 @@ def test_narrow_numbers_stay_within_the_limits_of_their_type(name, field, value,
     assert numbers == "float16" or any(text.startswith(beyond) for text in texts)
 
 
-@pytest.mark.parametrize("both", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("both", lanes([False], [True]))
 def test_float16_has_a_fraction_of_the_mismatch_of_bfloat16(both):
     """Of sampler and trainer in one dtype, and of a sampler beside a float32 trainer (arXiv
     2510.26788): three bits more are a difference of about an eighth."""
 
     def mean(dtype):
         how = {"dtype": dtype} if both else {}
-        batch = samples("qwen3", Decoding(dtype=dtype), **how)
+        batch = samples(LAYER, Decoding(dtype=dtype), **how)
         return metrics_of(batch)["mismatch/abs_logprob_diff_mean"]
 
     assert 0 < mean("float16") < mean("bfloat16") / 4
@@ -89,7 +91,7 @@ def test_float16_has_a_fraction_of_the_mismatch_of_bfloat16(both):
 def test_bfloat16_against_float32_is_inside_the_health_ranges(level):
     """ESS above 80 %, veto below 5 %, mean near 1, and no warning; another policy's log-probs
     leave them."""
-    batch = samples("qwen3", Decoding(dtype="bfloat16"))
+    batch = samples(LAYER, Decoding(dtype="bfloat16"))
     metrics = metrics_of(batch, level=level)
     assert 0.8 < metrics["mismatch/rollout_is_eff_sample_size"] < 1
     assert metrics["mismatch/rollout_is_veto_fraction"] < 0.05
@@ -103,7 +105,7 @@ def test_bfloat16_against_float32_is_inside_the_health_ranges(level):
 
 
 def test_the_99th_percentile_is_numpys():
-    batch = samples("qwen3", Decoding(dtype="bfloat16"))
+    batch = samples(LAYER, Decoding(dtype="bfloat16"))
     keep = np.asarray(batch.mask) > 0
     size = np.abs(np.asarray(batch.old_logprobs - batch.sampler_logprobs))[keep]
     want = np.quantile(size, 0.99)

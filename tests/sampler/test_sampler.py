@@ -104,11 +104,11 @@ def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
 
 
 def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model, params):
-    batch = run(model, params, n=8)
+    batch = run(model, params)
     tokens, mask, segments = (np.asarray(x) for x in (batch.tokens, batch.mask, batch.segment_ids))
     stops = 0
-    for row in range(24):
-        p = row // 8
+    for row in range(12):
+        p = row // 4
         start, end = LENGTHS[p], int(segments[row].sum())
         np.testing.assert_array_equal(tokens[row, :start], PROMPTS[p, :start])
         assert (mask[row, :start] == 0).all() and (mask[row, start:end] == 1).all()
@@ -120,8 +120,8 @@ def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model
         else:
             assert batch.finish_reason[row] == FinishReason.LENGTH
             assert len(response) == 8 and (response != EOS).all()
-    assert 0 < stops < 24
-    np.testing.assert_array_equal(batch.group, np.repeat([0, 1, 2], 8))
+    assert 0 < stops < 12
+    np.testing.assert_array_equal(batch.group, np.repeat([0, 1, 2], 4))
 
 
 def test_a_group_differs_two_keys_differ_and_one_key_repeats(model, params):
@@ -133,13 +133,12 @@ def test_a_group_differs_two_keys_differ_and_one_key_repeats(model, params):
 
 def test_a_draw_does_not_depend_on_its_neighbours_or_on_the_width_of_the_batch(model, params):
     whole = run(model, params)
-    alone = run(model, params, prompts=PROMPTS[:1], lengths=LENGTHS[:1])
-    wide = run(model, params, prompts=np.pad(PROMPTS, ((0, 0), (0, 3))))
+    wide = np.pad(PROMPTS, ((0, 0), (0, 3)))
+    alone = run(model, params, prompts=wide[:1], lengths=LENGTHS[:1])
     ends = np.asarray(whole.segment_ids).sum(axis=1)
-    whole, alone, wide = (np.asarray(batch.tokens) for batch in (whole, alone, wide))
-    np.testing.assert_array_equal(whole[:4], alone)
-    for row, end in enumerate(ends):
-        np.testing.assert_array_equal(whole[row, :end], wide[row, :end])
+    assert (np.asarray(alone.segment_ids).sum(axis=1) == ends[:4]).all()
+    for row, end in enumerate(ends[:4]):
+        np.testing.assert_array_equal(whole.tokens[row, :end], alone.tokens[row, :end])
 
 
 def test_greedy_is_the_argmax_of_the_full_forward(model, params):
@@ -335,6 +334,7 @@ def test_the_next_generate_uses_the_new_parameters_and_records_their_version(mod
     assert set(np.asarray(after.policy_version)[np.asarray(after.mask) > 0]) == {4}
 
 
+@pytest.mark.slow
 def test_eight_devices_sample_the_tokens_of_one(model, params):
     import dataclasses
 

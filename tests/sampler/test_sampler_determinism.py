@@ -16,6 +16,7 @@ from sampler_cases import (
     forward,
     log_softmax,
     prompts,
+    shallow,
     tiny,
     weights,
 )
@@ -32,7 +33,7 @@ STARTS = np.repeat(LENGTHS, N)
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny()
+    return shallow()
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +188,7 @@ def test_other_meshes(model, whole, mesh):
         assert_same(sample, whole, STARTS)
 
 
+@pytest.mark.slow
 def test_the_law_of_the_samples_through_all_of_it(model):
     """Chi-square of the first token, and of the second behind the likeliest first, over 3,000
     samples of one request in slots that refill."""

@@ -46,6 +46,14 @@ def family(name, **changes):
     return folder, plain, load_params(folder, plain)
 
 
+def first_layer(name):
+    """(model, params) of a family's first layer alone: decoding unrolls layers."""
+    _, model, params = family(name)
+    layers = {"0": jax.tree.map(lambda x: x[:1], params["layers"]["0"])}
+    config = dataclasses.replace(model.config, layers=1, kinds=model.config.kinds[:1])
+    return dataclasses.replace(model, config=config), {**params, "layers": layers}
+
+
 def requests(model):
     vocab = min(300, model.config.vocab_size)
     return prompts(4, LONGEST, seed=2, vocab=vocab)

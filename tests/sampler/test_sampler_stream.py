@@ -2,6 +2,7 @@
 forks, tool tokens, samples that pause, finish and go on, forced phrases."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from sampler_cases import (
     forward,
     log_softmax,
     prompts,
+    shallow,
     tiny,
     weights,
 )
@@ -214,11 +216,19 @@ def test_a_sample_that_a_string_ended_goes_on_behind_a_tools_reply(engine, param
 # -- caches at their edges
 
 
+KINDS = [
+    (window, order, kv_dtype)
+    for window in (0, 4)
+    for order, kv_dtype in itertools.product(("heads", "tokens", "pairs"), ("", "int8"))
+    if order != "pairs" or not kv_dtype
+]
+FEW = [(4, "heads", "int8"), (0, "tokens", ""), (4, "pairs", "")]
+
+
 @pytest.mark.parametrize(
-    ("order", "kv_dtype"),
-    [("heads", ""), ("heads", "int8"), ("tokens", ""), ("tokens", "int8"), ("pairs", "")],
+    ("window", "order", "kv_dtype"),
+    [pytest.param(*kind, marks=[] if kind in FEW else pytest.mark.slow) for kind in KINDS],
 )
-@pytest.mark.parametrize("window", [0, 4])
 def test_any_way_of_reading_gives_one_cache(monkeypatch, order, kv_dtype, window):
     """Chunks of any size, also longer than the window, against one token after the other, in the
     layout of either platform: what later tokens see is the same."""
@@ -458,7 +468,7 @@ def test_the_prefix_cache_holds_no_more_than_it_says():
 
 def test_another_turn_thinks_anew():
     """Limits that come with `resume` count from there: the phrase is forced again."""
-    model = tiny()
+    model = shallow()
     params = weights(model)
     think = dict(thinking_tokens=(2, 2), end_of_thinking_ids=(3,), interrupt_ids=(4, 5))
     sampler = Sampler(Engine(model, 2, 60, steps=4, forcing_tokens=8), chunk_tokens=8)

@@ -7,6 +7,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import VOCAB, forward, log_softmax, tiny, weights
 from turn_cases import ASKED, ROOM, assert_fresh, play
 
@@ -40,10 +41,11 @@ def model(request):
 
 
 @pytest.mark.parametrize(
-    "slots, parked, reread", [(12, 0, False), (3, 0, True), (3, 10 * ROOM, False), (1, ROOM, None)]
+    "how", lanes([(3, 0, True), (3, 10 * ROOM, False)], [(12, 0, False), (1, ROOM, None)]), ids=str
 )
-def test_turns_are_those_of_a_fresh_request(model, slots, parked, reread):
+def test_turns_are_those_of_a_fresh_request(model, how):
     """With a slot for each, and with fewer slots than episodes: parked, or read again."""
+    slots, parked, reread = how
     params, rng = weights(model), np.random.default_rng(slots + parked)
     sampler = Sampler(Engine(model, slots, ROOM, steps=3), chunk_tokens=8, parked_tokens=parked)
     turns = play(sampler, params, rng)
@@ -102,7 +104,7 @@ def finished(sampler, params) -> None:
 def test_the_highest_request_id_gives_way_to_lower_ones(model):
     """And to any, once nothing else could go on."""
     params = weights(model)
-    sampler = Sampler(Engine(model, 3, ROOM, steps=6), chunk_tokens=8, parked_tokens=ROOM)
+    sampler = Sampler(Engine(model, 3, ROOM, steps=3), chunk_tokens=8, parked_tokens=ROOM)
 
     def ask(i):
         return sampler.submit([3, 4], ASKED, request_ids=[i], hold=True)[0]
@@ -133,7 +135,7 @@ def test_the_highest_request_id_gives_way_to_lower_ones(model):
 def test_paused_samples_come_back_together(model):
     """Nine at once, in one step, into other slots than they had."""
     params = weights(model)
-    sampler = Sampler(Engine(model, 9, ROOM, steps=3), chunk_tokens=8)
+    sampler = Sampler(Engine(model, 9, ROOM, steps=8), chunk_tokens=8)
     asked = dataclasses.replace(ASKED, max_response_tokens=12, stop_ids=())
     whole = sampler.submit([5, 6, 7], asked, n=9, request_ids=range(9))
     finished(sampler, params)
@@ -149,7 +151,7 @@ def test_paused_samples_come_back_together(model):
 
 def test_replies_that_cannot_be_delivered_change_nothing(model):
     params = weights(model)
-    sampler = Sampler(Engine(model, 3, ROOM, steps=6), chunk_tokens=8)
+    sampler = Sampler(Engine(model, 3, ROOM, steps=3), chunk_tokens=8)
     one, other = sampler.submit([3, 4], ASKED, n=2, hold=True)
     [plain] = sampler.submit([3, 4], ASKED)
     with pytest.raises(InputError, match="held, once each"):
@@ -187,6 +189,7 @@ def test_many_replies_are_few_programs(model):
     assert shapes <= {(8, 16), (64, 16), (256, 16), (8, 128), (64, 128)}
 
 
+@pytest.mark.slow
 def test_turns_compile_few_programs(model):
     """From the first request on, with replies of any length."""
     engine = Engine(model, 7, ROOM, steps=5)

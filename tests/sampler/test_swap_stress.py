@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampler_cases import EOS, NEW, ROOM, forward, prompts, tiny, uniforms, weights
+from sampler_cases import EOS, NEW, ROOM, forward, prompts, shallow, uniforms, weights
 
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.inputs import request_key
@@ -24,7 +24,7 @@ MANY = [3_000, pytest.param(100_000, marks=pytest.mark.slow)]
 
 @functools.cache
 def engine_of() -> Engine:
-    return Engine(tiny(), SLOTS, ROOM, steps=3)
+    return Engine(shallow(), SLOTS, ROOM, steps=3)
 
 
 @jax.jit

@@ -98,7 +98,7 @@ def test_a_conversation_that_does_not_fit_says_so(templated, tools):
     assert "".join(p for kind, p in pieces if kind == "text") == "a" * 40
     kind, text = list(chat.ask("?"))[-1]
     assert kind == "end" and "first prompt has" in text
-    chat = Chat(policy, ChatOptions("", environment=tools, tokens=620, max_turns=99))
+    chat = Chat(policy, ChatOptions("", environment=tools, tokens=1024, max_turns=99))
     biased(chat, [call], 1)
     assert list(chat.ask("?"))[-1] == ("end", "length")
 

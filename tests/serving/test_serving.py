@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, lanes
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_server import NAME, SLOT_TOKENS, SLOTS, make_sampler, tiny_server
 from tiny_tokenizer import write_tokenizer
@@ -734,9 +734,13 @@ def test_the_command_that_is_printed_asks_in_the_alphabet_of_the_model(alphabet)
     assert tokenizer.encode(json.loads(body)["prompt"])
 
 
-@pytest.mark.parametrize("cache, paged", [(0, {}), (96, {}), (96, dict(page_tokens=4, pages=15))])
-def test_the_first_requests_compile_nothing(served, tokenizer, cache, paged):
+WORKERS = [(96, dict(page_tokens=4, pages=15)), (0, {}), (96, {})]
+
+
+@pytest.mark.parametrize("how", lanes(WORKERS[:1], WORKERS[1:]), ids=str)
+def test_the_first_requests_compile_nothing(served, tokenizer, how):
     """What a client waits for is its own tokens: alone, with others, with every option."""
+    cache, paged = how
     engine, params, *_ = served
     policy = SavedPolicy(Config(), engine.model, params, tokenizer, None)
     options = ServeOptions("-", slots=3, tokens=48, steps=2, chunk_tokens=8)

@@ -10,6 +10,7 @@ import urllib.request
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from tiny_vision import data_url, picture, png, write_vision_folder
 
 from rljax.data.images.columns import with_images
@@ -84,16 +85,23 @@ def by_device(policy, messages, n: int):
     return [policy.tokenizer.decode(one) for one in ids], logps, start
 
 
-def test_an_answer_is_that_of_the_same_row_of_data(served, client):
-    policy, *_ = served
+def conversations() -> dict[str, list]:
+    """Each is of other shapes, and so a program of the device's loop."""
     one, other = data_url(picture(0)), data_url(picture(1, 9, 30))
-    asked = [
-        user(text("what is "), shown(one), text(" and "), shown(other, detail="auto"), text("?")),
-        user(shown(one), text("the")),
-        user(shown(data_url(picture(2))), text("the")),  # the same tokens, another image
-        [*user(text("<|")), {"role": "assistant", "content": "yes"}, *user(shown(other))],
-    ]
-    for messages in asked:
+    two = shown(one), text(" and "), shown(other, detail="auto")
+    return {
+        "two images": [user(text("what is "), *two, text("?"))],
+        "another image": [user(shown(url), text("the")) for url in (one, data_url(picture(2)))],
+        "a later turn": [
+            [*user(text("<|")), {"role": "assistant", "content": "yes"}, *user(shown(other))]
+        ],
+    }
+
+
+@pytest.mark.parametrize("asked", lanes(["two images"], ["another image", "a later turn"]))
+def test_an_answer_is_that_of_the_same_row_of_data(served, client, asked):
+    policy, *_ = served
+    for messages in conversations()[asked]:
         texts, logps, size = by_device(policy, messages, n=2)
         answer = client.chat.completions.create(
             model="tiny", messages=messages, n=2, seed=11, max_tokens=8, logprobs=True
