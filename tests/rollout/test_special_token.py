@@ -33,20 +33,14 @@ def test_the_worked_example():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of the preset's tiny variant as it begins, with a critic that knows something, and
-    prompts."""
+    """A run of the preset's tiny variant after two steps, and prompts."""
     shared = Shared(tmp_path_factory.mktemp("special"))
     config = preset_config("special_token")
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 6
     config.batch.sequences_per_optimizer_step = 24
     with shared.run(config) as run:
-        run.begin(run.setup.main, build.initial_params(config, run.setup.model))
-        critic, rng = run.roles["critic"], np.random.default_rng(7)
-        params = jax.tree.map(
-            lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), critic.state.params
-        )
-        state = dataclasses.replace(critic.state, params=params)
-        run.roles["critic"] = dataclasses.replace(critic, state=state)
+        run.begin(run.setup.main, jax.device_put(shared.start(0)))
+        run.step()
         yield run, run.source.draw(4)
     shared.close()
 
@@ -65,13 +59,12 @@ def weakest_at(tokens):
     return advantage
 
 
-def rolled(started, advantage=None, decoding=None, failing=(), max_rounds=2, **options):
-    """Of eight rows in each round."""
+def rolled(started, advantage=None, decoding=None, failing=(), **options):
     run, prompts = started
     actor, critic = run.roles["actor"], run.roles["critic"]
     if decoding is not None:
         actor = dataclasses.replace(actor, decoding=decoding)
-    cfg, calls = run.setup.rollouts.replace(samples_per_prompt=2 * max_rounds), []
+    cfg, calls = run.setup.rollouts, []
     if advantage is not None:
         cfg = cfg.replace(advantage=advantage)
 
@@ -87,14 +80,7 @@ def rolled(started, advantage=None, decoding=None, failing=(), max_rounds=2, **o
 
     sample = make_sample(actor, reward, cfg.sampling)
     done = special_token(
-        prompts,
-        jax.random.key(4),
-        cfg,
-        actor=actor,
-        critic=critic,
-        sample=sample,
-        max_rounds=max_rounds,
-        **options,
+        prompts, jax.random.key(4), cfg, actor=actor, critic=critic, sample=sample, **options
     )
     return done, calls
 

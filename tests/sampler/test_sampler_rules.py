@@ -14,7 +14,6 @@ from sampler_cases import (
     forward,
     kept_by_sorting,
     prompts,
-    shallow,
     tiny,
     uniforms,
     weights,
@@ -31,12 +30,6 @@ TOKENS, LENGTHS = prompts(seed=1)
 
 @pytest.fixture(scope="module")
 def model():
-    return shallow()
-
-
-@pytest.fixture(scope="module")
-def deep():
-    """Of two layers."""
     return tiny()
 
 
@@ -216,43 +209,43 @@ def test_whole_batches_refuse_the_same(model):
     assert clean.rows == 2
 
 
-def test_slots_are_half_of_the_rows_until_they_fit_into_an_eighth_of_the_memory(deep, monkeypatch):
+def test_slots_are_half_of_the_rows_until_they_fit_into_an_eighth_of_the_memory(model, monkeypatch):
     """As many as the devices share evenly; the machine alone decides, not what runs beside."""
-    devices = deep.mesh.size
+    devices = model.mesh.size
     rows = 12 * devices
 
     def needs(slots):
-        return 8 * devices * slots_bytes(deep, slots, 10)
+        return 8 * devices * slots_bytes(model, slots, 10)
 
     cases = [(None, rows), (needs(rows), rows), (needs(rows) - 1, rows // 2), (1, 3 * devices)]
     for capacity, slots in cases:
         monkeypatch.setattr(memory, "device_capacity", lambda _, found=capacity: found)
-        assert slots_that_fit(deep, rows, 10) == slots
-    assert slots_that_fit(deep, 7 * devices, 10) == 7 * devices  # no half of them
+        assert slots_that_fit(model, rows, 10) == slots
+    assert slots_that_fit(model, 7 * devices, 10) == 7 * devices  # no half of them
 
 
-def test_slots_that_cannot_fit_are_refused_with_numbers(deep):
+def test_slots_that_cannot_fit_are_refused_with_numbers(model):
     with pytest.raises(InputError, match=r"[GT]B per device.*GB left.*at most \d+ slots") as found:
-        Engine(deep, 2**30, 2048)
+        Engine(model, 2**30, 2048)
     fit = int(str(found.value).split("at most ")[1].split(" slots")[0])
-    check_memory(deep, fit // 2, 2048)
+    check_memory(model, fit // 2, 2048)
     # 2 layers of keys and values, 2 heads of 8, float32; int8 with one float32 scale per head.
-    assert slots_bytes(deep, 3, 10) == 3 * 10 * 2 * 2 * 2 * 8 * 4
-    assert slots_bytes(deep, 3, 10, "int8") == 3 * 10 * 2 * 2 * 2 * (8 + 4)
+    assert slots_bytes(model, 3, 10) == 3 * 10 * 2 * 2 * 2 * 8 * 4
+    assert slots_bytes(model, 3, 10, "int8") == 3 * 10 * 2 * 2 * 2 * (8 + 4)
     windowed = tiny(window=4)
     assert slots_bytes(windowed, 3, 10) == 3 * (10 + 4) * 2 * 2 * 8 * 4
     state = jax.eval_shape(lambda: windowed.empty_caches(3, 10, "int8"))
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     assert held == slots_bytes(windowed, 3, 10, "int8")
-    assert "3 slots of 10 tokens need" in plan(deep, 3, 10)
+    assert "3 slots of 10 tokens need" in plan(model, 3, 10)
     for how in (dict(slots=0), dict(tokens=0), dict(steps=0), dict(kv_dtype="float8")):
         with pytest.raises(InputError, match=next(iter(how))):
-            Engine(**dict(dict(model=deep, slots=1, tokens=8), **how))
+            Engine(**dict(dict(model=model, slots=1, tokens=8), **how))
     with pytest.raises(InputError, match="columns of prompts"):
-        Engine(deep, 2, 4).prefill(weights(deep), np.ones((1, 5), np.int32), np.array([5]))
+        Engine(model, 2, 4).prefill(weights(model), np.ones((1, 5), np.int32), np.array([5]))
     for how in (dict(chunk_tokens=0), dict(prefill_rows=0)):
         with pytest.raises(InputError, match=next(iter(how))):
-            Sampler(Engine(deep, 2, 4), **how)
+            Sampler(Engine(model, 2, 4), **how)
 
 
 @pytest.mark.slow

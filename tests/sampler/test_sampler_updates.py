@@ -16,13 +16,12 @@ from sampler_cases import (
     forward,
     kept_by_sorting,
     prompts,
-    shallow,
+    tiny,
     uniforms,
     weights,
 )
 
 from rljax.batch import FinishReason
-from rljax.models.config import LayerKind
 from rljax.sampler import Engine, Sampler, Sampling
 
 TOKENS, LENGTHS = prompts(seed=4)
@@ -31,7 +30,7 @@ ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(shallow(kinds=(LayerKind(window=4),)), 5, ROOM, steps=3)
+    return Engine(tiny(window=4), 5, ROOM, steps=3)
 
 
 def serve(engine, rng, versions, *, keep_cache, **how):
