@@ -67,7 +67,7 @@ def test_a_run_without_the_metric_is_refused(tmp_path):
         fit_runs(ScalingOptions((str(tmp_path / "none"),)))
 
 
-def test_the_launcher(tmp_path, rljax_command):
+def test_the_launcher(tmp_path):
     runs = [write_run(tmp_path / name, asymptote=a) for name, a in (("low", 0.5), ("high", 0.8))]
     out = tmp_path / "fit.json"
     done = launch("fit_scaling", *runs, "--until=1000", "--to=20000", f"--out={out}")
@@ -81,5 +81,5 @@ def test_the_launcher(tmp_path, rljax_command):
         want = float(sigmoid_curve(20_000, **{**PLANTED, "asymptote": asymptote}))
         assert fit["predicted at 20000"] == pytest.approx(want, rel=0.05)
     assert "asymptote" in done.stdout and "later_error" in done.stdout
-    code, _, err = rljax_command("fit", "scaling")
-    assert code == 2 and "RUNS=(): needed" in err
+    done = launch("fit_scaling")
+    assert done.returncode == 2 and "RUNS=(): needed" in done.stderr
