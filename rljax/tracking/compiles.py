@@ -22,7 +22,7 @@ _seconds: list[float] = []  # of each of them
 _hits: list[int] = []  # how many programs had been named when the cache had one
 _now: list[str] = []  # the name of the program that is being compiled
 _expected: dict[str, str] = {}
-_beside: set[int] = set()  # of the programs in _names, those that another thread compiled ahead
+_ahead: set[int] = set()  # indices in _names of the programs that were compiled ahead
 _thread = threading.local()
 _watching = False
 
@@ -51,7 +51,7 @@ def _note(event: str, seconds: float, **details) -> None:
     if event == _EVENT:
         if ahead is not None:
             ahead.append(name)
-            _beside.add(len(_names))
+            _ahead.add(len(_names))
         else:
             _now.clear()
             heartbeat.compiling(False)
@@ -61,8 +61,8 @@ def _note(event: str, seconds: float, **details) -> None:
 
 @contextlib.contextmanager
 def ahead() -> Iterator[list[str]]:
-    """Counts what this thread compiles as compiled ahead, for which nobody waits; yields the list
-    that their names come to."""
+    """Counts the programs that this thread compiles as compiled ahead: no phase of the run waits
+    for them. Yields the list of their names, which grows."""
     _thread.ahead = compiled = []
     try:
         yield compiled
@@ -171,8 +171,8 @@ def count() -> int:
     return len(_names)
 
 
-def names(since: int, *, beside: bool = True) -> list[str]:
-    """Returns the names of the programs compiled after the first `since`; without `beside` those
-    alone that no other thread compiled ahead."""
+def names(since: int, *, ahead: bool = True) -> list[str]:
+    """Returns the names of the programs compiled after the first `since`, with or without those
+    that were compiled ahead."""
     every = list(enumerate(_names))[since:]
-    return [name for i, name in every if beside or i not in _beside]
+    return [name for i, name in every if ahead or i not in _ahead]

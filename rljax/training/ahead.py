@@ -12,8 +12,8 @@ from rljax.tracking import compiles
 
 
 class CompiledAhead:
-    """A thread that compiles, where XLA's compiler leaves a core to spare. The first call of the
-    same program on the same shapes finds what it made; an error is that call's to raise."""
+    """Compiles the learning program of each phase in a thread. The first step finds the compiled
+    program, as it calls the same function with the same shapes; if compiling fails, it raises."""
 
     def __init__(self):
         self.programs = 0  # compiled so far
@@ -21,9 +21,9 @@ class CompiledAhead:
         self._phase, self._name = "", ""
 
     def start(self, setup: Setup, phase: Phase, key: jax.Array, roles: dict) -> None:
-        """Begins to compile the dataflow of `phase` for `roles`, a scalar `key` and batches of the
-        shapes that the dry run says; once for a phase. Does nothing on several hosts, which compile
-        in one order, and for a dataflow that is no rljax.roles.program."""
+        """Begins to compile the dataflow of `phase` for `roles`, a scalar `key` and a batch of the
+        shapes of the dry run, once for each phase. Does nothing on several hosts, which compile in
+        one order, or for a dataflow that is no rljax.roles.program."""
         function = phase.dataflow.function
         if phase.name == self._phase or hosts.count() > 1 or not hasattr(function, "arguments"):
             return
@@ -33,7 +33,7 @@ class CompiledAhead:
         arguments, static = function.arguments(
             abstract_batch(setup, phase), key, phase.algorithm, **given
         )
-        # The arrays themselves are donated to the first step, which need not wait for this.
+        # Shapes alone: the first step donates the arrays.
         arguments = jax.tree.map(_shape_of, arguments)
 
         def compile_ahead():
@@ -46,7 +46,7 @@ class CompiledAhead:
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits until nothing is being compiled here."""
+        """Waits for the program that is being compiled, if there is one."""
         if self._thread is not None:
             with compiles.waits_for(self._name):
                 self._thread.join()

@@ -118,7 +118,7 @@ def one_step(run: Run) -> dict:
         metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
     here = run.taken_here[phase.name] = run.taken_here.get(phase.name, 0) + 1
     learning = f"jit({phase.dataflow.function.__name__})"
-    run.learning_programs += compiles.names(compiled, beside=False).count(learning)
+    run.learning_programs += compiles.names(compiled, ahead=False).count(learning)
     if here > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
         run.warn(COMPILED_AGAIN, f"compiled again: {names}")

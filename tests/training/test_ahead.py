@@ -31,5 +31,5 @@ def test_a_phase_compiles_its_learning_program_once(folder, tmp_path, name):
         before = compiles.count()
         run.step()
         flow = f"jit({run.phase.dataflow.function.__name__})"
-        assert compiles.names(before, beside=False).count(flow) == 0
+        assert compiles.names(before, ahead=False).count(flow) == 0
         assert compiles.names(before).count(flow) == run.ahead.programs <= 1
