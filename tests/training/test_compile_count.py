@@ -41,7 +41,8 @@ def test_a_run_compiles_eight_programs_and_none_after_its_first_step(tmp_path, f
         begun = compiles.names(start)
         for _ in range(3):
             counts.append(compiles.count())
-            run.step()
+            metrics = run.step()
+        assert metrics["lr"] == pytest.approx(5e-4)  # also at the first step after a warm-up of 5
         assert run.roles["actor"].decoding is run.setup.decoding  # which no program gives back
 
     def bare(names):
