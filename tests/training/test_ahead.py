@@ -4,6 +4,7 @@ import jax
 import pytest
 from conftest import lanes
 from feature_settings import SETTINGS, allowed, write_folders
+from tiny_run import tiny_config
 
 from rljax import setup as build
 from rljax.tracking import compiles
@@ -25,9 +26,22 @@ def test_a_phase_compiles_its_learning_program_once(folder, tmp_path, name):
     config = allowed((name,), str(folder))
     if config is None:
         pytest.skip("runs beside another feature alone")
-    compiles.watch()
     apart = config.placement or config.rollouts.sampler_devices
-    with Run(build.build(config, jax.devices()[: 2 if apart else 1]), tmp_path) as run:
+    assert_compiles_once(config, tmp_path, 2 if apart else 1)
+
+
+@pytest.mark.parametrize("advantage", ["gdpo(weights=(1.0,))", "group_relative()"])
+def test_parts_of_a_reward_are_an_input_where_something_reads_them(tmp_path, advantage):
+    reward = "with_cost(reward='exact_match()', cost=\"regex_match(pattern='..')\")"
+    fields = dict(reward__function=reward, algorithm__advantage=advantage)
+    config = tiny_config(tmp_path, sft__steps=0, evaluate__prompts=0, **fields)
+    assert_compiles_once(config, tmp_path, 1)
+
+
+def assert_compiles_once(config, folder, devices: int):
+    """Of the learning program: ahead, and not in the step."""
+    compiles.watch()
+    with Run(build.build(config, jax.devices()[:devices]), folder) as run:
         run.begin(run.phase, build.initial_params(config, run.setup.model))
         before = compiles.count()
         counted = one_step(run)["learning_programs"]
