@@ -72,8 +72,6 @@ NAMED_BY = {
     "preference": "`preference` of the dataflows that compare samples",
     "constrained": "`optimizer` of the dataflow `cgpo`",
     "search": "`method` of the rollouts that search, `rljax evaluate --search`",
-    "role": "`roles`",
-    "placement": "`placement`, `sampler.layout`",
 }
 
 
@@ -263,7 +261,7 @@ def components() -> dict[str, list]:
 def components_page() -> str:
     lines = []
     for space, functions in components().items():
-        fields = [f"`{name}`" for name, spec in FIELDS.items() if spec.component == space]
+        fields = [f"`{n}`" for n, spec in FIELDS.items() if space in (spec.component, spec.holds)]
         where = ", ".join(fields) or NAMED_BY[space]
         lines += [f"## {space}", "", f"Named by {where}; functions of `{NAMESPACES[space]}`.", ""]
         rows = []

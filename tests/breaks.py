@@ -5,15 +5,18 @@
 PART is a part of a break's name or of its file's: `rljax/losses` runs the breaks of that room.
 
 Each break is an exact text of a file and what stands in its place; a copy of the last commit is
-changed, never this checkout. Exit code 1 where a break makes no test fail, or is in no file any
-more. Every night, not in the normal lane: each break runs its tests anew.
+changed, never this checkout. As many run at once as there are cores. Exit code 1 where a break
+makes no test fail, or is in no file any more. Every night, not in the normal lane: each break runs
+its tests anew.
 """
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
@@ -1492,8 +1495,25 @@ BREAKS |= {
 }
 
 
+def caught_by(copy: Path, file: str, old: str, new: str, arguments: list[str]) -> tuple[bool, str]:
+    """Returns (whether a test of a clone fails for a break, the test or why none does). A clone that
+    cannot be imported fails for another reason than the break, and counts as not caught."""
+    path, environment = copy / file, {**os.environ, "PYTHONPATH": str(copy)}
+    whole = path.read_text()
+    if whole.count(old) != 1:
+        return False, f"{file} has the text {whole.count(old)} times"
+    path.write_text(whole.replace(old, new))
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", *arguments]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    path.write_text(whole)
+    lines = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in lines if "::" in line.partition(" - ")[0]]
+    if failed:
+        return done.returncode == 1, failed[0]
+    return False, f"NO TEST RUNS: {lines[0]}" if lines else "NO TEST FAILS"
+
+
 def main(*parts: str) -> int:
-    survived = []
     chosen = {
         name: one
         for name, one in BREAKS.items()
@@ -1502,29 +1522,22 @@ def main(*parts: str) -> int:
     if not chosen:
         print(f"no break has {' or '.join(parts)} in its name or its file\n\n{__doc__}")
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "rljax"
-        subprocess.run(["git", "clone", "-q", str(REPO), str(copy)], check=True)
-        environment = {**os.environ, "PYTHONPATH": str(copy)}
-        for name, (file, old, new, arguments) in chosen.items():
-            path = copy / file
-            whole = path.read_text()
-            if whole.count(old) != 1:
-                print(f"{name}: {file} has the text {whole.count(old)} times", flush=True)
-                survived.append(name)
-                continue
-            path.write_text(whole.replace(old, new))
-            command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", *arguments]
-            done = subprocess.run(
-                command, cwd=copy, env=environment, capture_output=True, text=True
-            )
-            path.write_text(whole)
-            failed = [
-                line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
-            ]
-            print(f"{name}: {failed[0] if failed else 'NO TEST FAILS'}", flush=True)
-            survived += [] if done.returncode == 1 and failed else [name]
-    print(json.dumps({"breaks": len(chosen), "survived": survived}))
+    copies, survived = queue.SimpleQueue(), []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as threads:
+        for number in range(os.cpu_count()):
+            copy = Path(folder) / str(number) / "rljax"
+            subprocess.run(["git", "clone", "-q", str(REPO), str(copy)], check=True)
+            copies.put(copy)
+
+        def run(name: str) -> None:
+            copy = copies.get()
+            caught, said = caught_by(copy, *chosen[name])
+            copies.put(copy)
+            print(f"{name}: {said}", flush=True)
+            survived.extend([] if caught else [name])
+
+        list(threads.map(run, chosen))
+    print(json.dumps({"breaks": len(chosen), "survived": sorted(survived)}))
     return bool(survived)
 
 

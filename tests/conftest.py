@@ -30,6 +30,9 @@ if "XDG_CACHE_HOME" not in os.environ:  # runs of tests are noted here, not in t
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # A program that is lowered keeps ten stack frames of each operation, of pytest's among them.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+# Processes that tests start find the library compiled, also where Python is told to keep nothing:
+# compiling its three hundred modules takes as long as importing JAX.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import sys
 from pathlib import Path
@@ -49,6 +52,7 @@ GOLDEN = HERE / "golden"  # numbers of other projects that every clone has
 FURTHER = Path(os.environ.get("RLJAX_GOLDEN", REPO.parent / "shared" / "golden" / "public"))
 assert "RLJAX_GOLDEN" not in os.environ or FURTHER.is_dir(), f"RLJAX_GOLDEN={FURTHER}: no folder"
 
+sys.dont_write_bytecode = False
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 

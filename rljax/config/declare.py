@@ -89,12 +89,17 @@ class Spec:
     first: bool = False  # may also be given as the argument without a flag
     # Of fields of the config.
     component: str = ""  # it names components: the key of their namespace in NAMESPACES
+    # It has components inside, as in "NAME=maker()": the key of their namespace; "field": names of
+    # fields of the config.
+    holds: str = ""
     path: str = ""  # it names a folder: of a "model", a "tokenizer", an "adapter", or one "written"
     needs: str = ""  # the field of its section without which nothing reads it; of a section, too
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
     learn: bool = False  # a field of rljax.dataflows.Algorithm
+    read_by: str = ""  # only runs that have it read the field: samples, rows, a critic, a policy
     may_change: bool = False  # changes no number of the run, so that a resume may change it
     safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
+    needs_trust: bool = False  # a stranger may write no value but the default, not even a number
     kind: typing.Any = None  # the type of its values, which `declared` reads from the class
 
     @property
@@ -140,12 +145,16 @@ def option(default: object, help: str, **spec) -> typing.Any:
     return dataclasses.field(default=default, metadata={"spec": Spec(help, **spec)})
 
 
-def section(make: Callable[[], object], needs: str = "") -> typing.Any:
-    """Declares a section of the config; nothing reads it while its field `needs` is off."""
-    return dataclasses.field(default_factory=make, metadata={"spec": Spec("", needs=needs)})
+def section(make: Callable[[], object], needs: str = "", read_by: str = "") -> typing.Any:
+    """Declares a section of the config; nothing reads it while its field `needs` is off, or in a
+    run without what it is `read_by`."""
+    spec = Spec("", needs=needs, read_by=read_by)
+    return dataclasses.field(default_factory=make, metadata={"spec": spec})
 
 
-def declared(kind: type, prefix: str = "", switches: tuple[str, ...] = ()) -> dict[str, Spec]:
+def declared(
+    kind: type, prefix: str = "", switches: tuple[str, ...] = (), read_by: str = ""
+) -> dict[str, Spec]:
     """Returns {dotted name: declaration} of every field of a class and of its sections, in
     their order."""
     out = {}
@@ -153,10 +162,11 @@ def declared(kind: type, prefix: str = "", switches: tuple[str, ...] = ()) -> di
         name, spec = prefix + field.name, field.metadata["spec"]
         if dataclasses.is_dataclass(field.type):
             inside = (f"{name}.{spec.needs}",) if spec.needs else ()
-            out |= declared(field.type, f"{name}.", switches + inside)
+            out |= declared(field.type, f"{name}.", switches + inside, spec.read_by or read_by)
         else:
             own = (prefix + spec.needs,) if spec.needs else ()
             facts = dict(kind=field.type, flag=spec.flag or name, switches=switches + own)
+            facts["read_by"] = spec.read_by or read_by
             out[name] = dataclasses.replace(spec, **facts)
     return out
 

@@ -75,14 +75,19 @@ class BatchConfig(Settings):
     optimizer step takes sequences_per_optimizer_step of them, computed at most
     tokens_per_microbatch (padded) at a time."""
 
-    prompts_per_step: int = option(128, "Prompts drawn for a step.", low=1)
+    prompts_per_step: int = option(128, "Prompts drawn for a step.", low=1, read_by="samples")
     samples_per_prompt: int = option(
-        8, "Responses per prompt: the group that GRPO compares.", low=1, learn=True
+        8,
+        "Responses per prompt: the group that GRPO compares.",
+        low=1,
+        learn=True,
+        read_by="samples",
     )
     sequences_per_optimizer_step: int = option(
         256,
         "Sequences in one optimizer step; must divide prompts_per_step x samples_per_prompt.",
         low=1,
+        read_by="samples",
     )
     tokens_per_microbatch: int = option(
         16384,

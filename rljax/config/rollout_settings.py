@@ -66,6 +66,8 @@ class SamplerConfig(Settings):
         "than that of training needs a copy of the weights, made after each update and dropped "
         "after the rollout (docs/guides/sampler.md). With rollouts.sampler_devices, the mesh is "
         'over those, and "" = whole weights on each of them.',
+        holds="layout",
+        safe="auto",
     )
     weight_dtype: str = option(
         "",
@@ -263,6 +265,8 @@ class EnvironmentConfig(Settings):
         "auto",
         'Format of tool calls, one of rljax.environments.calls; "auto" = as the chat template '
         'writes them; "" = none are looked for.',
+        holds="calls",
+        safe="auto",
     )
     on_bad_call: str = option(
         "reply",

@@ -76,7 +76,10 @@ class CheckpointConfig(Settings):
         may_change=True,
     )
     allow_changed: tuple[str, ...] = option(
-        (), 'Config fields (or "data") that may differ from the checkpoint\'s.', may_change=True
+        (),
+        'Config fields (or "data") that may differ from the checkpoint\'s.',
+        holds="field",
+        may_change=True,
     )
 
 
@@ -124,6 +127,7 @@ class Config(Settings):
         'Folder of a reward model from which the critic starts; "" = the policy, with a head of '
         "zeros.",
         path="model",
+        read_by="a critic",
     )
     teacher_model: str = option(
         "",
@@ -167,7 +171,10 @@ class Config(Settings):
         True, "Writes the final policy as a Hugging Face folder.", may_change=True
     )
     compilation_cache: str = option(
-        "~/.cache/rljax/jax", 'Folder of compiled programs; "" = off.', may_change=True
+        "~/.cache/rljax/jax",
+        'Folder of compiled programs; "" = off.',
+        needs_trust=True,  # they are read back and run
+        may_change=True,
     )
     profile_steps: tuple[int, ...] = option(
         (),
@@ -185,6 +192,7 @@ class Config(Settings):
         high=2**16 - 1,
         rule="from 0 (off) to 65535",
         fix="write 9012, or 0",
+        needs_trust=True,
         may_change=True,
     )
     profile_hosts: int = option(
@@ -203,18 +211,20 @@ class Config(Settings):
     data: DataConfig = section(DataConfig)
     sft: SFTConfig = section(SFTConfig, needs="steps")
     pretraining: PretrainingSettings = section(PretrainingSettings, needs="data")
-    offline: OfflineConfig = section(OfflineConfig)
+    offline: OfflineConfig = section(OfflineConfig, read_by="rows")
     batch: BatchConfig = section(BatchConfig)
+    # Not read_by="samples": `rljax evaluate` and `rljax serve` read it of every run.
     sampler: SamplerConfig = section(SamplerConfig)
-    reward: RewardConfig = section(RewardConfig)
-    environment: EnvironmentConfig = section(EnvironmentConfig, needs="function")
+    reward: RewardConfig = section(RewardConfig, read_by="samples")
+    environment: EnvironmentConfig = section(EnvironmentConfig, needs="function", read_by="samples")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
-    rollouts: RolloutSettings = section(RolloutSettings)
+    rollouts: RolloutSettings = section(RolloutSettings, read_by="samples")
     roles: tuple[str, ...] = option(
         (),
         'Roles beside the built-in ones, "name=maker(...)": a maker of rljax.setup.role_makers or '
         "your own, for a dataflow or rollout that names them: "
         '("implicit=trained_policy(lr=1e-6)",).',
+        holds="role",
     )
     placement: tuple[str, ...] = option(
         (),
@@ -222,9 +232,12 @@ class Config(Settings):
         "the models of `reward`: reward_model, cost_model, judge, process_model. Groups take the "
         "last devices, in this order; what is before them is the mesh's. () = all roles on one "
         "mesh.",
+        holds="placement",
     )
-    actor_optimizer: OptimizerConfig = section(OptimizerConfig)
-    critic_optimizer: OptimizerConfig = section(lambda: OptimizerConfig(lr=1e-5))
+    actor_optimizer: OptimizerConfig = section(OptimizerConfig, read_by="a policy")
+    critic_optimizer: OptimizerConfig = section(
+        lambda: OptimizerConfig(lr=1e-5), read_by="a critic"
+    )
     evaluate: EvaluateConfig = section(EvaluateConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
 
@@ -277,6 +290,8 @@ NAMESPACES = {
     "search": "rljax.search",
     "role": "rljax.setup.role_makers",
     "placement": "rljax.setup.placement",
+    "layout": "rljax.sampler.layout",
+    "calls": "rljax.environments.calls",
     "shaping": "rljax.shaping.scores",
     "filter": "rljax.shaping.filters",
     "model": "rljax.models.builtin",

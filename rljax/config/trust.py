@@ -3,7 +3,7 @@
 A run folder, or a config in JSON or YAML, may come from anybody. These values are used without
 `--trust_code`; everything else, new fields and new components included, needs it:
 
-    numbers and booleans    except the port of the profiler
+    numbers and booleans    unless their field is declared with `needs_trust`
     texts                   by what the declaration of their field says, in `_rule_of`
     components              if they declare contract(safe=True), and only with options whose
                             annotations are harmless: numbers, choices, PlainText, and other
@@ -31,7 +31,6 @@ from pathlib import Path
 from rljax.components import component_texts, is_own_code, names_of, parse_component, resolve
 from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
-from rljax.config.names import field_names
 from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict
 from rljax.config.schema import FIELDS, NAMESPACES, Config
 from rljax.config.values import value_of, with_overrides
@@ -42,7 +41,7 @@ from rljax.runs.store import is_url
 
 # A registered data set: no folder, whose classes would be imported, and no namespace of others.
 _REGISTERED = re.compile(r"\w+(?:/[\w.-]+)?(?::[\d.*]+)?", re.ASCII)
-_ROLES = re.compile(r"[\w+ ]+=(.*)", re.DOTALL)
+_NAMED = re.compile(r"[\w+ ]+=(.*)", re.DOTALL)
 _TYPES = (bool, int, float, type(None))
 
 
@@ -83,41 +82,25 @@ def asks_for_trust(field: str, value: object, folder: str | os.PathLike = "") ->
     """Returns whether a value of a field needs the user's trust in its author."""
     if isinstance(value, tuple | list):
         return any(asks_for_trust(field, item, folder) for item in value)
+    spec = FIELDS.get(field)
     if isinstance(value, _TYPES):
-        return field == "profile_port" and bool(value)
+        return spec is not None and spec.needs_trust and bool(value)
     if not isinstance(value, str):
         return True
-    rule = _rules().get(field)
+    rule = spec and _rule_of(spec)
     return bool(value) and (rule is None or not rule(value, folder))
 
 
-@functools.cache
-def _rules() -> dict[str, Callable[[str, str | os.PathLike], bool]]:
-    """Returns {field: a function (text, folder) that says whether the text needs no trust}. A text
-    of a field that is not in the table needs it."""
-    return {
-        **{name: rule for name, spec in FIELDS.items() if (rule := _rule_of(spec))},
-        "model": lambda text, folder: (
-            kind_of_text(text) in ("file", "hub")
-            or kind_of_text(text) == "component"
-            and is_harmless(text, NAMESPACES["model"])
-        ),
-        "roles": lambda text, folder: _of_roles(text, NAMESPACES["role"]),
-        "placement": lambda text, folder: _of_roles(text, NAMESPACES["placement"]),
-        "sampler.layout": _component_rule("rljax.sampler.layout", "auto"),
-        "environment.calls": _component_rule("rljax.environments.calls", "auto"),
-        "checkpoint.allow_changed": lambda text, folder: text in ("data", *field_names(Config)),
-        # Compiled programs are read back and run.
-        "compilation_cache": lambda text, folder: text == _DEFAULTS["compilation_cache"],
-    }
-
-
 def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
-    """Returns the rule that follows from the declaration of a field, None where there is none."""
-    if spec.component == "data":
-        return _is_harmless_data
-    if spec.component:
-        return _component_rule(NAMESPACES[spec.component], spec.safe)
+    """Returns a function (text, folder) that says whether a text of a field needs no trust, by the
+    declaration of the field; None where each needs it."""
+    if spec.holds == "field":
+        return lambda text, folder: text in ("data", *FIELDS)
+    home = NAMESPACES.get(spec.component or spec.holds, "")
+    if spec.component and (spec.path or spec.component == "data"):
+        return functools.partial(_is_harmless_source, home=home)
+    if home:
+        return functools.partial(_is_harmless_component, home=home, safe=spec.safe)
     if spec.harmless:
         return lambda text, folder: re.fullmatch(spec.harmless, text) is not None
     if spec.path == "written":
@@ -125,31 +108,27 @@ def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
     return _is_harmless_folder if spec.path else None
 
 
-_DEFAULTS = {field: value_of(Config(), field) for field in FIELDS}
+_USUAL = Config()
+_DEFAULTS = {field: value_of(_USUAL, field) for field in FIELDS}
 
 
-def _component_rule(home: str, safe: str = "") -> Callable[[str, str | os.PathLike], bool]:
-    return lambda text, folder: bool(re.fullmatch(safe, text)) or is_harmless(text, home)
-
-
-def _of_roles(text: str, home: str) -> bool:
-    """Returns whether NAME=component(...) is harmless; a text of another form is checked as a
-    whole."""
-    match = _ROLES.fullmatch(text)
-    return is_harmless(match[1] if match else text, home)
+def _is_harmless_component(text: str, folder, home: str, safe: str) -> bool:
+    """Returns whether a component, or the one of NAME=component(...), is harmless."""
+    named = _NAMED.fullmatch(text)
+    return bool(re.fullmatch(safe, text)) or is_harmless(named[1] if named else text, home)
 
 
 def _is_harmless_folder(text: str, folder) -> bool:
     return not is_url(text)
 
 
-def _is_harmless_data(text: str, folder) -> bool:
+def _is_harmless_source(text: str, folder, home: str) -> bool:
     kind = kind_of_text(text)
-    if kind == "tfds":
+    if kind == "tfds" and home == NAMESPACES["data"]:
         name = text.strip().removeprefix(TFDS).strip()
         return _REGISTERED.fullmatch(name) is not None and not os.path.lexists(name)
     # What the hub has is data, and it is asked at the address that this machine is set to.
-    return kind in ("file", "hub") or kind == "component" and is_harmless(text, NAMESPACES["data"])
+    return kind in ("file", "hub") or kind == "component" and is_harmless(text, home)
 
 
 def _is_inside(text: str, folder: str | os.PathLike) -> bool:
@@ -275,7 +254,7 @@ def own_components(config: Config) -> set[str]:
     functions."""
     values = (value_of(config, field) for field in _DEFAULTS)
     texts = [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
-    texts += [match[1] for text in texts if (match := _ROLES.fullmatch(text))]
+    texts += [match[1] for text in texts if (match := _NAMED.fullmatch(text))]
     found = {one for text in texts for one in component_texts(text)}
     return {text for text in found if is_own_code(parse_component(text)[0])}
 

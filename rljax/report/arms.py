@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import nctdtr, ndtri, stdtrit
 
 from rljax.report.head import listing
 from rljax.report.run_folder import RecordedRun
@@ -108,6 +107,8 @@ def interval(values: Sequence[float]) -> dict:
     n = len(known)
     out = {"value": float(known.mean()) if n else math.nan, "n": n}
     if n > 1:
+        from scipy.special import stdtrit  # half a second that a run does not need
+
         half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * known.std(ddof=1) / math.sqrt(n))
         out |= {"low": out["value"] - half, "high": out["value"] + half}
     return out
@@ -121,6 +122,8 @@ def seeds_needed(differences: Sequence[float]) -> int | None:
     known = known[np.isfinite(known)]
     if len(known) < 2 or known.mean() == 0:
         return None
+    from scipy.special import ndtri
+
     size = abs(known.mean()) / max(known.std(ddof=1), 1e-300)  # in standard deviations
     z = float(ndtri((1 + LEVEL) / 2) + ndtri(POWER))
     least = max(2, math.floor((z / size) ** 2))  # of a normal test, which needs fewer
@@ -130,6 +133,8 @@ def seeds_needed(differences: Sequence[float]) -> int | None:
 
 def _power(size: float, n: int) -> float:
     """The power of the two-sided t test of n paired differences of a mean of `size` deviations."""
+    from scipy.special import nctdtr, stdtrit
+
     bound, shift = stdtrit(n - 1, (1 + LEVEL) / 2), size * math.sqrt(n)
     if shift > 30:
         return 1.0

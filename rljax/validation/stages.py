@@ -7,6 +7,7 @@ from rljax import dataflows
 from rljax.components import Component
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
+from rljax.config.schema import FIELDS
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
@@ -38,12 +39,13 @@ _CALLED_WITH = {
 }
 # What the run hands to a rollout that asks for it, beside the roles.
 _FOR_ROLLOUTS = ("sample", "reward", "draw", "tokenizer")
-_EACH = {
-    "algorithm.reward_shaping": "shaping",
-    "algorithm.baseline_filters": "filter",
-    "algorithm.filters": "filter",
+# {field: stage}, but for preference losses: rljax.validation.offline says who reads one.
+_OF_LEARNING = {
+    field: declared.component
+    for field, declared in FIELDS.items()
+    if field.startswith(("algorithm.", "dataflow"))
+    and declared.component not in ("", "preference_loss")
 }
-_STAGES = ("advantage", "policy_loss", "value_loss", "reduction", "collect", "reward_loss")
 
 
 def check_components(config: Config, problems: Problems) -> str:
@@ -59,14 +61,12 @@ def check_components(config: Config, problems: Problems) -> str:
             if stage != "collect":  # which a dataflow that learns from a file does not read
                 _check_options(config, problems, field, component)
 
-    for field, stage in _EACH.items():
-        for text in value_of(config, field):
-            check(field, text, stage)
-    if config.algorithm.correction:
-        check("algorithm.correction", config.algorithm.correction, "correction")
-    for stage in _STAGES:
-        check(f"algorithm.{stage}", value_of(config, f"algorithm.{stage}"), stage)
-    check("dataflow", config.dataflow, "dataflow")
+    usual = Config()
+    for field, stage in _OF_LEARNING.items():
+        value = value_of(config, field)
+        for text in (value,) if isinstance(value, str) else value:
+            if text or value_of(usual, field):  # "" is off where it is the default
+                check(field, text, stage)
     for field in ("reward.function", "evaluate.reward"):
         _check_reward(config, field, problems)
     check_judges(config, problems)

@@ -7,12 +7,8 @@ a config is a base for runs that differ. Errors are said by rljax.validation.off
 `config.algorithm` by the dry run, which traces what a dataflow reads (rljax.setup.dry_run).
 """
 
-import fnmatch
-from collections.abc import Iterable
-
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
-from rljax.config.names import field_names
 from rljax.config.schema import FIELDS
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
@@ -20,18 +16,6 @@ from rljax.errors import InputError
 from rljax.setup.setup import rollout_of
 
 OPTIMIZERS = ("actor_optimizer", "critic_optimizer", "sft.optimizer")
-# Patterns of fields, and why a dataflow does not read them: of those that learn from a file, of
-# those that sample, and where a role is missing. What `rljax evaluate` and `rljax serve` read of
-# the config of a run, such as `sampler`, is not here.
-_OF_SAMPLES = (
-    "batch.prompts_per_step",
-    "batch.samples_per_prompt",
-    "batch.sequences_per_optimizer_step",
-    "environment.*",
-    "rollouts.*",
-    "reward.*",
-)
-_OF_A_CRITIC = ("critic_optimizer.*", "critic_model")
 _WITH_OPTIMIZER = {"critic", "cost_critic", "reward_model"}  # roles that critic_optimizer trains
 
 
@@ -43,23 +27,20 @@ def unread_fields(config: Config, dataflow: Component) -> dict[str, str]:
             roles |= set(rollout_of(config, dataflow).parameters)
         except InputError:  # of algorithm.collect, which is said elsewhere
             roles |= _WITH_OPTIMIZER
-    out: dict[str, str] = {}
-    if samples:
-        out |= _matching(("offline.*",), "learns from samples, not from rows of a file")
-    else:
-        patterns = [p for p in _OF_SAMPLES if p != "reward.*" or not config.evaluate.prompts_from]
-        out |= _matching(patterns, "learns from a file, not from samples")
-    if not roles & _WITH_OPTIMIZER:
-        out |= _matching(_OF_A_CRITIC, "has no critic")
+    why = {} if roles & _WITH_OPTIMIZER else {"a critic": "has no critic"}
     if "actor" not in roles:
-        out |= _matching(("actor_optimizer.*",), "trains no policy")
+        why["a policy"] = "trains no policy"
+    if samples:
+        why["rows"] = "learns from samples, not from rows of a file"
+    else:
+        why["samples"] = "learns from a file, not from samples"
+    by_evaluations = ("reward.",) if config.evaluate.prompts_from and not samples else ()
     of = f"nothing reads it: dataflow={config.dataflow!r}"
-    return {name: f"{of} {why}" for name, why in out.items()}
-
-
-def _matching(patterns: Iterable[str], why: str) -> dict[str, str]:
-    names = field_names(Config)
-    return {n: why for n in names if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+    return {
+        name: f"{of} {why[field.read_by]}"
+        for name, field in FIELDS.items()
+        if field.read_by in why and not name.startswith(by_evaluations)
+    }
 
 
 def behind_switches(config: Config) -> dict[str, str]:

@@ -42,7 +42,22 @@ from rljax.environments.calls.tagged import (
 )
 from rljax.errors import InputError
 
-__all__ = ["Format", "Parsed", "assistant_message", "parser"]
+__all__ = [
+    "Format",
+    "Parsed",
+    "assistant_message",
+    "deepseek_v3",
+    "gemma",
+    "harmony",
+    "hermes",
+    "llama3",
+    "mistral",
+    "none",
+    "parser",
+    "python",
+    "qwen3_coder",
+    "tag",
+]
 HOME = "rljax.environments.calls"
 
 
