@@ -507,8 +507,8 @@ BREAKS = {
     ),
     "a role without a name is not looked at": (
         TRUST,
-        "is_harmless(match[1] if match else text, home)",
-        "match is None or is_harmless(match[1], home)",
+        "is_harmless(named[1] if named else text, home)",
+        "named is None or is_harmless(named[1], home)",
         ["tests/setup/test_trust.py", "-k", "roles"],
     ),
     "a note vouches for any config of its place": (
@@ -1303,6 +1303,12 @@ BREAKS |= {
         "rljax/validation/unread.py",
         "if all(value != value_of(one, name) for one in usual):",
         "if any(value != value_of(one, name) for one in usual):",
+        ["tests/validation/test_unread.py"],
+    ),
+    "what a dataflow of rows does not read is said of one that samples": (
+        "rljax/validation/unread.py",
+        '        why["rows"] = ',
+        '        why["samples"] = ',
         ["tests/validation/test_unread.py"],
     ),
     "one episode of a prompt is enough to compare": (

@@ -134,7 +134,8 @@ def test_functions_become_texts(tmp_path, monkeypatch):
     made = load_config_file("with_reward.py")
     assert made.reward.function == "with_reward.py:mine"
     assert Config.from_config_dict(made.to_config_dict()) == made
-    assert list(tmp_path.iterdir()) == [path]  # nothing is written for it
+    written = {file.name for file in tmp_path.iterdir()} - {"__pycache__"}  # Python's own
+    assert written == {path.name}  # nothing is written for it
 
 
 def test_a_config_dict_that_holds_itself_is_refused():
