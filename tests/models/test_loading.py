@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -134,6 +135,19 @@ def test_few_programs_whatever_the_depth(tmp_path):
         load_params(folder, model)
         counts.append(blocks._put._cache_size())
     assert counts[0] == counts[1] <= 11, counts
+
+
+def test_a_block_is_written_into_a_weight_without_a_pass_over_it():
+    """A pass for each block takes a time that grows with the square of the weight. (Of two-byte
+    weights a pass that changes nothing is counted, which LLVM then removes.)"""
+    model = Model(config(layers=1, vocab_size=1024), one_device())
+    path, embed = max(model.shapes().items(), key=lambda item: math.prod(item[1][0]))
+    group = next(g for g in blocks.groups(model) if g.parts[0].path == path)
+    part, rows = group.parts[0], 8
+    leaf, block = jnp.zeros(embed[0]), jnp.ones(group.block_shape(rows))
+    how = dict(mesh=model.mesh, spec=part.spec, block_spec=part.block_spec, piece=part.piece)
+    cost = blocks._put.lower(leaf, block, np.zeros(2, np.int32), **how).compile().cost_analysis()
+    assert block.nbytes < cost["bytes accessed"] < 5 * block.nbytes < leaf.nbytes / 10
 
 
 # -- memory --

@@ -172,10 +172,13 @@ def _put(leaf, block, start, *, mesh, spec, block_spec, piece):
     def local(leaf, block, start):
         value = piece.ours(block.reshape(block.shape[leading:])).astype(leaf.dtype)
         value = value.reshape((1,) * leading + value.shape)
-        # As plain bits: XLA on CPU would turn the whole weight to float32 and back to update a
-        # bfloat16 one, instead of writing in place.
-        bits = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        leaf, value, was = leaf.view(bits), value.view(bits), leaf.dtype
+        was = leaf.dtype
+        if was.itemsize < 4:
+            # As plain bits: XLA on CPU would turn the whole weight to float32 and back to update a
+            # bfloat16 one, instead of writing in place. One of float32 it would read and write as
+            # a whole because of the bits.
+            bits = jnp.dtype(f"uint{8 * was.itemsize}")
+            leaf, value = leaf.view(bits), value.view(bits)
         return jax.lax.dynamic_update_slice(leaf, value, tuple(start)).view(was)
 
     specs = dict(in_specs=(PartitionSpec(*spec), block_spec, PartitionSpec()))
