@@ -83,6 +83,7 @@ def test_packing_and_neighbours_change_no_bit(name):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * float(jnp.abs(theirs).max()) + 1e-7)
 
 
+@pytest.mark.slow
 def test_without_it_bits_differ():
     """The comparison above can fail: it does for the ordinary model."""
     plain, params = first_layer("gpt_oss")
