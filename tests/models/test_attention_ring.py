@@ -61,7 +61,7 @@ def random_case(seed: int):
     return (*arrays, sinks), options, spread(mesh), int(draw.choice([4, 7, 128]))
 
 
-@pytest.mark.parametrize("seed", lanes([1, 4], [0, 2, 3, *range(5, 64)]))
+@pytest.mark.parametrize("seed", lanes([4], [*range(4), *range(5, 64)]))
 def test_a_ring_gives_the_values_and_gradients_of_one_device(seed, monkeypatch):
     arrays, options, mesh, queries = random_case(seed)
     want = value_and_gradients(*arrays, impl="reference", **options)

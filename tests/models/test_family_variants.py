@@ -110,7 +110,7 @@ ROWS = {
         ),
         False,
     ),
-    "qwen3_moe-some": ("qwen3_moe", dict(MOE, mlp_only_layers=[1], norm_topk_prob=False), True),
+    "qwen3_moe-some": ("qwen3_moe", dict(MOE, mlp_only_layers=[1], norm_topk_prob=False), False),
     "qwen3_moe-every-second": ("qwen3_moe", dict(MOE, decoder_sparse_step=2), False),
     "qwen3_moe-window": (
         "qwen3_moe",

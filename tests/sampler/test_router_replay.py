@@ -62,7 +62,9 @@ def read_by_the_sampler(batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("slots", lanes([3], [0]))
-@pytest.mark.parametrize("family", lanes([LAYER], ["mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe"]))
+@pytest.mark.parametrize(
+    "family", lanes([LAYER], ["mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe"])
+)
 def test_every_token_that_was_read_has_its_experts(family, slots):
     """In float32 they are those of a pass over whole rows, whichever slot decoded them."""
     model, params = model_of(family)

@@ -147,7 +147,9 @@ def repeating(model, params, drafts, count=6, new=60):
 
 def in_circles(model, params, count=6, new=60):
     """The same by hand: what follows each token is known from rows of that token alone."""
-    following = [int(np.argmax(row[0])) for row in forward(model, params, np.arange(VOCAB)[:, None])]
+    following = [
+        int(np.argmax(row[0])) for row in forward(model, params, np.arange(VOCAB)[:, None])
+    ]
     rows = []
     for p in range(count):
         row = [following[TOKENS[p, LENGTHS[p] - 1]]]

@@ -380,14 +380,15 @@ FORCED = dataclasses.replace(
 
 @pytest.fixture(scope="module")
 def sampler():
-    config = decoder(24, layers=2, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.2)
+    config = decoder(24, layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.2)
     model = Model(config, make_mesh(devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))
-    return lambda sampling, prompts=PROMPTS, lengths=LENGTHS, key=7, n=8: (
-        generate(model, params, prompts, lengths, jax.random.key(key), sampling, n=n),
-        model,
-        params,
-    )
+
+    def sampled(sampling, prompts=PROMPTS, lengths=LENGTHS, key=7, n=8):
+        batch = generate(model, params, prompts, lengths, jax.random.key(key), sampling, n=n)
+        return jax.device_get(batch), model, params
+
+    return sampled
 
 
 def find(row, phrase):
