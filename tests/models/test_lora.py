@@ -224,7 +224,7 @@ READ = {
 }
 
 
-QUICK = ("plain", "larger ranks", "all patterns, rsLoRA", "excluded")
+QUICK = ("larger ranks", "all patterns, rsLoRA", "excluded")
 
 
 @pytest.mark.parametrize("case", lanes(QUICK, [case for case in READ if case not in QUICK]))

@@ -156,8 +156,9 @@ def drawn(model):
 decoded = jax.jit(dequantise, static_argnums=(2, 3, 4))
 
 
-# In int8 every kind; as they are, and in bfloat16, adapters on a base and the base of codes.
-PLACED = [(name, "int8") for name in KINDS] + [("codes", "bfloat16"), ("adapters", "")]
+# Every kind but tied ones, whose head is read as the others are; every type.
+PLACED = [(name, "int8") for name in ("latent", "experts", "four bits")]
+PLACED += [("codes", "bfloat16"), ("adapters", "")]
 FURTHER = [pair for pair in itertools.product(KINDS, ("", "bfloat16")) if pair not in PLACED]
 
 
@@ -212,7 +213,7 @@ def largest_held(model) -> int:
 @pytest.mark.parametrize(
     "trained, decoded", [((1, 8, 1), (4, 1, 2)), ((2, 2, 2), (1, 1, 8)), ((1, 4, 2), (2, 2, 2))]
 )
-@pytest.mark.parametrize("dtype", ["", "int8"])
+@pytest.mark.parametrize("dtype", lanes(["int8"], [""]))
 def test_nothing_is_sent_that_a_device_does_not_keep(trained, decoded, dtype):
     """What an exchange gives a device is at most what it holds of the array afterwards; and codes
     are sent, not what they are made of."""

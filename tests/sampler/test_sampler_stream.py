@@ -28,6 +28,7 @@ from sampler_cases import (
 from tokenizers import decoders
 
 from rljax.batch import FinishReason
+from rljax.errors import InputError
 from rljax.models import cache
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, scheduler
 from rljax.sampler.stop_strings import find_stop, text_before_stop
@@ -417,6 +418,34 @@ def test_aborts_leave_the_others_alone(engine, params):
             assert sample.finish_reason == FinishReason.ABORT and sample.error
         else:
             assert_same(sample, jax.device_get(want), np.repeat(lengths, 2))
+
+
+# -- requests that share ids or cannot be served
+
+
+def test_samples_of_one_seed_are_told_apart(engine, params):
+    """A seed numbers its samples from 0, so that several requests have the same ids."""
+    sampler = Sampler(engine, chunk_tokens=4)
+    asked = Sampling(max_response_tokens=8, seed=1)
+    samples = [sampler.submit([3, 4, 5 + i], asked)[0] for i in range(7)]
+    sampler.step(params)
+    gone = (1, 6)  # in a slot, and waiting for one
+    assert [samples[i] in sampler._scheduler.slots for i in gone] == [True, False]
+    for i in gone:
+        sampler.abort(samples[i])
+    finished = list(sampler.run(params))
+    assert [s.finish_reason for s in samples] == [
+        FinishReason.ABORT if i in gone else FinishReason.LENGTH for i in range(7)
+    ]
+    assert {id(s) for s in finished} == {id(s) for i, s in enumerate(samples) if i not in gone}
+
+
+def test_more_stop_ids_than_an_engine_has_room_for_are_refused_alone(engine, params):
+    sampler = Sampler(engine, chunk_tokens=4)
+    sampler.submit([3, 4], Sampling(max_response_tokens=4))
+    with pytest.raises(InputError, match="stop_ids: got 17; at most 16"):
+        sampler.submit([3, 4], Sampling(max_response_tokens=4, stop_ids=(1,) * 17))
+    assert [len(s.tokens) for s in sampler.run(params)] == [4]
 
 
 # -- forced phrases
