@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Compiled, compiled, lanes, worked_example
+from conftest import Compiled, lanes, worked_example
 from golden_checks.common import response_batch
 
 from rljax.batch import Batch, FinishReason
@@ -18,7 +18,6 @@ from rljax.losses import q_function as op_by_op
 from rljax.losses.policy import PolicyOutputs
 
 q, F64 = Compiled(op_by_op), jnp.float64
-lambda_returns = compiled(op_by_op.lambda_returns)
 PLAIN = {"is_level": "off"}
 
 
@@ -207,7 +206,7 @@ def test_lambda_returns_are_the_mixture_of_n_step_returns(bootstrap):
         finish_reason=[FinishReason.STOP, FinishReason.LENGTH, FinishReason.LENGTH]
     )
     for lam in (0.0, 0.6, 1.0):
-        got = lambda_returns(
+        got = op_by_op.lambda_returns(
             batch, batch.values, logprobs=logp, beta=0.3, lam=lam, bootstrap_truncated=bootstrap
         )
         for b in range(3):
