@@ -38,18 +38,20 @@ def s1(example, **fields) -> Batch:
 
 def run(example, loss, reduction, batch, corrected=True):
     """(loss, gradient, unreduced loss, sums of metrics) of a worked example."""
-    batch = update.select_policy_tokens(batch)
     logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
 
-    def f(x):
+    def f(x, batch):
+        batch = update.select_policy_tokens(batch)
         out, metrics = loss(PolicyOutputs(x, x), batch)
         summed, sums = update.weighted_loss(
             out, metrics, batch, reduction(batch), corrected=corrected
         )
-        return summed, (out, {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()})
+        means = {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()}
+        return summed, (jnp.where(batch.mask > 0, out, 0.0), means)
 
-    (value_, (out, metrics)), gradient = jax.jit(jax.value_and_grad(f, has_aux=True))(logp)
-    return value_, gradient, jnp.where(batch.mask > 0, out, 0.0), metrics
+    found = jax.jit(jax.value_and_grad(f, has_aux=True))(logp, batch)
+    (value_, (out, metrics)), gradient = jax.device_get(found)
+    return value_, gradient, out, metrics
 
 
 def per_sequence(x):
