@@ -78,6 +78,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["window"], indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_read_again_each_token_is_that_of_the_version_it_names(engine, seed):
     versions = [weights(engine.model, key) for key in (3, 4, 5)]
