@@ -9,7 +9,9 @@ import sys
 import jax
 import numpy as np
 import pytest
+import test_golden
 from conftest import GOLDEN, REPO
+from golden_io import read_cases
 from trl_runs import read_run, replay
 
 from rljax.mesh import make_mesh
@@ -146,16 +148,21 @@ def metrics_of(i, chosen, rejected) -> dict:
     }
 
 
-@pytest.mark.parametrize("kinds", [("right", "edge", "right"), ("right", "edge", "wrong")])
-def test_formulas_of_another_folder_are_compared(tmp_path, kinds):
-    """A wrong number fails, but for a degenerate input, where agreement is optional."""
-    reward_cases(tmp_path / "trl" / "reward_model.npz", *kinds)
-    said = run_golden(
-        tmp_path, "-rA", "tests/test_golden.py::test_golden[trl/reward_model-float64-covering]"
-    )
-    fails = "wrong" in kinds
-    assert ("PASSED" not in said) == ("FAILED" in said) == fails, said[-2000:]
-    assert ("1 differences" in said and "wrong: output/loss: off by 0.1" in said) == fails
+COMPARED = ("trl/reward_model", "float64", "covering")
+
+
+def test_formulas_of_another_folder_are_compared(tmp_path, monkeypatch):
+    """A wrong number fails, but for a degenerate input, where agreement is optional: read from
+    RLJAX_GOLDEN by a process of its own, and the right ones alone, in this one."""
+    reward_cases(tmp_path / "trl" / "reward_model.npz", "right", "edge", "wrong")
+    said = run_golden(tmp_path, "-rA", f"tests/test_golden.py::test_golden[{'-'.join(COMPARED)}]")
+    assert "PASSED" not in said and "FAILED" in said, said[-2000:]
+    assert "1 differences" in said and "wrong: output/loss: off by 0.1" in said
+    reward_cases(tmp_path / "trl" / "reward_model.npz", "right", "edge", "right")
+    monkeypatch.setenv("RLJAX_GOLDEN", str(tmp_path))
+    monkeypatch.setattr(test_golden, "FURTHER", tmp_path)
+    assert len(test_golden.cases_of(COMPARED[0])) > len(read_cases(tmp_path / f"{COMPARED[0]}.npz"))
+    test_golden.test_golden(*COMPARED)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import compiled, worked_example
 from golden_checks.common import reduced, response_batch
 
 from rljax import learn as update
@@ -17,19 +17,20 @@ from rljax.losses.implicit_reward import implicit_reward_classification
 from rljax.roles import KLController
 
 pytestmark = pytest.mark.smoke
+logprobs = compiled(token_logprobs)
 
 
 def test_logprobs_and_entropy_at_two_temperatures():
     example = worked_example("conv.logp_entropy")
     logits = jnp.asarray(example["inputs"]["logits"], jnp.float32)
     targets = jnp.asarray(example["inputs"]["targets"], jnp.int32)
-    head = jnp.eye(logits.shape[-1])
+    head = np.eye(logits.shape[-1], dtype=np.float32)
     targets = targets.reshape(logits.shape[:-1])
-    logp, entropy, _ = token_logprobs(logits, head, targets)
+    logp, entropy, _ = logprobs(logits, head, targets)
     want = example["outputs"]
     np.testing.assert_allclose(logp, want["log_prob"], atol=1e-5)
     np.testing.assert_allclose(entropy, want["entropy"], atol=1e-5)
-    cold = token_logprobs(logits, head, targets, temperature=example["params"]["temperature"])[0]
+    cold = logprobs(logits, head, targets, temperature=example["params"]["temperature"])[0]
     np.testing.assert_allclose(cold, want["log_prob_temp"], atol=1e-5)
 
 
@@ -40,19 +41,21 @@ def test_supervised_loss_accuracy_and_perplexity():
     batch = response_batch(x["loss_mask"], jnp.float32)
     targets = jnp.asarray(x["targets"], jnp.int32)
 
+    head = np.eye(logits.shape[-1], dtype=np.float32)
+
     def loss(logits, impl="xla"):
-        found = token_logprobs(
-            logits, jnp.eye(logits.shape[-1]), targets, with_greedy=True, impl=impl
-        )
+        found = token_logprobs(logits, head, targets, with_greedy=True, impl=impl)
         now = policy.PolicyOutputs(found[0], found[1], found[3])
         value, metrics = policy.negative_log_likelihood(now, batch)
         return jnp.sum(update.token_mean(batch) * value), (value, metrics["token_accuracy"])
 
+    found = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
     for impl in ("xla", "reference"):
-        (total, (nll, right)), gradient = jax.value_and_grad(loss, has_aux=True)(logits, impl)
+        (total, (nll, right)), gradient = jax.device_get(found(logits, impl))
         assert float(total) == pytest.approx(want["loss_token_mean"], abs=1e-6)
-        assert float(jnp.exp(total)) == pytest.approx(want["ppl"], rel=1e-6)
-        accuracy = jnp.sum(batch.mask * right) / jnp.sum(batch.mask)
+        assert float(np.exp(total)) == pytest.approx(want["ppl"], rel=1e-6)
+        mask = np.asarray(batch.mask)
+        accuracy = np.sum(mask * right) / np.sum(mask)
         assert float(accuracy) == want["token_accuracy"]
         np.testing.assert_allclose(gradient, want["grad_logits"], atol=1e-6)
         keep = np.asarray(x["loss_mask"]) > 0
@@ -73,7 +76,8 @@ def test_an_implicit_reward_model_is_a_classifier_of_sequences():
         )
         return jnp.mean(per_row), (per_row, metrics["implicit_reward"])
 
-    (total, (per_row, score)), gradient = jax.value_and_grad(loss, has_aux=True)(q)
+    found = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (total, (per_row, score)), gradient = found(q)
     assert float(total) == pytest.approx(want["loss"], abs=1e-6)
     np.testing.assert_allclose(per_row, want["per_seq"], atol=1e-6)
     np.testing.assert_allclose(score, want["seq_score"], atol=1e-6)
@@ -83,7 +87,8 @@ def test_an_implicit_reward_model_is_a_classifier_of_sequences():
 def test_the_entropy_of_huge_logits_keeps_its_digits():
     """lse - sum p z would lose them: the difference of two numbers near 4e4."""
     logits = jnp.array([[[4e4, 4e4 - 8.0, 4e4 - 9.0]]])
-    logp, entropy, _ = token_logprobs(logits, jnp.eye(3), jnp.zeros((1, 1), jnp.int32))
+    eye = np.eye(3, dtype=np.float32)
+    logp, entropy, _ = jax.device_get(logprobs(logits, eye, np.zeros((1, 1), np.int32)))
     p = np.exp([0.0, -8.0, -9.0])
     p /= p.sum()
     assert float(entropy[0, 0]) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-4)
@@ -116,7 +121,8 @@ def test_the_total_is_policy_plus_kl_minus_entropy():
         reductions=(update.token_mean,) * 3,
         corrected=(True, False, False),
     )
-    loss, *_ = update.loss_and_gradient(jnp.zeros((1, 1)), batch, objective, 1)
+    run = jax.jit(lambda params, batch: update.loss_and_gradient(params, batch, objective, 1)[0])
+    loss = run(jnp.zeros((1, 1)), batch)
     assert float(loss) == pytest.approx(example["outputs"]["total"], abs=1e-6)
 
 
@@ -131,12 +137,15 @@ def test_an_empty_microbatch_is_exactly_zero(reduction):
     batch = response_batch(
         x["response_mask"], jnp.float32, old_logprobs=x["old_log_prob"], advantages=x["advantages"]
     )
-    loss, gradient, _ = reduced(
-        lambda logp, b: policy.ppo_clip(policy.PolicyOutputs(logp, logp), b),
-        jnp.asarray(x["log_prob"]),
-        batch,
-        reduction(batch),
-    )
+
+    @jax.jit
+    def run(logp, batch):
+        def clipped(logp, batch):
+            return policy.ppo_clip(policy.PolicyOutputs(logp, logp), batch)
+
+        return reduced(clipped, logp, batch, reduction(batch))[:2]
+
+    loss, gradient = run(jnp.asarray(x["log_prob"]), batch)
     assert float(loss) == example["outputs"]["loss"]
     np.testing.assert_array_equal(gradient, example["outputs"]["grad"])
 

@@ -349,16 +349,6 @@ def test_every_estimator_has_a_row():
     assert [n for n in names if not any(row == n or row.startswith(f"{n}_") for row in TABLE)] == []
 
 
-# Options of an estimator whose other row stands for them.
-ALIKE = (
-    "gae_returns",
-    "gae_bootstrap",
-    "vapo_gae_fixed",
-    "reinforce_sequence",
-    "dr_grpo",
-    "group_relative_exclude",
-    "prime_normalised",
-)
 # What each of them counts, it counts in a way of its own; the others do as one of these.
 OF_EACH_KIND = (
     "gae",
@@ -376,10 +366,13 @@ OF_EACH_KIND = (
 )
 
 
-def of_each_kind(names):
+# Of these a few, for what each of them has to itself a program to compile.
+FEW_KINDS = ("gae", "reinforce_plus_plus", "group_relative", "prime", "gigpo", "turn_group")
+
+
+def of_each_kind(names, kinds=OF_EACH_KIND):
     return pytest.mark.parametrize(
-        "name",
-        lanes([n for n in names if n in OF_EACH_KIND], [n for n in names if n not in OF_EACH_KIND]),
+        "name", lanes([n for n in names if n in kinds], [n for n in names if n not in kinds])
     )
 
 
@@ -446,7 +439,7 @@ def padded(function, batch: Batch, before: int = 0) -> np.ndarray:
     return got[:, inside]
 
 
-@pytest.mark.parametrize("name", lanes([n for n in TABLE if n not in ALIKE], ALIKE))
+@of_each_kind(TABLE)
 def test_common(name):
     """Masked entries, padding, order of rows and precision."""
     function, fields, rule = TABLE[name]
@@ -484,7 +477,7 @@ def test_a_missing_field_is_named(name):
             function(Batch(**{**vars(batch), field: None}))
 
 
-@of_each_kind(TABLE)
+@of_each_kind(TABLE, FEW_KINDS)
 def test_constants_get_no_gradient_and_the_width_changes_nothing(name):
     function, fields, _ = TABLE[name]
     batch = make(name)
@@ -522,7 +515,7 @@ def test_groups_that_teach_nothing_get_exactly_zero(name):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", PACKED)
+@of_each_kind(PACKED)
 def test_packed_rows_equal_rows_apart(name):
     function, fields, _ = TABLE[name]
     batch, empty = make(name), 4  # the row without tokens fills both batches up
@@ -539,7 +532,7 @@ def test_packed_rows_equal_rows_apart(name):
     close(got, np.concatenate([want[:2], want[2:4]], axis=1), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in TABLE if n != "optimal_token_baseline"])
+@of_each_kind([n for n in TABLE if n != "optimal_token_baseline"])
 def test_a_tool_reply_changes_nothing_around_it(name):
     """The plain token baseline is left out: it compares columns; multi_turn is there for that."""
     function, _, _ = TABLE[name]
@@ -564,7 +557,10 @@ def test_a_tool_reply_changes_nothing_around_it(name):
     close(np.where(replied[:, None], inside, behind), want, rtol=1e-5, atol=1e-6)
 
 
-@of_each_kind([n for n in TABLE if "optimal_token_baseline" not in n])
+@of_each_kind(
+    [n for n in TABLE if "optimal_token_baseline" not in n],
+    ("gae", "group_relative", "prime", "gigpo"),
+)
 def test_an_episode_of_several_rows_counts_once(name):
     """Its advantages are those of the same episode in one row, whatever the order of its rows; and
     an `episode` of one row each changes nothing."""

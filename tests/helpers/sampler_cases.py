@@ -39,6 +39,22 @@ def weights(model: Model, seed: int = 3):
     return model.init(jax.random.key(seed))
 
 
+def ring(window: int) -> Model:
+    """The same of one layer with a sliding window."""
+    return shallow(kinds=(LayerKind(window=window),))
+
+
+def drawn(model: Model, spread: float = 0.3):
+    """Weights that numpy draws: no program has to be compiled for them."""
+    rng = np.random.default_rng(0)
+
+    def draw(x):
+        values = spread * rng.standard_normal(x.shape)
+        return jax.device_put(values.astype(x.dtype), x.sharding)
+
+    return jax.tree.map(draw, model.abstract())
+
+
 def prompts(count: int = 8, longest: int = LONGEST, seed: int = 0, vocab: int = VOCAB):
     """Right-padded prompts [P, L] of every length, 1 and L among them, and their lengths."""
     rng = np.random.default_rng(seed)

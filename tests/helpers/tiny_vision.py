@@ -55,13 +55,15 @@ SIZES = dict(
 )
 
 
-def write_vision_folder(folder: Path, family: str = "qwen3_vl", *, weights: bool = True) -> Path:
+def write_vision_folder(
+    folder: Path, family: str = "qwen3_vl", *, weights: bool = True, layers: int = SIZES["layers"]
+) -> Path:
     """Images of 8 x 8 pixels are one token, and larger ones 16 tokens at most."""
     library = byte_level_bpe(SPECIAL, size=320)
     settings = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "chat_template": TEMPLATE}
     write_folder(folder, library, settings)
     ids = [library.token_to_id(token) for token in SPECIAL]
-    plain = vision_decoder(library.get_vocab_size(), family=family, **SIZES)
+    plain = vision_decoder(library.get_vocab_size(), family=family, **SIZES | {"layers": layers})
     names = ("image_token_id", "video_token_id", "start_token_id", "end_token_id")
     vision = dataclasses.replace(plain.vision, **dict(zip(names, ids[2:], strict=True)))
     model = Model(

@@ -80,10 +80,10 @@ def place(mesh, hidden, head, targets, vocab_first):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("fsdp=8", "fitting"),
         ("fsdp=8", "same rows"),
         ("tensor=4 x fsdp=2", "odd"),
         ("data=2 x tensor=2 x context=2", "fitting"),
+        slow("fsdp=8", "fitting"),
         slow("fsdp=8", "odd"),
         slow("tensor=4 x fsdp=2", "fitting"),
         slow("data=2 x tensor=2 x context=2", "odd"),
@@ -150,12 +150,7 @@ def test_the_head_is_never_whole_and_logits_never_move():
 
 
 PADDED = [("fitting", 250), ("odd", 256), ("odd", 40)]
-BEHIND = [
-    ("one device", "odd", 40),
-    ("fsdp=8", "fitting", 250),
-    ("tensor=4 x fsdp=2", "odd", 40),
-    ("data=2 x tensor=2 x context=2", "odd", 256),
-]
+BEHIND = [("fsdp=8", "fitting", 250), ("tensor=4 x fsdp=2", "odd", 40)]
 ALL = [(m, *s) for m in ("one device", *MESHES) for s in PADDED]
 
 

@@ -106,7 +106,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", lanes(list(SHAPES)[:3], list(SHAPES)[3:]))
+@pytest.mark.parametrize(
+    "name", lanes(list(SHAPES)[1:3], [n for n in SHAPES if n not in list(SHAPES)[1:3]])
+)
 def test_float32_equals_float64(name):
     n, depth, vocab, options = SHAPES[name]
     hidden, head, targets, weights = problem(n, depth, vocab, jnp.float32, options)

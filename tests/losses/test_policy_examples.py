@@ -38,18 +38,20 @@ def s1(example, **fields) -> Batch:
 
 def run(example, loss, reduction, batch, corrected=True):
     """(loss, gradient, unreduced loss, sums of metrics) of a worked example."""
-    batch = update.select_policy_tokens(batch)
     logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
 
-    def f(x):
+    def f(x, batch):
+        batch = update.select_policy_tokens(batch)
         out, metrics = loss(PolicyOutputs(x, x), batch)
         summed, sums = update.weighted_loss(
             out, metrics, batch, reduction(batch), corrected=corrected
         )
-        return summed, (out, {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()})
+        means = {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()}
+        return summed, (jnp.where(batch.mask > 0, out, 0.0), means)
 
-    (value_, (out, metrics)), gradient = jax.jit(jax.value_and_grad(f, has_aux=True))(logp)
-    return value_, gradient, jnp.where(batch.mask > 0, out, 0.0), metrics
+    found = jax.jit(jax.value_and_grad(f, has_aux=True))(logp, batch)
+    (value_, (out, metrics)), gradient = jax.device_get(found)
+    return value_, gradient, out, metrics
 
 
 def per_sequence(x):
@@ -123,15 +125,18 @@ def test_upper_and_lower_clips_are_told_apart():
 def test_clip_cov_covariance_and_eligible_tokens():
     example = worked_example("clip_cov.cov")
     want = example["outputs"]
-    with jax.enable_x64(True):
-        batch = update.select_policy_tokens(s1(example))
-        logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
-        chosen = PolicyOutputs(logp, logp)
+
+    @jax.jit
+    def clipped(logp, batch):
+        batch, chosen = update.select_policy_tokens(batch), PolicyOutputs(logp, logp)
         difference = common.log_ratio(chosen, batch, by="test")
         bounds = {"cov_low": 0.1, "cov_high": 1.0, "fraction": 0.2}
-        _, metrics, eligible = selection._clip_cov(
-            chosen, batch, difference, jnp.zeros(batch.mask.shape), **CLIP2, **bounds
-        )
+        order = jnp.zeros(batch.mask.shape)
+        return selection._clip_cov(chosen, batch, difference, order, **CLIP2, **bounds)[1:]
+
+    with jax.enable_x64(True):
+        logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
+        metrics, eligible = clipped(logp, s1(example))
     np.testing.assert_allclose(metrics["cov"], want["cov"], rtol=1e-5)
     np.testing.assert_array_equal(eligible, want["eligible"])
     np.testing.assert_array_equal(metrics["pg_clipfrac"], want["ppo_clipped"])

@@ -143,10 +143,11 @@ def take(tree, rows):
 
 
 every_loss = pytest.mark.parametrize("name", LOSSES)
-# The scores of pairs in which nothing but a function of one number differs: one stands for all.
-ALIKE = [f"dpo_{name}" for name in pairwise.PER_PAIR if name not in ("sigmoid", "ipo")]
+# One of each way to read rows; what else differs is compared in test_golden.py.
 FEW = ("dpo_sigmoid", "dpo_exo_pair", "dpo_wpo", "orpo", "kto", "nash_md", "implicit_ce")
-of_each_kind = pytest.mark.parametrize("name", lanes([n for n in LOSSES if n not in ALIKE], ALIKE))
+WHOLE_STEP = ("dpo_aot", "bco", "implicit_contrast")
+FEW += WHOLE_STEP
+of_few = pytest.mark.parametrize("name", lanes(FEW, [n for n in LOSSES if n not in FEW]))
 
 
 def test_every_loss_has_a_row():
@@ -174,7 +175,7 @@ def test_shapes_and_garbage_at_mask_0(name):
     assert not np.asarray(got[1])[np.asarray(batch.mask) == 0].any()
 
 
-@of_each_kind
+@of_few
 def test_columns_of_padding_change_nothing(name):
     logps, batch = sample()
 
@@ -186,7 +187,7 @@ def test_columns_of_padding_change_nothing(name):
     close((wide[0], wide[1][:, :TOKENS], wide[2]), short)
 
 
-@of_each_kind
+@of_few
 def test_examples_permute_and_split(name):
     """Examples permute. A loss splits into halves of the step unless it declares `whole_step`."""
     loss, (logps, batch) = LOSSES[name], sample()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Compiled, worked_example
+from conftest import Compiled, lanes, worked_example
 from golden_checks.common import response_batch
 
 from rljax.batch import Batch, FinishReason
@@ -27,8 +27,17 @@ def wide():
         yield
 
 
+def gradient_of(f):
+    """Its gradient as one program."""
+    return jax.jit(jax.grad(f))
+
+
+def value_and_gradient(f):
+    return jax.jit(jax.value_and_grad(f))
+
+
 def policy_of(logprobs):
-    return PolicyOutputs(logprobs, jnp.zeros_like(logprobs))
+    return PolicyOutputs(logprobs, np.zeros(logprobs.shape, logprobs.dtype))
 
 
 def row(x, dtype=F64):
@@ -60,10 +69,10 @@ def test_one_step_example():
     def mean(f):
         return lambda a: jnp.mean(f(a, batch, **options)[0])
 
-    loss, grad = jax.value_and_grad(lambda a: mean(q.dqo_policy)(policy_of(a)))(logp)
+    loss, grad = value_and_gradient(lambda a: mean(q.dqo_policy)(policy_of(a)))(logp)
     close(loss, want["policy_loss"])
     close(grad, want["grad_log_prob"])
-    loss, grad = jax.value_and_grad(mean(q.dqo_value))(values)
+    loss, grad = value_and_gradient(mean(q.dqo_value))(values)
     close(loss, want["value_loss"])
     close(grad, want["grad_value"])
     metrics = q.dqo_policy(policy_of(logp), batch, **options)[1]
@@ -169,9 +178,9 @@ def test_residuals_of_policy_and_value_are_opposite_at_lambda_one():
     logp = batch.old_logprobs
     value = q.dqo_value(batch.values, batch, beta=0.7, **PLAIN)[1]["dqo_value_residual"]
     # d (residual^2) / d log pi = 2 beta residual
-    slope = jax.grad(lambda a: jnp.sum(q.dqo_policy(policy_of(a), batch, beta=0.7, **PLAIN)[0]))
+    slope = gradient_of(lambda a: jnp.sum(q.dqo_policy(policy_of(a), batch, beta=0.7, **PLAIN)[0]))
     close(slope(logp) / (2 * 0.7), -np.asarray(value), 1e-10)
-    other = jax.grad(
+    other = gradient_of(
         lambda a: jnp.sum(q.dqo_policy(policy_of(a), batch, beta=0.7, lam=0.5, **PLAIN)[0])
     )
     assert np.abs(other(logp) / 1.4 + value).max() > 1e-2
@@ -273,7 +282,7 @@ def test_pushes_up_what_is_better_than_its_log_ratio_says(one_step):
     """sign(-dL/dlog pi) = sign(advantage - beta log-ratio), token by token."""
     batch, logp = random_batch(seed=3)
     beta, keep = 0.4, np.asarray(batch.mask) > 0
-    push = -jax.grad(
+    push = -gradient_of(
         lambda a: jnp.sum(q.dqo_policy(policy_of(a), batch, beta=beta, one_step=one_step)[0])
     )(logp)
     v, r = np.asarray(batch.values), np.asarray(batch.rewards)
@@ -295,7 +304,7 @@ def test_only_the_named_array_gets_a_gradient():
     names = ("rewards", "ref_logprobs", "old_logprobs", "sampler_logprobs", "values", "entropy")
 
     def with_fields(loss, x, **options):
-        return jax.grad(
+        return gradient_of(
             lambda fields: jnp.sum(loss(x, batch.replace(**fields), **options)[0]) * 1.0
         )({name: batch.__dict__[name] for name in names})
 
@@ -311,13 +320,12 @@ def test_only_the_named_array_gets_a_gradient():
         assert "ref_logprobs" in spec(functools.partial(loss, **options)).reads
         for name, gradient in with_fields(loss, x, **options).items():
             assert not np.any(gradient), (loss.__name__, name)
-    soft = jax.grad(lambda a: jnp.sum(q.soft_rewards(a, batch, beta=0.5)))(logp)
-    weights = jax.grad(lambda a: jnp.sum(q.offline_weights(a, batch.ref_logprobs, batch)))(logp)
+    soft = gradient_of(lambda a: jnp.sum(q.soft_rewards(a, batch, beta=0.5)))(logp)
+    weights = gradient_of(lambda a: jnp.sum(q.offline_weights(a, batch.ref_logprobs, batch)))(logp)
     assert not np.any(soft) and not np.any(weights)
     # Bootstrapping from the trained values themselves leaves d L / d V diagonal.
-    jacobian = jax.jacobian(lambda v: q.dqo_value(v, batch, beta=0.5, lam=0.7, **PLAIN)[0][0])(
-        batch.values
-    )[:, 0]
+    row = jax.jacobian(lambda v: q.dqo_value(v, batch, beta=0.5, lam=0.7, **PLAIN)[0][0])
+    jacobian = jax.jit(row)(batch.values)[:, 0]
     close(jacobian - np.diag(np.diag(jacobian)), np.zeros(49), 1e-12)
     assert np.abs(np.diag(jacobian)).sum() > 0
 
@@ -340,16 +348,16 @@ def input_of(loss, logp, batch):
 def test_garbage_off_the_mask_is_never_read(loss, options):
     batch, logp = random_batch()
     names = ("rewards", "ref_logprobs", "old_logprobs", "sampler_logprobs", "values", "entropy")
-    bad = jnp.where(batch.mask > 0, 0.0, jnp.nan)
-    dirty = batch.replace(**{name: batch.__dict__[name] + bad for name in names})
+    bad = np.where(np.asarray(batch.mask) > 0, 0.0, np.nan)
+    dirty = batch.replace(**{name: np.asarray(batch.__dict__[name]) + bad for name in names})
 
     def run(b, x):
         def total(x):
             return jnp.sum(loss(input_of(loss, x, b.replace(values=x)), b, **options)[0])
 
-        return jax.value_and_grad(total)(x)
+        return value_and_gradient(total)(x)
 
-    clean, spoilt = (run(b, x) for b, x in ((batch, logp), (dirty, logp + bad)))
+    clean, spoilt = (run(b, x) for b, x in ((batch, logp), (dirty, np.asarray(logp) + bad)))
     close(clean[0], spoilt[0], 1e-12)
     close(clean[1], spoilt[1], 1e-12)
 
@@ -363,7 +371,7 @@ def test_packed_rows_are_the_rows_they_hold(loss, options):
         for name in batch.__dataclass_fields__
         if (value := batch.__dict__[name]) is not None
     }
-    flat["segment_ids"] = jnp.repeat(jnp.arange(1, 4, dtype=jnp.int32), size)[None]
+    flat["segment_ids"] = np.repeat(np.arange(1, 4, dtype=np.int32), size)[None]
     packed = Batch(**flat)
     one = loss(input_of(loss, logp, batch), batch, **options)[0]
     other = loss(input_of(loss, logp.reshape(1, -1), packed), packed, **options)[0]
@@ -373,7 +381,8 @@ def test_packed_rows_are_the_rows_they_hold(loss, options):
 def test_tool_output_changes_nothing_around_it():
     batch, logp = random_batch()
     keep = np.flatnonzero(np.asarray(batch.mask[1]) > 0)
-    short = jax.tree.map(lambda x: x[1:2, keep] if x.ndim == 2 else x[1:2], batch)
+    short = jax.tree.map(lambda x: x[1:2, keep] if x.ndim == 2 else x[1:2], jax.device_get(batch))
+    logp = np.asarray(logp)
     for loss, options in LOSSES[:4]:
         whole = loss(input_of(loss, logp, batch), batch, **options)[0]
         part = loss(input_of(loss, logp[1:2, keep], short), short, **options)[0]
@@ -432,11 +441,11 @@ def test_dro_example():
                 q.dro_policy(policy_of(a), batch, value, tau=tau, gradient=kind)[0]  # noqa: B023
             )
 
-        loss, grad = jax.value_and_grad(total)(logp)
+        loss, grad = value_and_gradient(total)(logp)
         close(loss, want["loss"])
         close(grad[:, 1], want[f"grad_logratio_{kind}"])
         close(grad[:, 2], np.where(np.asarray(batch.mask[:, 2]) > 0, grad[:, 1], 0.0), 1e-12)
-    loss, grad = jax.value_and_grad(lambda v: jnp.mean(q.dro_value(v, batch, tau=tau)[0]))(value)
+    loss, grad = value_and_gradient(lambda v: jnp.mean(q.dro_value(v, batch, tau=tau)[0]))(value)
     close(loss, want["loss"])
     close(grad, want["grad_value"])
     metrics = q.dro_policy(policy_of(logp), batch, value, tau=tau)[1]
@@ -448,7 +457,7 @@ def test_dro_reads_the_value_of_the_prompt():
     tau = x["params"]["tau"]
     one = q.dro_policy(policy_of(logp), batch, value, tau=tau)[0]
     close(q.dro_policy(policy_of(logp), batch, tau=tau)[0], one, 1e-12)
-    gradient = jax.grad(lambda v: jnp.sum(q.dro_value(v, batch, tau=tau)[0]))(batch.values)
+    gradient = gradient_of(lambda v: jnp.sum(q.dro_value(v, batch, tau=tau)[0]))(batch.values)
     assert (np.asarray(gradient)[:, 1] != 0).all() and not np.any(np.asarray(gradient)[:, [0, 2]])
     scored = batch.replace(rewards=None, scores=jnp.sum(batch.rewards * batch.mask, axis=1))
     close(q.dro_policy(policy_of(logp), scored, value, tau=tau)[0], one, 1e-12)
@@ -460,7 +469,7 @@ def test_dro_reads_the_value_of_the_prompt():
 # -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("one_step", [False, True])
+@pytest.mark.parametrize("one_step", lanes([False], [True]))
 def test_offline_learning_finds_the_optimum_of_the_tree(one_step):
     """Tables of logits and values, the four trajectories as data, no sampling: pi*, V*."""
     beta, batch, best, best_values = tree()

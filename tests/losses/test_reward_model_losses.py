@@ -19,6 +19,12 @@ from rljax.losses.policy import PolicyOutputs
 
 reward_model, implicit_reward = Compiled(op_by_op), Compiled(implicit_op_by_op)
 
+
+def gradient_of(f):
+    """Its gradient as one program."""
+    return jax.jit(jax.grad(f))
+
+
 # -- reward models
 
 
@@ -44,7 +50,7 @@ def test_worked_example_bradley_terry():
     close(run(far)[0], np.array(want["per_pair"]), 1e-6)  # off by default
     with pytest.raises(InputError, match="scores"):
         run(batch.replace(scores=None), margin=True)
-    pulled = jax.grad(lambda s: jnp.mean(reward_model.bradley_terry(s, batch)[0]))(scores)
+    pulled = gradient_of(lambda s: jnp.mean(reward_model.bradley_terry(s, batch)[0]))(scores)
     close(pulled[::2], np.array(want["grad_r_chosen"]), 1e-6)
     close(pulled[1::2], np.array(want["grad_r_rejected"]), 1e-6)
 
@@ -58,7 +64,7 @@ def test_worked_example_cost_of_a_labelled_pair():
     assert float(loss[0]) == pytest.approx(want["loss"], abs=1e-6)
     assert want["loss"] == pytest.approx(want["pair"] + want["cls_more"] + want["cls_less"])
     assert float(metrics["accuracy"][0]) == float(metrics["sign_accuracy"][0]) == 1
-    pulled = jax.grad(lambda c: reward_model.cost_preference(c, batch)[0].sum())(costs)
+    pulled = gradient_of(lambda c: reward_model.cost_preference(c, batch)[0].sum())(costs)
     less, more = float(costs[0]), float(costs[1])
     order = sigmoid(less - more)
     close(pulled, np.array([order + sigmoid(less), -order - sigmoid(-more)]), 1e-6)
@@ -86,7 +92,7 @@ def test_the_cost_of_pairs_with_all_labels():
     close(loss, -sum(np.log(sigmoid(t)) for t in terms), 1e-6)
     np.testing.assert_array_equal(metrics["accuracy"], [1, 0, 0])
     np.testing.assert_array_equal(metrics["sign_accuracy"], [1, 0.5, 0.5])
-    pulled = jax.grad(lambda c: reward_model.cost_preference(c, batch)[0].sum())(costs)
+    pulled = gradient_of(lambda c: reward_model.cost_preference(c, batch)[0].sum())(costs)
     order = sigmoid(low - high)
     close(pulled[::2], order - safer * sigmoid(-safer * low), 1e-6)
     close(pulled[1::2], -order - harmful * sigmoid(-harmful * high), 1e-6)
@@ -105,7 +111,7 @@ def test_bradley_terry_ignores_a_shift_and_a_tie_pulls_scores_together():
 
     close(loss(scores + 3.0), loss(scores))
     assert not np.allclose(loss(scores + 3.0, center=0.1), loss(scores, center=0.1))
-    tie = jax.grad(lambda s: jnp.sum(loss(s, label_smoothing=0.5)))
+    tie = gradient_of(lambda s: jnp.sum(loss(s, label_smoothing=0.5)))
     assert not np.asarray(tie(jnp.ones(ROWS))).any()
     pulled = np.asarray(tie(scores))
     assert (pulled[::2] < 0).all() and (pulled[1::2] > 0).all()  # rejected stand higher: down
@@ -124,7 +130,7 @@ def test_worked_example_step_regression():
         losses, metrics = reward_model.step_regression(scores, batch)
         return jnp.sum(losses * mask) / 5, metrics
 
-    (loss, metrics), pulled = jax.value_and_grad(total, has_aux=True)(scores)
+    (loss, metrics), pulled = jax.jit(jax.value_and_grad(total, has_aux=True))(scores)
     assert float(loss) == pytest.approx(want["mse"])
     close(pulled, np.array([[0.0, *want["grad_score"], 0.0]]))
     quotient = jnp.sum(metrics["sign_correct"] * mask) / jnp.sum(metrics["non_neutral"] * mask)
@@ -140,7 +146,7 @@ def test_step_classification_is_cross_entropy_at_labelled_tokens():
     losses, metrics = reward_model.step_classification(logits, batch)
     close(losses[0, [0, 2, 3]], np.log1p(np.exp([-2.0, 2.0, -3.0])))
     assert metrics["accuracy"][0, [0, 2, 3]].tolist() == [1.0, 0.0, 1.0]
-    pulled = jax.grad(
+    pulled = gradient_of(
         lambda z: jnp.sum(jnp.where(mask > 0, reward_model.step_classification(z, batch)[0], 0.0))
     )(logits)
     assert np.isfinite(pulled).all() and not np.asarray(pulled[0, 1]).any()

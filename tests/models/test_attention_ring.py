@@ -61,7 +61,7 @@ def random_case(seed: int):
     return (*arrays, sinks), options, spread(mesh), int(draw.choice([4, 7, 128]))
 
 
-@pytest.mark.parametrize("seed", lanes([1, 4], [0, 2, 3, *range(5, 64)]))
+@pytest.mark.parametrize("seed", lanes([4], [*range(4), *range(5, 64)]))
 def test_a_ring_gives_the_values_and_gradients_of_one_device(seed, monkeypatch):
     arrays, options, mesh, queries = random_case(seed)
     want = value_and_gradients(*arrays, impl="reference", **options)
@@ -182,6 +182,10 @@ def bytes_of_gradient(tokens: int, context: int) -> int:
 def test_memory_goes_with_the_tokens_of_a_device():
     of_four, of_eight = (bytes_of_gradient(4096, n) for n in (4, 8))
     assert of_eight < 0.6 * of_four
-    longer = bytes_of_gradient(8192, 8)  # as many tokens on a device as 4,096 on four
-    assert longer < 1.1 * of_four
     assert of_eight < 4096 * 4096 * 4 / 8  # less than the scores of one head
+
+
+@pytest.mark.slow
+def test_longer_rows_on_more_devices_take_the_same_memory():
+    # As many tokens on a device as 4,096 on four.
+    assert bytes_of_gradient(8192, 8) < 1.1 * bytes_of_gradient(4096, 4)

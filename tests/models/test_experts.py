@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import types
 
 import jax
@@ -426,7 +427,7 @@ def test_rows_that_do_not_divide_work_too(shape):
     "rows, meshes",
     [
         (8, ["fsdp=2 expert=2 tensor=2"]),
-        (1, ["expert=4"]),
+        pytest.param(1, ["expert=4"], marks=pytest.mark.slow),
         pytest.param(8, [*MESHES], marks=pytest.mark.slow),
     ],
 )
@@ -551,7 +552,7 @@ def test_padding_does_not_count_and_microbatches_add_up(scores):
     [
         ({}, jnp.bfloat16),
         pytest.param({"expert": 4, "tensor": 2}, jnp.bfloat16, marks=pytest.mark.slow),
-        ({}, jnp.float16),
+        pytest.param({}, jnp.float16, marks=pytest.mark.slow),
     ],
 )
 def test_numbers_of_two_bytes_are_close_to_float32(sizes, dtype):
@@ -575,11 +576,15 @@ def product_and_gradient(x, w, g, sizes, platform):
     return y, *back(g)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+SIZES = [[3, 0, 9, 1], [0, 0, 0, 20], [20, 0, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [150, 2, 0, 9]]
+PRODUCTS = [*itertools.product(SIZES[:-1], ["float32"], ["cpu", "gpu", "tpu"])]
+PRODUCTS += [*itertools.product(SIZES[:-1], ["bfloat16"], ["tpu"]), (SIZES[-1], "float32", "tpu")]
+FURTHER = [*itertools.product(SIZES, ["float32", "bfloat16"], ["cpu", "gpu", "tpu"])]
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [[3, 0, 9, 1], [0, 0, 0, 20], [20, 0, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [150, 2, 0, 9]],
+    ("sizes", "dtype", "platform"),
+    [*PRODUCTS, *(pytest.param(*p, marks=pytest.mark.slow) for p in FURTHER if p not in PRODUCTS)],
 )
 def test_the_grouped_product_and_its_gradient(platform, dtype, sizes):
     rows = 20 if sum(sizes) <= 20 else 170

@@ -36,7 +36,7 @@ def family(request):
     return folder, model, load_params(folder, model), batch, io
 
 
-@pytest.mark.smoke
+@pytest.mark.slow  # test_families has it of these, too
 def test_logits_equal_hugging_face(family):
     _, model, params, batch, io = family
     got = jax.jit(model.logits)(params, batch)
@@ -60,6 +60,7 @@ def test_logprobs_and_loss_gradient_equal_hugging_face(family):
     np.testing.assert_allclose(gradient["embedding"], io["grad/embed_tokens"], atol=1e-4)
 
 
+@pytest.mark.slow  # the greedy continuation of test_families goes the same way
 def test_cached_decoding_equals_the_full_forward(family):
     _, model, params, batch, io = family
     columns = batch.tokens.shape[1]

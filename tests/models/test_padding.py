@@ -133,17 +133,15 @@ def one_device(name: str, head: str = "lm") -> Model:
 def weights(name: str, head: str = "lm"):
     """Random in every entry, biases and the scalar head, too, which start at 0."""
     params = one_device(name, head).init(jax.random.key(1))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
+    rng = np.random.default_rng(2)
 
-    def noisy(x, key):
+    def noisy(x):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        return (
-            x * (1 + 0.1 * jax.random.normal(key, x.shape)) + 0.1 * jax.random.normal(key, x.shape)
-        ).astype(x.dtype)
+        noise = 0.1 * rng.standard_normal(x.shape)
+        return (x * (1 + noise) + noise).astype(x.dtype)
 
-    return jax.device_get(jax.tree.unflatten(tree, list(map(noisy, leaves, keys))))
+    return jax.tree.map(noisy, jax.device_get(params))
 
 
 def on_mesh(name: str, mesh: str, head: str = "lm"):
@@ -205,10 +203,11 @@ STEPS = 2
 def decoded(model, params) -> np.ndarray:
     """Logits [STEPS, B, V] behind prompts of several lengths, token by token."""
     rows = packed_rows(8)
-    first = (jnp.arange(32)[None, :] < 1 + jnp.arange(8)[:, None] % 5).astype(jnp.int32)
-    prompts = place(
-        Batch(rows.tokens * first, first, jnp.arange(32)[None, :] * first, 0.0 * first), model.mesh
-    )
+    columns = np.arange(32, dtype=np.int32)[None, :]
+    first = (columns < 1 + np.arange(8)[:, None] % 5).astype(np.int32)
+    tokens = np.asarray(rows.tokens) * first
+    mask = np.zeros(first.shape, np.float32)
+    prompts = place(Batch(*map(jnp.asarray, (tokens, first, columns * first, mask))), model.mesh)
 
     @jax.jit
     def run(params, prompts):

@@ -2,6 +2,7 @@
 the sampler gives on it what it gives on two, and the kernel is handed what JAX says it takes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -121,12 +122,14 @@ def test_heads_that_share_lanes_take_no_more_than_their_numbers(monkeypatch):
 def case(slots, columns, heads, kv_heads, dtype=jnp.float32, size=128):
     """q, pairs with NaN behind what is held, held, and how `attention_cached` says it."""
     rng = np.random.default_rng(columns)
-    q = jnp.asarray(rng.standard_normal((slots, heads, size)), dtype)
-    pairs = jnp.asarray(rng.standard_normal((slots, columns, 2 * kv_heads, size)), dtype)
+    q = rng.standard_normal((slots, heads, size)).astype(dtype)
+    pairs = rng.standard_normal((slots, columns, 2 * kv_heads, size)).astype(dtype)
     held = np.concatenate([[1, columns], rng.integers(1, columns + 1, slots - 2)]).astype(np.int32)
     seen = np.arange(columns)[None, :] < held[:, None]
-    want = paths.first_held(q, pairs, jnp.asarray(held), scale=0.2, soft_cap=3.0)
-    return q, jnp.where(seen[:, :, None, None], pairs, jnp.nan), jnp.asarray(held), want
+    plain = jax.jit(functools.partial(paths.first_held, scale=0.2, soft_cap=3.0))
+    want = plain(q, pairs, held)
+    pairs = np.where(seen[:, :, None, None], pairs, np.asarray(np.nan, pairs.dtype))
+    return *map(jnp.asarray, (q, pairs, held)), want
 
 
 @pytest.mark.parametrize("sizes", lanes([(48, 4, 2)], [(528, 3, 1), (1024, 8, 8)]))

@@ -52,13 +52,23 @@ def fp8(tensors: dict, block, dtype) -> tuple[dict, dict]:
     return on_disk, meant
 
 
+BLOCKS = [(24, 12), (16, 16), None]
+
+
 @pytest.mark.parametrize(
     "dtype", lanes([np.float32, E8M0], [ml_dtypes.bfloat16]), ids=lambda d: d.__name__
 )
 @pytest.mark.parametrize("name", lanes(["qwen3_moe"], ["qwen3"]))
-def test_fp8_is_code_times_scale_on_any_mesh(tmp_path, small_blocks, name, dtype):  # noqa: F811
+@pytest.mark.parametrize("meshes", lanes([MESHES[1:2]], [MESHES[::2]]), ids=str)
+def test_fp8_is_code_times_scale_on_any_mesh(
+    tmp_path,
+    small_blocks,  # noqa: F811
+    name,
+    dtype,
+    meshes,
+):
     """Blocks of 24 x 12 divide no weight: the last row and column of blocks are cut."""
-    for mesh, block in zip(MESHES, ((24, 12), (16, 16), None), strict=True):
+    for mesh, block in itertools.product(meshes, BLOCKS):
         model = Model(CONFIGS[name], make_mesh(**mesh))
         on_disk, meant = fp8(tensors_of(model), block, dtype)
         folder = write_folder(tmp_path / str(block), model, on_disk, files=3)

@@ -1,10 +1,10 @@
 """Every family on every layout of eight devices: the loss, the gradient and the experts' choices of
 one device.
 
-The whole matrix is in the slow lane (pytest -m slow tests/models/test_sharding.py); here two
-layouts that between them split every axis, of a model with experts and of one that every clone
-has. Latent attention over a mesh: test_decode_mesh; windows, caps, sinks and a ring:
-test_attention and test_attention_ring.
+The whole matrix is in the slow lane (pytest -m slow tests/models/test_sharding.py); here a layout
+that splits every axis but that of experts, of a model that every clone has. Experts over a mesh:
+test_experts; latent attention: test_decode_mesh; windows, caps, sinks and a ring: test_attention
+and test_attention_ring.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ import optax
 import pytest
 from conftest import lanes
 from jax.sharding import NamedSharding, PartitionSpec
+from sampler_cases import drawn
 from test_families import FOLDERS, loaded
 
 from rljax.arrays import place
@@ -47,7 +48,7 @@ MESHES = {
     "expert=4": dict(fsdp=1, expert=4),
     "fsdp=2,expert=2,tensor=2": dict(fsdp=2, expert=2, tensor=2),
 }
-FAST = {("qwen3", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4")}
+FAST = {("qwen3", "fsdp=2,context=2,tensor=2")}
 TEXT = [name for name in sorted(FOLDERS) if "_vl" not in name]
 
 
@@ -127,8 +128,10 @@ def test_loss_and_gradient_of_one_device(name, mesh):
 
 
 def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
-    _, model, params, _ = loaded("qwen3_moe")
-    batch, optimizer = packed_rows(8), optax.sgd(0.1)
+    sizes = dict(layers=1, embed=16, mlp=16, heads=2, kv_heads=2, head_dim=8)
+    config = decoder(300, **sizes, experts=4, experts_per_token=2)
+    model = Model(config, make_mesh(devices=jax.devices()[:1]))
+    params, batch, optimizer = drawn(model), packed_rows(8), optax.sgd(0.1)
     actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
     want = load_metrics(jax.jit(model.read)(params, batch)[2])
     _, got = jax.jit(actor.logprobs_and_load, static_argnums=1)(batch, 2)

@@ -1012,9 +1012,9 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     monkeypatch.setattr("rljax.plan.alternatives.make_plan", pretend)
     chip = Chip("none", 2**24, 1e12, 1e11, 1e9)
     found, count, left = fitting_candidates(
-        tiny(), jax.devices(), chip, "8 x cpu", compiles=6, seconds=100.0
+        tiny(), jax.devices(), chip, "8 x cpu", compiles=3, seconds=100.0
     )
-    assert count == len(tried) == 6 and left > 0 and len(found) == 6
+    assert count == len(tried) == 3 and left > 0 and len(found) == 3
     # Four heads and two kv heads: a tensor axis of 8 cannot be.
     assert all(sizes.get("tensor", 1) <= 2 for sizes in tried)
     none, count, _ = fitting_candidates(
@@ -1027,20 +1027,19 @@ def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatc
     )
     assert (none, count) == ([], 0)
     tried.clear()
-    fitting_candidates(
-        tiny(mesh__context=2), jax.devices(), chip, "8 x cpu", compiles=2, seconds=100.0
-    )
+    few = jax.devices()[:4]
+    fitting_candidates(tiny(mesh__context=2), few, chip, "4 x cpu", compiles=2, seconds=100.0)
     assert [sizes["context"] for sizes in tried] == [2, 2]  # kept as the config has it
     # Rows of 2,048 tokens do not fit whole: the fewest devices that hold a row are found.
     tried.clear()
     rows = dict(batch__prompts_per_step=4, batch__sequences_per_optimizer_step=8)
     long = tiny(sampler__max_response_tokens=2038, **rows)
-    whole = min(needs for *_, needs in candidates(long, jax.devices()))
+    whole = min(needs for *_, needs in candidates(long, few))
     split = with_overrides(long, {"mesh.context": 2}, "test")
-    small = min(needs for *_, needs in candidates(split, jax.devices()))
+    small = min(needs for *_, needs in candidates(split, few))
     assert small < 0.8 * whole
     room = Chip("none", (small + whole) / 2, 1e12, 1e11, 1e9)
-    found, *_ = fitting_candidates(long, jax.devices(), room, "8 x cpu", compiles=2, seconds=100.0)
+    found, *_ = fitting_candidates(long, few, room, "4 x cpu", compiles=2, seconds=100.0)
     assert found and {one.changes["mesh.context"] for one in found} == {2}
     assert [sizes["context"] for sizes in tried] == [2, 2]
     with pytest.raises(InputError, match="divides the 8 devices"):

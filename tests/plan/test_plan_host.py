@@ -76,8 +76,9 @@ def test_the_bytes_of_the_process_are_what_the_system_says():
 
 
 def test_a_plan_of_this_machine_says_what_the_process_takes():
-    one = {"mesh.fsdp": 1, "mesh.tensor": 1, "mesh.data": 1}
-    config = with_overrides(tiny(model=ONE_LAYER), one, "test")
+    one = {"mesh.fsdp": 1, "mesh.tensor": 1, "mesh.data": 1, "algorithm.kl_in_loss": 0.0}
+    rows = {"batch.prompts_per_step": 4, "batch.sequences_per_optimizer_step": 8}
+    config = with_overrides(tiny(model=ONE_LAYER), one | rows, "test")
     plan = make_plan(config, jax.devices()[:1], None, "1 x cpu", only=("learn",), measure=True)
     out, text = json.loads(json.dumps(plan_json(plan))), plan_text(plan)
     assert out["process_peak_bytes"] == out["process_bytes"] + out["total"]

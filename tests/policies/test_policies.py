@@ -187,19 +187,28 @@ def test_a_policy_samples_as_its_config_says():
         saved(**thinks).sampling(max_response_tokens=8)
 
 
-def test_fewer_slots_where_memory_is_short_and_the_same_samples(monkeypatch):
+def ready_with_little_memory(monkeypatch):
+    """(a policy, prompts, its sampler where there is room for all, and where there is little)."""
     one = saved(max_response_tokens=4, temperature=1.5)
     prompts = records(*(f"{a}{b}>" for a in "abcd" for b in "abcd"))
     ready = one.ready(prompts)
-    assert ready.actor.decoding.slots == 0
-    whole = sample_all(ready, prompts, 2, key=key())
     monkeypatch.setattr(memory, "device_capacity", lambda _: 1)
-    short = one.ready(prompts)
+    return one, prompts, ready, one.ready(prompts)
+
+
+def test_fewer_slots_where_memory_is_short(monkeypatch):
+    one, prompts, ready, short = ready_with_little_memory(monkeypatch)
+    assert ready.actor.decoding.slots == 0
     assert short.actor.decoding.slots == one.model.mesh.size
-    few = sample_all(short, prompts, 2, key=key())
-    assert [s.ids for s in few] == [s.ids for s in whole]
     one.config.sampler.slots = 3  # what a config says is kept
     assert one.ready(prompts).actor.decoding.slots == 3
+
+
+@pytest.mark.slow
+def test_fewer_slots_draw_the_same_samples(monkeypatch):
+    _, prompts, ready, short = ready_with_little_memory(monkeypatch)
+    whole, few = (sample_all(one, prompts, 2, key=key()) for one in (ready, short))
+    assert [s.ids for s in few] == [s.ids for s in whole]
 
 
 def test_calls_share_the_prompts_evenly(monkeypatch):

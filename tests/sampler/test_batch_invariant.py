@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import lanes
+from conftest import golden, lanes
 from packed_rows import groups_of, packed_rows, plain_rows
 from sampler_cases import tiny, weights
 from test_sampler_families import FAMILIES, differences, family, first_layer
@@ -19,6 +19,7 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.row_tiles import in_tiles
 from rljax.mesh import make_mesh
+from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.sampler import Decoding
 from rljax.validation import validate
@@ -83,6 +84,7 @@ def test_packing_and_neighbours_change_no_bit(name):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * float(jnp.abs(theirs).max()) + 1e-7)
 
 
+@pytest.mark.slow
 def test_without_it_bits_differ():
     """The comparison above can fail: it does for the ordinary model."""
     plain, params = first_layer("gpt_oss")
@@ -186,4 +188,4 @@ def test_where_it_was_not_shown_it_is_refused():
     with pytest.raises(InputError, match="sampler.weight_dtype: got 'int8'"):
         Decoding(weight_dtype="int8").of(exact(plain))
     with pytest.raises(InputError, match="text alone"):
-        exact(family("qwen2_5_vl")[1])
+        exact(Model(load_config(golden("hf", "qwen2_5_vl"), remat="none"), plain.mesh))

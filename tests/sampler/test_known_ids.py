@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", lanes([*CASES][:2], [*CASES][2:]))
+@pytest.mark.parametrize("case", lanes([*CASES][:1], [*CASES][1:]))
 def test_it_draws_as_if_its_head_ended_there(case):
     whole, cut, params, of_cut = pair(case.startswith("tied"))
     asked, decoding = CASES[case]
@@ -98,6 +98,7 @@ def test_trainer_and_sampler_agree(mesh):
         np.testing.assert_allclose(np.asarray(ours)[mask > 0], theirs[mask > 0], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_they_agree_to_the_bit_where_the_model_is_batch_invariant():
     model = shallow(known_ids=KNOWN, batch_invariant=True)
     params = model.init(jax.random.key(3))

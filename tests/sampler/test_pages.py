@@ -180,7 +180,7 @@ def test_a_full_pool_changes_no_draw():
 
 def test_a_group_has_the_full_pages_of_its_prompt_once():
     model = shallow()
-    sampler = Sampler(engine_of(model, 4, steps=1), chunk_tokens=16)
+    sampler = Sampler(engine_of(model, 4, steps=2), chunk_tokens=16)
     sampler.submit(np.arange(2, 13), Sampling(max_response_tokens=3), n=4)
     sampler.step(weights(model))
     pages = sampler._scheduler.tables.pages
@@ -194,7 +194,7 @@ def test_a_finished_response_is_found_again():
     drawn; a paused sample goes on from its pages."""
     model = shallow()
     params = weights(model)
-    sampler = Sampler(engine_of(model, 3), chunk_tokens=8, prefix_cache_tokens=1)
+    sampler = Sampler(engine_of(model, 4, steps=2), chunk_tokens=8, prefix_cache_tokens=1)
     [first] = sampler.submit(np.arange(2, 9), Sampling(max_response_tokens=10))
     list(sampler.run(params))
     prompt = [*first.ids.tolist(), 3, 4, 5]

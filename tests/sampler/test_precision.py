@@ -32,8 +32,13 @@ def samples(name, decoding: Decoding, **of_model):
     return batch.replace(old_logprobs=logprobs(params, batch))
 
 
-def metrics_of(batch, **options) -> dict:
-    return {k: float(v) for k, v in rollout_correction(batch, **options)[1].items()}
+@functools.cache
+def program(level):
+    return jax.jit(functools.partial(rollout_correction, level=level))
+
+
+def metrics_of(batch, level="token") -> dict:
+    return {k: float(v) for k, v in program(level)(batch)[1].items()}
 
 
 CASES = [

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import golden, lanes
+from sampler_cases import drawn
 from test_sampler_families import first_layer
 from tiny_run import tiny_config
 
@@ -29,7 +30,12 @@ LENGTHS = np.array([5, 3, 4, 5])
 SAMPLING = Sampling(max_response_tokens=6)
 
 
+LAYER = "a layer of mixtral"
+
+
 def model_of(family="mixtral", mesh=None):
+    if family == LAYER:
+        return first_layer("mixtral")
     folder = golden("hf", family)
     mesh = mesh or make_mesh(devices=jax.devices()[:1])
     model = Model(load_config(folder, remat="none"), mesh)
@@ -56,7 +62,9 @@ def read_by_the_sampler(batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("slots", lanes([3], [0]))
-@pytest.mark.parametrize("family", lanes(["mixtral"], ["deepseek_v3", "gpt_oss", "qwen3_moe"]))
+@pytest.mark.parametrize(
+    "family", lanes([LAYER], ["mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe"])
+)
 def test_every_token_that_was_read_has_its_experts(family, slots):
     """In float32 they are those of a pass over whole rows, whichever slot decoded them."""
     model, params = model_of(family)
@@ -93,11 +101,12 @@ def test_weights_and_gradient_are_those_of_the_recorded_experts():
     config = ExpertsConfig(6, 2, 8)
     logits = jnp.asarray([[3.0, 2.0, 1.0, 0.0, -1.0, 0.5], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]])
     routes = jnp.asarray([[4, 0], [-1, -1]], jnp.int8)
-    ids, weights = route(logits, None, config, routes)
+    chosen = jax.jit(lambda logits: route(logits, None, config, routes))
+    ids, weights = jax.device_get(chosen(logits))
     np.testing.assert_array_equal(ids, [[4, 0], [5, 4]])
     two = np.exp([-1.0, 3.0])
     np.testing.assert_allclose(weights[0], two / two.sum(), rtol=1e-6)
-    gradient = jax.grad(lambda x: route(x, None, config, routes)[1][0, 0])(logits)
+    gradient = jax.jit(jax.grad(lambda x: chosen(x)[1][0, 0]))(logits)
     assert (np.asarray(gradient[0]) != 0).tolist() == [True, False, False, False, True, False]
 
 
@@ -192,11 +201,15 @@ def test_models_of_other_sizes_and_other_heads_choose_their_own():
         for how in ({}, dict(experts=4, experts_per_token=3))
     ]
     for other in (critic, *others):
-        weights = other.init(jax.random.key(1))
-        read = jax.jit(lambda p, b, m=other: m.hidden_and_load(p, b)[0])
-        np.testing.assert_array_equal(
-            read(weights, batch), read(weights, batch.replace(routes=None))
-        )
+        weights = drawn(other)
+
+        @jax.jit
+        def with_and_without(params, batch, model=other):
+            return [
+                model.hidden_and_load(params, one)[0] for one in (batch, batch.replace(routes=None))
+            ]
+
+        np.testing.assert_array_equal(*with_and_without(weights, batch))
 
 
 @pytest.mark.slow

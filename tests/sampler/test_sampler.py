@@ -310,25 +310,15 @@ def test_no_draw_sorts_a_row():
 
 def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
     moved = jax.tree.map(lambda x: np.asarray(x) + np.float32(0.3), params)
-    before = generate(
-        model,
-        params,
-        PROMPTS,
-        LENGTHS,
-        jax.random.key(0),
-        Sampling(max_response_tokens=8),
-        n=4,
-        version=3,
-    )
-    after = generate(
-        model,
-        moved,
-        PROMPTS,
-        LENGTHS,
-        jax.random.key(0),
-        Sampling(max_response_tokens=8),
-        n=4,
-        version=4,
+    asked = Sampling(max_response_tokens=8, stop_ids=(EOS,))
+    before, after = (
+        generate(
+            *(model, weights, PROMPTS, LENGTHS, jax.random.key(0), asked),
+            n=4,
+            version=version,
+            decoding=WHOLE_BATCH,
+        )
+        for weights, version in ((params, 3), (moved, 4))
     )
     assert (np.asarray(before.tokens) != np.asarray(after.tokens)).any()
     assert set(np.asarray(after.policy_version)[np.asarray(after.mask) > 0]) == {4}

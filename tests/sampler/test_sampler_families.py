@@ -70,7 +70,12 @@ def differences(model, params, temperature=ASKED.temperature, kv_dtype="", host=
     logprobs = jax.jit(lambda p, b: model.logprobs(p, b, temperature)[0])
     keep = np.asarray(batch.mask) > 0
     assert keep.sum() == 4 * N * NEW
-    found = [np.asarray(logprobs(params, batch) - batch.sampler_logprobs)[keep]]
+    ends = jnp.asarray(np.repeat(lengths, N) + NEW)
+    # Of the fields that both loops give: one program scores them.
+    drawn = batch_from_rows(jnp.asarray(np.asarray(batch.tokens)), ends, np.asarray(batch.mask))
+    np.testing.assert_array_equal(drawn.segment_ids, batch.segment_ids)
+    said = np.asarray(batch.sampler_logprobs)
+    found = [(np.asarray(logprobs(params, drawn)) - said)[keep]]
     if host:
         engine = Engine(model, 3, LONGEST + NEW, kv_dtype=kv_dtype, steps=7)
         sampler = Sampler(engine, key=key, chunk_tokens=5, prefill_rows=2, prefix_cache_tokens=20)
@@ -83,8 +88,7 @@ def differences(model, params, temperature=ASKED.temperature, kv_dtype="", host=
             end = len(sample.ids)
             where = (sample.id, slice(len(sample.prompt), end))
             rows[sample.id, :end], said[where], mask[where] = sample.ids, sample.logprobs, True
-        ends = np.repeat(lengths, N) + NEW
-        again = batch_from_rows(jnp.asarray(rows), jnp.asarray(ends), mask.astype(np.float32))
+        again = batch_from_rows(jnp.asarray(rows), ends, mask.astype(np.float32))
         assert mask.sum() == keep.sum()
         found.append((np.asarray(logprobs(params, again)) - said)[mask])
     return found

@@ -14,6 +14,7 @@ from sampler_cases import (
     forward,
     kept_by_sorting,
     prompts,
+    shallow,
     tiny,
     uniforms,
     weights,
@@ -30,7 +31,7 @@ TOKENS, LENGTHS = prompts(seed=1)
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny()
+    return shallow()
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,8 @@ def test_slots_are_half_of_the_rows_until_they_fit_into_an_eighth_of_the_memory(
     assert slots_that_fit(model, 7 * devices, 10) == 7 * devices  # no half of them
 
 
-def test_slots_that_cannot_fit_are_refused_with_numbers(model):
+def test_slots_that_cannot_fit_are_refused_with_numbers():
+    model = tiny()
     with pytest.raises(InputError, match=r"[GT]B per device.*GB left.*at most \d+ slots") as found:
         Engine(model, 2**30, 2048)
     fit = int(str(found.value).split("at most ")[1].split(" slots")[0])

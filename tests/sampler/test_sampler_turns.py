@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import lanes
-from sampler_cases import VOCAB, forward, log_softmax, tiny, weights
+from sampler_cases import VOCAB, forward, log_softmax, ring, tiny, weights
 from turn_cases import ASKED, ROOM, assert_fresh, play
 
 from rljax.batch import FinishReason
@@ -33,11 +33,12 @@ def decode(ids) -> str:
 
 
 WINDOWS = [4, pytest.param(0, marks=pytest.mark.slow)]
+MODELS = {"ring": ring(4), "window": tiny(window=4), "whole": tiny()}
 
 
-@pytest.fixture(scope="module", params=WINDOWS, ids=["window", "whole"])
+@pytest.fixture(scope="module", params=lanes(["ring"], ["window", "whole"]))
 def model(request):
-    return tiny(window=request.param)
+    return MODELS[request.param]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import (
     EOS,
     NEW,
@@ -16,6 +17,7 @@ from sampler_cases import (
     forward,
     kept_by_sorting,
     prompts,
+    ring,
     tiny,
     uniforms,
     weights,
@@ -28,9 +30,12 @@ TOKENS, LENGTHS = prompts(seed=4)
 ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
 
 
-@pytest.fixture(scope="module")
-def engine():
-    return Engine(tiny(window=4), 5, ROOM, steps=3)
+MODELS = {"ring": ring(4), "window": tiny(window=4)}
+
+
+@pytest.fixture(scope="module", params=lanes(["ring"], ["window"]))
+def engine(request):
+    return Engine(MODELS[request.param], 5, ROOM, steps=3)
 
 
 def serve(engine, rng, versions, *, keep_cache, **how):
@@ -73,6 +78,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["window"], indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_read_again_each_token_is_that_of_the_version_it_names(engine, seed):
     versions = [weights(engine.model, key) for key in (3, 4, 5)]

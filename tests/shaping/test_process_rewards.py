@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import compiled, worked_example
 from golden_checks.common import response_batch
 
 from rljax.advantages import group_process, reinforce
 from rljax.datagen.first_error import label_lines
 from rljax.errors import InputError
 from rljax.shaping import steps as process
+
+dense_step_rewards = compiled(process.dense_step_rewards)
+metrics_of = compiled(process.process_reward_metrics)
 
 
 def close(got, want, tol=1e-6):
@@ -45,31 +48,34 @@ def test_dense_reward_example():
     x, batch = example_batch()
     want, p = x["outputs"], x["params"]
     options = {k: p[k] for k in ("lambda_fail", "lambda_pass")}
-    got = process.dense_step_rewards(batch, **options)
+    got = np.asarray(dense_step_rewards(batch, **options))
     close(got[0], want["token_reward_fail"])
     close(got[1], want["token_reward_pass"])
-    close(jnp.sum(got, axis=1), [want["return_fail"], want["return_pass"]])
+    close(np.sum(got, axis=1), [want["return_fail"], want["return_pass"]])
     close(reinforce(batch.replace(rewards=got))[0], want["return_to_go_fail"])
-    close(got, process.dense_step_rewards(batch))  # the defaults are the paper's
+    close(got, dense_step_rewards(batch))  # the defaults are the paper's
 
 
 def test_scores_are_clipped_and_never_outweigh_the_outcome():
     _, batch = example_batch()
     wild = batch.replace(process_rewards=batch.process_rewards * 100)
-    added = np.asarray(jnp.sum(process.dense_step_rewards(wild) - batch.rewards, axis=1))
-    close(added, [0.25 * (1 - 1 - 1) / 3, 0.025 * (1 - 1 - 1) / 3])
-    best = batch.replace(process_rewards=jnp.full_like(batch.process_rewards, 7.0))
-    close(jnp.sum(process.dense_step_rewards(best) - batch.rewards, axis=1), [0.25, 0.025])
+    rewards = np.asarray(batch.rewards)
+    close(
+        np.sum(dense_step_rewards(wild) - rewards, axis=1),
+        [0.25 * (1 - 1 - 1) / 3, 0.025 * (1 - 1 - 1) / 3],
+    )
+    best = batch.replace(process_rewards=np.full(rewards.shape, 7.0, rewards.dtype))
+    close(np.sum(dense_step_rewards(best) - rewards, axis=1), [0.25, 0.025])
 
 
 def test_garbage_tool_output_and_rows_without_lines():
     _, batch = example_batch()
-    want = np.asarray(process.dense_step_rewards(batch))
+    want = np.asarray(dense_step_rewards(batch))
 
     # A tool reply inside line 2, padding behind, a row without lines.
     def wide(x, fill):
-        padded = jnp.pad(x, ((0, 0), (0, 1)), constant_values=fill)
-        return jnp.insert(padded, 4, fill, axis=1)
+        padded = np.pad(x, ((0, 0), (0, 1)), constant_values=fill)
+        return np.insert(padded, 4, fill, axis=1)
 
     spread = response_batch(
         wide(batch.mask, 0),
@@ -82,10 +88,10 @@ def test_garbage_tool_output_and_rows_without_lines():
     got = np.asarray(process.dense_step_rewards(spread))
     close(np.delete(got[:, :-1], 4, axis=1), want)
     assert (got[:, [4, 9]] == 0).all()
-    none = batch.replace(step_ids=jnp.zeros_like(batch.step_ids))
-    close(process.dense_step_rewards(none), batch.rewards)
-    slope = jax.grad(
-        lambda s: jnp.sum(process.dense_step_rewards(batch.replace(process_rewards=s)))
+    none = batch.replace(step_ids=np.zeros_like(batch.step_ids))
+    close(dense_step_rewards(none), batch.rewards)
+    slope = jax.jit(
+        jax.grad(lambda s: jnp.sum(process.dense_step_rewards(batch.replace(process_rewards=s))))
     )(batch.process_rewards)
     assert not np.any(slope)
     with pytest.raises(InputError, match="step_ids"):
@@ -155,7 +161,7 @@ def test_labels_of_a_search_on_tokens():
         process.line_ids([["a"]], np.ones((1, 2)), [False])
     # The estimators of steps read the same ids.
     batch = response_batch(mask, jnp.float32, step_ids=steps, process_rewards=values, group=[0, 0])
-    advantages = np.asarray(group_process(batch))
+    advantages = np.asarray(compiled(group_process)(batch))
     # Line scores 1, 0, -1, -1 and -1, mean -0.4: 1.4 + 0.4 - 0.6 - 0.6 lie ahead at the start.
     close(advantages[0, 0], -advantages[0, 7])
     assert advantages[0, 0] > 0
@@ -163,14 +169,15 @@ def test_labels_of_a_search_on_tokens():
 
 def test_metrics():
     _, batch = example_batch()
-    rewards = process.dense_step_rewards(batch)
-    got = process.process_reward_metrics(batch, rewards)
+    got = metrics_of(batch, dense_step_rewards(batch))
     close(got["process/dense_sum"], (-0.025 - 0.0025) / 2, 1e-5)
     close(got["process/share_of_return"], 0.0275 / 2.0275, 1e-4)
     close(got["process/lines"], 3.0)
     close(got["process/correlation"], 0.0)  # both rows have the same scores
     close(got["process/score_passed"], -0.1)
-    better = batch.replace(process_rewards=batch.process_rewards.at[1].set(1.0))
-    got = process.process_reward_metrics(better, process.dense_step_rewards(better))
+    scores = np.asarray(batch.process_rewards).copy()
+    scores[1] = 1.0
+    better = batch.replace(process_rewards=scores)
+    got = metrics_of(better, dense_step_rewards(better))
     close(got["process/correlation"], 1.0, 1e-4)
     close([got["process/score_passed"], got["process/score_failed"]], [1.0, -0.1])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import Compiled, compiled, worked_example
 from golden_checks.common import response_batch
 
 from rljax.batch import FinishReason, batch_from_rows, last_token
@@ -22,17 +22,24 @@ from rljax.rewards.pool.calling import HOME, call_reward
 from rljax.rollout import RewardReport, RolloutConfig, make_sample
 from rljax.rollout.rules import collect
 from rljax.sampler import Sampling, generate
-from rljax.shaping import filters
-from rljax.shaping import scores as shaping
+from rljax.shaping import filters as op_by_op
+from rljax.shaping import scores
+
+shaping, filters = Compiled(scores), Compiled(op_by_op)
 
 # -- shaping ------------------------------------------------------------------------------------
+
+
+def with_rewards(batch):
+    """The batch, its scores as rewards on the last token of each row."""
+    last = np.asarray(jax.jit(last_token)(batch))
+    return batch.replace(rewards=jnp.asarray(last * np.asarray(batch.scores)[:, None]))
 
 
 def rows_of(lengths, scores, dtype=jnp.float32):
     lengths = np.asarray(lengths)
     mask = np.arange(lengths.max())[None] < lengths[:, None]
-    batch = response_batch(mask, dtype, scores=scores, rewards=np.zeros(mask.shape))
-    return batch.replace(rewards=last_token(batch) * batch.scores[:, None])
+    return with_rewards(response_batch(mask, dtype, scores=scores, rewards=np.zeros(mask.shape)))
 
 
 @pytest.mark.parametrize("name", ["dapo.soft_overlong", "dapo.soft_overlong_small"])
@@ -41,10 +48,11 @@ def test_soft_overlong_worked_examples(name):
     lengths, p = example["inputs"]["length"], example["params"]
     batch = rows_of(lengths, np.ones(len(lengths)))
     found = shaping.soft_overlong(batch, max_tokens=p["L_max"], cache_tokens=p["L_cache"])
-    np.testing.assert_allclose(found - 1, example["outputs"]["reward"], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(found) - 1, example["outputs"]["reward"], atol=1e-6)
     half = shaping.soft_overlong(
         batch, max_tokens=p["L_max"], cache_tokens=p["L_cache"], penalty=0.5, floor=False
     )
+    half = np.asarray(half)
     assert float(half[0]) == 1 and float(half[-1]) <= 0.5
 
 
@@ -65,7 +73,7 @@ def test_length_penalty_touches_correct_rows_only():
     lengths, p = example["inputs"]["n"], example["params"]
     options = dict(max_tokens=p["L_max"], cache_tokens=p["L_cache"])
     right = shaping.length_penalty_when_right(rows_of(lengths, np.ones(5)), **options)
-    np.testing.assert_allclose(right - 1, example["outputs"]["penalty"], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(right) - 1, example["outputs"]["penalty"], atol=1e-6)
     wrong = shaping.length_penalty_when_right(rows_of(lengths, np.zeros(5)), **options)
     assert (np.asarray(wrong) == 0).all()
 
@@ -103,10 +111,10 @@ def test_a_truncated_row_leaves_the_loss_and_stays_in_the_baseline():
         rewards=np.zeros((3, 3)),
         finish_reason=[reasons[r] for r in x["finish"]],
     )
-    batch = batch.replace(rewards=last_token(batch) * batch.scores[:, None])
-    kept = batch.mask * filters.overlong(batch)[:, None]
+    batch = with_rewards(batch)
+    kept = np.asarray(batch.mask) * np.asarray(filters.overlong(batch))[:, None]
     np.testing.assert_array_equal(kept, example["outputs"]["loss_mask"])
-    advantages = np.asarray(group_relative(batch, std="none"))[:, 0]
+    advantages = np.asarray(compiled(group_relative)(batch, std="none"))[:, 0]
     want = np.array(example["outputs"]["adv_centered"])
     np.testing.assert_allclose(advantages[[0, 2]], want[[0, 2]], atol=1e-6)
 
@@ -135,9 +143,9 @@ class FakeActor:
         tokens = np.repeat(prompts.tokens, n, axis=0)
         return batch_from_rows(
             jnp.asarray(tokens),
-            jnp.full(rows, 3),
+            jnp.asarray(np.full(rows, 3)),
             jnp.asarray(np.tile([0.0, 1, 1], (rows, 1)).astype(np.float32)),
-            group=jnp.repeat(jnp.arange(len(prompts.records), dtype=jnp.int32), n),
+            group=jnp.asarray(np.repeat(np.arange(len(prompts.records), dtype=np.int32), n)),
         )
 
 
@@ -155,9 +163,9 @@ def fake_step(outcomes, wanted, n):
         table = np.array([outcomes[r["index"]] for r in prompts.records], np.float32).reshape(-1)
         failed = np.isnan(table)
         scores = jnp.asarray(np.where(failed, 0, table))
-        mask = batch.mask * jnp.asarray(~failed)[:, None]
-        rewards = last_token(batch) * scores[:, None]
-        return batch.replace(mask=mask, scores=scores, rewards=rewards), RewardReport()
+        mask = jnp.asarray(np.asarray(batch.mask) * ~failed[:, None])
+        scored = with_rewards(batch.replace(scores=scores))
+        return scored.replace(mask=mask), RewardReport()
 
     mesh = make_mesh(devices=jax.devices()[:1])
     actor = FakeActor(outcomes, type("M", (), {"mesh": mesh}))
@@ -380,14 +388,15 @@ FORCED = dataclasses.replace(
 
 @pytest.fixture(scope="module")
 def sampler():
-    config = decoder(24, layers=2, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.2)
+    config = decoder(24, layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.2)
     model = Model(config, make_mesh(devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))
-    return lambda sampling, prompts=PROMPTS, lengths=LENGTHS, key=7, n=8: (
-        generate(model, params, prompts, lengths, jax.random.key(key), sampling, n=n),
-        model,
-        params,
-    )
+
+    def sampled(sampling, prompts=PROMPTS, lengths=LENGTHS, key=7, n=8):
+        batch = generate(model, params, prompts, lengths, jax.random.key(key), sampling, n=n)
+        return jax.device_get(batch), model, params
+
+    return sampled
 
 
 def find(row, phrase):
