@@ -33,14 +33,19 @@ def test_the_worked_example():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of the preset's tiny variant after two steps, and prompts."""
+    """A run of the preset's tiny variant as it begins, with a critic that has learned something,
+    and prompts."""
     shared = Shared(tmp_path_factory.mktemp("special"))
     config = preset_config("special_token")
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 6
     config.batch.sequences_per_optimizer_step = 24
     with shared.run(config) as run:
-        run.begin(run.setup.main, jax.device_put(shared.start(0)))
-        run.step()
+        run.begin(run.setup.main, build.initial_params(config, run.setup.model))
+        critic = run.roles["critic"]
+        head = np.random.default_rng(0).normal(size=critic.state.params["head"].shape)
+        params = {**critic.state.params, "head": jnp.asarray(head, jnp.float32)}
+        state = dataclasses.replace(critic.state, params=params)
+        run.roles["critic"] = dataclasses.replace(critic, state=state)
         yield run, run.source.draw(4)
     shared.close()
 
