@@ -372,7 +372,9 @@ def pictures() -> Task:
 
 def _alphabet() -> str:
     """The first character is the one that stands for an image."""
-    return "".join(dict.fromkeys(drawn_digits(test=1, worked_examples=0).alphabet + rows().alphabet))
+    return "".join(
+        dict.fromkeys(drawn_digits(test=1, worked_examples=0).alphabet + rows().alphabet)
+    )
 
 
 @contract(reads=("rewards", "entropy"), fills=())

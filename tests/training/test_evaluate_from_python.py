@@ -17,7 +17,6 @@ from rljax.config.python_words import in_python
 from rljax.errors import InputError
 from rljax.evaluation.saved import data_and_reward
 
-
 FIELDS = dict(
     steps=2,
     evaluate__every_steps=0,

@@ -22,7 +22,6 @@ from rljax.models.huggingface import save_params
 from rljax.policies import load_policy
 from rljax.training.run import Run
 
-
 # (512 worked examples, of which these runs read 32, are seconds of drawing at each start.)
 DATA = "drawn_digits(kinds=4, test=8, worked_examples=32)"
 
@@ -211,7 +210,9 @@ def test_a_teacher_or_critic_that_reads_no_images_is_refused(two_steps, tmp_path
 
 
 def test_drawn_digits_are_functions_of_their_index():
-    one, other = (load_prompts("drawn_digits(digits=2, test=4, worked_examples=1)", "test") for _ in range(2))
+    one, other = (
+        load_prompts("drawn_digits(digits=2, test=4, worked_examples=1)", "test") for _ in range(2)
+    )
     assert [r["ground_truth"] for r in one] == [r["ground_truth"] for r in other]
     pixels = [r["images"][0].pixels() for r in one]
     np.testing.assert_array_equal(pixels[0], other[0]["images"][0].pixels())

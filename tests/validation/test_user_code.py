@@ -7,6 +7,7 @@ import json
 import types
 
 import pytest
+from conftest import lanes
 from tiny_run import metrics_rows, train_on_one
 
 from rljax.components import resolve
@@ -313,7 +314,11 @@ ON_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("case", ON_SHAPES)
+# Said by the same line as another case.
+SLOW = ("a loss and more", "a metric of text", "if of an array", "three advantages")
+
+
+@pytest.mark.parametrize("case", lanes([name for name in ON_SHAPES if name not in SLOW], SLOW))
 def test_what_is_wrong_inside_a_users_function_is_said_before_weights_are_made(
     case, tmp_path, monkeypatch
 ):
