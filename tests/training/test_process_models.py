@@ -73,7 +73,7 @@ def scorer_config(folder, seed=0) -> Config:
     config.tokenizer, config.run_dir = str(folder / "tokenizer"), str(folder / f"run{seed}")
     config.data.train = config.data.test = str(folder)
     config.model_settings.remat = "none"
-    config.offline.examples_per_step, config.offline.max_tokens = 32, 24
+    config.offline.examples_per_step, config.offline.max_tokens = 64, 24
     config.algorithm.reward_loss = "step_regression()"
     config.critic_optimizer.lr, config.critic_optimizer.beta2 = 5e-3, 0.99
     config.trackers, config.compilation_cache, config.checkpoint.every_steps = (), "", 0
