@@ -2,7 +2,7 @@
 types, ranges, batch arithmetic, and whether components exist and fit together."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, AlgorithmConfig, Config, as_config, is_path, value_of
@@ -106,9 +106,11 @@ def _fields_of(problems: Iterable[str]) -> list[str]:
     return [problem.partition("=")[0] for problem in problems]
 
 
-def _with_defaults(config: Config, fields: Iterable[str]) -> Config:
+def _with_defaults(config: Config, fields: Collection[str]) -> Config:
     """The config; a copy, with the defaults in these fields, if there are any."""
-    out, default = copy.deepcopy(config) if fields else config, Config()
+    if not fields:
+        return config
+    out, default = copy.deepcopy(config), Config()
     for field in fields:
         section, _, name = field.rpartition(".")
         setattr(value_of(out, section), name, value_of(default, field))

@@ -33,8 +33,9 @@ _OF_ROWS = (
 
 
 def _check_off(config: Config, problems: Problems, fields: Sequence[str], rule: str) -> None:
+    default = Config()
     for field in fields:
-        value, off = value_of(config, field), value_of(Config(), field)
+        value, off = value_of(config, field), value_of(default, field)
         same = tuple(value) == off if isinstance(off, tuple) else value == off
         problems.check(same, field, value, rule, f"{field}={off!r}")
 

@@ -85,6 +85,7 @@ def test_calib():
     factor = kl_factors(jnp.float32(x["logratio"]), kl_max=kl_max)
     np.testing.assert_allclose(calibrated, want["calib"], rtol=1e-6)
     np.testing.assert_allclose(factor, want["kl_factor"], rtol=1e-6)
+    weights = jax.jit(lambda pair: crpg(pair, kl_max=kl_max).weights)
     for compliant, name in ((True, "pass_reward"), (False, "fail_reward")):
         reward = factor * constrained_rewards(calibrated, jnp.array(compliant))
         np.testing.assert_allclose(reward, want[name], rtol=1e-6)
@@ -95,8 +96,7 @@ def test_calib():
             [x["logratio"], 0.0],
             baseline=x["baseline_reward"],
         )
-        got = crpg(pair, kl_max=kl_max).weights
-        np.testing.assert_allclose(got, [[want[name] / 2, -want[name] / 2]], rtol=1e-6)
+        np.testing.assert_allclose(weights(pair), [[want[name] / 2, -want[name] / 2]], rtol=1e-6)
 
 
 def learned(batch, logprobs, samples_per_prompt, optimizers, weights=(1.0,)):
@@ -136,6 +136,17 @@ def one_token_batch(rewards, compliant, logps, ref, *, baseline_compliant=0.0):
     ).replace(task=jnp.zeros((rows,), jnp.int32))
 
 
+def chosen_by(batch, samples_per_prompt, optimizer):
+    """The targets and the examples of an optimizer, by one program."""
+
+    @jax.jit
+    def program(batch):
+        chosen = choose(batch, samples_per_prompt, [optimizer], (1.0,))
+        return chosen.targets[0], chosen.examples
+
+    return program(batch)
+
+
 def test_crpg():
     example = worked_example("cgpo.crpg")
     x, want = example["inputs"], example["outputs"]
@@ -144,7 +155,7 @@ def test_crpg():
     scores = [logit(value) if value > 0 else 3.0 for value in r]
     batch = one_token_batch(scores, compliant, [*logps, 0], [*logps, 0])
     optimizer = resolve("crpg(kl_max=1.0)", NAMESPACES["constrained"])
-    advantages = choose(batch, 5, [optimizer], (1.0,)).examples.advantages
+    advantages = chosen_by(batch, 5, optimizer)[1].advantages
     np.testing.assert_allclose(advantages[:, 0], want["adv"], atol=1e-6)
     loss, gradient = learned(batch, batch.old_logprobs, 5, [optimizer])
     assert float(loss) == pytest.approx(want["loss"], abs=1e-6)
@@ -172,8 +183,8 @@ def test_codpo():
     ).replace(task=jnp.zeros((5,), jnp.int32))
     text = f"codpo(beta={p['beta']}, nll_coef={p['lam']})"
     optimizer = resolve(text, NAMESPACES["constrained"])
-    chosen = choose(batch, 5, [optimizer], (1.0,))
-    np.testing.assert_array_equal(chosen.targets[0].rows, [[want["pos"], want["neg"]]])
+    targets, _ = chosen_by(batch, 5, optimizer)
+    np.testing.assert_array_equal(targets.rows, [[want["pos"], want["neg"]]])
     loss, gradient = learned(batch, batch.old_logprobs, 5, [optimizer])
     assert float(loss) == pytest.approx(want["loss"], abs=1e-6)
     h = p["beta"] * ((-3 + 3.2) - (-4 + 3.5))
@@ -195,22 +206,20 @@ def test_crraft():
     scores = logit(x["calib_reward"])
     batch = one_token_batch(scores, x["compliant"], [*logps, 0], [*(logps - kl), 0])
     optimizer = resolve(f"crraft(kl_max={example['params']['kl_max']})", NAMESPACES["constrained"])
-    targets = choose(batch, 5, [optimizer], (1.0,)).targets[0]
-    assert targets.rows.tolist() == [[want["chosen"]]]
+    program = jax.jit(lambda batch: choose(batch, 5, [optimizer], (1.0,)).targets[0])
+    assert program(batch).rows.tolist() == [[want["chosen"]]]
     # What is kept shows as each of them is chosen once the better ones are gone.
-    kept = [i for i in range(4) if _only(batch, optimizer, i) == i]
+    kept = [i for i in range(4) if _only(batch, program, i) == i]
     assert kept == want["kept"]
     loss, gradient = learned(batch, batch.old_logprobs, 5, [optimizer])
     assert float(loss) == pytest.approx(want["loss"], abs=1e-5)
     np.testing.assert_allclose(gradient[:, 0], [-0.6, 0, 0, 0, 0], atol=1e-6)
 
 
-def _only(batch, optimizer, row: int):
+def _only(batch, program, row: int):
     """Which row is chosen where sample `row` alone has a known reward; None: skipped."""
-    known = (jnp.arange(5) == row) | (jnp.arange(5) == 4)
-    targets = choose(
-        batch.replace(mask=batch.mask * known[:, None]), 5, [optimizer], (1.0,)
-    ).targets[0]
+    known = (np.arange(5) == row) | (np.arange(5) == 4)
+    targets = program(batch.replace(mask=np.asarray(batch.mask) * known[:, None]))
     return int(targets.rows[0, 0]) if targets.keep[0, 0] else None
 
 
@@ -368,13 +377,14 @@ def test_no_violating_sample_is_made_more_likely():
         rng.normal(0, 3, shape),
         live=rng.random(shape) < 0.9,
     )
-    violating = some.live & ~some.compliant
-    assert np.all(np.asarray(crpg(some, kl_max=2.0).weights)[np.asarray(violating)] <= 0)
+    violating = np.asarray(some.live) & ~np.asarray(some.compliant)
+    weights = jax.jit(lambda some: crpg(some, kl_max=2.0).weights)(some)
+    assert np.all(np.asarray(weights)[violating] <= 0)
     for optimizer in (codpo, crraft):
-        targets = jax.jit(optimizer)(some)
-        rows = jnp.minimum(targets.rows, shape[1] - 1)
+        targets = jax.device_get(jax.jit(optimizer)(some))
+        rows = np.minimum(targets.rows, shape[1] - 1)
         raised = (targets.weights > 0) & targets.keep & (targets.rows < shape[1])
-        assert not np.any(raised & jnp.take_along_axis(violating, rows, axis=1))
+        assert not np.any(raised & np.take_along_axis(violating, rows, axis=1))
 
 
 # -- the page and its rollout --

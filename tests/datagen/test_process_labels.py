@@ -6,6 +6,7 @@ import json
 import math
 import random
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,8 +125,6 @@ def some_programs(n, seed):
 
 
 def key():
-    import jax
-
     return jax.random.key(0)
 
 
@@ -280,7 +279,10 @@ def test_bad_options_are_all_named(tmp_path):
 def test_a_completer_with_another_tokenizer_is_refused(tmp_path):
     text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)"
     for name, chars in (("writer", CHARS), ("other", CharTokenizer(TASK.alphabet[::-1] + "#`"))):
-        model = Model(resolve(text, NAMESPACES["model"])(chars.vocab_size), make_mesh())
+        model = Model(
+            resolve(text, NAMESPACES["model"])(chars.vocab_size),
+            make_mesh(devices=jax.devices()[:1]),
+        )
         folder, ids = tmp_path / name, dict(eos_ids=chars.eos_ids, pad_id=chars.pad_id)
         save_params(folder, model, model.init(key()), **ids)
         chars.save(folder)
@@ -298,7 +300,9 @@ def test_a_completer_with_another_tokenizer_is_refused(tmp_path):
 
 def test_a_reward_that_reads_a_reward_model_is_no_test_of_a_program(tmp_path):
     text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)"
-    model = Model(resolve(text, NAMESPACES["model"])(CHARS.vocab_size), make_mesh())
+    model = Model(
+        resolve(text, NAMESPACES["model"])(CHARS.vocab_size), make_mesh(devices=jax.devices()[:1])
+    )
     save_params(tmp_path, model, model.init(key()), eos_ids=CHARS.eos_ids, pad_id=CHARS.pad_id)
     CHARS.save(tmp_path)
     mixed = "mixture(rewards=('code_tests()', 'reward_model()'))"

@@ -184,7 +184,7 @@ def drawn(base):
         pairs=str(folder / "pairs.jsonl"),
         trajectories=str(folder / "all.jsonl"),
         process_samples=3,
-        reward="toy.begins_even",
+        reward="light_rewards.begins_even",
         seed=3,
     )
     return options, rejection_sample(options)

@@ -159,7 +159,9 @@ def write_reward_model(folder, head: float = 1.0):
     write_tokenizer(folder)
     words = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]) + 8
     text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)"
-    model = Model(resolve(text, NAMESPACES["model"])(words), make_mesh(), "scalar")
+    model = Model(
+        resolve(text, NAMESPACES["model"])(words), make_mesh(devices=jax.devices()[:1]), "scalar"
+    )
     params = model.init(jax.random.key(3))
     params["head"] = head * jax.random.normal(jax.random.key(4), params["head"].shape)
     save_params(folder, model, params, bos_id=None, eos_ids=(1,), pad_id=0)

@@ -247,7 +247,7 @@ def test_a_model_as_it_is_can_be_the_base(tmp_path):
     model = write_model(tmp_path / "qwen3", "qwen3")
     config = Config(dataflow="sft", steps=0, trackers=(), model=str(model))
     config.compilation_cache = "~/.cache/rljax/tests"
-    config.mesh.data, config.mesh.fsdp = 8, 1
+    config.mesh.data, config.mesh.fsdp = 1, 8
     config.model_settings.remat = "none"
     config.data.train = config.evaluate.prompts_from = "arithmetic(prompts=40, test=8)"
     config.data.max_prompt_tokens, config.sampler.max_response_tokens = 96, 4

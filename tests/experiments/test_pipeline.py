@@ -37,7 +37,7 @@ def base(**fields) -> Config:
     config = Config(dataflow="sft", trackers=(), steps=3, **fields)
     config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
     config.model_settings.remat = "none"
-    config.mesh.data, config.mesh.fsdp = 8, 1
+    config.mesh.data, config.mesh.fsdp = 1, 8  # weights that are split are saved as they are
     config.data.train, config.data.max_prompt_tokens = TASK, 4
     config.sampler.max_response_tokens, config.reward.workers = 3, 1
     config.offline.examples_per_step, config.offline.max_tokens = 16, 8

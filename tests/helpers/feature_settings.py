@@ -365,14 +365,16 @@ def letters() -> Task:
 
 
 def pictures() -> Task:
-    task = drawn_digits(kinds=4, test=8)
+    task = drawn_digits(kinds=4, test=8, worked_examples=64)
     known = [task.train[i] for i in range(16)]  # a stream retires no prompts
     return dataclasses.replace(task, train=known, alphabet=_alphabet())
 
 
 def _alphabet() -> str:
     """The first character is the one that stands for an image."""
-    return "".join(dict.fromkeys(drawn_digits(kinds=4, test=8).alphabet + rows().alphabet))
+    return "".join(
+        dict.fromkeys(drawn_digits(test=1, worked_examples=0).alphabet + rows().alphabet)
+    )
 
 
 @contract(reads=("rewards", "entropy"), fills=())
@@ -505,17 +507,12 @@ def chosen(prompts, key, cfg, *, sample):
     return once(prompts, key, cfg, sample=sample)
 
 
-def share(response, ground_truth) -> float:
-    """The share of the letter; 1 more for a response of an even length: few groups are dead."""
-    return response.count(ground_truth[:1]) / max(len(response), 1) + len(response) % 2
-
-
 def base_config() -> Config:
     config = Config(dataflow="grpo", steps=2, compilation_cache="", export=False, trackers=())
     config.model, config.model_settings.remat = MODEL, "none"
     config.data.train, config.data.max_prompt_tokens = "feature_settings.letters()", 4
     config.sampler.max_response_tokens, config.reward.workers = 4, 1
-    config.reward.function = "feature_settings.share"
+    config.reward.function = "light_rewards.share"
     config.batch.prompts_per_step = config.batch.samples_per_prompt = 4
     config.batch.sequences_per_optimizer_step, config.actor_optimizer.lr = 16, 1e-3
     return config

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from role_programs import logprobs
 
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
@@ -97,7 +98,7 @@ def test_what_is_learned_is_what_was_drawn(actor, counted):
     """Log-probs of the trainer's own pass over each log are the sampler's at mask 1, turn after
     turn: no token was rendered, tokenized or masked differently."""
     batch, report, metrics = counted
-    again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
+    again = fetch(logprobs(actor, batch))
     chosen = batch.mask > 0
     np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
     assert metrics["episode/turns"] == 3 and chosen.any(axis=1).all()
@@ -257,7 +258,7 @@ def test_each_seat_has_a_row_and_a_return_of_its_own(actor, tmp_path):
     np.testing.assert_allclose(first, -second)
     group = np.repeat(np.arange(PROMPTS), SAMPLES) * 2 + batch.seat
     np.testing.assert_array_equal(batch.group, group)
-    again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
+    again = fetch(logprobs(actor, batch))
     chosen = batch.mask > 0
     np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
     assert metrics["episode/turns"] == 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import lanes
 from rollout_cases import ASKED, LETTERS, Letters, asked_prompts, policy
-from sampler_cases import EOS, VOCAB, prompts, tiny, weights
+from sampler_cases import EOS, VOCAB, prompts, shallow, weights
 
 from rljax.batch import FinishReason
 from rljax.mesh import make_mesh
@@ -53,7 +53,7 @@ def rewards(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny()
+    return shallow()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import worked_example
 from preset_runs import Shared, preset_config
+from role_programs import logprobs, values
 
 from rljax import setup as build
 from rljax.arrays import fetch
@@ -33,14 +34,19 @@ def test_the_worked_example():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of the preset's tiny variant after two steps, and prompts."""
+    """A run of the preset's tiny variant as it begins, with a critic that has learned something,
+    and prompts."""
     shared = Shared(tmp_path_factory.mktemp("special"))
     config = preset_config("special_token")
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 6
     config.batch.sequences_per_optimizer_step = 24
     with shared.run(config) as run:
-        run.begin(run.setup.main, jax.device_put(shared.start(0)))
-        run.step()
+        run.begin(run.setup.main, build.initial_params(config, run.setup.model))
+        critic = run.roles["critic"]
+        head = np.random.default_rng(0).normal(size=critic.state.params["head"].shape)
+        params = {**critic.state.params, "head": jnp.asarray(head, jnp.float32)}
+        state = dataclasses.replace(critic.state, params=params)
+        run.roles["critic"] = dataclasses.replace(critic, state=state)
         yield run, run.source.draw(4)
     shared.close()
 
@@ -138,9 +144,10 @@ def test_shaping_by_length_counts_the_tokens_that_a_row_kept(run, train_prefix):
     prompts = np.array([len(record.token_ids) for record in run[1].records])
     lengths = (batch.segment_ids > 0).sum(axis=1) - np.repeat(prompts, 6)
     assert train_prefix or (lengths > (batch.mask > 0).sum(axis=1)).any()
-    np.testing.assert_array_equal(response_tokens(done.batch), lengths)
+    np.testing.assert_array_equal(jax.jit(response_tokens)(batch), lengths)
     rule = functools.partial(soft_overlong, max_tokens=3, cache_tokens=2)
-    shaped = np.asarray(apply_shaping(done.batch, [rule]).rewards).sum(axis=1)
+    shaped = jax.jit(lambda batch: apply_shaping(batch, [rule]).rewards)(batch)
+    shaped = np.asarray(shaped).sum(axis=1)
     want = batch.rewards.sum(axis=1) + np.clip((1 - lengths) / 2, -1, 0)
     np.testing.assert_allclose(shaped, want, atol=1e-6)
 
@@ -149,9 +156,9 @@ def test_shaping_by_length_counts_the_tokens_that_a_row_kept(run, train_prefix):
 def test_new_tokens_have_the_policys_log_probs_of_the_whole_row(run):
     done, _ = rolled(run, weakest_at(0))
     batch = done.batch
-    logprobs = np.asarray(run[0].roles["actor"].logprobs(batch))
+    found = np.asarray(logprobs(run[0].roles["actor"], batch))
     keep = np.asarray(batch.mask) > 0
-    np.testing.assert_allclose(logprobs[keep], np.asarray(batch.sampler_logprobs)[keep], atol=1e-4)
+    np.testing.assert_allclose(found[keep], np.asarray(batch.sampler_logprobs)[keep], atol=1e-4)
 
 
 def test_the_advantages_are_those_of_the_config_with_the_critics_values(run):
@@ -160,9 +167,9 @@ def test_the_advantages_are_those_of_the_config_with_the_critics_values(run):
     done, calls = rolled(run)
     first = calls[0][1]
     batch = jax.tree.map(jnp.asarray, first)
-    valued = batch.replace(values=started.roles["critic"].values(batch))
-    advantages, _ = started.setup.algorithm.advantage(valued)
-    columns, smallest = smallest_advantage(advantages, batch.mask)
+    valued = batch.replace(values=values(started.roles["critic"], batch))
+    advantages, _ = jax.jit(started.setup.algorithm.advantage)(valued)
+    columns, smallest = smallest_advantage(np.asarray(advantages), np.asarray(batch.mask))
     tau = float(np.median(smallest))
     done, calls = rolled(run, tau=tau)
     going = np.asarray(smallest) < tau

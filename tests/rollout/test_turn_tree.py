@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import Compiled, lanes
 from killed_runs import killed_run
+from role_programs import logprobs
 from test_episodes import PROMPTS, actor, config_of, environment_of
 from test_turns import PAID_FIRST, PAID_SECOND, chance, score_functions, true_gradient
 from tiny_run import policy_bytes
@@ -74,7 +75,7 @@ def letters(actor, tmp_path_factory):
 def test_siblings_share_what_came_before_and_each_token_is_learned_once(actor, letters):
     batch, report, metrics = letters
     chosen, tree = batch.mask > 0, TurnTree(2, (1, 2))
-    again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
+    again = fetch(logprobs(actor, batch))
     np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
     assert len(report.rows) == PROMPTS * 8 and metrics["turn_tree/leaves"] == 8
     assert metrics["slots/reread_tokens"] == 0  # a branch reads what is new of it

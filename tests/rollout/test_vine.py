@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from preset_runs import Shared, preset_config
+from role_programs import logprobs
 
 from rljax import setup as build
 from rljax.advantages import vineppo
@@ -192,10 +193,10 @@ def exact_values(started, batch, states):
         begins.append(column if right[: len(said)] == said else -1)
     texts = np.array(texts, np.int32)
     ones = np.ones(texts.shape, np.float32)
-    logprobs = np.asarray(actor.logprobs(batch_from_rows(texts, np.array(lengths), ones)))
+    found = logprobs(actor, batch_from_rows(texts, np.array(lengths), ones))
     out = [
         float(np.exp(line[begin:end].sum())) if begin >= 0 else 0.0
-        for line, begin, end in zip(logprobs, begins, lengths, strict=True)
+        for line, begin, end in zip(np.asarray(found), begins, lengths, strict=True)
     ]
     return np.array(out)
 

@@ -11,13 +11,17 @@ from rljax.tracking import compiles
 from rljax.training.loop import one_step
 from rljax.training.run import Run
 
-QUICK = ("filters", "adapters")
+QUICK = ("adapters",)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, request):
+    """Models and rows, where a case that was asked for reads some."""
     folder = tmp_path_factory.mktemp("models")
-    write_folders(folder)
+    cases = (getattr(item, "callspec", None) for item in request.session.items)
+    names = {case.params.get("name") for case in cases if case is not None}
+    if any("FOLDER" in str(SETTINGS.get(name)) for name in names - {None}):
+        write_folders(folder)
     return folder
 
 

@@ -93,10 +93,11 @@ def test_what_else_is_wrong_is_said_first(change, says):
         with_default_batch(config, FIELDS[1:], jax.devices()[:1], validate)
 
 
-def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys):
+def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys, monkeypatch):
     """A resume goes on with the sizes of the run, whatever the machine would choose by now."""
+    monkeypatch.chdir(tmp_path)
     given = dict(
-        model=TINY,
+        model="decoder(layers=1, embed=16, mlp=16, heads=1, kv_heads=1, head_dim=16)",
         data="letter_count(letters=6, kinds=4, test=8)",
         reward="exact_match()",
         max_response_tokens=2,
@@ -106,13 +107,15 @@ def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys):
         devices=jax.devices()[:1],
         samples_per_prompt=2,
     )
-    fresh, kept = tmp_path / "fresh", tmp_path / "kept"
-    rljax.train(**given, run_dir=str(fresh))
+    kept = tmp_path / "kept"
+    (tmp_path / "own.py").write_text("def never(response):\n    raise ValueError\n")
+    with pytest.raises(InputError, match="tried on"):  # once the sizes are chosen and said
+        rljax.train(**{**given, "reward": f"{tmp_path / 'own.py'}:never"})
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch: ")]
     assert "128 prompts x 2 samples = 256 sequences a step" in line and "CPU core" in line
-    batch = json.loads((fresh / "config.json").read_text())["batch"]
-    assert batch["prompts_per_step"] == 128 and batch["sequences_per_optimizer_step"] == 256
     rljax.train(**given, run_dir=str(kept), prompts_per_step=4)
+    batch = json.loads((kept / "config.json").read_text())["batch"]
+    assert batch["prompts_per_step"] == 4 and batch["sequences_per_optimizer_step"] == 8
     run = rljax.train(**{**given, "steps": 2}, run_dir=str(kept))
     assert run.metrics["batch/completions"].tolist() == [8, 8]
     assert json.loads((kept / "config.json").read_text())["batch"]["prompts_per_step"] == 4

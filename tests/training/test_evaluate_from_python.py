@@ -7,6 +7,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from light_rewards import always_right, digits_in_order
 from tiny_run import tiny_config
 
 import rljax
@@ -15,12 +16,6 @@ from rljax.config.policy_options import EvaluateOptions
 from rljax.config.python_words import in_python
 from rljax.errors import InputError
 from rljax.evaluation.saved import data_and_reward
-
-
-def digits_in_order(response, ground_truth):
-    """The share of the digits that stand where they should."""
-    return sum(a == b for a, b in zip(response, ground_truth, strict=False)) / len(ground_truth)
-
 
 FIELDS = dict(
     steps=2,
@@ -31,7 +26,7 @@ FIELDS = dict(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with a reward of this file, evaluated at its end alone."""
+    """A run with a function of the user's as its reward, evaluated at its end alone."""
     config = tiny_config(tmp_path_factory.mktemp("run"), **FIELDS)
     return rljax.train(config, reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
 
@@ -52,7 +47,7 @@ def test_a_run_is_evaluated_as_it_was_at_its_end(run, tmp_path):
 def test_rows_and_a_function_are_taken_and_nothing_is_left(run):
     before = {path for path in run.folder.rglob("*")}
     rows = [{"prompt": "31542>", "ground_truth": "12345"}] * 3
-    found = rljax.evaluate(run, lambda_free, data=iter(rows), samples=0)
+    found = rljax.evaluate(run, always_right, data=iter(rows), samples=0)
     assert found["metrics"]["greedy_accuracy"]["value"] == 1.0 and found["prompts"]["kept"] == 3
     assert {path for path in run.folder.rglob("*")} == before
 
@@ -72,10 +67,6 @@ def test_a_run_that_held_out_nothing_is_told_which_arguments_name_rows(tmp_path)
     config.reward.function = "mixture(rewards=('exact_match()', \"boxed()\"))"
     with pytest.raises(InputError, match="such as --data=rows.parquet$"):  # no shell reads it
         data_and_reward(EvaluateOptions(str(folder)), policy)
-
-
-def lambda_free(response):
-    return 1.0
 
 
 @pytest.mark.parametrize(

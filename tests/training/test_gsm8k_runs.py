@@ -95,10 +95,11 @@ def test_the_export_is_the_trained_policy(run):
     tokens = rng.integers(0, 320, (2, 9)).astype(np.int32)
     lengths = np.array([9, 5])
     batch = batch_from_rows(tokens, lengths, np.ones((2, 9), np.float32))
-    first = trained.model.logits(trained.params, batch)
-    second = exported.model.logits(exported.params, batch)
+    logits = jax.jit(trained.model.logits)  # op by op, every operation would compile by itself
+    first = logits(trained.params, batch)
+    second = jax.jit(exported.model.logits)(exported.params, batch)
     assert np.array_equal(first, second)
-    start = trained.model.logits(load_params(run.model_folder, trained.model), batch)
+    start = logits(load_params(run.model_folder, trained.model), batch)
     assert not np.array_equal(first, start)
     assert trained.tokenizer.fingerprint() == exported.tokenizer.fingerprint()
 

@@ -1,6 +1,7 @@
 """Runs whose data have images, from a config: SFT and GRPO, a frozen tower, resume, evaluation."""
 
 import contextlib
+import dataclasses
 import json
 
 import jax
@@ -21,6 +22,9 @@ from rljax.models.huggingface import save_params
 from rljax.policies import load_policy
 from rljax.training.run import Run
 
+# (512 worked examples, of which these runs read 32, are seconds of drawing at each start.)
+DATA = "drawn_digits(kinds=4, test=8, worked_examples=32)"
+
 
 def image_config(run_dir, **fields) -> Config:
     """Two supervised steps and one of GRPO on drawn digits."""
@@ -30,7 +34,7 @@ def image_config(run_dir, **fields) -> Config:
         " vision_layers=1, vision_embed=32, vision_mlp=32, vision_heads=2, init_std=0.1)"
     )
     config.model_settings.remat, config.model_settings.freeze_vision = "none", True
-    config.data.train, config.data.max_prompt_tokens = "drawn_digits(kinds=4, test=8)", 7
+    config.data.train, config.data.max_prompt_tokens = DATA, 7
     config.sampler.max_response_tokens = 2
     config.sft.steps, config.sft.sequences_per_step, config.sft.optimizer.lr = 2, 16, 3e-3
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 4
@@ -113,16 +117,16 @@ def test_another_tower_learns(tmp_path):
 
 def test_the_exported_policy_reads_the_same_images(two_steps):
     run, exported = load_policy(two_steps), load_policy(two_steps / "policy")
-    records = load_prompts("drawn_digits(kinds=4, test=8)", "test")
-    found = []
-    for policy in (run, exported):
-        prompts, _ = policy.encode(records)
-        ready = policy.ready(prompts, max_response_tokens=2)
-        with contextlib.closing(policy.player("exact_match()")) as reward:
-            found.append(evaluate(ready, reward, prompts, samples=2, ks=(1, 2)))
-    assert found[0] == found[1] and found[0]["failed_rewards"] == 0
+    here = run.model.config  # remat and freeze_vision are of the run, not of the model
+    of_model = dict(remat="full", freeze_vision=False, vision=exported.model.config.vision)
+    assert exported.model.config == dataclasses.replace(here, **of_model)
+    assert flat_bytes(exported.params) == flat_bytes(run.params)
+    prompts, _ = exported.encode(load_prompts(DATA, "test"))
+    ready = exported.ready(prompts, max_response_tokens=2)
+    with contextlib.closing(exported.player("exact_match()")) as reward:
+        found = evaluate(ready, reward, prompts, samples=0, ks=())
     accuracy = json.loads((two_steps / "summary.json").read_text())["accuracy_after"]["value"]
-    assert found[0]["greedy_accuracy"]["value"] == accuracy
+    assert found["greedy_accuracy"]["value"] == accuracy and found["failed_rewards"] == 0
 
 
 def drawn(folder, count: int, wrong: int) -> list[dict]:
@@ -206,7 +210,9 @@ def test_a_teacher_or_critic_that_reads_no_images_is_refused(two_steps, tmp_path
 
 
 def test_drawn_digits_are_functions_of_their_index():
-    one, other = (load_prompts("drawn_digits(digits=2, test=4)", "test") for _ in range(2))
+    one, other = (
+        load_prompts("drawn_digits(digits=2, test=4, worked_examples=1)", "test") for _ in range(2)
+    )
     assert [r["ground_truth"] for r in one] == [r["ground_truth"] for r in other]
     pixels = [r["images"][0].pixels() for r in one]
     np.testing.assert_array_equal(pixels[0], other[0]["images"][0].pixels())

@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
     path = write_tokenizer(tmp_path_factory.mktemp("judge"))
     words = len(json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]) + 8
     text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.5)"
-    model = Model(resolve(text, NAMESPACES["model"])(words), make_mesh())
+    model = Model(resolve(text, NAMESPACES["model"])(words), make_mesh(devices=jax.devices()[:1]))
     save_params(path, model, model.init(jax.random.key(3)), bos_id=None, eos_ids=(1,), pad_id=0)
     return path
 

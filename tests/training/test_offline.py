@@ -49,10 +49,11 @@ def config_of(folder, dataflow: str, run: str = "run", **fields):
 ONE = jax.devices()[:1]
 
 
+# Lines that are labelled are learned in test_process_models.py.
 # What configs/offline trains too is left to test_offline_configs.py, here in the slow lane.
 # The runs of pairs below are of one program, that of DPO; a comparison in tests/experiments learns
 # from trajectories.
-QUICK = ["sft", "process_reward_model"]
+QUICK = ["sft"]
 
 
 @pytest.mark.parametrize("dataflow", lanes(QUICK, [r for r in RUNS if r not in QUICK]))

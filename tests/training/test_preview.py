@@ -19,6 +19,10 @@ def raises(response, ground_truth):
 def length(response):
     return float(len(response))
 """
+SMALL = (
+    "--config.model=decoder(layers=1, embed=16, mlp=16, heads=1, kv_heads=1, head_dim=16)",
+    "--config.sft.steps=0",
+)
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def test_a_dry_run_shows_plan_rows_and_rewards_and_leaves_nothing(dry_run, tmp_p
         (["--config.steps=-1"], "steps=-1: must be >= 0"),
         (["--config.mesh.fsdp=3"], "needs 3 devices"),
         (["--config.data.train=rows.jsonl"], "rows.jsonl"),
-        (["--config.reward.function=own.py:raises"], "KeyError"),
+        (["--config.reward.function=own.py:raises", *SMALL], "KeyError"),
     ],
 )
 def test_a_dry_run_finds_what_would_end_a_run(dry_run, tmp_path, flags, says):

@@ -344,6 +344,7 @@ def test_the_example_of_the_guide_trains(tmp_path, monkeypatch, rljax_command):
     assert made.reward.function == "my_digits.py:sorted_digits"
     assert made.batch.sequences_per_optimizer_step == 4 * 8
     flags = ("--config.actor_optimizer.lr=3e-3", "--config.run_dir=runs/digits")
+    flags += ("--config.model=decoder(layers=1)",)
     code, out, err = rljax_command("train", "my_digits.py:tiny", *flags, "--config.export=false")
     assert code == 0, err
     assert "finished: 2 steps" in out

@@ -7,7 +7,8 @@ import json
 import types
 
 import pytest
-from tiny_run import metrics_rows
+from conftest import lanes
+from tiny_run import metrics_rows, train_on_one
 
 from rljax.components import resolve
 from rljax.config import Config
@@ -50,8 +51,9 @@ def my_flow(batch, key, cfg, *, actor, scale=1.0):
     """REINFORCE without a baseline."""
     batch = batch.replace(old_logprobs=actor.logprobs(batch), advantages=cfg.advantage(batch))
     actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options())
-    mean = batch.rewards.sum() / batch.rows
-    return {"actor": actor}, {**metrics, "my_scale": scale, "my_mean": mean}
+    mean, level = batch.rewards.sum() / batch.rows, batch.advantages
+    own = {"my_scale": scale, "my_mean": mean, "my_most": level.max(), "my_all": level.sum()}
+    return {"actor": actor}, {**metrics, **own, "my_tokens": batch.mask.sum()}
 '''
 
 
@@ -98,30 +100,23 @@ def run_with(folder, monkeypatch, **components) -> dict:
     config = tiny(folder)
     for field, text in components.items():
         put(config, field.replace("__", "."), text)
-    assert train(config).summary["status"] == "finished"
+    assert train_on_one(config)["status"] == "finished"
     (row,) = metrics_rows(folder / "run")
     assert row["grad_norm"] > 0
     return row
 
 
-def test_a_policy_loss_and_an_advantage_of_the_users_own(tmp_path, monkeypatch):
+def test_a_loss_an_advantage_a_reward_and_a_dataflow_of_the_users_own(tmp_path, monkeypatch):
     row = run_with(
         tmp_path,
         monkeypatch,
         algorithm__policy_loss="users_loss.my_loss(width=0.1)",
         algorithm__advantage="users_advantage.my_advantage(level=0.25)",
-    )
-    assert row["my_width"] == pytest.approx(0.1) and "pg_clipfrac" not in row
-    assert row["advantage/mean"] == row["advantage/max"] == 0.25
-
-
-def test_a_reward_and_a_dataflow_of_the_users_own(tmp_path, monkeypatch):
-    row = run_with(
-        tmp_path,
-        monkeypatch,
         reward__function="users_reward.my_reward(weight=0.5)",
         dataflow="users_flow.my_flow(scale=3.0)",
     )
+    assert row["my_width"] == pytest.approx(0.1) and "pg_clipfrac" not in row
+    assert row["my_most"] == 0.25 and row["my_all"] == pytest.approx(0.25 * row["my_tokens"])
     assert row["my_scale"] == 3.0
     assert "mismatch/mismatch_kl" not in row  # nothing of the built-in dataflow has run
     assert row["my_mean"] == pytest.approx(row["reward/part/score"])
@@ -313,7 +308,11 @@ ON_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("case", ON_SHAPES)
+# Said by the same line as another case.
+SLOW = ("a loss and more", "a metric of text", "if of an array", "three advantages")
+
+
+@pytest.mark.parametrize("case", lanes([name for name in ON_SHAPES if name not in SLOW], SLOW))
 def test_what_is_wrong_inside_a_users_function_is_said_before_weights_are_made(
     case, tmp_path, monkeypatch
 ):
