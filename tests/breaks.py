@@ -683,7 +683,7 @@ BREAKS = {
         "        self,\n        prompts,\n        key,\n        sampling: Sampling,\n        *,\n"
         "        n: int = 1,\n        finished: Callable | None = None,\n"
         "        stop: Callable[[], bool] | None = None,\n        second",
-        ["tests/training/test_compile_count.py", "-k", "twelve"],
+        ["tests/training/test_compile_count.py", "-k", "eight_programs"],
     ),
     "a step that is not finite is taken": (
         "rljax/learn/state.py",
