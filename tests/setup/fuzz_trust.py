@@ -87,7 +87,8 @@ NAMES = [
     for name, value in vars(importlib.import_module(home)).items()
     if callable(value)
 ]
-FIELDS = [f for f in field_names(Config) if isinstance(value_of(Config(), f), str | tuple)]
+DEFAULTS = Config()
+FIELDS = [f for f in field_names(Config) if isinstance(value_of(DEFAULTS, f), str | tuple)]
 
 
 def text(rng: random.Random) -> str:
@@ -104,7 +105,7 @@ def text(rng: random.Random) -> str:
 def config(rng: random.Random) -> Config:
     flat = {}
     for field in rng.sample(FIELDS, rng.randint(1, 4)):
-        many = isinstance(value_of(Config(), field), tuple)
+        many = isinstance(value_of(DEFAULTS, field), tuple)
         flat[field] = [text(rng)] if many else text(rng)
     return from_dict(flat, "fuzz")
 
