@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import types
@@ -79,6 +80,7 @@ PARSERS = {
 }
 LAST_NAMES = {name.rpartition(".")[2] for name in PARSERS}
 METHODS = {"read_text", "read_bytes", "open", "splitlines", "load_file", "from_file", "fromfile"}
+OPENING = re.compile(rf"\b({'|'.join(LAST_NAMES | METHODS)})\b")
 OURS = "a file that comes with the package, or that the system writes"
 WORKER = "what this process itself has sent to another of its own"
 REWARD = "of a reward: what it raises is the status of its sample"
@@ -170,6 +172,8 @@ MAY = {
 
 
 def parses(code: str) -> bool:
+    if not OPENING.search(code):
+        return False
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call):
             method = isinstance(node.func, ast.Attribute) and node.func.attr

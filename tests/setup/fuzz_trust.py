@@ -134,7 +134,7 @@ def main(seed: int, count: int) -> None:
             seen.append((event, str(args)[:200]))
 
     sys.addaudithook(note)
-    for _ in range(300):  # what is imported once, and cached
+    for _ in range(100):  # what is imported once, and cached
         is_accepted(config(rng))
     watching = True
     accepted = sum(is_accepted(config(rng)) for _ in range(count))
