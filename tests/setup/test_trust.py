@@ -402,7 +402,7 @@ def test_what_the_user_began_here_needs_no_trust(here):
 def test_a_config_that_was_trusted_once_is_not_asked_again(here, capsys):
     """A YAML file of one's own that names a function beside it is run with --trust_code once."""
     (here / "reward.py").write_text("def mine(response): return 1.0\n")
-    text = "model: decoder(layers=1)\ndata.train: sort_digits(prompts=32, test=8)\n"
+    text = "model: decoder(layers=1)\ndata.train: sort_digits(prompts=1000, test=64)\n"
     text += "reward.function: reward.mine\n"
     (here / "own.yaml").write_text(text)
     arguments = ["--config=own.yaml"]
