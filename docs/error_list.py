@@ -47,16 +47,21 @@ def _declared() -> list[Listed]:
 def _of_file(source: str) -> list[Listed]:
     found = []
 
-    def visit(node: ast.AST, names: list) -> None:
+    def visit(node: ast.AST, scopes: list) -> None:
         if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [*names, *_assigned(node)]
+            scopes = [*scopes, node]
         if isinstance(node, ast.Call):  # a name is what it was set to last, as the text goes
-            found.extend(_error(node, lambda: {n: v for line, n, v in names if line < node.lineno}))
+            found.extend(_error(node, lambda: _known(scopes, node.lineno)))
         for child in ast.iter_child_nodes(node):
-            visit(child, names)
+            visit(child, scopes)
 
     visit(ast.parse(source), [])
     return found
+
+
+def _known(scopes: list, line: int) -> dict[str, ast.expr]:
+    """What the names of scopes, the outermost first, are set to before a line."""
+    return {n: v for scope in scopes for at, n, v in _assigned(scope) if at < line}
 
 
 def _assigned(scope: ast.AST) -> list[tuple[int, str, ast.expr]]:

@@ -6,6 +6,7 @@ them, so that none outlives what it names. A text without backticks says why the
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 
@@ -850,8 +851,7 @@ def near_elsewhere(name: str) -> str:
     misspells none. The whole name counts, and its beginning alone does not: `enable` may be that of
     any."""
     words = _words(plain(name))
-    scored = [(_likeness(words, _words(other)), other) for other in FIELDS]
-    likeness, other = max(scored)
+    likeness, other = max((_likeness(words, others), other) for other, others in _field_words())
     return FIELDS[other] if likeness > _NEAR else ""
 
 
@@ -864,6 +864,12 @@ def near_names(name: str, known: Iterable[str], n: int = 3) -> list[str]:
     return [other for _, other in sorted(scored, key=lambda pair: -pair[0])[:n]]
 
 
+@functools.cache
+def _field_words() -> list[tuple[str, list[str]]]:
+    """Returns each of FIELDS with its words."""
+    return [(field, _words(field)) for field in FIELDS]
+
+
 def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[^0-9a-z]+", name.lower()) if word]
 
@@ -873,7 +879,11 @@ def _likeness(words: list[str], others: list[str]) -> float:
     the names without their underscores, or _NEAR where it begins with the other."""
     joined, other = "".join(words), "".join(others)
     if len(words) == len(others):
-        return min(map(_likeness_of_words, words, others), default=0.0)
+        least = min(1.0, len(words))
+        for pair in zip(words, others, strict=True):
+            if (least := min(least, _likeness_of_words(*pair))) < _NEAR:
+                break  # nobody asks how far below
+        return least
     if others[: len(words)] == words and len(joined) >= 3:
         return _NEAR
     return _likeness_of_words(joined, other) if abs(len(joined) - len(other)) <= 1 else 0.0
@@ -884,5 +894,12 @@ def _likeness_of_words(word: str, other: str) -> float:
         return 1.0
     if len(word) > 2 and sorted(word) == sorted(other):  # two letters changed their places
         return 0.9
+    begins = len(word) > 2 and other.startswith(word)
+    # Nobody asks for a likeness below _NEAR, and these bounds of it take a tenth of its time.
+    letters = len(word) + len(other)
+    if 2 * min(len(word), len(other)) / letters < _NEAR:
+        return _NEAR * begins
+    if 2 * sum(min(word.count(c), other.count(c)) for c in set(word)) / letters < _NEAR:
+        return _NEAR * begins
     likeness = difflib.SequenceMatcher(None, word, other).ratio()
-    return max(likeness, _NEAR) if len(word) > 2 and other.startswith(word) else likeness
+    return max(likeness, _NEAR) if begins else likeness

@@ -1429,8 +1429,8 @@ BREAKS |= {
     ),
     "names resemble each other by any of their words": (
         "rljax/suggest.py",
-        "return min(map(_likeness_of_words, words, others), default=0.0)",
-        "return max(map(_likeness_of_words, words, others), default=0.0)",
+        "if (least := min(least, _likeness_of_words(*pair))) < _NEAR:\n                break",
+        "if (least := _likeness_of_words(*pair)) >= _NEAR:\n                break",
         ["tests/validation/test_names_of_others.py"],
     ),
     "the first words of a dotted name are those of a field": (

@@ -6,13 +6,14 @@ import operator
 import re
 import shlex
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 import users_formulas
 import users_vine
-from conftest import REPO, lanes
+from conftest import REPO, compiled, lanes
 from golden_checks.common import response_batch
 from test_house import ORDER
 
@@ -88,16 +89,19 @@ def test_the_users_formulas():
     batch = batch.replace(rewards=batch.scores[:, None] * np.array([[1, 0]], np.float32))
     # Quantile 0.4 of (0, 0, 1, 3) is 0, of which half is no higher; 0.75 is 1.
     std = np.std([0, 0, 1, 3], ddof=1)
-    low = users_formulas.group_quantile(batch, quantile=0.4)
-    high = users_formulas.group_quantile(batch, quantile=0.75)
+    low = compiled(users_formulas.group_quantile)(batch, quantile=0.4)
+    high = compiled(users_formulas.group_quantile)(batch, quantile=0.75)
     np.testing.assert_allclose(low[:, 0], np.array([0, 0, 1, 3]) / std, rtol=1e-5)
     np.testing.assert_allclose(high[:, 0], np.array([-1, -1, 0, 2]) / std, rtol=1e-5)
     assert low[1, 1] == 0  # no policy token
     advantages = np.array([[1, 1], [1, 0], [-1, -1], [-1, -1]], np.float32)
     batch = batch.replace(advantages=advantages, old_logprobs=np.zeros((4, 2), np.float32))
-    policy = type("Policy", (), {})()
-    policy.logprobs = np.log(np.array([[2, 2], [0.5, 9], [0.5, 0.5], [2, 2]], np.float32))
-    _, metrics = users_formulas.topr(policy, batch)
+    logprobs = np.log(np.array([[2, 2], [0.5, 9], [0.5, 0.5], [2, 2]], np.float32))
+
+    def topr(logprobs, batch):
+        return users_formulas.topr(types.SimpleNamespace(logprobs=logprobs), batch)
+
+    _, metrics = compiled(topr)(logprobs, batch)
     np.testing.assert_allclose(metrics["topr_weight"][:, 0], [1, 1, 0.25, 1], rtol=1e-6)
 
 

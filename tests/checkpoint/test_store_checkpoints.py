@@ -388,14 +388,17 @@ def overlapping(index) -> None:
         other[2:] = one[2:]
 
 
-def test_forged_indices_are_damage_and_no_crash(bucket):
+@pytest.mark.parametrize(
+    "every", [3, pytest.param(1, marks=pytest.mark.slow)], ids="1 of {}".format
+)
+def test_forged_indices_are_damage_and_no_crash(bucket, every):
     """A run passes over them, in bounded time, to the step before."""
     checkpoints = Checkpoints(URL)
     save(checkpoints, 1)
     save(checkpoints, 2)
     like, passed_over = arrays(0, mesh(2, 1)), 0
     whole = {p: p.read_bytes() for p in objects(bucket) if p.suffix == ".json"}
-    for what, name, change in forgeries():
+    for what, name, change in list(forgeries())[::every]:
         for path, data in whole.items():
             path.write_bytes(data)
         forged(bucket, name, change)
@@ -409,7 +412,7 @@ def test_forged_indices_are_damage_and_no_crash(bucket):
             assert "does not fit" in str(error) and name == INDEX, what
         assert time.monotonic() - begun < 10, what
         Checkpoints(URL, best_metric="at").best()
-    assert passed_over > 150, passed_over
+    assert passed_over > 150 // every, passed_over
 
 
 def test_parts_of_a_large_mesh_do_not_overlap():

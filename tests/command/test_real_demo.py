@@ -111,7 +111,7 @@ def test_what_is_not_installed_is_named_with_its_pip_line(folder, monkeypatch, c
 
 
 def test_a_server_that_does_not_start_is_no_end_of_the_demo(folder, capsys):
-    assert real_demo.served_answers(folder, PROMPTS, 8, 10**9) is None
+    assert real_demo.served_answers(folder, PROMPTS, 8, -1) is None
     assert "the server ended" in (out := capsys.readouterr().out) and "--tokens" in out
 
 

@@ -173,13 +173,12 @@ def test_hostile_ends_take_linear_time(name):
     }
 
     def seconds(text) -> float:
-        took = []
-        for _ in range(2):
-            began = time.process_time()
-            form.parse(text, types_of({"a": "", "b": ""}))
-            took.append(time.process_time() - began)
-        return min(took)
+        began = time.process_time()
+        form.parse(text, types_of({"a": "", "b": ""}))
+        return time.process_time() - began
 
     for piece in pieces:
         short, long = (fronts[name] + piece * (n // len(piece)) for n in (20_000, 200_000))
-        assert seconds(long) < 40 * max(seconds(short), 1e-3), (name, piece)
+        # Asked again where the machine was busy with other things.
+        tries = (seconds(long) < 40 * max(seconds(short), 1e-3) for _ in range(2))
+        assert any(tries), (name, piece)

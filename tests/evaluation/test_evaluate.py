@@ -4,13 +4,11 @@ import dataclasses
 import itertools
 import json
 import math
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import REPO, one_device_environment, worked_example
+from conftest import worked_example
 from tiny_data import write_gsm8k_parquet
 from tiny_gsm8k import write_model
 
@@ -343,7 +341,7 @@ def test_folders_that_hold_no_policy(tmp_path):
     assert not (tmp_path / "checkpoints").exists()  # nothing is written into a run's folder
 
 
-def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path, rljax_command):
+def test_the_command_prints_a_table_and_writes_json(model, tmp_path, rljax_command):
     flags = [
         f"--checkpoint={model}",
         f"--data={model.parent / 'test.parquet'}",
@@ -356,22 +354,17 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path, rljax_comm
         f"--compilation_cache={jax.config.jax_compilation_cache_dir}",
         f"--out={tmp_path / 'new' / 'out.json'}",
     ]
-    env = one_device_environment()
-    command = [sys.executable, f"{REPO}/launchers/evaluate.py"]
-    command = [*command, *flags]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    code, out, err = rljax_command("evaluate", *flags)
+    assert code == 0, err[-2000:]
     result = json.loads((tmp_path / "new" / "out.json").read_text())
     for name in ("greedy_accuracy", "mean@2", "pass@1", "pass@2", "best_of@2", "maj@2"):
-        assert name in done.stdout
+        assert name in out
         value = result["metrics"][name]
         assert value["n"] == 3 and value["low"] <= value["value"] <= value["high"]
     assert result["metrics"]["extraction_failed_fraction"] in (0, 1 / 3, 2 / 3, 1)
-    assert "extraction_failed_fraction" in done.stdout
+    assert "extraction_failed_fraction" in out
     assert result["prompts"]["kept"] == 3 and result["step"] is None
-    assert done.stdout.count("pass@1/tokens>3") == 3  # of each policy, and of the difference
+    assert out.count("pass@1/tokens>3") == 3  # of each policy, and of the difference
     # Of three differences that are all 0.
     expected = {"value": 0.0, "low": -0.5615, "high": 0.5615, "n": 3}
     assert result["difference"]["pass@1"] == pytest.approx(expected, abs=1e-4)

@@ -135,7 +135,7 @@ def _written() -> dict[str, bytes]:
         "a digit of another script": '{"step": ٣}',
         "yaml digits": "steps: ٣\nseed: ²\n",
         "brackets": "[" * 100_000,
-        "closed brackets": "[" * 5000 + "]" * 5000,
+        "closed brackets": "[" * 1100 + "]" * 1100,
         "braces": '{"a":' * 50_000,
         "yaml dashes": "- " * 20_000,
         "yaml braces": "{a: " * 20_000,

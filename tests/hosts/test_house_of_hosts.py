@@ -28,11 +28,9 @@ def process_words(tree) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jax"):
             names = [*node.module.split("."), *(alias.name for alias in node.names)]
             found += [name for name in names if name in OF_PROCESSES]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in (
-            "jax",
-            "jax.experimental",
-        ):
-            found += [ast.unparse(node)] if node.attr in OF_PROCESSES else []
+        elif isinstance(node, ast.Attribute) and node.attr in OF_PROCESSES:
+            of_jax = ast.unparse(node.value) in ("jax", "jax.experimental")
+            found += [ast.unparse(node)] if of_jax else []
     return found
 
 

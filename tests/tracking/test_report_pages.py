@@ -13,6 +13,7 @@ import pytest
 from test_report import _rows, _sample, _text, _write
 
 from rljax.errors import InputError
+from rljax.report.__main__ import main as report_command
 from rljax.report.comparison import run_folders, write_comparison
 from rljax.report.live import renewed_report
 from rljax.report.page import write_report
@@ -385,11 +386,11 @@ def test_runs_without_anything_and_folders_that_are_none(tmp_path):
         write_comparison([])
 
 
-def test_the_commands_report_one_run_and_compare_several(tmp_path):
+def test_the_commands_report_one_run_and_compare_several(tmp_path, monkeypatch, rljax_command):
     one, two = _pair(tmp_path / "sweep")
 
-    def call(*arguments, module=("rljax.report",)):
-        command = [sys.executable, "-m", *module, *map(str, arguments)]
+    def call(*arguments):
+        command = [sys.executable, "-m", "rljax.report", *map(str, arguments)]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -401,13 +402,23 @@ def test_the_commands_report_one_run_and_compare_several(tmp_path):
         assert "Traceback" not in done.stderr and (done.returncode == 0) == (not done.stderr)
         return done.returncode, done.stdout.strip()
 
-    assert call(one) == (0, str(one / "report.html"))
     assert call(one, two) == (0, "comparison.html") and (tmp_path / "comparison.html").exists()
-    for module in (("rljax.report",), ("rljax", "report")):
-        page = str(tmp_path / "sweep" / "comparison.html")
-        assert call(tmp_path / "sweep", module=module) == (0, page)
-        assert call(one, "--out=no/x.html", module=module)[0] == 2
-    assert call(tmp_path / "nowhere")[0] == call()[0] == call(one, "--nonsense")[0] == 2
+    assert call(one, "--out=no/x.html")[0] == 2
+    monkeypatch.chdir(tmp_path)
+
+    def main_of_report(*arguments):
+        return report_command([str(one) for one in arguments])
+
+    def rljax_report(*arguments):
+        return rljax_command("report", *map(str, arguments))[0]
+
+    for main in (main_of_report, rljax_report):
+        assert main(one) == 0 and (one / "report.html").exists()
+        (one / "report.html").unlink()
+        assert main(tmp_path / "sweep") == 0
+        (tmp_path / "sweep" / "comparison.html").unlink()
+        assert main(tmp_path / "nowhere") == main() == main(one, "--nonsense") == 2
+        assert main(one, "--out=no/x.html") == 2
 
 
 # --- files from elsewhere ---
