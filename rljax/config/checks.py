@@ -234,8 +234,10 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     if not stage or is_path(text):
         return True
     home, name = NAMESPACES[stage], text.partition("(")[0].strip()
+    if not name or {".", ":"} & set(name) or _is_component(home, name):
+        return True
     known = components_of(home) + ["console"] * (field == "trackers")
-    if not known or not name or name in known or {".", ":"} & set(name):
+    if not known or name in known:
         return True
     if field == "model" and "(" not in text and not near_names(name, known):
         return problems.check(False, field, text, "is not a folder", MODEL_FIX)
@@ -260,12 +262,19 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
 def components_of(module: str) -> list[str]:
     """Returns the components that a namespace offers: the functions that it defines, or names in
     its `__all__`, and that declare a contract. Nothing is imported."""
+    return [name for name in _names_in(module) if _declares_contract(module, name)]
+
+
+def _is_component(module: str, name: str) -> bool:
+    """Returns whether `components_of` has the name. Only the file that defines it is read."""
+    return name in _names_in(module) and _declares_contract(module, name)
+
+
+def _names_in(module: str) -> list[str]:
     for node in _source_of(module):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            names = ast.literal_eval(node.value)
-            return [name for name in names if _declares_contract(module, name)]
-    named = [node.name for node in _source_of(module) if isinstance(node, ast.FunctionDef)]
-    return [name for name in named if _declares_contract(module, name)]
+            return ast.literal_eval(node.value)
+    return [node.name for node in _source_of(module) if isinstance(node, ast.FunctionDef)]
 
 
 @functools.cache

@@ -150,6 +150,7 @@ def prompts_of(file):
     return {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
 
 
+@pytest.mark.slow
 def test_what_a_run_held_out_is_evaluated(held_out, tmp_path):
     run, _, held = held_out
     answers = tmp_path / "answers.jsonl"

@@ -80,6 +80,7 @@ def test_adapters_are_drawn_as_on_one_device(base):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", lanes(["its own"], ["of training"]))
 @pytest.mark.parametrize("weights", lanes(["as they are"], ["int8"]))
 def test_sampling_draws_the_tokens_of_one_device(weights, layout):

@@ -182,6 +182,7 @@ def step(tmp_path_factory):
     shared.close()
 
 
+@pytest.mark.slow
 def test_costs_come_with_the_rewards(step):
     """At the last token: 1 where more than a letter was said, else -1."""
     run, batch, metrics = step

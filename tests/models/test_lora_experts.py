@@ -84,6 +84,7 @@ def test_peft_computes_the_same_with_what_we_saved(case, tmp_path):
         np.testing.assert_array_equal(read[path], x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["mixtral"], ["gpt_oss"]))
 def test_we_compute_the_same_with_what_peft_saved(family, tmp_path):
     """Of its own rank, which gate and up share."""

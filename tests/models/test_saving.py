@@ -101,8 +101,8 @@ save_params(out, model, params, shard_bytes=12_000)
 @pytest.mark.parametrize(
     "name, at, old",
     [
-        ("write_bytes", 9, True),
         ("replace", 1, True),
+        pytest.param("write_bytes", 9, True, marks=pytest.mark.slow),
         pytest.param("replace", 4, False, marks=pytest.mark.slow),
     ],
 )

@@ -127,6 +127,7 @@ def test_loss_and_gradient_of_one_device(name, mesh):
         np.testing.assert_array_equal(np.sum(load["tokens"], axis=-1), kept)
 
 
+@pytest.mark.slow
 def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
     sizes = dict(layers=1, embed=16, mlp=16, heads=2, kv_heads=2, head_dim=8)
     config = decoder(300, **sizes, experts=4, experts_per_token=2)

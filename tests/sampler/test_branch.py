@@ -146,7 +146,8 @@ LATENT = dict(latent=LatentConfig(16, 4, 4, 4), family="deepseek_v3", qk_norm=Fa
 FURTHER = ["deepseek_v3", "gemma2", "gpt_oss", "qwen3_moe"]
 
 
-@pytest.mark.parametrize("name", lanes(["latent"], FURTHER))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["latent", *FURTHER])
 def test_branches_of_families(name):
     """A latent cache; windows that went round, sinks, experts."""
     model = shallow(**LATENT) if name == "latent" else family(name)[1]

@@ -187,6 +187,7 @@ def recorded(config) -> Batch:
     return batch.replace(routes=jnp.asarray(routes[..., :chosen], jnp.int8))
 
 
+@pytest.mark.slow
 def test_models_of_other_sizes_and_other_heads_choose_their_own():
     """The model itself takes what was recorded."""
     model, params = first_layer("mixtral")

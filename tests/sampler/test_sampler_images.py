@@ -71,6 +71,7 @@ def assert_same(batch, other):
             np.testing.assert_allclose(one, two, atol=2e-5, err_msg=field.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", lanes([{"slots": 6, "page_tokens": 4, "pages": 12}], [{}, {"slots": 5}]), ids=str
 )

@@ -159,6 +159,7 @@ def in_circles(model, params, count=6, new=60):
     return rows
 
 
+@pytest.mark.slow
 def test_text_that_repeats_itself_takes_a_third_of_the_steps():
     model = tiny(layers=1, kinds=())
     params = without_attention(weights(model))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import EOS, NEW, ROOM, forward, prompts, shallow, uniforms, weights
 
 from rljax.sampler import Engine, Sampler, Sampling
@@ -110,7 +111,7 @@ def test_read_again_every_token_is_that_of_its_version(count):
 
 
 @pytest.mark.parametrize("count", MANY)
-@pytest.mark.parametrize("keep_cache", [True, False])
+@pytest.mark.parametrize("keep_cache", lanes([True], [False]))
 def test_versions_with_equal_weights_draw_equal_tokens(count, keep_cache):
     """Whatever is kept or read again; and each token names the dispatch that drew it."""
     model = engine_of().model

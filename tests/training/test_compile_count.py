@@ -61,7 +61,7 @@ def test_an_equal_run_of_this_process_compiles_nothing(tmp_path):
     def programs(name, steps):
         start = compiles.count()
         config = tiny_config(
-            tmp_path / name, **SIZES, steps=steps, sft__steps=2, evaluate__prompts=4
+            tmp_path / name, **SIZES, steps=steps, sft__steps=0, evaluate__prompts=4
         )
         train_on_one(config)
         return compiles.names(start)

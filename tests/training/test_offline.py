@@ -86,6 +86,7 @@ def test_preference_training_lifts_the_chosen_above_the_rejected(tmp_path):
     assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)  # the policy is the reference
 
 
+@pytest.mark.slow
 def test_a_run_is_on_the_devices_that_it_is_given(tmp_path):
     assert train_on_one(config_of(tmp_path, "preference", steps=1))["device"] == "1 x cpu"
 
