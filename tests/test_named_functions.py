@@ -2,14 +2,13 @@
 
 import ast
 import functools
-import importlib
 import re
 
 import pytest
 from conftest import HERE, REPO
 
-from rljax.components import _is_public_function
 from rljax.config import NAMESPACES
+from rljax.config.checks import components_of
 
 CALL = re.compile(r"(?:^|[^\w.])(\w+)\(|^(\w+)$")  # in a text such as "mixture(rewards=('a()',))"
 
@@ -29,21 +28,6 @@ def names(path) -> set[str]:
     return found
 
 
-# Functions of such a module that others call and no config names.
-HELPERS = {
-    "code_region",
-    "devices_apart",
-    "dividing",
-    "generated",
-    "generator_of",
-    "make_sample",
-    "player_of",
-    "reads",
-    "response_tokens",
-    "run_rollout",
-    "sampler_mesh",
-    "widened",
-}
 # What a page or the role table names itself runs in the tests of every page that has it.
 DECLARED = [
     *(REPO / "rljax" / "dataflows").glob("*.py"),
@@ -56,15 +40,9 @@ def in_tests() -> set[str]:
     return set().union(*(names(path) for path in [*HERE.glob("*/**/*.py"), *DECLARED]))
 
 
-def functions(home: str) -> list[str]:
-    members = vars(importlib.import_module(home))
-    found = sorted(name for name in members if _is_public_function(name, members[name], home))
-    return [name for name in found if name not in HELPERS]
-
-
 @pytest.mark.parametrize("namespace", NAMESPACES)
 def test_every_function_is_tested(namespace):
-    found = functions(NAMESPACES[namespace])
+    found = components_of(NAMESPACES[namespace])
     assert found
     lacking = [name for name in found if name not in in_tests()]
     assert not lacking, f"no test calls {lacking} of {NAMESPACES[namespace]}"

@@ -18,7 +18,7 @@ RATES = ("sync/seconds", "tokens_per_s", "generate_tokens_per_s", "compiles", "l
 def get_config() -> Config:
     """6 supervised steps and 6 of GRPO, two optimizer steps each; 16 rewards a step."""
     config = Config(dataflow="grpo", steps=6, samples_every_steps=2)
-    config.model = "decoder(layers=1, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)"
+    config.model = "decoder(layers=2, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)"
     config.model_settings.remat = "none"
     # (Of the task's own 20,000 prompts every start of a run would make records, for 2 seconds.)
     config.data.train = "sort_digits(digits=5, prompts=1000, test=64)"

@@ -416,7 +416,7 @@ def file_sizes_up_to(limit: int):
 
 def test_a_save_that_fails_is_one_line_and_costs_what_came_after_the_last_one(half, whole, capfd):
     before = {p: p.read_bytes() for p in half.glob("*/*") if p.is_file()}
-    with file_sizes_up_to(400_000), pytest.raises(InputError) as error:
+    with file_sizes_up_to(280_000), pytest.raises(InputError) as error:
         train(configured(half))
     said = str(error.value)
     assert said.startswith("the checkpoint of step 8 could not be written: got ")
