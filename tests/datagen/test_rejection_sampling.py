@@ -302,6 +302,7 @@ def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
     config.data.train, config.steps = "first_letter()", 5
     config.sampler.max_response_tokens, config.actor_optimizer.lr = 2, 5e-3
     train_on_one(config)
+    config.mesh.data = -1  # on all of them from here
     options = RejectionOptions(
         str(tmp_path / "base"),
         "",
