@@ -64,14 +64,15 @@ def main(folder: str, most: int = 25) -> None:
     for path in Path(folder).glob("*.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
             file = line.pop("test").partition("::")[0]
-            by_file[file].update(line, tests=1)
-    names = ("own", "children", "trace", "lower", "compile", "programs", "tests")
+            seconds = line.pop("own") + line["children"]
+            by_file[file].update(line, tests=1, seconds=seconds)
+    names = ("seconds", "children", "trace", "lower", "compile", "programs", "tests")
 
     def row(name: str, counts: collections.Counter) -> str:
         return f"| {name} | " + " | ".join(f"{counts[one]:.0f}" for one in names) + " |"
 
     total = sum(by_file.values(), collections.Counter())
-    files = sorted(by_file, key=lambda f: -by_file[f]["own"] - by_file[f]["children"])
+    files = sorted(by_file, key=lambda f: -by_file[f]["seconds"])
     rest = sum((by_file[f] for f in files[most:]), collections.Counter())
     print("| file | CPU s | of children | tracing | lowering | compiling | programs | tests |")
     print("|---|---|---|---|---|---|---|---|")
