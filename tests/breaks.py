@@ -137,7 +137,7 @@ BREAKS = {
         "rljax/data/text/messages.py",
         'for_template(messages), "chat messages"',
         'messages, "chat messages"',
-        ["tests/data/test_rows_of_messages.py", "tests/serving/test_tool_calls.py"],
+        ["tests/data/test_rows_of_messages.py"],
     ),
     "variables of a row are dropped": (
         "rljax/data/rows/columns.py",

@@ -14,7 +14,7 @@ from rljax.data.offline.rows import load_rows, load_stored_rows
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.rows.prepare import PrepareOptions, prepare
 from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts
-from rljax.data.text.messages import for_template
+from rljax.data.text.messages import for_template, template_view
 from rljax.errors import InputError
 
 S = {"role": "system", "content": "s"}
@@ -253,6 +253,13 @@ def test_arguments_are_an_object_whatever_they_are_written_as(written, read):
     assert told[2] == {**answer, "role": "tool"}
     text = {"role": "assistant", "content": "", "tool_calls": json.dumps([call("f", written)])}
     assert messages_of({"messages": [U, text]})[1] == asks("f", read)
+
+
+def test_a_template_sees_arguments_as_an_object_also_of_messages_that_no_file_held():
+    """As `encode_prompt_messages` gets them from a program of the user's."""
+    for arguments in ('{"a": 1}', {"a": 1}):
+        said = [{"role": "user", "content": "1?"}, asks("f", arguments)]
+        assert template_view(said)[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
 @pytest.mark.parametrize("written", ["{", "[1]", "1", '"a"', "{'a': 1}", '{"a": NaN}', [1], 3])
