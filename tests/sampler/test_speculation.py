@@ -64,7 +64,8 @@ def test_whole_batches_are_those_without_drafts(asked, slots, layers):
     params = weights(model)
     want = batch_of(model, params, asked)
     sizes = (np.asarray(want.mask) > 0).sum(axis=1)
-    assert len(set(sizes.tolist())) > 2  # they end in several ways
+    # Those with rules end in several ways.
+    assert len(set(sizes.tolist())) > 2 or asked is not ASKED["ruled"]
     assert_same_batch(batch_of(model, params, asked, slots=slots, draft_tokens=5), want)
 
 
