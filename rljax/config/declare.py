@@ -96,7 +96,8 @@ class Spec:
     needs: str = ""  # the field of its section without which nothing reads it; of a section, too
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
     learn: bool = False  # a field of rljax.dataflows.Algorithm
-    read_by: str = ""  # only runs that have it read the field: samples, rows, a critic, a policy
+    # Runs that read it: those that learn from "samples" or "rows", with "a critic" or "a policy".
+    read_by: str = ""
     may_change: bool = False  # changes no number of the run, so that a resume may change it
     safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
     needs_trust: bool = False  # a stranger may write no value but the default, not even a number
@@ -147,7 +148,7 @@ def option(default: object, help: str, **spec) -> typing.Any:
 
 def section(make: Callable[[], object], needs: str = "", read_by: str = "") -> typing.Any:
     """Declares a section of the config; nothing reads it while its field `needs` is off, or in a
-    run without what it is `read_by`."""
+    run without what `read_by` names."""
     spec = Spec("", needs=needs, read_by=read_by)
     return dataclasses.field(default_factory=make, metadata={"spec": spec})
 

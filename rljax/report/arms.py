@@ -107,7 +107,7 @@ def interval(values: Sequence[float]) -> dict:
     n = len(known)
     out = {"value": float(known.mean()) if n else math.nan, "n": n}
     if n > 1:
-        from scipy.special import stdtrit  # half a second that a run does not need
+        from scipy.special import stdtrit  # 0.4 s that the start of a run does not need
 
         half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * known.std(ddof=1) / math.sqrt(n))
         out |= {"low": out["value"] - half, "high": out["value"] + half}

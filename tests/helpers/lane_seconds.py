@@ -30,14 +30,15 @@ def pytest_configure():
     import jax
 
     def count(event: str, seconds: float, **_):
-        part = PARTS.get(event.rpartition("/")[2])
-        spent[part] += seconds
-        spent["programs"] += part == "compile"
+        if part := PARTS.get(event.rpartition("/")[2]):
+            spent[part] += seconds
+            spent["programs"] += part == "compile"
 
     jax.monitoring.register_event_duration_secs_listener(count)
 
 
 def _used() -> collections.Counter:
+    """Returns the seconds that this process and its children have used so far, by part."""
     used = collections.Counter(spent)
     for name, who in (("own", resource.RUSAGE_SELF), ("children", resource.RUSAGE_CHILDREN)):
         usage = resource.getrusage(who)
@@ -51,7 +52,7 @@ def pytest_runtest_protocol(item):
     yield
     used = _used()
     used.subtract(before)
-    line = {"test": item.nodeid} | {name: round(value, 3) for name, value in used.items() if name}
+    line = {"test": item.nodeid} | {name: round(value, 3) for name, value in used.items()}
     folder = Path(os.environ["LANE_SECONDS"])
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{os.getpid()}.jsonl").open("a") as file:

@@ -43,7 +43,7 @@ _UNITS_INSIDE = rf"{_GAP_OR_TIMES}(?:{_SYMBOL}(?![A-Za-z]){_UNIT_POWER}{_GAP_OR_
 _UPRIGHT = rf"\\(?:text(?:rm|up)?|mbox|mathrm|rm)\s?\{{{_UNITS_INSIDE}\}}{_UNIT_POWER}"
 _UPRIGHT_UNITS = rf"(?:\\mu\s?)?{_UPRIGHT}(?:\s?\\(?:Omega|ohm)(?![A-Za-z]))?"
 _UPRIGHT_PRODUCT = rf"{_UPRIGHT_UNITS}(?:{_GAP_OR_TIMES}{_UPRIGHT_UNITS}){{0,7}}"
-_UNIT = (  # compiled by the first answer: that takes as long as importing a tenth of the library
+_UNIT = (  # compiled for the first answer, which takes 0.15 s, and not at import
     rf"(?<=[0-9}})%A-Za-z])(?:\s|~|\\[,;:! ]|\\cdot(?![a-z])|[/*]){{0,6}}+(?:{_UPRIGHT_PRODUCT}"
     rf"|\\[dt]?frac\s?\{{{_UPRIGHT_PRODUCT}\s?\}}\s?\{{\s?{_UPRIGHT_PRODUCT}\s?\}}"
     rf"|\\(?:mathrm|text|rm)\s?\{{\s?\\[dt]?frac\s?\{{{_UNITS_INSIDE}\}}\s?\{{{_UNITS_INSIDE}\}}\s?\}})"
