@@ -226,6 +226,7 @@ def test_every_field_has_a_rule_and_one_to_come_asks():
     }
     assert asks_for_trust("a_field.to_come", "anything")
     assert asks_for_trust("a_field.to_come", {"a": 1}) and asks_for_trust("profile_port", 9999)
+    assert asks_for_trust("model", "tfds:gsm8k") and not asks_for_trust("data.train", "tfds:gsm8k")
     for field in words:
         assert not asks_for_trust(field, ""), field
         for text in ("./evil.py:run()", "a.b.c(x=1)"):

@@ -2,14 +2,15 @@
 
 import pytest
 
-from rljax.config import Config, value_of, with_overrides
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, value_of, with_overrides
 from rljax.config.flags import load_config_file, shipped_config, shipped_configs
 from rljax.config.from_python import config_from
 from rljax.config.names import OFTEN_MEANT, field_names, unknown_field
 from rljax.config.texts import kinds
 from rljax.errors import InputError
 from rljax.validation import validate
-from rljax.validation.unread import unread, unread_warnings
+from rljax.validation.unread import unread, unread_fields, unread_warnings
 
 BASE = {"model": "decoder(layers=1)", "data.train": "sort_digits()", "data.max_prompt_tokens": 16}
 OFFLINE = {
@@ -147,3 +148,20 @@ def test_a_sample_of_a_data_set_says_so():
     assert "10 rows" in found and "hf://datasets/openai/gsm8k" in found
     config.data.train = "gsm8k(path='somewhere')"
     assert not [text for text in validate(config) if "rows of our own" in text]
+
+
+def test_who_reads_a_field_follows_from_its_declaration():
+    """With a critic or without, from samples or from rows, whose evaluations may score samples."""
+
+    def names(dataflow: str, **fields) -> set[str]:
+        config = with_overrides(Config(dataflow=dataflow), fields, "test")
+        return {*unread_fields(config, resolve(dataflow, NAMESPACES["dataflow"]))}
+
+    of_a_critic = {"critic_model", "critic_optimizer.lr"}
+    of_samples = {"batch.samples_per_prompt", "reward.function", "environment.function"}
+    assert of_a_critic | {"offline.max_tokens"} <= names("grpo")
+    assert names("grpo").isdisjoint(of_samples | {"actor_optimizer.lr", "sampler.dtype"})
+    assert names("ppo").isdisjoint(of_a_critic) and "actor_optimizer.lr" in names("reward_model")
+    assert of_samples | of_a_critic <= names("sft") and "offline.max_tokens" not in names("sft")
+    evaluated = names("sft", **{"evaluate.prompts_from": "sort_digits()"})
+    assert of_samples - evaluated == {"reward.function"}
