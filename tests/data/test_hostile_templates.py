@@ -3,10 +3,10 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 from conftest import lanes
+from spent import at_most
 from tiny_tokenizer import QWEN_LIKE
 
 from rljax.data.text import guarded
@@ -105,12 +105,9 @@ EVERY = {**MEMORY, **TIME, **OTHER}
 
 @pytest.mark.parametrize("name", lanes(SAMPLE, [name for name in EVERY if name not in SAMPLE]))
 def test_a_bomb_is_refused_within_its_limits_and_the_next_template_is_served(name):
-    started, used = time.process_time(), time.monotonic()
-    with pytest.raises(InputError) as caught:
+    with at_most(5), pytest.raises(InputError) as caught:  # elsewhere, where the kernel limits it
         render(EVERY[name])
     assert "models/foreign.jinja" in str(caught.value) and len(str(caught.value)) < 3_000
-    assert time.process_time() - started < 1  # all of it elsewhere, where the kernel limits it
-    assert time.monotonic() - used < 60
     assert render("{{ messages[0].content }}") == "hi"
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 from conftest import worked_example
 from hostile_programs import CHEATS, SQUARE
+from spent import at_most
 
 from rljax.errors import InputError
 from rljax.rewards import code_tests
@@ -272,9 +273,8 @@ def square(x):
 def test_nothing_is_built_from_what_a_program_sends(answer, expected):
     """The comparison costs what the expected value does, in this process outside of all limits."""
     truth = json.dumps({"inputs": [[14]], "outputs": [expected], "fn_name": "square"})
-    began = time.process_time()
-    found = code_tests(ANSWER.format(answer), truth, timeout_s=8.0, total_timeout_s=20.0)
-    assert time.process_time() - began < 2.0
+    with at_most(8):
+        found = code_tests(ANSWER.format(answer), truth, timeout_s=8.0, total_timeout_s=20.0)
     assert (found["score"], found["tests"]) == (-1.0, 1.0)
 
 

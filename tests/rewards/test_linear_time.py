@@ -8,10 +8,10 @@ import json
 import pkgutil
 import re
 import sys
-import time
 
 import pytest
 from nasty_texts import nasty_texts
+from spent import spent
 from test_instructions import CASES, truth
 
 import rljax.rewards
@@ -244,9 +244,9 @@ def test_every_function_that_reads_a_response_is_among_the_parsers():
 
 
 def processor_time(parse, text: str) -> float:
-    began = time.process_time()
-    parse(text)
-    return time.process_time() - began
+    with spent() as seconds:
+        parse(text)
+    return seconds[0]
 
 
 def slowest(length: int, limit_s: float) -> list[tuple[float, str, str]]:

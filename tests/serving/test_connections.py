@@ -177,18 +177,14 @@ def test_there_are_files_for_every_connection():
 
 
 def test_chunks_are_read_unless_they_are_dust(quick):
-    def ask(size: int, count: int):
+    def ask(size: int, count: int, end: bytes):
         chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
-        raw = CHUNKED + CLOSE + chunk * count + b"0\r\n\r\n"
-        return answers(exchange(quick, Hostile("", raw)))
+        return answers(exchange(quick, Hostile("", CHUNKED + CLOSE + chunk * count + end)))
 
-    status, _, body = ask(2**12, 200)[0]
+    status, _, body = ask(2**12, 200, end=b"0\r\n\r\n")[0]
     assert (status, body) == (200, b"%d" % (200 * 2**12))
-    start = time.process_time()
-    refused = ask(1, 400_000)
-    assert time.process_time() - start < 2  # all of them take 4
+    refused = ask(1, CHUNK_LINES, end=b"")  # answered though the body does not end
     assert [status for status, *_ in refused] in ([400], [])  # [] where sending met the close
-    assert 400_000 > 4 * CHUNK_LINES
 
 
 def test_the_end_of_a_server_ends_its_requests_without_a_traceback(caplog):

@@ -3,10 +3,10 @@
 import itertools
 import json
 import random
-import time
 
 import pytest
 from program_oracle import recoverable
+from spent import at_most
 
 from rljax import tasks
 from rljax.components import resolve
@@ -74,10 +74,9 @@ def test_runs_are_bounded():
         run_program([("+", "1")] * 65, 0)
     with pytest.raises(ProgramError, match="above"):
         run_program([("*", "9999")] * 64, 1)
-    start = time.process_time()
-    for text in ("*9999\n" * 64, "*x\n" * 64, "#" * 4096, " " * 10**6):
-        assert program_tests(text, truth([[MAX_VALUE, 1]], 64))["score"] == -1.0
-    assert time.process_time() - start < 1.0  # of this process, whatever else runs
+    with at_most(5):
+        for text in ("*9999\n" * 64, "*x\n" * 64, "#" * 4096, " " * 10**6):
+            assert program_tests(text, truth([[MAX_VALUE, 1]], 64))["score"] == -1.0
 
 
 def test_reward():
