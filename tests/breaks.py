@@ -451,6 +451,18 @@ BREAKS = {
         "    if False:\n",
         ["tests/rewards/test_reward_pool.py", "-k", "cannot_be_loaded"],
     ),
+    "the first step traces again": (
+        "rljax/setup/dry_run.py",
+        "    noting.become_plain()\n",
+        "",
+        ["tests/training/test_compile_count.py"],
+    ),
+    "what a dataflow returns is not looked at": (
+        "rljax/roles/program.py",
+        "        _look.get()(returned, {**roles, **read})\n",
+        "",
+        ["tests/validation/test_user_code.py"],
+    ),
     "a field that is not there leads to a docstring": (
         "rljax/setup/dry_run.py",
         "mending(error) if location else",

@@ -1,13 +1,27 @@
 """`program`: a dataflow as one jitted function."""
 
+import contextlib
+import contextvars
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
 from rljax.errors import InputError
 from rljax.roles.role import Role, is_role
+
+_look: contextvars.ContextVar[Callable] = contextvars.ContextVar("look", default=lambda *_: None)
+
+
+@contextlib.contextmanager
+def looking(look: Callable[[object, dict], None]) -> Iterator[None]:
+    """Calls look(what a dataflow returned, its roles) for every program that is traced in it."""
+    token = _look.set(look)
+    try:
+        yield
+    finally:
+        _look.reset(token)
 
 
 def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) -> Callable:
@@ -26,7 +40,9 @@ def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) 
 
     def run(own, batch, key, shared, read, *, cfg, options):
         roles = {name: role.joined(shared[name]) for name, role in own.items()}
-        new, metrics = function(batch, key, cfg, **roles, **read, **dict(options))
+        returned = function(batch, key, cfg, **roles, **read, **dict(options))
+        _look.get()(returned, {**roles, **read})
+        new, metrics = returned
         new = {name: role for name, role in new.items() if role is not None}
         if lost := sorted(new.keys() - roles.keys()):
             raise InputError(

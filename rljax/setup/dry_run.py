@@ -22,6 +22,7 @@ from rljax.errors import InputError, location_in, location_of, mending
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models.scan import routes_shape
 from rljax.roles import Role
+from rljax.roles.program import looking
 from rljax.setup.role_table import abstract_roles
 from rljax.setup.setup import Phase, Setup, sampled_prompts
 
@@ -141,31 +142,40 @@ def roles_read(phase: Phase, roles: dict[str, Role]) -> dict[str, Role]:
 
 
 def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
-    """Traces the dataflow of a phase on shapes alone; returns (shapes of its new roles, shapes of
-    its metrics, names of the fields of Algorithm that it read). Raises InputError for anything that
-    the module names."""
+    """Traces the dataflow of a phase on shapes alone; returns (shapes of its metrics, names of the
+    fields of Algorithm that it read). Raises InputError for anything that the module names."""
     roles = roles_read(phase, abstract_roles(setup, phase) if roles is None else roles)
-    leaves, tree = jax.tree.flatten((abstract_batch(setup, phase), abstract_key(setup), roles))
+    key = jax.eval_shape(lambda: jax.random.key(0))  # on no device, as the keys of steps
+    leaves, tree = jax.tree.flatten((abstract_batch(setup, phase), key, roles))
     return _traced(phase.dataflow, phase.algorithm, tuple(leaves), tree)
 
 
-@functools.lru_cache(maxsize=64)  # a trace takes as long as jit's own: equal runs share it
+@functools.lru_cache(maxsize=64)
 def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
-    read: set[str] = set()
-    page = vars(dataflow.function).get("page", dataflow.function)
+    function, noting = dataflow.function, _Noting(algorithm)
+    batch, key, roles = jax.tree.unflatten(tree, leaves)
+    look = functools.partial(_check_page, dataflow)
 
-    def run(batch, key, roles):
-        returned = page(batch, key, _Noting(algorithm, read), **roles, **dataflow.options)
-        _check_page(dataflow, returned, roles)
+    def page(batch, key, roles):
+        returned = function(batch, key, noting, **roles, **dataflow.options)
+        look(returned, roles)
         return returned
 
     try:
-        new, metrics = jax.eval_shape(run, *jax.tree.unflatten(tree, leaves))
+        if not hasattr(function, "arguments"):  # no rljax.roles.program
+            _, metrics = jax.eval_shape(page, batch, key, roles)
+        else:
+            named = {**roles, **dataflow.options}
+            arguments, static = function.arguments(batch, key, noting, **named)
+            with looking(look):
+                _, metrics = function.run.trace(*arguments, **static).out_info
     except InputError:
         raise
     except Exception as error:  # of the user's code, or of an option's value
         raise _fails(f"dataflow={dataflow.text!r} fails on shapes", error, dataflow) from error
-    return new, metrics, frozenset(read)
+    read = frozenset(noting.fields_read)
+    noting.become_plain()
+    return metrics, read
 
 
 def _fails(what: str, error: Exception, component: Component) -> InputError:
@@ -259,7 +269,7 @@ def check_fields_read(setup: Setup) -> set[str]:
         _check_process_reward(setup.config.reward.process_reward)
     _check_placed(setup)
     for phase in setup.phases:
-        _, _, fields = dry_run(setup, phase)
+        _, fields = dry_run(setup, phase)
         read |= fields if phase is setup.main else set()
     read |= {"collect"} if setup.main.samples else set()
     if "kl_controller" in abstract_roles(setup):
@@ -331,18 +341,24 @@ class _Noting(Algorithm):
     """An Algorithm that notes which of its fields are read, and whose components say what is wrong
     with them; so do its copies."""
 
-    def __init__(self, algorithm: Algorithm, read: set[str]):
-        vars(self).update(vars(algorithm), read=read)
+    def __init__(self, algorithm: Algorithm, fields_read: set[str] | None = None):
+        fields_read = set() if fields_read is None else fields_read
+        vars(self).update(vars(algorithm), plain=algorithm, fields_read=fields_read)
+
+    def become_plain(self) -> None:
+        """Is the Algorithm itself from now on. jit, which tells static arguments apart by type and
+        value, then takes what was traced with this one for a program of the plain one: a start of
+        a run traces its learning once, not twice."""
+        object.__setattr__(self, "__class__", Algorithm)
 
     def replace(self, **fields) -> "_Noting":
-        values = {name: vars(self)[name] for name in FIELDS}
-        return _Noting(Algorithm(**{**values, **fields}), vars(self)["read"])
+        return _Noting(self.plain.replace(**fields), self.fields_read)
 
     def __getattribute__(self, name: str):
         value = object.__getattribute__(self, name)
         if name not in FIELDS:
             return value
-        object.__getattribute__(self, "__dict__")["read"].add(name)
+        object.__getattribute__(self, "fields_read").add(name)
         if isinstance(value, tuple):
             return tuple(_Checked(one, name) for one in value)
         return _Checked(value, name) if isinstance(value, Component) else value
@@ -351,7 +367,7 @@ class _Noting(Algorithm):
         return self is other
 
     def __hash__(self):
-        return id(self)
+        return hash(self.plain)
 
 
 # Stage -> what its function returns; an array alone where none is named.

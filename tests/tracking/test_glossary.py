@@ -153,7 +153,7 @@ OTHERS = [p for p in PRESETS if p not in (*QUICK, *NEED_TEACHER)]
 def _logged(config) -> set[str]:
     """The metrics of every phase's update, from shapes alone."""
     setup = build.build(config, jax.devices()[:1])
-    return {name for phase in setup.phases for name in dry_run(setup, phase)[1]}
+    return {name for phase in setup.phases for name in dry_run(setup, phase)[0]}
 
 
 @pytest.mark.parametrize("name", lanes(QUICK, OTHERS))

@@ -20,6 +20,18 @@ SIZES = dict(
 )
 CONSTANT = dict(actor_optimizer__warmup_steps=0)
 LINEAR_KL = dict(algorithm__kl_in_loss=0.1, actor_optimizer__schedule="linear")
+COUNTED = """
+from pathlib import Path
+from rljax.contracts import contract
+from rljax.losses.policy import ppo_clip
+
+
+@contract(reads=("advantages", "old_logprobs"))
+def counted(policy, batch):
+    with (Path(__file__).parent / "traced").open("a") as file:
+        file.write("once ")
+    return ppo_clip(policy, batch)
+"""
 MORE = {"_copy", "lr"}  # the reference, and a learning rate that changes
 
 
@@ -31,25 +43,33 @@ MORE = {"_copy", "lr"}  # the reference, and a learning rate that changes
     ],
 )
 def test_a_run_compiles_eight_programs_and_none_after_its_first_step(tmp_path, fields, most):
-    """Scored while it decodes. An operation of jax.numpy in host code would be one more."""
-    config = tiny_config(tmp_path, **{**SIZES, **fields}, sft__steps=0, evaluate__prompts=0)
+    """Scored while it decodes. An operation of jax.numpy in host code would be one more. The first
+    step takes the trace of the dry run."""
+    (tmp_path / "own.py").write_text(COUNTED)
+    fields = {**SIZES, **fields, "algorithm__policy_loss": f"{tmp_path}/own.py:counted"}
+    config = tiny_config(tmp_path, **fields, sft__steps=0, evaluate__prompts=0)
     counts = []
     compiles.watch()
     start = compiles.count()
     with Run(build(config, jax.devices()[:1]), Path(tmp_path)) as run:
         run.begin(run.phase, initial_params(config, run.setup.model))
         begun = compiles.names(start)
+        traced = (tmp_path / "traced").read_text()
         for _ in range(3):
             counts.append(compiles.count())
             metrics = run.step()
         assert metrics["lr"] == pytest.approx(5e-4)  # also at the first step after a warm-up of 5
         assert run.roles["actor"].decoding is run.setup.decoding  # which no program gives back
 
+    assert traced and (tmp_path / "traced").read_text() == traced
+
     def bare(names):
         return [name.removeprefix("jit(").removesuffix(")") for name in names]
 
     first = bare(compiles.names(counts[0])[: counts[1] - counts[0]])
-    assert {*bare(begun), *first} <= BEFORE | STEP | (MORE if fields is LINEAR_KL else set())
+    assert {*bare(begun), *first} <= BEFORE | STEP | (
+        MORE if len(fields) > len(SIZES) + 2 else set()
+    )
     assert {"create", "grpo"} <= {*bare(begun), *first} and len(begun) + len(first) <= most
     assert compiles.names(counts[1]) == []
 
