@@ -228,6 +228,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.slow
 def test_both_systems_are_given_the_same_settings(tmp_path):
     ours = real_rljax.make_config(GIVEN, str(tmp_path))
     assert ours.batch.tokens_per_microbatch == 4 * 12 and ours.sampler.temperature == 1.0
@@ -268,6 +269,7 @@ sys.exit("no more steps")
 """
 
 
+@pytest.mark.slow
 def test_steps_on_a_real_model_are_taken_in_turns(tmp_path, monkeypatch):
     (tmp_path / "peer.py").write_text(REAL_PEER)
     for name in ("peer_worker.py", "real_worker.py", "step_shapes.py"):
@@ -315,6 +317,7 @@ def test_greedy_tokens_are_compared_from_their_beginning():
     assert found["first_lap_wall_s"] == 50 and found["laps"] == 2
 
 
+@pytest.mark.slow
 def test_every_way_of_synchronising_brings_the_same_weights_to_the_same_place():
     config = decoder(64, layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)
     model, decoding = Model(config, make_mesh(fsdp=8)), Decoding(layout=Layout(data=4, tensor=2))

@@ -144,6 +144,7 @@ def test_prime_as_a_dataflow_with_a_trained_role_of_a_users_file(tmp_path):
         assert 0 <= row["implicit/accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_a_rollout_of_a_users_file_that_samples_twice_is_planned():
     setup = build.build(tiny(algorithm__collect="toy.scored_once_more()"), jax.devices()[:1])
     calls = programs_of(setup, build.abstract_roles(setup))

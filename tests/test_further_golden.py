@@ -85,6 +85,7 @@ def test_the_replay_itself_gives_what_trl_recorded(written):
     np.testing.assert_allclose(again.final["grad_norms"], public.final["grad_norms"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_under_other_hyper_parameters_is_replayed_under_them(written):
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
     path = written("dpo")
@@ -151,6 +152,7 @@ def metrics_of(i, chosen, rejected) -> dict:
 COMPARED = ("trl/reward_model", "float64", "covering")
 
 
+@pytest.mark.slow
 def test_formulas_of_another_folder_are_compared(tmp_path, monkeypatch):
     """A wrong number fails, but for a degenerate input, where agreement is optional: read from
     RLJAX_GOLDEN by a process of its own, and the right ones alone, in this one."""

@@ -187,6 +187,7 @@ def parses(code: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_files_are_opened_and_parsed_in_one_place():
     home = REPO / "rljax"
     found = {
@@ -438,6 +439,7 @@ def test_half_a_pair_is_refused_where_it_is_read_and_mended_where_it_is_kept(tmp
         prompts(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["json", "yaml"])
 def test_many_fields_take_no_longer_than_they_are_read(end, tmp_path):
     count = 200_000 if end == "json" else 10_000

@@ -295,6 +295,7 @@ def test_sentencepiece_puts_no_space_where_turns_meet(tmp_path, llama2):
     assert text_of(tokenizer, [i for i, m in zip(ids, mask, strict=True) if m][:3]).strip()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     family=st.sampled_from(sorted(FAMILIES)),

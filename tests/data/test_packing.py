@@ -91,6 +91,7 @@ def test_efficiency_counts_real_tokens():
 # -- the arrays of packed rows --
 
 
+@pytest.mark.slow
 def test_worked_example():
     example = worked_example("sft.packing")
     given_, want = example["inputs"], example["outputs"]

@@ -173,6 +173,7 @@ def test_demonstrations_beside_prompts_are_read_so(tmp_path):
     refused(lambda: load_data(config, CHARS), "sft.data.parquet")
 
 
+@pytest.mark.slow
 def test_only_a_window_is_in_memory(tmp_path, monkeypatch):
     text, count = "x" * 1_000, 20_000
     monkeypatch.setattr(stored, "WINDOW_ROWS", 2_048)
@@ -240,6 +241,7 @@ def test_lines_are_blank_where_a_file_that_is_read_whole_has_no_row(tmp_path):
     assert rows.rows == 2 and [rows[i]["prompt"] for i in range(4)] == ["q1:"] * 4
 
 
+@pytest.mark.slow
 def test_a_row_group_larger_than_a_window_is_read_in_parts(tmp_path, monkeypatch):
     """As pyarrow writes a file by default: all rows in one group."""
     import pyarrow

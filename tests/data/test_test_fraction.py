@@ -75,6 +75,7 @@ def test_a_prompt_is_on_one_side_whatever_stands_around_it(tmp_path, form):
     assert sides[1] <= {prompt_text(r) for r in load(form, path, "test", 2 * FRACTION)}
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_one_side_and_evaluates_on_the_other(tmp_path):
     path = write(tmp_path / "rows.jsonl", "completions")
     rows = [json.loads(line) for line in open(path)]

@@ -29,6 +29,7 @@ def test_round_trip_of_any_text(tmp_path):
     assert tokenizer.vocab_size <= 320
 
 
+@pytest.mark.slow
 def test_a_long_text_is_encoded_while_other_threads_run(tmp_path):
     """The ids are the same, and a server answers meanwhile."""
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))

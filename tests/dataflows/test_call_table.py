@@ -100,6 +100,7 @@ def write_cost_model(folder, policy: Model) -> str:
 
 
 # What the pages of PPO and GRPO call in their program, test_passes counts, too.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(["remax"], [name for name in TABLE if name != "remax"]))
 def test_a_step_calls_each_role_as_the_table_says(shared, monkeypatch, tmp_path, name):
     """One step of the tiny preset with a KL to the reference. Its program is traced once, so what

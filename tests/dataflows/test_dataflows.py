@@ -88,6 +88,7 @@ def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
     np.testing.assert_allclose(made.mask[:, 0], [1, 1, 1, 1, 0, 1])
 
 
+@pytest.mark.slow
 def test_remax_shapes_the_greedy_score_like_the_others(shared):
     """Ten more for every sample and for the baseline alike: advantages stay within the scores."""
     run = started(shared, "remax", reward_shaping=("toy.ten_more()",))
@@ -102,6 +103,7 @@ def test_remax_shapes_the_greedy_score_like_the_others(shared):
     assert abs(mean) < 2 and metrics["remax/greedy_reward"] <= 1
 
 
+@pytest.mark.slow
 def test_pf_ppo_redraws_within_the_prompt(shared):
     scores, group = [0.1, 0.9, 0.5, 0.2, 0.3, 0.4], [0, 0, 0, 1, 1, 1]
     batch = response_batch(np.ones((6, 2)), jnp.float32, group=group, scores=scores)

@@ -171,6 +171,7 @@ def steps_of(config, folder, sign: float = 1.0) -> list[dict]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataflow", lanes(["on_policy_distil(beta=0.5)"], ["on_policy_distil()"]))
 def test_a_student_comes_near_its_teacher_on_its_own_samples(tmp_path, dataflow):
     found = steps_of(on_policy(tmp_path, dataflow=dataflow), tmp_path)

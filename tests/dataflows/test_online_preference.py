@@ -79,6 +79,7 @@ def learned(shared, config, steps: int, sign: float = 1.0):
 QUICK = ("online_dpo()",)  # the slow lane has the others, on three seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataflow", lanes(QUICK, [name for name in LOSSES if name not in QUICK]))
 def test_the_reward_rises(shared, dataflow):
     rewards, last = learned(shared, config_of(dataflow), 40)
@@ -145,6 +146,7 @@ def test_pairs_by_hand():
     np.testing.assert_array_equal(garbage.margin, pairs.margin)
 
 
+@pytest.mark.slow
 def test_a_random_rejected_sample_is_never_the_chosen_nor_a_failed_one():
     scores = jnp.tile(jnp.array([[0.0, 1.0, 3.0, 9.0]]), (400, 1))
     live = jnp.tile(jnp.array([[True, True, True, False]]), (400, 1))
@@ -378,6 +380,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
         assert same(weights(whole.roles[name]), weights(again.roles[name]))
 
 
+@pytest.mark.slow
 def test_the_reference_of_adapters_shares_their_base(shared):
     run = started_with_adapters(shared)
     actor, reference = run.roles["actor"], run.roles["reference"]

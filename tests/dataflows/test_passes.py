@@ -154,6 +154,7 @@ def with_a_pass(batch, key, cfg, *, actor, reference):
     return {"actor": actor}, {**metrics, **left, **learned}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "steps"),
     [

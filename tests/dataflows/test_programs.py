@@ -114,6 +114,7 @@ def assert_close(got, want, atol=1e-5):
         np.testing.assert_allclose(a, b, atol=atol, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page, advantage", [GRPO, pytest.param(*PPO, marks=pytest.mark.slow)])
 def test_eight_devices_give_the_parameters_of_one_after_a_step(page, advantage):
     """data=2, fsdp=2, tensor=2: actor (and critic) to 1e-5, and every metric."""
@@ -176,6 +177,7 @@ def test_the_learning_phase_is_one_program(page, advantage, one_device, tmp_path
     assert int(new["actor"].state.step) == 8  # two calls of 2 epochs x 2 minibatches
 
 
+@pytest.mark.slow
 def test_trained_roles_are_donated_and_frozen_ones_kept(one_device):
     roles = roles_on(one_device)
     del roles["critic"]

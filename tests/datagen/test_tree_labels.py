@@ -83,6 +83,7 @@ def prefix(row, line: int) -> str:
     return "\n".join(row["completions"][:line]) + end
 
 
+@pytest.mark.slow
 def test_a_label_counts_the_simulations_through_the_end_of_its_line():
     rows, metrics, seen = labelled("inherit")
     prompts = ("a>", "b>", "ab>")
@@ -114,6 +115,7 @@ def test_a_label_counts_the_simulations_through_the_end_of_its_line():
     encode_rows([*rows], CHARS, "stepwise", max_tokens=64)  # what process_reward_model reads
 
 
+@pytest.mark.slow
 def test_rows_that_fill_up_a_shape_are_neither_tested_nor_counted():
     """Three prompts are sampled as four, of which the fourth is the third again."""
     _, metrics, seen = labelled()
@@ -124,6 +126,7 @@ def test_rows_that_fill_up_a_shape_are_neither_tested_nor_counted():
         labelled(method="beam(beams=2, width=2)")
 
 
+@pytest.mark.slow
 def test_programs_are_different_and_half_of_them_pass():
     for count in (4, 12):
         rows, _, _ = labelled(programs=count)

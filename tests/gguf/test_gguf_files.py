@@ -103,6 +103,7 @@ def greedy(model: Model, params: dict, prompts: np.ndarray) -> np.ndarray:
 QUICK = ("llama", "gemma2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture", lanes(QUICK, [name for name in ARCHITECTURES if name not in QUICK])
 )

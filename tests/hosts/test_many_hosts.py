@@ -47,6 +47,7 @@ def test_one_odd_host_is_named_on_all_of_them():
     assert sum(store.messages.values()) <= 5 * HOSTS
 
 
+@pytest.mark.slow
 def test_2048_rows_are_gathered_by_a_few_messages_of_each_host():
     def rows(exchange):
         mine = range(exchange.index, 2048, exchange.count)

@@ -68,6 +68,7 @@ def offline(monkeypatch, value=True):
     forget()
 
 
+@pytest.mark.slow
 def test_a_repository_is_loaded_as_its_folder_is(server, published, folder):
     model = Model(load_config("hf://me/tiny"), one_device())
     assert server.paths("HEAD") == [f"/me/tiny/resolve/{published}/config.json"] + [
@@ -276,6 +277,7 @@ def test_what_is_not_there_is_named(server, published):
     assert not any(p.endswith((".bin", ".py", ".model")) for p in server.paths())
 
 
+@pytest.mark.slow
 def test_an_adapter_is_loaded_and_named_with_its_base(server, folder, tmp_path):
     lora = LoraConfig(rank=2, alpha=4.0, targets=("q_proj",), base="float32")
     config = dataclasses.replace(load_config(folder), lora=lora)
@@ -339,6 +341,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_environment(server, published, tmp_path):
     """HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as a user sets them."""
     own = {**environment(server, tmp_path / "home2"), "PYTHONPATH": str(REPO)}

@@ -106,6 +106,7 @@ def half(factor: float, beside: Beside | None = None):
     return state, jax.jit(step)
 
 
+@pytest.mark.slow
 def test_small_gradients_survive_float16(batch):
     """Of 1e-6 times the loss: most are below 6e-8, float16's least number."""
     params = jax.random.normal(jax.random.key(0), (12, 12))
@@ -142,6 +143,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale_and_is_no_failure(b
     assert float(metrics["grad_norm"]) > 5
 
 
+@pytest.mark.slow
 def test_rows_beside_a_batch_are_scaled_with_it(batch):
     aim = objective(HalfBigram(), times(1e-3), learn.token_mean)
     state, step = half(1.0, Beside(batch, aim, STEPS, "beside"))

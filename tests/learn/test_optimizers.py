@@ -361,6 +361,7 @@ ON_MESHES += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), ON_MESHES)
 def test_a_sharded_step_is_the_step_of_one_device(name, mesh, one_device, tmp_path):
     alone, weights = one_device
@@ -396,6 +397,7 @@ def test_a_sharded_step_is_the_step_of_one_device(name, mesh, one_device, tmp_pa
     assert flat_bytes(again) == flat_bytes(straight) != flat_bytes(got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(QUICK, [name for name in NAMES if name not in QUICK]))
 def test_moments_on_the_host_make_the_same_steps(name, one_device):
     _, weights = one_device

@@ -315,6 +315,7 @@ def test_a_row_that_was_packed_before_keeps_its_segments(shared):
             assert continued.tolist() == [0, 0, 0, own[0][1], 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "blocks, shared", [pytest.param(2, False, marks=pytest.mark.slow), (6, True)]
 )
@@ -391,6 +392,7 @@ def test_a_step_of_full_length_takes_the_microbatches_that_are_promised(
     assert packing.shared and int(_count(batch, packing)) == promised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [dict(data=2, fsdp=2, tensor=2), pytest.param(dict(fsdp=4, context=2), marks=pytest.mark.slow)],

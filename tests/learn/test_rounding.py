@@ -89,6 +89,7 @@ def test_the_key_and_the_step_decide_the_rounding():
 SIZES = {"data=8": dict(data=8, fsdp=1), "mixed": dict(data=2, fsdp=2, tensor=2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", lanes([True], [False]))
 @pytest.mark.parametrize("name", lanes(["data=8"], ["mixed"]))
 def test_all_replicas_round_alike(name, moments):
@@ -118,6 +119,7 @@ def test_float16_weights_are_not_trained():
         training_layout(model, optax.sgd(1.0))
 
 
+@pytest.mark.slow
 def test_the_layout_of_training_has_the_key_and_the_scale():
     model = Model(
         dataclasses.replace(HELD, dtype="float16"), make_mesh(1, 1, 1, devices=jax.devices()[:1])

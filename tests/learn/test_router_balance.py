@@ -189,6 +189,7 @@ def test_it_evens_out_the_load_beside_the_task():
     assert even[1.0] < even[0.0] - 0.02 and abs(even[1.0] - 2) < 0.1
 
 
+@pytest.mark.slow
 def test_critics_have_it_too():
     one_layer = dict(layers=1, kinds=(LayerKind(experts=True),))
     config = dataclasses.replace(SIGMOID, router_aux_loss_coef=COEF, **one_layer)

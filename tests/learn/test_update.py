@@ -278,6 +278,7 @@ def test_a_loss_per_row_and_a_term_per_token_are_reduced_each_by_its_shape(model
         assert float(loss) == pytest.approx(per_row - 0.1 * weighted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_whole_step_has_the_gradient_of_one_microbatch(model, params, batch):
     """A loss that looks at all rows at once (here: its largest log-probs weigh double)."""
 

@@ -219,6 +219,7 @@ LONG = (
 )  # several queries at a time in each loop, and no multiple of a block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(["everything"], ["two_heads_per_kv_head"]))
 def test_long_rows_by_blocks_of_queries_equal_the_reference(name):
     arrays, options = make_request(name, tokens=1310, lengths=LONG)
@@ -228,6 +229,7 @@ def test_long_rows_by_blocks_of_queries_equal_the_reference(name):
     assert_same(value_and_gradients(*arrays, impl="xla", **options), want, 5e-5)
 
 
+@pytest.mark.slow
 def test_splash_over_several_blocks_equals_the_reference():
     arrays, options = make_request("everything", tokens=1100, lengths=((600, 400),))
     options["window"] = 300
@@ -248,6 +250,7 @@ def bytes_of_gradient(impl, tokens, heads=4):
     return program.compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_grows_with_a_row_and_not_with_its_square():
     assert bytes_of_gradient("reference", 1024) > 4 * 4 * 1024**2  # all scores
     small, middle, large = (bytes_of_gradient("xla", tokens) for tokens in (256, 512, 1024))
@@ -354,6 +357,7 @@ def test_rows_that_divide_over_the_mesh_and_rows_that_do_not(rows):
     assert_same(value_and_gradients(*arrays, impl="xla", mesh=mesh, **options), want, 1e-5)
 
 
+@pytest.mark.slow
 def test_splash_on_a_mesh_gives_the_numbers_of_one_device():
     arrays, options = make_request("everything")
     mesh = spread(MESHES["tensor=2 x context=2"])

@@ -61,6 +61,7 @@ def random_case(seed: int):
     return (*arrays, sinks), options, spread(mesh), int(draw.choice([4, 7, 128]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", lanes([4], [*range(4), *range(5, 64)]))
 def test_a_ring_gives_the_values_and_gradients_of_one_device(seed, monkeypatch):
     arrays, options, mesh, queries = random_case(seed)
@@ -131,6 +132,7 @@ def test_the_kernel_of_tpus_at_every_hop(name, tokens, lengths, window):
     assert_same(got, want, 2e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_summed_in_float32():
     arrays, options = make_request("everything", dtype=jnp.bfloat16)
     mesh = spread(dict(data=1, fsdp=1, context=4))
@@ -179,6 +181,7 @@ def bytes_of_gradient(tokens: int, context: int) -> int:
     return program.compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_goes_with_the_tokens_of_a_device():
     of_four, of_eight = (bytes_of_gradient(4096, n) for n in (4, 8))
     assert of_eight < 0.6 * of_four

@@ -192,6 +192,7 @@ def from_hf(named: dict) -> dict:
     return jax.tree.map(jnp.asarray, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["deepseek_v3", "gpt_oss"], ["mixtral", "qwen3_moe"]))
 def test_output_and_gradients_equal_hugging_face(family):
     config = FAMILIES[family]
@@ -372,6 +373,7 @@ def placed(params, mesh, config):
 FAST_MESHES = ("fsdp=2 expert=2 tensor=2",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [pytest.param(m, marks=() if m in FAST_MESHES else pytest.mark.slow) for m in MESHES]
 )
@@ -412,6 +414,7 @@ def test_the_kernels_of_a_tpu_have_the_same_gradients_on_a_mesh(monkeypatch):
     close(value_and_gradients(apply, placed(params, mesh, EVERYTHING), x, mesh), want, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [(3, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((1, 4), (8, 1), (2, 1)))]
 )
@@ -526,6 +529,7 @@ def test_a_uniform_router_and_the_most_uneven_load():
     assert all(np.isfinite(v) for v in measured(nothing).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", lanes(["sigmoid"], ["softmax"]))
 def test_padding_does_not_count_and_microbatches_add_up(scores):
     apply, params = build(dataclasses.replace(PLAIN, scores=scores))
@@ -547,6 +551,7 @@ def test_padding_does_not_count_and_microbatches_add_up(scores):
 # -- precision, and the grouped product
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, dtype",
     [

@@ -43,6 +43,7 @@ def test_a_bfloat16_product_and_its_gradient_are_those_of_the_plain_one(shape):
     same(project_transposed(x[None], w.T)[0], x @ w)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_product_runs_wherever_xla_may_turn_it():
     """A transposition that is folded into such a product makes one that the back end refuses."""
     x, w = numbers(96, 64), numbers(64, 48, seed=1)
@@ -66,6 +67,7 @@ def test_a_bfloat16_product_runs_wherever_xla_may_turn_it():
     same(looped[1][0], wanted)
 
 
+@pytest.mark.slow
 def test_the_maps_of_a_bfloat16_model_reach_the_instructions_for_bfloat16():
     """Forwards and backwards, all products with weights take bfloat16 and give float32: only these
     does XLA leave to the processor's own instructions on a CPU."""

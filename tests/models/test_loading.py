@@ -63,6 +63,7 @@ MET = [("qwen3_moe", MESHES[1]), ("gpt_oss", MESHES[2])]
 OTHERS = [(name, mesh) for name in CONFIGS for mesh in MESHES if (name, mesh) not in MET]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"), [*MET, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)], ids=str
 )
@@ -117,6 +118,7 @@ def test_dtypes_on_disk(tmp_path, disk, ours):
     same(params, want)
 
 
+@pytest.mark.slow
 def test_dtypes_may_differ_from_tensor_to_tensor(tmp_path):
     model = Model(experts("qwen3_moe"), one_device())
     tensors = tensors_of(model)
@@ -125,6 +127,7 @@ def test_dtypes_may_differ_from_tensor_to_tensor(tmp_path):
     same(load_params(write_folder(tmp_path, model, tensors), model), by_hand(model, tensors))
 
 
+@pytest.mark.slow
 def test_few_programs_whatever_the_depth(tmp_path):
     """One program per kind of weight: loading must not compile per layer or per expert."""
     counts = []
@@ -161,6 +164,7 @@ def measured(*flags: str) -> dict:
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_host_memory_stays_under_the_largest_file():
     found = measured("--gigabytes=0.1", "--devices=8", "--tensor=2")
     assert found["parameter_bytes"] > 0.9 * found["checkpoint_bytes"] > 0.8e8
@@ -404,6 +408,7 @@ def test_a_float32_head_of_which_the_embedding_is_the_rounded_copy_is_tied(tmp_p
     assert not load_config(folder).tie_embeddings  # the file is another one now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["Gemma2"], ["Qwen2", "Llama", "Phi3"]))
 def test_logits_of_two_matrices_are_those_of_transformers(tmp_path, family):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

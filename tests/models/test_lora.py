@@ -83,6 +83,7 @@ def tokens(rows=2, columns=12, vocab=300):
     return batch_from_rows(*map(jnp.asarray, (ids, lengths, mask)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["qwen3"], ["deepseek_v3", "gemma2", "gpt_oss"]))
 def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
     model, params, plain, base = adapted(golden("hf", family))
@@ -111,6 +112,7 @@ def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     np.testing.assert_allclose(batch.sampler_logprobs[keep], found[keep], atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "targets"),
     [
@@ -134,6 +136,7 @@ def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     np.testing.assert_allclose(logits(model, params, batch), want, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["qwen2_5_vl"], ["qwen3_vl"]))
 def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
@@ -326,6 +329,7 @@ def test_what_is_more_than_a_and_b_is_refused_and_its_fix_works(case, family, ti
     np.testing.assert_allclose(ours, logits_of(peft, batch), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
     folder = golden("hf", "qwen3_moe")
     mesh = make_mesh(1, 2, 2, devices=jax.devices()[:4])
@@ -522,6 +526,7 @@ def inputs(config, model, params=None) -> build.RoleInputs:
     return build.RoleInputs("", setup, None, params or {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", lanes([2], [0]))
 def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank):
     folder = golden("hf", "qwen3_seqcls")
@@ -564,6 +569,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(got[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["gemma2"], ["deepseek_v3", "qwen3", "qwen3_moe"]))
 def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
     folder = golden("hf", family)

@@ -51,6 +51,7 @@ def test_fresh_ones_change_nothing_and_merged_ones_are_plain_weights(family):
     parity(jax.jit(plain.logits)(whole, batch), after, 2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     lanes(

@@ -62,6 +62,7 @@ def test_peft_computes_the_same_of_images_and_reads_what_we_saved(family, tmp_pa
         np.testing.assert_array_equal(read[path], x)
 
 
+@pytest.mark.slow
 def test_the_gradient_reaches_the_adapters_of_the_tower_alone():
     model, params, _, _, batch, _ = case("qwen3_vl", ("visual.blocks.*",))
     own, base = model.split(moved(params))

@@ -98,6 +98,7 @@ def test_what_each_policy_computes_again(family):
     assert hosts == {p: p == "offload" for p in POLICIES}
 
 
+@pytest.mark.slow
 def test_without_a_policy_a_layer_keeps_its_products_and_little_else():
     """What the backward pass needs: the input of a layer, the products with weights but the last,
     the output of attention. Kept: at most a tenth more."""

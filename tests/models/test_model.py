@@ -44,6 +44,7 @@ def test_logits_equal_hugging_face(family):
     np.testing.assert_allclose(np.where(keep, got, 0), np.where(keep, io["logits"], 0), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_logprobs_and_loss_gradient_equal_hugging_face(family):
     _, model, params, batch, io = family
     mask = jnp.asarray(io["attention_mask"][:, 1:], jnp.float32)
@@ -99,6 +100,7 @@ def test_on_one_cpu_the_weights_of_a_long_dispatch_are_the_first_operands(family
     assert not first[1] & wide
 
 
+@pytest.mark.slow
 def test_remat_changes_memory_not_numbers(family):
     _, model, params, batch, _ = family
     if model.config.family != "qwen3":
@@ -125,6 +127,7 @@ def test_a_saved_folder_loads_to_the_same_weights_and_config(family, tmp_path):
     assert from_hf_config(to_hf_config(model.config, eos_ids=(1, 2)), remat="none") == model.config
 
 
+@pytest.mark.slow
 def test_sharded_loading_gives_the_logits_of_one_device(family):
     folder, model, params, batch, _ = family
     spread = Model(model.config, make_mesh(1, 4, 2))

@@ -79,6 +79,7 @@ def assert_same(got, want):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-2, np.abs(b).max()), err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", lanes([ALWAYS], [name for name in sorted(FOLDERS) if name != ALWAYS])
 )

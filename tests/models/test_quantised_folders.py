@@ -141,6 +141,7 @@ def ours(folder):
     return np.asarray(model.logits(params, batch))[0]
 
 
+@pytest.mark.slow
 def test_transformers_decodes_fp8_alike(tmp_path):
     """Codes and scales that transformers itself makes of a golden model."""
     torch = pytest.importorskip("torch")

@@ -98,6 +98,7 @@ save_params(out, model, params, shard_bytes=12_000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, at, old",
     [
@@ -123,6 +124,7 @@ def test_a_killed_save_leaves_no_folder_that_looks_whole(tiny, tmp_path, name, a
     same(load_params(out, Model(load_config(out), model.mesh)), by_hand(model, tensors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(["gpt_oss"], [n for n in CONFIGS if n != "gpt_oss"]))
 def test_transformers_loads_the_shards(tmp_path, name):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

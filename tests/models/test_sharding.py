@@ -183,6 +183,7 @@ def test_no_activations_are_replicated_to_look_tokens_up(sizes, capfd):
     assert "rematerialization" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
     for name in ("gpt_oss", "deepseek_v3", "qwen2"):
         params = loaded(name)[2]

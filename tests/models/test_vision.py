@@ -102,6 +102,7 @@ def test_image_features_equal_hugging_face(family):
     assert deepstack.shape == (len(family.config.deepstack_layers), *features.shape)
 
 
+@pytest.mark.slow
 @with_deepstack
 def test_padding_patches_may_hold_nan_and_the_gradient_flows(family):
     config = family.config
@@ -345,6 +346,7 @@ SMALL = VisionConfig(
 STAMPED = dataclasses.replace(SMALL, tokens_per_second=0.0)  # as Qwen3-VL: no time in positions
 
 
+@pytest.mark.slow
 def test_features_go_to_image_tokens_that_the_policy_did_not_choose():
     tokens = jnp.array([[5, 90, 90, 7, 90, 90], [0, 0, 5, 91, 6, 90]])
     segments = jnp.array([[1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]])

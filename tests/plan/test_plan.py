@@ -659,6 +659,7 @@ def test_the_programs_of_every_dataflow_are_traced_from_shapes(name, shallow):
     assert shapes(new) == shapes(own)
 
 
+@pytest.mark.slow
 def test_a_rollout_that_asks_for_more_prompts_decodes_so_many():
     """dynamic(oversample=3): three times the prompts of a step in its first round."""
 
@@ -821,6 +822,7 @@ def test_what_looks_wrong_is_said(mesh):
 # -- refusals
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_fit_is_refused_before_any_weight(tmp_path, monkeypatch):
     config = tiny(run_dir=str(tmp_path), trackers=())
     setup = abstract_setup(config)

@@ -34,6 +34,7 @@ def test_every_product_is_counted_as_often_as_it_is_made():
     assert (done * 2.0 + done).products[often] == 24
 
 
+@pytest.mark.slow
 def test_the_expected_seconds_are_those_of_the_program_run_here():
     """Bounds are wide: the machine that tests may do other work."""
     x, w = jnp.ones((512, 1024)), jnp.full((1024, 1024), 1e-3)

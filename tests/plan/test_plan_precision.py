@@ -22,6 +22,7 @@ def counted(**settings):
     return estimate(setup, roles), roles["actor"].state.params
 
 
+@pytest.mark.slow
 def test_weights_of_two_bytes_are_counted_as_they_are_held_and_used():
     """Weights of 2 bytes, moments of 4 + 4, and no copy where products read them as they are; where
     they do not, a copy in the dtype of the products."""

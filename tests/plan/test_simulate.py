@@ -33,6 +33,7 @@ def test_by_hand():
     assert outcome.ages == (1.0,) and outcome.learn_share == pytest.approx(2.0 / 10.75)
 
 
+@pytest.mark.slow
 def test_a_generator_more_gives_more_samples_per_second():
     """004-45: devices that sample, twice and four times as many of them, each with its slots, as
     long as learning waits for samples; from there on learning is the limit."""
@@ -72,6 +73,7 @@ def test_overlap_hides_the_shorter_of_both():
         assert one.max_age == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 4),

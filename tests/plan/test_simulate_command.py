@@ -63,6 +63,7 @@ def test_a_chip_says_them_and_that_nothing_was_measured(capsys, tmp_path):
     assert "balance" in text and "4 sample + 4 learn" in text
 
 
+@pytest.mark.slow
 def test_learning_is_what_the_compiler_counts():
     """At full length, the compute of the compiled program; shorter responses take their share."""
     config = tiny(model=ONE_LAYER, mesh__fsdp=1, mesh__tensor=1, mesh__data=8)

@@ -94,6 +94,7 @@ def counted(actor, letters):
     return played_in(letters, actor)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_what_was_drawn(actor, counted):
     """Log-probs of the trainer's own pass over each log are the sampler's at mask 1, turn after
     turn: no token was rendered, tokenized or masked differently."""
@@ -136,6 +137,7 @@ def test_no_draw_depends_on_slots(actor, letters, counted, how):
     np.testing.assert_allclose(few.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_draw_depends_on_the_layout(letters, counted):
     """Weights split over two devices decode whole on each of them, brought there once."""
     config = config_of("tiny_environments.count_letter()")

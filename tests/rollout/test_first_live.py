@@ -149,6 +149,7 @@ def test_a_group_that_was_cut_off_is_not_compared_within(model):
     assert len(used(done)) == WANTED and not {*used(done)} & (cut | {*DEAD})
 
 
+@pytest.mark.slow
 def test_a_reward_model_waits_for_every_row(model, whole):
     scalar = Model(dataclasses.replace(model.config, labels=1), model.mesh, "scalar")
     rng, params = np.random.default_rng(7), scalar.init(jax.random.key(7))

@@ -67,6 +67,7 @@ def scored(sampled, text, scorer=None, prompts=None):
         return reward(batch, prompts or plain)
 
 
+@pytest.mark.slow
 def test_the_score_is_the_weighted_sum_with_a_metric_per_part(sampled):
     of_model = sampled[-1]
     got, report = scored(sampled, MIXED)

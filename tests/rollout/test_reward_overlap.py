@@ -164,6 +164,7 @@ def test_rows_that_end_early_are_told_while_others_still_decode(model):
     assert turns == sorted(turns) and turns[0] < turns[-1]
 
 
+@pytest.mark.slow
 def test_a_batch_that_ends_in_its_first_turn_is_one_program(model):
     how = Sampling(max_response_tokens=DISPATCH_STEPS)
     tokens, lengths = prompts(4)

@@ -137,6 +137,7 @@ def test_best_of_k_is_of_prompts_with_several_scores():
     assert "reward/best_of_k" not in RewardReport((row(1.0, 0), row(0.0, 1))).metrics()
 
 
+@pytest.mark.slow
 def test_two_rollouts_may_be_in_flight(pool):
     """The second is begun before the first is scored: neither report knows of the other."""
     model = shallow()

@@ -270,6 +270,7 @@ def test_a_users_choice_of_groups_is_called(tmp_path, when):
     assert_priced(plain, paid)
 
 
+@pytest.mark.slow
 def test_prompts_that_a_rollout_draws_in_flight_are_counted(tmp_path):
     _, metrics = first_step(tmp_path / "run", "my_more.two_more()", **FLIGHT)
     assert metrics["two_more/rows"] == 8

@@ -65,6 +65,7 @@ def test_what_a_search_finds_is_scored_and_trained_by_one_program(shared, datafl
     assert any(jax.tree.leaves(changed))
 
 
+@pytest.mark.slow
 def test_the_tokens_of_the_best_leaf_are_learned_without_a_critic(shared):
     """targets='tokens': the loss is the mean of - log pi of what the search chose."""
     config = searching("expert_iteration(targets='tokens')")

@@ -161,6 +161,7 @@ def test_new_tokens_have_the_policys_log_probs_of_the_whole_row(run):
     np.testing.assert_allclose(found[keep], np.asarray(batch.sampler_logprobs)[keep], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_advantages_are_those_of_the_config_with_the_critics_values(run):
     """And rows at or above tau are not sampled anew: their places stay empty."""
     started, _ = run

@@ -52,6 +52,7 @@ def resumed(tickets: Tickets) -> Tickets:
     return new
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 5), st.data())
 def test_no_group_is_too_old_lost_or_trained_twice(groups, eta, data):

@@ -224,6 +224,7 @@ def every_tree(roots: int):
         yield np.prod([p for p, _ in picked]), leaves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roots", lanes([2], [3]))
 def test_the_expected_gradient_of_an_enumerated_game_is_the_true_one(roots):
     """Of all trees of the game, by their chances, and not without the weights of the rows."""

@@ -92,6 +92,7 @@ def test_each_state_gets_its_completions_and_the_advantages_telescope(run, plain
     np.testing.assert_array_equal(states_of(few.batch)[:, 0], np.arange(batch.rows))
 
 
+@pytest.mark.slow
 def test_values_are_the_mean_scores_of_real_completions(run, plain):
     """Drawn with the policy behind the very tokens of the response; cut off ones count as said."""
     started, prompts = run
@@ -201,6 +202,7 @@ def exact_values(started, batch, states):
     return np.array(out)
 
 
+@pytest.mark.slow
 def test_values_are_those_of_an_enumerated_tree(run):
     """Within 3 standard errors of the exact value, in the mean and state by state."""
     many = 200
@@ -234,6 +236,7 @@ def test_calibration_of_values():
     assert _calibration(np.full((1, 1), np.nan), [(0, 0)], np.zeros(1)) == {}
 
 
+@pytest.mark.slow
 def test_its_programs_are_planned():
     setup = build.build(preset_config("vineppo"), jax.devices()[:1])
     names = [call.name for call in programs_of(setup, build.abstract_roles(setup))]

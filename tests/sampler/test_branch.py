@@ -116,6 +116,7 @@ def test_a_branch_is_its_prefix_submitted_anew_and_reads_nothing(kept, window, t
         assert len({tuple(child.tokens[3:]) for child in some[4:6]}) == 2
 
 
+@pytest.mark.slow
 def test_a_window_that_went_round_is_read_again():
     """Only where the ring has lost what a place needs; each place then by itself."""
     model, places = shallow(kinds=(LayerKind(window=4),)), (11, 5)
@@ -176,6 +177,7 @@ def test_branches_behind_rounded_keys_and_values_are_those_of_one_cache():
     assert all(one == told[0] for one in told)
 
 
+@pytest.mark.slow
 def test_pages_are_shared_and_a_kept_sample_lacks_its_last_page(tokens_read):
     model = shallow()
     params, engine = weights(model), Engine(model, 20, ROOM, steps=3, page_tokens=4)
@@ -286,6 +288,7 @@ def test_stop_strings_and_thinking_go_on_where_the_sample_was():
     assert all(c.finish_reason == FinishReason.STOP for c in again)
 
 
+@pytest.mark.slow
 def test_a_branch_may_begin_a_turn_of_its_own():
     """Behind a reply, say, in the log of an episode: limits and stop strings begin there."""
     model, turn = shallow(), dataclasses.replace(ASKED, max_response_tokens=5)

@@ -64,6 +64,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes([*CASES][:1], [*CASES][1:]))
 def test_it_draws_as_if_its_head_ended_there(case):
     whole, cut, params, of_cut = pair(case.startswith("tied"))
@@ -81,6 +82,7 @@ def test_it_draws_as_if_its_head_ended_there(case):
     same(batch, run(cut, of_cut))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", lanes([dict(data=2, fsdp=2, tensor=2)], [dict(), dict(fsdp=8)]), ids=str
 )
@@ -108,6 +110,7 @@ def test_they_agree_to_the_bit_where_the_model_is_batch_invariant():
     np.testing.assert_array_equal(np.asarray(logp)[mask], np.asarray(batch.sampler_logprobs)[mask])
 
 
+@pytest.mark.slow
 def test_rows_behind_get_no_gradient_from_the_head():
     model = shallow(known_ids=KNOWN)
     params = model.init(jax.random.key(3))
@@ -134,6 +137,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", lanes(["best of n"], ["columns", "rollouts"]))
 def test_a_search_finds_what_it_would_find_there(method):
     whole, cut, params, of_cut = pair()
@@ -154,6 +158,7 @@ def test_a_search_finds_what_it_would_find_there(method):
     same(batch, run(cut, of_cut))
 
 
+@pytest.mark.slow
 def test_a_sampler_takes_them_from_its_tokenizer():
     """The model comes from no config: the tokenizer of `decode` says which ids there are."""
     model = shallow()

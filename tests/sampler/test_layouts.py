@@ -238,6 +238,7 @@ def test_where_nothing_differs_the_very_arrays_are_read(params, how):
     assert timings.synced_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", lanes(["int8"], ["", "bfloat16"]))
 def test_a_copy_holds_the_bytes_that_are_counted_and_is_dropped(params, dtype):
     """One copy for all calls of a block, of all devices as many bytes as are logged."""

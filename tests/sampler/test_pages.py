@@ -178,6 +178,7 @@ def test_a_full_pool_changes_no_draw():
     assert len(last.tokens) == 23
 
 
+@pytest.mark.slow
 def test_a_group_has_the_full_pages_of_its_prompt_once():
     model = shallow()
     sampler = Sampler(engine_of(model, 4, steps=2), chunk_tokens=16)
@@ -189,6 +190,7 @@ def test_a_group_has_the_full_pages_of_its_prompt_once():
     assert emptied(sampler)
 
 
+@pytest.mark.slow
 def test_a_finished_response_is_found_again():
     """The next request of a conversation reads its new tokens alone, and draws what it would have
     drawn; a paused sample goes on from its pages."""
@@ -277,6 +279,7 @@ def test_bad_pages_are_refused_by_name(how):
         Decoding(loop="host", **how)
 
 
+@pytest.mark.slow
 def test_a_fork_writes_its_own_pages():
     """The fork and its source go on as the source would have alone, each on pages of its own."""
     model, params = shallow(), weights(shallow())

@@ -56,6 +56,7 @@ FLIPPING = ("deepseek_v3", "mixtral", "qwen3_moe", "gpt_oss")
 FAST = [(LAYER, CASES[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "field", "value", "numbers"),
     [
@@ -79,6 +80,7 @@ def test_narrow_numbers_stay_within_the_limits_of_their_type(name, field, value,
     assert numbers == "float16" or any(text.startswith(beyond) for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("both", lanes([False], [True]))
 def test_float16_has_a_fraction_of_the_mismatch_of_bfloat16(both):
     """Of sampler and trainer in one dtype, and of a sampler beside a float32 trainer (arXiv

@@ -61,6 +61,7 @@ def read_by_the_sampler(batch) -> np.ndarray:
     return inside & np.pad(inside[:, 1:], ((0, 0), (0, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", lanes([3], [0]))
 @pytest.mark.parametrize(
     "family", lanes([LAYER], ["mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe"])

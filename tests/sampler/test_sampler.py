@@ -131,6 +131,7 @@ def test_a_group_differs_two_keys_differ_and_one_key_repeats(model, params):
     assert len({tuple(r) for r in np.asarray(a.tokens[:4]).tolist()}) > 1
 
 
+@pytest.mark.slow
 def test_a_draw_does_not_depend_on_its_neighbours_or_on_the_width_of_the_batch(model, params):
     whole = run(model, params)
     wide = np.pad(PROMPTS, ((0, 0), (0, 3)))
@@ -166,6 +167,7 @@ def test_runtime_settings_never_compile_again_and_are_obeyed(model, params):
     assert (never.finish_reason == FinishReason.LENGTH).all()
 
 
+@pytest.mark.slow
 def test_the_law_of_the_samples_is_the_softmax():
     """Chi-square over 40,000 draws of one distribution with a heavy head and tokens of probability
     0."""
@@ -200,6 +202,7 @@ def test_a_draw_inverts_the_running_sum_of_the_probabilities(vocab):
     assert (low == high).mean() > 0.9 and (probs[0, ids] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_program_that_does_more_than_rows_ask_draws_the_same():
     """Modes 1 (some row is greedy) and 2 (some row is ruled) give other rows the draw of mode 0."""
     rows, vocab = 64, 300
@@ -296,6 +299,7 @@ def test_a_row_keeps_what_it_keeps_alone_whatever_stands_beside_it():
         np.testing.assert_array_equal(together[row], alone[0])
 
 
+@pytest.mark.slow
 def test_no_draw_sorts_a_row():
     """Not in the compiled program either: XLA makes a sort of a top-k that it does not know."""
     rows, keys = wide_weights(), request_keys(jax.random.key(0), 5)
@@ -308,6 +312,7 @@ def test_no_draw_sorts_a_row():
     assert " sort(" not in text.compile().as_text()
 
 
+@pytest.mark.slow
 def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
     moved = jax.tree.map(lambda x: np.asarray(x) + np.float32(0.3), params)
     asked = Sampling(max_response_tokens=8, stop_ids=(EOS,))
@@ -356,6 +361,7 @@ def test_an_empty_prompt_is_refused(model, params):
         run(model, params, lengths=np.array([0, 2, 4]))
 
 
+@pytest.mark.slow
 def test_a_stream_of_changing_requests_compiles_at_most_eight_programs(model, params):
     """Temperatures, rules, lengths, groups, stop sets, seeds, long prompts and a ragged last round
     are all runtime values."""
@@ -389,6 +395,7 @@ def test_a_stream_of_changing_requests_compiles_at_most_eight_programs(model, pa
         assert 1 <= len(sample.tokens) <= sample.sampling.max_response_tokens
 
 
+@pytest.mark.slow
 def test_a_whole_batch_in_few_slots_compiles_once_whatever_is_asked(model, params):
     how = Decoding(slots=5)
     run(model, params, decoding=how)

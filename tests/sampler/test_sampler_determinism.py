@@ -61,12 +61,14 @@ def host(engine, params, order, *, spread=False, seed=0, then=lambda sampler: ()
     return out, sampler
 
 
+@pytest.mark.slow
 def test_rows_end_in_both_ways_and_the_longest_fills_its_slot(whole):
     sizes = (whole.mask > 0).sum(axis=1)
     assert 4 < (sizes < NEW).sum() < 28  # the rest of this file compares something
     assert ((whole.segment_ids > 0).sum(axis=1) == ROOM).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_device_loop_does_not_depend_on_its_slots(model, whole, slots):
     found = run(model, weights(model), slots=slots)
@@ -88,6 +90,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "steps", "chunk", "rows", "kept"),
     [*HOW, *(pytest.param(*how, marks=pytest.mark.slow) for how in SLOW)],
@@ -110,6 +113,7 @@ def test_the_host_loop_gives_the_rows_of_the_device_loop(
         assert sampler.cache.hits > len(LENGTHS)  # the samples of a group came apart
 
 
+@pytest.mark.slow
 def test_pauses_and_late_arrivals_change_nothing(model, whole):
     engine, params = Engine(model, 7, ROOM, steps=5), weights(model)
     for seed in range(4):

@@ -82,6 +82,7 @@ def check(sample, model, logits) -> None:
         assert not stops and len(sample.tokens) == asked.max_response_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trial", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
 def test_each_request_has_its_own_rules_and_none_compiles(model, engine, trial):
     rng, params = np.random.default_rng(trial), weights(model)
@@ -108,6 +109,7 @@ def test_each_request_has_its_own_rules_and_none_compiles(model, engine, trial):
     assert len(seen) > 10 and len({s.sampling for s in found}) > 100
 
 
+@pytest.mark.slow
 def test_whole_batches_may_have_more_stop_ids_than_a_slot(model):
     key, most = jax.random.key(0), tuple(range(2, VOCAB))
     asked = Sampling(max_response_tokens=NEW, stop_ids=most)

@@ -153,6 +153,7 @@ def test_a_stop_string_is_found_in_the_last_tokens_of_a_long_response(case):
     assert late > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", lanes([0], [1, 2]))
 def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
     rng = np.random.default_rng(seed)
@@ -191,6 +192,7 @@ def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
         assert not getattr(cut, name)[behind].any(), name
 
 
+@pytest.mark.slow
 def test_a_sample_that_a_string_ended_goes_on_behind_a_tools_reply(engine, params):
     """The stop string that ended a turn does not end the next, nor does one that the tool says."""
 
@@ -505,6 +507,7 @@ def test_the_prefix_cache_holds_no_more_than_it_says():
     assert held <= before
 
 
+@pytest.mark.slow
 def test_another_turn_thinks_anew():
     """Limits that come with `resume` count from there: the phrase is forced again."""
     model = shallow()
@@ -546,6 +549,7 @@ def test_prompts_with_slots_are_read_in_one_step_and_long_ones_between_few(
     assert [sample.tokens.tolist() for sample in [*short, long]] == alone
 
 
+@pytest.mark.slow
 def test_rows_are_placed_one_after_the_other_as_all_at_once(engine):
     """Of pairs of which some are dropped; a prefix has fewer columns than a slot."""
     blank = engine.model.empty_caches(5, ROOM)[0]

@@ -129,6 +129,7 @@ def _step_of(model, params, caches, token, at):
 _step = jax.jit(_step_of, static_argnums=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_the_cache_kept_each_token_is_that_of_its_schedule(engine, seed):
     """Against the sequence decoded alone, each of its tokens read once by the version that drew the

@@ -110,6 +110,7 @@ def test_read_again_every_token_is_that_of_its_version(count):
         assert_drawn_by_their_versions(engine.model, wrong, rows[:200])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", MANY)
 @pytest.mark.parametrize("keep_cache", lanes([True], [False]))
 def test_versions_with_equal_weights_draw_equal_tokens(count, keep_cache):

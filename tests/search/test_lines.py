@@ -53,12 +53,14 @@ def likeliest():
     return best
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy_and_enough_beams_find_the_likeliest_text():
     assert decoded(beam, beams=1, width=1) == decoded(None, SAMPLING.greedy())
     found, best = decoded(beam, beams=9, width=3), likeliest()
     assert found == best
 
 
+@pytest.mark.slow
 def test_the_best_of_n_samples_is_what_the_reward_says():
     asked = []
 
@@ -118,6 +120,7 @@ def test_of_the_continuations_the_one_stays_that_the_process_model_likes_best(ah
         assert ids[: len(line)] == line
 
 
+@pytest.mark.slow
 def test_slots_that_do_not_divide_the_rows_score_each_row_by_its_own_prompt():
     """Of 4 rows in slots of 3 the last call is filled up with copies."""
     asked = set()

@@ -62,6 +62,7 @@ def calls():
         yield counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", lanes([3], [1]))
 def test_a_budget_of_one_is_greedy_decoding(width):
     greedy = decoded(SAMPLING.greedy())

@@ -79,6 +79,7 @@ def test_root_noise():
     np.testing.assert_array_equal(still.prior, tree.prior)
 
 
+@pytest.mark.slow
 def test_visit_policy():
     example = worked_example("mcts.visit_policy")
     visits, want = jnp.asarray(example["inputs"]["visits"]), example["outputs"]
@@ -101,6 +102,7 @@ def test_ties_go_to_the_higher_prior_then_to_the_lower_token():
     assert int(PROGRAMS.select(with_children([0.2, 0.5, 0.3], [0] * 3, [0] * 3), C).path[0, 0]) == 1
 
 
+@pytest.mark.slow
 def test_dirichlet_noise():
     keys = jax.random.split(jax.random.key(0), 4000)
     there = jnp.arange(4)[None, :] < jnp.where(jnp.arange(4000) % 2, 4, 3)[:, None]
@@ -199,6 +201,7 @@ def by_mctx(mctx, roots, count: int, width: int, chance: float):
     return jax.jit(lambda root: run((), jax.random.key(0), root=root))(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count, width, chance", [(40, 3, 0.2), (17, 5, 0.0)])
 def test_random_trees_are_searched_as_mctx_searches_them(count, width, chance):
     mctx = pytest.importorskip("mctx")
@@ -313,6 +316,7 @@ def found_leaves(worth, count, exploration=2.5):
     return jax.lax.fori_loop(0, depth, step, start)[1]
 
 
+@pytest.mark.slow
 def test_the_planted_leaf_that_greedy_misses_is_found():
     random = np.random.default_rng(0)
     worth, best = random.uniform(0, 0.4, (40, 64)), random.integers(1, 64, 40)  # greedy is 0

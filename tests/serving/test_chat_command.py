@@ -66,6 +66,7 @@ def biased(chat: Chat, ids: list[int], tokens: int) -> None:
     chat.sampling = dataclasses.replace(chat.sampling, logit_bias=bias, max_response_tokens=tokens)
 
 
+@pytest.mark.slow
 def test_tools_are_called_and_answered(templated, tools):
     policy, call = templated
     chat = Chat(policy, ChatOptions("", environment=tools, tokens=1024, max_turns=2, system="S"))

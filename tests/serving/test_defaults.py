@@ -72,6 +72,7 @@ def test_a_run_is_asked_as_it_sampled_and_options_come_first(plain):
     assert chat.notes[0] == "temperature 0, greedy (--temperature)"
 
 
+@pytest.mark.slow
 def test_text_is_continued_for_few_tokens_and_a_chat_for_more(plain, tmp_path):
     chat = Chat(plain, ChatOptions("", tokens=64))
     assert chat.sampling.max_response_tokens == TEXT_TOKENS

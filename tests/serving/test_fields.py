@@ -241,6 +241,7 @@ def test_special_tokens_become_stop_ids(tokenizer, mark):
     assert token in turn_sampling(config, run, tokenizer).stop_ids
 
 
+@pytest.mark.slow
 def test_a_batch_ends_at_a_special_token(served, tokenizer, mark):
     """In both loops, by ids and by texts, and with the decoder of a config that names no stops."""
     engine, params, *_ = served

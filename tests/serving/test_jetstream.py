@@ -81,6 +81,7 @@ def decoded(adapter, params, state, slot, dispatches):
     return tokens, logprobs, lengths, state
 
 
+@pytest.mark.slow
 def test_release_0_2_2_prefill_insert_generate(engine, params, greedy):
     adapter = JetStreamEngine(engine, lambda: params)
     assert adapter.load_params() is params
@@ -103,6 +104,7 @@ def test_release_0_2_2_prefill_insert_generate(engine, params, greedy):
     assert second[0] == greedy([9, 2], 9)[0][6:] and second[2] == [7]
 
 
+@pytest.mark.slow
 def test_the_array_is_tokens_valid_length(engine, params):
     adapter = JetStreamEngine(engine, lambda: params)
     prefix = adapter.prefill(params=params, padded_tokens=padded(PROMPT), true_length=6)

@@ -98,6 +98,7 @@ def conversations() -> dict[str, list]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", lanes(["two images"], ["another image", "a later turn"]))
 def test_an_answer_is_that_of_the_same_row_of_data(served, client, asked):
     policy, *_ = served

@@ -281,6 +281,7 @@ def test_hostile_calls_in_messages_are_answered(served):
             assert error.body["message"]
 
 
+@pytest.mark.slow
 def test_a_model_that_calls(tmp_path):
     """The engine's own tokens: a bias makes one token certain, whose text is a call."""
     folder = write_tool_family(tmp_path / "family", "qwen2_5")

@@ -26,6 +26,7 @@ def refused(config) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_offline_runs_read_no_rollout_and_no_advantage(tmp_path):
     config = offline_config(tmp_path, "pairs", "preference", "run")
     # The default said in other words is nothing that was set.

@@ -59,6 +59,7 @@ def written(folder, **how) -> list[int]:
     return ids[0, len(PROMPT) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", lanes(["qwen3"], ["gemma2", "llama3", "qwen2", "mixtral", "gpt_oss"])
 )

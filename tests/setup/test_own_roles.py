@@ -165,6 +165,7 @@ def test_what_is_wrong_with_a_role_is_said(parts, tmp_path, fields, says):
     assert says in str(error.value), error.value
 
 
+@pytest.mark.slow
 def test_a_field_that_no_stage_fills_is_named_before_a_weight_is_made(parts, tmp_path):
     text = PRIME.replace('fills=("process_rewards",)', 'fills=("values",)')
     (parts / "my_prime.py").write_text(text.replace("process_rewards=jnp", "values=jnp"))

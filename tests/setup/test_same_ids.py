@@ -182,6 +182,7 @@ def test_a_search_s_value_model_has_it_too(folders):
         searching(policy, saved, "beam()", str(folders["swapped-scalar"]), "outcome")
 
 
+@pytest.mark.slow
 def test_a_policy_of_a_folder_writes_what_its_tokenizer_has(folders):
     saved = load_policy(folders["same-lm"])
     assert saved.model.config.known_ids == saved.tokenizer.vocab_size < ROWS

@@ -73,6 +73,7 @@ def check(name):
     return found
 
 
+@pytest.mark.slow
 def test_what_the_reward_refuses_is_not_taught():
     """Some of this data set's answers are the integral itself, unsolved."""
     task = task_of("intermediate_integration", test=24, worked_examples=0)

@@ -156,6 +156,7 @@ def _logged(config) -> set[str]:
     return {name for phase in setup.phases for name in dry_run(setup, phase)[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(QUICK, OTHERS))
 def test_every_metric_of_a_preset_has_a_meaning(name):
     names = _logged(preset_config(name))
@@ -270,6 +271,7 @@ def my_loss(policy, batch):
 """
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_users_contract_reach_the_report_and_warn(tmp_path):
     (tmp_path / "own_loss.py").write_text(OWN)
     run = tmp_path / "run"

@@ -104,6 +104,7 @@ def test_a_page_holds_what_its_template_writes_and_text(pages, kind):
         assert any(action in shown for action in ACTIONS)
 
 
+@pytest.mark.slow
 def test_the_texts_reach_the_pages(pages):
     """A field that is left out would prove nothing. Some are shortened, or stand in names of
     files."""

@@ -523,6 +523,7 @@ def _junk_at_every_place(folder, every: int):
         path.write_text(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
 def test_junk_at_any_place_of_any_file_makes_a_page(tmp_path, every):
     folder, other = _whole_folder(tmp_path / "run"), _whole_folder(tmp_path / "other")

@@ -25,6 +25,7 @@ def folder(tmp_path_factory, request):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lanes(QUICK, [name for name in SETTINGS if name not in QUICK]))
 def test_a_phase_compiles_its_learning_program_once(folder, tmp_path, name):
     config = allowed((name,), str(folder))

@@ -259,6 +259,7 @@ def test_a_file_that_the_manifest_does_not_list_is_damage(saved, tmp_path, harm)
                 assert value_at(Checkpoints(folder), 2) == 2.0
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_change_of_any_bytes_falls_back_or_changes_nothing(saved, data):
@@ -432,6 +433,7 @@ def test_where_a_run_writes_and_how_often_it_saves_is_not_part_of_it():
 # -- arrays --
 
 
+@pytest.mark.slow
 def test_arrays_of_every_kind_come_back_bitwise_with_their_shardings(tmp_path):
     devices = np.array(jax.devices())
     assert devices.size == 8

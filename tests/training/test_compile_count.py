@@ -74,6 +74,7 @@ def test_a_run_compiles_eight_programs_and_none_after_its_first_step(tmp_path, f
     assert compiles.names(counts[1]) == []
 
 
+@pytest.mark.slow
 def test_an_equal_run_of_this_process_compiles_nothing(tmp_path):
     """Also with a tokenizer of its own, and a learning rate over another number of steps is the
     only other program of a run that goes on longer."""

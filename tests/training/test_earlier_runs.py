@@ -85,6 +85,7 @@ def shared_names(got: dict, want: dict) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_what_was_saved(earlier):
     """Arrays bit by bit, the position in the data, and the next prompts."""
     folder, config, then = earlier

@@ -31,6 +31,7 @@ def run(tmp_path_factory):
     return rljax.train(config, reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_as_it_was_at_its_end(run, tmp_path):
     found = rljax.evaluate(run, samples=0)
     assert found["metrics"]["greedy_accuracy"] == run.summary["accuracy_after"]

@@ -341,6 +341,7 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
     assert shown and all(s["reward"] == "nan" and s["message"] for s in shown)
 
 
+@pytest.mark.slow
 def test_a_reward_that_abstains_is_counted_in_a_run_and_is_no_failure(tmp_path):
     """Alone it masks what it says nothing of; beside another one every sample is learned from."""
     names = ("fault_rewards.right", "fault_rewards.of_even_starts")

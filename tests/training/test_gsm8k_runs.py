@@ -49,6 +49,7 @@ def run(request, tmp_path_factory):
     return Run(dataflow, folder / "run", folder / family, done.stdout)
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_run(run):
     assert "finished: 2 steps" in run.output
     rows = metrics_rows(run.folder)
@@ -75,6 +76,7 @@ def test_the_metrics_of_a_run(run):
         assert rows[0]["value/mean"] == 0 != rows[1]["value/mean"]
 
 
+@pytest.mark.slow
 def test_the_actor_moves_and_the_reference_does_not(run):
     policy = load_policy(run.folder)
     start = flat_bytes(load_params(run.model_folder, policy.model))
@@ -87,6 +89,7 @@ def test_the_actor_moves_and_the_reference_does_not(run):
     assert flat_bytes(policy.params) == actor
 
 
+@pytest.mark.slow
 def test_the_export_is_the_trained_policy(run):
     trained, exported = load_policy(run.folder), load_policy(run.folder / "policy")
     plain = dataclasses.replace(trained.model.config, remat="full")  # of the run, not the model

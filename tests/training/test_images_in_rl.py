@@ -62,6 +62,7 @@ def sampled(scene):
     return actor_of(model, params).generate(prompts, jax.random.key(0), how, n=4)
 
 
+@pytest.mark.slow
 def test_the_sampler_and_the_trainer_see_the_same_images(scene, sampled):
     model, params, prompts = scene
     logprobs = jax.jit(model.logprobs)(params, sampled)[0]

@@ -85,6 +85,7 @@ def by_hand(folder, messages, grades) -> float:
     return float((p / p.sum()) @ np.linspace(0, 1, len(grades))), float(mass)
 
 
+@pytest.mark.slow
 def test_a_model_on_the_mesh_judges_by_the_chances_of_its_grades(folder):
     judge = scorer(folder, "judge(scale=2)")
     found = judge.score(SAMPLES)
@@ -102,6 +103,7 @@ def test_a_model_on_the_mesh_judges_by_the_chances_of_its_grades(folder):
     assert judge.score([]) == []
 
 
+@pytest.mark.slow
 def test_a_model_on_the_mesh_judges_rubrics(folder):
     judge = scorer(folder, "rubric(normalise=False, template='{rubric} of {response}? {answer}')")
     found = judge.score([*SAMPLES, {**SAMPLES[0], "extra_info": {}}])

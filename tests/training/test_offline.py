@@ -265,6 +265,7 @@ def test_packed_and_unpacked_examples_give_the_same_loss_and_gradient(tmp_path):
         assert packed[name] == pytest.approx(plain[name], rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_sources_are_mixed_by_weight(tmp_path):
     config = config_of(tmp_path, "preference", steps=6)
     (tmp_path / "more").mkdir()

@@ -251,6 +251,7 @@ def test_lines_of_sampled_tokens_are_scored_and_rewarded(trained):
     assert plain(batch, prompts)[0].step_ids is None and reward.process is not None
 
 
+@pytest.mark.slow
 def test_coefficients_and_rules_of_lines_are_the_configs(trained):
     scorer = load_scorer(trained[0])
     batch, prompts = sampled(["aa\naa"], [1], scorer.model.mesh)

@@ -46,6 +46,7 @@ def test_the_steps_that_are_asked_for_are_recorded(asked, taken, wanted, tmp_pat
     assert (tmp_path / FOLDER).exists() == bool(wanted)
 
 
+@pytest.mark.slow
 def test_a_step_that_raises_leaves_its_profile_and_no_profiler_running(tmp_path):
     with pytest.raises(ZeroDivisionError), Profile(Config(profile_steps=(1, 5)), tmp_path) as one:
         with one.step(1):

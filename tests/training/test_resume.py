@@ -303,6 +303,7 @@ def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_p
         train(configured(folder))
 
 
+@pytest.mark.slow
 def test_another_config_is_refused_by_name_and_changes_nothing(half):
     before = {p: p.read_bytes() for p in half.rglob("*") if p.is_file()}
     changes = {"actor_optimizer__lr": 0.2, "sampler__temperature": 0.9}

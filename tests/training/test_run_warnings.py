@@ -322,6 +322,7 @@ def test_weights_that_are_not_there_or_not_whole_are_found_without_reading_them(
 # -- a run --
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_warnings_in_log_summary_starts_and_report(tmp_path, caplog):
     config = tiny_config(
         tmp_path / "run",

@@ -97,6 +97,7 @@ def test_bad_settings_are_listed_before_anything_loads(name, value, tmp_path):
         validate(tiny_config(tmp_path, **{f"sampler__{name}": value}))
 
 
+@pytest.mark.slow
 def test_the_correction_weighs_by_the_mass_that_was_kept():
     """Truncated samples: trainer over behaviour is the kept mass, to rounding; with nothing
     truncated it is 1."""

@@ -98,6 +98,7 @@ def test_replayed_rollouts_are_the_rows_that_were_sampled(shared, stored):
     assert (replayed.sampler_log_kept == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "correction", lanes(["rollout_correction(level='token', upper=2.0)"], [""])
 )

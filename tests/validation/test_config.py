@@ -491,6 +491,7 @@ def test_fields_handed_over_as_a_whole_are_taken():
     assert microbatch_rows(config, rows=64, row_tokens=100_000, shards=8) == 8
 
 
+@pytest.mark.slow
 def test_every_field_has_a_rule_for_its_type():
     for name in field_names(valid()):
         assert f"{name}=" in problems_of(with_overrides(valid(), {name: object()}, "test"))

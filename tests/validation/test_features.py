@@ -41,6 +41,7 @@ def test_every_exclusion_is_reached(rule):
         assert all(text in problems for text in said), problems
 
 
+@pytest.mark.slow
 def test_every_pair_that_is_not_run_has_its_reason(tmp_path):
     """Counts pairs by kind, without a run: test_feature_pairs.py runs all the others."""
     for name in ("policy", "scorer", "judge", "letters"):

@@ -458,6 +458,7 @@ def test_a_bad_score_one_mistake_and_a_server_that_is_down_are_not_refused(name,
     assert rewards_tried(name) is None
 
 
+@pytest.mark.slow
 def test_a_run_whose_reward_raises_ends_before_anything_is_compiled(tmp_path, monkeypatch):
     (tmp_path / "tried.py").write_text(REWARDS)
     config = put(tiny(tmp_path), "reward.function", f"{tmp_path / 'tried.py'}:lacks_a_field")
@@ -470,6 +471,7 @@ def test_a_run_whose_reward_raises_ends_before_anything_is_compiled(tmp_path, mo
         train(config)
 
 
+@pytest.mark.slow
 def test_all_fields_that_a_dataflow_does_not_read_are_said_at_once(tmp_path, monkeypatch):
     (tmp_path / "reads_little.py").write_text(DATAFLOW)
     monkeypatch.syspath_prepend(tmp_path)
