@@ -155,7 +155,7 @@ def pytest_collection_finish():
 
 
 MOST_MAPS = 40_000  # a process has 65,530; past that LLVM crashes
-MOST_BYTES = 5 * 2**30  # of one worker
+MOST_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3  # of one worker
 
 
 @pytest.fixture(scope="module", autouse=True)

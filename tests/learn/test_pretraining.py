@@ -116,6 +116,7 @@ def likelihood(config) -> tuple[float, dict]:
     return float(loss), jax.device_get(gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", lanes(["microbatches"], [c for c in CASES if c != "microbatches"]))
 def test_the_gradient_changes_by_the_coefficient_times_that_of_the_examples(case):
     loss, gradient = likelihood(CASES[case][1])

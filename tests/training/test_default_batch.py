@@ -93,6 +93,7 @@ def test_what_else_is_wrong_is_said_first(change, says):
         with_default_batch(config, FIELDS[1:], jax.devices()[:1], validate)
 
 
+@pytest.mark.slow
 def test_a_run_says_its_batch_and_keeps_it(tmp_path, capsys, monkeypatch):
     """A resume goes on with the sizes of the run, whatever the machine would choose by now."""
     monkeypatch.chdir(tmp_path)

@@ -115,6 +115,7 @@ def test_another_tower_learns(tmp_path):
     assert same == [] and len(before) > 15
 
 
+@pytest.mark.slow
 def test_the_exported_policy_reads_the_same_images(two_steps):
     run, exported = load_policy(two_steps), load_policy(two_steps / "policy")
     here = run.model.config  # remat and freeze_vision are of the run, not of the model

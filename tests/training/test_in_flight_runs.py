@@ -103,6 +103,7 @@ def half_dead_alone(response, prompt):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eta", "ahead", "reward"),
     [

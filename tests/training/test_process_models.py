@@ -90,6 +90,7 @@ def trained(tmp_path_factory):
     return folder / "run0" / "reward_model", summary, folder
 
 
+@pytest.mark.slow
 def test_a_process_reward_model_learns_labelled_lines(trained):
     folder, summary, data = trained
     before, after = summary["eval_before"], summary["eval_after"]

@@ -37,6 +37,7 @@ def own_loss(tmp_path, monkeypatch):
     sys.modules.pop("large_loss", None)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_byte_numbers_overflows_learns_and_resumes_bitwise(own_loss, tmp_path):
     """Products in float16, weights in bfloat16, decoding in float32: the scale halves until a step
     can be taken; a checkpoint has scale and key, so that the same steps follow from it."""
