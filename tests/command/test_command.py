@@ -183,7 +183,6 @@ def test_a_word_that_no_help_holds_is_said(rljax_command):
     assert code == 2 and not out and "has zebra in its name or its help. Fix: --help" in err
 
 
-@pytest.mark.slow
 def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
     code = (
         "import sys\n"
@@ -214,7 +213,6 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
     assert "did you mean console" in said[0] and "steps=-1: must be >= 0" in said[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "exit_code"),
     [(["completion", "dos"], 2), pytest.param(["completion", "bash"], 0, marks=pytest.mark.slow)],
@@ -296,7 +294,6 @@ def wheel(tmp_path_factory):
     return folder / "unpacked"
 
 
-@pytest.mark.slow
 def test_a_wheel_holds_configs_command_license_and_version(wheel):
     for home, name in (("rljax", "rljax"), ("configs", "rljax/configs")):
         for file in (REPO / home).rglob("*"):

@@ -80,7 +80,6 @@ def needs(shell: str) -> str:
     return path
 
 
-@pytest.mark.slow
 def test_bash_completes(scripts):
     program = f"source {scripts['bash']}\n"
     for line, _, _ in ASKED:

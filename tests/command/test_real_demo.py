@@ -115,7 +115,6 @@ def test_a_server_that_does_not_start_is_no_end_of_the_demo(folder, capsys):
     assert "the server ended" in (out := capsys.readouterr().out) and "--tokens" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", lanes([signal.SIGTERM], [signal.SIGINT]))
 def test_a_child_ends_with_the_demo(number, tmp_path):
     code = (

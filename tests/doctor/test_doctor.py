@@ -127,7 +127,6 @@ def doctor(site, here):
     return call
 
 
-@pytest.mark.slow
 def test_a_healthy_machine_is_told_so(doctor):
     found = doctor("--disk_gb=0.001", env={"JAX_PLATFORMS": "cpu"}, jax=True)
     assert found.keys() <= {"sandbox_weak"}, found
@@ -185,7 +184,6 @@ def test_two_installs_of_rljax(doctor, here):
     assert str(here / "second") in found["rljax_twice"]["what"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ours", lanes([False], [True]))
 def test_the_distribution_of_that_name_which_is_another_projects(doctor, site, ours):
     """With ours beside it, and alone, as after `pip install rljax`."""
@@ -261,7 +259,6 @@ def test_devices(bad_devices):
 # -- what JAX says itself
 
 
-@pytest.mark.slow
 def test_a_flag_that_xla_does_not_know(doctor):
     flags = {"XLA_FLAGS": "--xla_no_such_flag=1", "JAX_PLATFORMS": "cpu"}
     found = doctor(env=flags, jax=True)
@@ -373,7 +370,6 @@ def test_a_python_without_the_packages_is_named(words):
     assert "has no package 'absl'" in done.stderr and f"pip install -e {REPO}" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_device_that_jax_does_not_find_is_one_line(tmp_path):
     """A plugin may register a platform that this machine has none of."""
     script = tmp_path / "asks.py"

@@ -67,7 +67,6 @@ def test_a_run_without_the_metric_is_refused(tmp_path):
         fit_runs(ScalingOptions((str(tmp_path / "none"),)))
 
 
-@pytest.mark.slow
 def test_the_launcher(tmp_path):
     runs = [write_run(tmp_path / name, asymptote=a) for name, a in (("low", 0.5), ("high", 0.8))]
     out = tmp_path / "fit.json"

@@ -154,7 +154,6 @@ def test_gsm8k_with_solved_questions_as_text(tmp_path):
         make_suite("gsm8k(exemplars='a.jsonl')")
 
 
-@pytest.mark.slow
 def test_math500(tmp_path):
     pytest.importorskip("math_verify")
     suite, records = opened(tmp_path, "math500")

@@ -341,7 +341,6 @@ except InputError as error:
 """
 
 
-@pytest.mark.slow
 def test_another_process_reads_the_environment(server, published, tmp_path):
     """HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as a user sets them."""
     own = {**environment(server, tmp_path / "home2"), "PYTHONPATH": str(REPO)}

@@ -98,7 +98,6 @@ save_params(out, model, params, shard_bytes=12_000)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, at, old",
     [

@@ -136,7 +136,6 @@ RAW = {
 }
 
 
-@pytest.mark.slow
 def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
     wanted, samples = {}, []
     with contextlib.ExitStack() as stack:
@@ -193,7 +192,6 @@ def test_two_hundred_samples_of_which_a_fifth_fail():
     assert len(server.requests) == 160 + 10 + 3 * 10 * 2  # 400 is not asked again, the others once
 
 
-@pytest.mark.slow
 def test_as_many_requests_in_flight_as_workers_and_never_more():
     def answer(request, n):
         time.sleep(0.05)
@@ -362,7 +360,6 @@ def test_json_is_the_standards(text):
 # -- the cache --
 
 
-@pytest.mark.slow
 def test_answers_are_kept_for_other_processes_and_runs(tmp_path):
     def answer(request, n):
         said = request["messages"][0]["content"]
@@ -481,7 +478,6 @@ def test_what_says_nothing_of_the_endpoint_does_not_open_the_breaker():
         assert len(server.requests) == 6
 
 
-@pytest.mark.slow
 def test_workers_that_name_a_folder_share_the_breaker(tmp_path):
     """24 calls by three processes: without sharing each would have to find out by itself."""
     with serving(always(500, {})) as server:

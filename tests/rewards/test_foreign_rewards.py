@@ -193,7 +193,6 @@ def test_what_it_needs_and_nobody_has_is_named(score):
     assert "'difficulty'" in found.message  # those that there are
 
 
-@pytest.mark.slow
 def test_what_trls_trainer_hands_over_is_handed_over(score, capfd):
     assert [s.value for s in score("by_ids", "4", "55")] == [3.0, 3.0]
     assert [s.value for s in score("of_ids_alone", "4")] == [-3.0]
@@ -230,7 +229,6 @@ def mixed(score, *names, weights=(), responses=("4", "55", "?"), more="", messag
     return [None if s.status != "ok" else (s.value, {**s.parts, "score": 0.0}) for s in found]
 
 
-@pytest.mark.slow
 def test_rewards_of_trls_signature_add_up_with_weights(score):
     found = mixed(score, "lengths", "accuracy", weights=(0.1, 1.0), responses=("4", "55"))
     assert [value for value, _ in found] == pytest.approx([1.1, 0.2])
@@ -243,7 +241,6 @@ def test_rewards_of_trls_signature_add_up_with_weights(score):
     assert [v for v, _ in mixed(score, nested, "exact_match()")] == [5.0, 5.0, 4.0]
 
 
-@pytest.mark.slow
 def test_one_that_abstains_leaves_the_sample_to_the_others(score):
     """As TRL sums: without the ones that say nothing; nobody speaks for `?` in the second."""
     for names in (("accuracy", "lengths"), ("lengths", "accuracy")):
@@ -257,7 +254,6 @@ def test_one_that_abstains_leaves_the_sample_to_the_others(score):
     assert [value for value, _ in found] == [1.0, 0.5, 1.0]  # the mean of those that speak
 
 
-@pytest.mark.slow
 def test_rewards_that_compare_samples_are_members_of_all_that_name_rewards(score):
     texts = {
         "by_source(sources=(('toy', 'foreign_rewards.siblings'),))": [2.0, 2.0],

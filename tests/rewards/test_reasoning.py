@@ -237,7 +237,6 @@ def of_trl_as_before(completions, **kwargs):
 """
 
 
-@pytest.mark.slow
 def test_a_reward_of_ones_own_gets_the_response_unless_it_asks_for_the_answer(
     tmp_path, monkeypatch
 ):

@@ -262,7 +262,6 @@ def test_a_declaration_that_is_no_score_is_refused_before_anything_starts(act):
         RewardPool(act.replace("act", "no_score"))
 
 
-@pytest.mark.slow
 def test_mixed_faults_keep_their_places(act):
     # (A hang that waits costs no processor: one that does not, too, is killed by the clock.)
     kinds = {"sleep 600": "timeout", "os._exit": "error", "raise": "error", "return {}": "error"}
@@ -391,7 +390,6 @@ def test_workers_leave_ctrl_c_and_sigterm_to_the_parent(pools):
     assert pids(pool.score(samples("a"))) == {pid}
 
 
-@pytest.mark.slow
 def test_a_ctrl_c_in_mid_score_leaves_a_usable_pool(act):
     with RewardPool(act, workers=2) as pool:
         raised = threading.Event()

@@ -240,7 +240,6 @@ def run_as_nobody(nobody, names, tiers):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_a_user_without_rights_has_the_sandbox_too(nobody):
     names = ["reads the canary file", "forks", "opens a unix socket", "signals its parent"]
     found = run_as_nobody(nobody, names, ["seccomp", "closed"])

@@ -68,7 +68,6 @@ def test_ctrl_c_is_acknowledged_and_a_second_one_quits_while_compiled_code_runs(
     assert process.returncode == 130 and rest == ("", "\ninterrupted: quit now\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 def test_a_ctrl_c_after_another_signal_does_not_cost_the_save(tmp_path, first):
     process = started(1, "quits", tmp_path / "out")
@@ -81,7 +80,6 @@ def test_a_ctrl_c_after_another_signal_does_not_cost_the_save(tmp_path, first):
     assert (tmp_path / "out").read_text() in ("SIGINT", first.name)
 
 
-@pytest.mark.slow
 def test_nohup_is_respected(tmp_path):
     process = started(0.5, "quits", tmp_path / "out", "nohup", stdin=subprocess.DEVNULL)
     process.send_signal(signal.SIGHUP)
@@ -89,7 +87,6 @@ def test_nohup_is_respected(tmp_path):
     assert process.returncode == 0 and (tmp_path / "out").read_text() == "None"
 
 
-@pytest.mark.slow
 def test_a_closed_terminal_is_answered_like_sigterm(tmp_path):
     """The output goes nowhere, and is no error."""
     ours, theirs = pty.openpty()

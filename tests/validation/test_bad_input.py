@@ -222,7 +222,6 @@ def test_flags_of_a_command(tmp_path, monkeypatch, rljax_command, flags, says):
     assert says in err and "Traceback" not in err and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_flags_of_a_launcher(tmp_path):
     flags, says = ["--config.steps=-1", "--config.seed=-1"], "steps=-1: must be >= 0"
     env = {**os.environ, "PYTHONPATH": str(REPO)}
