@@ -683,7 +683,7 @@ BREAKS = {
         "rljax/roles/models.py",
         "    return dataclasses.replace(role, decoding=Decoding())\n",
         "    return role\n",
-        ["tests/training/test_compile_count.py", "-k", "equal_run"],
+        ["tests/training/test_compile_count.py"],
     ),
     "a step leaves the actor without its way of decoding": (
         "rljax/roles/models.py",

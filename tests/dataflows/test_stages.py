@@ -89,7 +89,6 @@ def test_a_filter_takes_rows_out_of_the_loss_only(batch):
     assert float(metrics["filter/kept_fraction"]) == 0.5
 
 
-@pytest.mark.slow
 def test_a_baseline_filter_takes_them_out_of_the_baseline_and_hides_nothing(batch):
     cut = recipe(baseline_filters=(part("filter", "overlong()"),))
     kept, metrics, _ = prepared(batch, cut, actor=ACTOR)
@@ -99,7 +98,6 @@ def test_a_baseline_filter_takes_them_out_of_the_baseline_and_hides_nothing(batc
     assert float(metrics["reward/mean"]) == pytest.approx(4 / 6)
 
 
-@pytest.mark.slow
 def test_rejected_tokens_leave_the_loss_and_not_the_baseline(batch):
     spoilt = batch.replace(sampler_logprobs=batch.sampler_logprobs.at[0, 1].set(-6.0))
     text = "rollout_correction(mode='{}', veto=None, affects_denominator=True{})"

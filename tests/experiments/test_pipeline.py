@@ -311,7 +311,6 @@ def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
     assert suite["prompts"][0]["prompt"].replace(">", "&gt;") in page
 
 
-@pytest.mark.slow
 def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x").write_text("1")

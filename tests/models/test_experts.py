@@ -529,7 +529,6 @@ def test_a_uniform_router_and_the_most_uneven_load():
     assert all(np.isfinite(v) for v in measured(nothing).values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scores", lanes(["sigmoid"], ["softmax"]))
 def test_padding_does_not_count_and_microbatches_add_up(scores):
     apply, params = build(dataclasses.replace(PLAIN, scores=scores))

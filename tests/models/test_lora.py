@@ -83,7 +83,6 @@ def tokens(rows=2, columns=12, vocab=300):
     return batch_from_rows(*map(jnp.asarray, (ids, lengths, mask)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", lanes(["qwen3"], ["deepseek_v3", "gemma2", "gpt_oss"]))
 def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
     model, params, plain, base = adapted(golden("hf", family))

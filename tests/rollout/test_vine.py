@@ -92,7 +92,6 @@ def test_each_state_gets_its_completions_and_the_advantages_telescope(run, plain
     np.testing.assert_array_equal(states_of(few.batch)[:, 0], np.arange(batch.rows))
 
 
-@pytest.mark.slow
 def test_values_are_the_mean_scores_of_real_completions(run, plain):
     """Drawn with the policy behind the very tokens of the response; cut off ones count as said."""
     started, prompts = run

@@ -82,7 +82,6 @@ def test_it_draws_as_if_its_head_ended_there(case):
     same(batch, run(cut, of_cut))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", lanes([dict(data=2, fsdp=2, tensor=2)], [dict(), dict(fsdp=8)]), ids=str
 )

@@ -233,7 +233,6 @@ def test_every_field_has_a_rule_and_one_to_come_asks():
             assert (field in PLAIN) != asks_for_trust(field, text), (field, text)
 
 
-@pytest.mark.slow
 def test_a_component_that_does_not_declare_it_is_refused():
     """Asks, of everything that a bare name can mean, those alone that are declared safe, beside
     their definition, may be named by anyone; and of their options those whose annotation says
