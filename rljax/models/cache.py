@@ -21,6 +21,7 @@ Axes: B slots, S tokens of one call, K kv heads, T columns, E size of a head (of
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -214,8 +215,11 @@ def empty(
         held = _room(config, columns, kind.window, order, rings)
         paged = pool if pool and not kind.window else None
         rows = (paged.count, paged.page_tokens) if paged else (slots, held)
-        parts = [jnp.zeros((*rows, heads, width), config.dtype) for width in widths]
-        one = _encode(parts, dtype, order, kind.window)
+        parts = [jax.ShapeDtypeStruct((*rows, heads, width), config.dtype) for width in widths]
+        # Rounded zeros are zeros; XLA takes seconds a layer to find that out by itself.
+        encode = functools.partial(_encode, dtype=dtype, order=order, window=kind.window)
+        shapes = jax.eval_shape(encode, parts)
+        one = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         caches.append(dataclasses.replace(one, pool=paged))
     return constrain(caches, mesh)
 
