@@ -79,7 +79,6 @@ def test_root_noise():
     np.testing.assert_array_equal(still.prior, tree.prior)
 
 
-@pytest.mark.slow
 def test_visit_policy():
     example = worked_example("mcts.visit_policy")
     visits, want = jnp.asarray(example["inputs"]["visits"]), example["outputs"]
