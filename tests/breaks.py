@@ -459,7 +459,7 @@ BREAKS = {
     ),
     "what a dataflow returns is not looked at": (
         "rljax/roles/program.py",
-        "        _look.get()(returned, {**roles, **read})\n",
+        "        _check_returned.get()(returned, {**roles, **read})\n",
         "",
         ["tests/validation/test_user_code.py"],
     ),

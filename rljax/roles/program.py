@@ -11,17 +11,19 @@ import jax
 from rljax.errors import InputError
 from rljax.roles.role import Role, is_role
 
-_look: contextvars.ContextVar[Callable] = contextvars.ContextVar("look", default=lambda *_: None)
+_check_returned: contextvars.ContextVar[Callable] = contextvars.ContextVar(
+    "check", default=lambda *_: None
+)
 
 
 @contextlib.contextmanager
-def looking(look: Callable[[object, dict], None]) -> Iterator[None]:
-    """Calls look(what a dataflow returned, its roles) for every program that is traced in it."""
-    token = _look.set(look)
+def checking_returned(check: Callable[[object, dict], None]) -> Iterator[None]:
+    """Calls check(what a dataflow returned, its roles) for each program that is traced within."""
+    token = _check_returned.set(check)
     try:
         yield
     finally:
-        _look.reset(token)
+        _check_returned.reset(token)
 
 
 def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) -> Callable:
@@ -41,7 +43,7 @@ def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) 
     def run(own, batch, key, shared, read, *, cfg, options):
         roles = {name: role.joined(shared[name]) for name, role in own.items()}
         returned = function(batch, key, cfg, **roles, **read, **dict(options))
-        _look.get()(returned, {**roles, **read})
+        _check_returned.get()(returned, {**roles, **read})
         new, metrics = returned
         new = {name: role for name, role in new.items() if role is not None}
         if lost := sorted(new.keys() - roles.keys()):

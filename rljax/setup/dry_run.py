@@ -22,7 +22,7 @@ from rljax.errors import InputError, location_in, location_of, mending
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models.scan import routes_shape
 from rljax.roles import Role
-from rljax.roles.program import looking
+from rljax.roles.program import checking_returned
 from rljax.setup.role_table import abstract_roles
 from rljax.setup.setup import Phase, Setup, sampled_prompts
 
@@ -154,11 +154,11 @@ def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
 def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
     function, noting = dataflow.function, _Noting(algorithm)
     batch, key, roles = jax.tree.unflatten(tree, leaves)
-    look = functools.partial(_check_page, dataflow)
+    check = functools.partial(_check_page, dataflow)
 
     def page(batch, key, roles):
         returned = function(batch, key, noting, **roles, **dataflow.options)
-        look(returned, roles)
+        check(returned, roles)
         return returned
 
     try:
@@ -167,7 +167,7 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
         else:
             named = {**roles, **dataflow.options}
             arguments, static = function.arguments(batch, key, noting, **named)
-            with looking(look):
+            with checking_returned(check):
                 _, metrics = function.run.trace(*arguments, **static).out_info
     except InputError:
         raise
