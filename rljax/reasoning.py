@@ -5,6 +5,7 @@ reasoning; a function of a response asks for it by its contract, reads="answer" 
 Pure functions of strings, linear in their length: a response is untrusted.
 """
 
+import bisect
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -162,6 +163,8 @@ def _blocks(
     Of a mark that is a word of the text the one that closes it is a word, too.
     """
     spans, inside, start, free = [], "", begin, begin  # free: behind the last block
+    found = [fence.span() for fence in _FENCE.finditer(text)]  # once, not for every mark
+    fences = [a for a, _ in found], [b for _, b in found]
     mentioned: dict[str, int] = {}
     calls = iter([*apart, (len(text), len(text))])
     first, last = next(calls)
@@ -172,7 +175,7 @@ def _blocks(
             continue
         kind, opens = _kind(mark)
         if opens and not inside:
-            if mark.start() < begin or not _is_mentioned(text, mark, free):
+            if mark.start() < begin or not _is_mentioned(text, mark, free, fences):
                 inside, start = kind, max(begin, mark.start())
             else:
                 mentioned[kind] = mentioned.get(kind, 0) + 1
@@ -183,7 +186,7 @@ def _blocks(
             if mentioned.get(kind):
                 mentioned[kind] -= 1
             elif not (
-                _is_fenced(text, free, mark.start()) or _IS_MENTIONED.match(text, mark.end())
+                _is_fenced(fences, free, mark.start()) or _IS_MENTIONED.match(text, mark.end())
             ):
                 # What stood before a mark that closes nothing was reasoning, too.
                 spans, free = [(begin, max(begin, mark.end()))], max(begin, mark.end())
@@ -192,7 +195,7 @@ def _blocks(
     return [(a, b) for a, b in spans if b > a], not inside
 
 
-def _is_mentioned(text: str, mark: re.Match, free: int) -> bool:
+def _is_mentioned(text: str, mark: re.Match, free: int, fences: tuple[list, list]) -> bool:
     """Returns whether an opening mark is a word of a text: in a sentence (`Use the <think> tag`),
     brackets or emphasis, in a comment, in fenced code that begins behind `free`, or a type
     (`List<Thought>`)."""
@@ -206,16 +209,18 @@ def _is_mentioned(text: str, mark: re.Match, free: int) -> bool:
     types = (mark["tag"] or "think").lower() != "think"
     if types and before[-1:].isalnum() and not _closes_later(text, mark):
         return True
-    return _COMMENT.match(line) is not None or _is_fenced(text, free, mark.start())
+    return _COMMENT.match(line) is not None or _is_fenced(fences, free, mark.start())
 
 
 def _closes_later(text: str, mark: re.Match) -> bool:
     return text.find(f"</{mark['tag']}>", mark.end()) >= 0
 
 
-def _is_fenced(text: str, start: int, end: int) -> bool:
-    """Returns whether a fence of code that begins behind `start` is open at `end`."""
-    return len(_FENCE.findall(text, start, end)) % 2 == 1
+def _is_fenced(fences: tuple[list[int], list[int]], start: int, end: int) -> bool:
+    """Returns whether a fence of code that begins behind `start` is open at `end`, of the starts
+    and ends of all fences of the text."""
+    starts, ends = fences
+    return max(0, bisect.bisect_right(ends, end) - bisect.bisect_left(starts, start)) % 2 == 1
 
 
 def reasoning_spans(

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from family_tokenizers import byte_level_bpe
+from spent import at_most
 from tiny_tokenizer import write_json
 
 from rljax import rewards
@@ -14,7 +15,14 @@ from rljax.contracts import contract, spec
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.evaluation.policy import final_answer
-from rljax.reasoning import Response, answer_of, beginning_of, cut_reasoning, response_of
+from rljax.reasoning import (
+    Response,
+    answer_of,
+    beginning_of,
+    cut_reasoning,
+    reasoning_spans,
+    response_of,
+)
 from rljax.rewards.judges.judging import shorter
 from rljax.rewards.pool.calling import HOME, call_reward
 from rljax.rewards.pool.pool import RewardPool
@@ -388,3 +396,10 @@ def test_messages_get_their_reasoning_as_servers_give_it():
             {"role": "assistant", "content": "c"},
         ]
     ]
+
+
+def test_many_marks_in_an_open_fence_take_no_longer_than_their_text():
+    """Each asks whether a fence of code is open."""
+    text = "```json\n{}\n" + "<think>" * 30_000
+    with at_most(5):  # 0.4; 30 where each mark looks for all fences before it
+        assert reasoning_spans(text) == []
