@@ -163,9 +163,7 @@ def _blocks(
     Of a mark that is a word of the text the one that closes it is a word, too.
     """
     spans, inside, start, free = [], "", begin, begin  # free: behind the last block
-    found = [fence.span() for fence in _FENCE.finditer(text)]  # once, not for every mark
-    fences = [a for a, _ in found], [b for _, b in found]
-    mentioned: dict[str, int] = {}
+    lines, mentioned = _Lines(text), {}
     calls = iter([*apart, (len(text), len(text))])
     first, last = next(calls)
     for mark in _marks(text):
@@ -175,7 +173,7 @@ def _blocks(
             continue
         kind, opens = _kind(mark)
         if opens and not inside:
-            if mark.start() < begin or not _is_mentioned(text, mark, free, fences):
+            if mark.start() < begin or not _is_mentioned(lines, mark, free):
                 inside, start = kind, max(begin, mark.start())
             else:
                 mentioned[kind] = mentioned.get(kind, 0) + 1
@@ -186,7 +184,7 @@ def _blocks(
             if mentioned.get(kind):
                 mentioned[kind] -= 1
             elif not (
-                _is_fenced(fences, free, mark.start()) or _IS_MENTIONED.match(text, mark.end())
+                lines.are_fenced(free, mark.start()) or _IS_MENTIONED.match(text, mark.end())
             ):
                 # What stood before a mark that closes nothing was reasoning, too.
                 spans, free = [(begin, max(begin, mark.end()))], max(begin, mark.end())
@@ -195,32 +193,52 @@ def _blocks(
     return [(a, b) for a, b in spans if b > a], not inside
 
 
-def _is_mentioned(text: str, mark: re.Match, free: int, fences: tuple[list, list]) -> bool:
+def _is_mentioned(lines: "_Lines", mark: re.Match, free: int) -> bool:
     """Returns whether an opening mark is a word of a text: in a sentence (`Use the <think> tag`),
     brackets or emphasis, in a comment, in fenced code that begins behind `free`, or a type
     (`List<Thought>`)."""
-    line = text[max(free, text.rfind("\n", 0, mark.start()) + 1) : mark.start()]
-    before, after = line[-2:], text[mark.end() : mark.end() + 2]
+    text, at = lines.text, mark.start()
+    start, last = max(free, lines.start_of(at)), at  # last: behind the last word before the mark
+    while last > start and text[last - 1].isspace():
+        last -= 1
+    before, after = text[max(start, at - 2) : at], text[mark.end() : mark.end() + 2]
     sentence = len(before) == 2 and before[0].isalnum() and before[1] == " "
     if sentence and _IN_A_SENTENCE.match(after):
         return True
-    if line.strip() and after.lstrip()[:1] == _WRAPPED.get(line.rstrip()[-1]):
+    if last > start and after.lstrip()[:1] == _WRAPPED.get(text[last - 1]):
         return True
     types = (mark["tag"] or "think").lower() != "think"
-    if types and before[-1:].isalnum() and not _closes_later(text, mark):
+    if types and before[-1:].isalnum() and lines.last_end(mark["tag"]) < mark.end():
         return True
-    return _COMMENT.match(line) is not None or _is_fenced(fences, free, mark.start())
+    return _COMMENT.match(text, start, at) is not None or lines.are_fenced(free, at)
 
 
-def _closes_later(text: str, mark: re.Match) -> bool:
-    return text.find(f"</{mark['tag']}>", mark.end()) >= 0
+class _Lines:
+    """The lines of a text, its fences of code and its last closing marks. Each is looked for once:
+    a search for each of many marks would take the square of the length."""
 
+    def __init__(self, text: str):
+        self.text = text
+        self.last_end = functools.cache(lambda tag: text.rfind(f"</{tag}>"))
 
-def _is_fenced(fences: tuple[list[int], list[int]], start: int, end: int) -> bool:
-    """Returns whether a fence of code that begins behind `start` is open at `end`, of the starts
-    and ends of all fences of the text."""
-    starts, ends = fences
-    return max(0, bisect.bisect_right(ends, end) - bisect.bisect_left(starts, start)) % 2 == 1
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(end.end() for end in re.finditer("\n", self.text))]
+
+    @functools.cached_property
+    def _fences(self) -> tuple[list[int], list[int]]:
+        spans = [fence.span() for fence in _FENCE.finditer(self.text)]
+        return [start for start, _ in spans], [end for _, end in spans]
+
+    def start_of(self, at: int) -> int:
+        """Returns where the line of a character begins."""
+        return self._starts[bisect.bisect_right(self._starts, at) - 1]
+
+    def are_fenced(self, start: int, end: int) -> bool:
+        """Returns whether a fence of code that begins behind `start` is open at `end`."""
+        starts, ends = self._fences
+        between = bisect.bisect_right(ends, end) - bisect.bisect_left(starts, start)
+        return max(0, between) % 2 == 1
 
 
 def reasoning_spans(

@@ -104,7 +104,7 @@ def first_cell(
         f"sys.path = [{str(home)!r}] + [p for p in sys.path if p != {str(REPO)!r}]\n"
     )
     env = {**os.environ, "PYTHONPATH": str(home), "IPYTHONDIR": str(folder / "ipython")}
-    # pip's files never share a second and a size with those before them, as this test's do.
+    # The two files of rljax may have one size and one second: the bytecode of the old one would do.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["RLJAX_SOURCE"] = source
     done = subprocess.run(

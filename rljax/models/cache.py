@@ -216,7 +216,7 @@ def empty(
         paged = pool if pool and not kind.window else None
         rows = (paged.count, paged.page_tokens) if paged else (slots, held)
         parts = [jax.ShapeDtypeStruct((*rows, heads, width), config.dtype) for width in widths]
-        # Rounded zeros are zeros; XLA takes seconds a layer to find that out by itself.
+        # Zeros that are rounded are zeros. XLA computes that when it compiles, for seconds a layer.
         encode = functools.partial(_encode, dtype=dtype, order=order, window=kind.window)
         shapes = jax.eval_shape(encode, parts)
         one = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -73,7 +73,7 @@ def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Program
         )
     positional, static = function.arguments(
         abstract_batch(setup, phase),
-        abstract_key(setup),
+        abstract_key(),
         planned(phase.algorithm),
         **roles_read(phase, roles),
         **phase.dataflow.options,

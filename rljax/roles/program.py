@@ -18,7 +18,8 @@ _check_returned: contextvars.ContextVar[Callable] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def checking_returned(check: Callable[[object, dict], None]) -> Iterator[None]:
-    """Calls check(what a dataflow returned, its roles) for each program that is traced within."""
+    """Calls check(returned, roles) with what each dataflow returns whose program is traced within,
+    before the program reads it."""
     token = _check_returned.set(check)
     try:
         yield

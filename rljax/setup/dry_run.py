@@ -129,10 +129,9 @@ def parts_readers(phase: Phase) -> list[Component]:
     return [one for one in stages if "reward_parts" in spec(one).reads]
 
 
-def abstract_key(setup: Setup):
-    """Returns a random key as a jax.ShapeDtypeStruct."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(setup.model.mesh))
+def abstract_key() -> jax.ShapeDtypeStruct:
+    """Returns the shape of a scalar random key, on no device yet, as a step's key is."""
+    return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def roles_read(phase: Phase, roles: dict[str, Role]) -> dict[str, Role]:
@@ -145,8 +144,7 @@ def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
     """Traces the dataflow of a phase on shapes alone; returns (shapes of its metrics, names of the
     fields of Algorithm that it read). Raises InputError for anything that the module names."""
     roles = roles_read(phase, abstract_roles(setup, phase) if roles is None else roles)
-    key = jax.eval_shape(lambda: jax.random.key(0))  # on no device, as the keys of steps
-    leaves, tree = jax.tree.flatten((abstract_batch(setup, phase), key, roles))
+    leaves, tree = jax.tree.flatten((abstract_batch(setup, phase), abstract_key(), roles))
     return _traced(phase.dataflow, phase.algorithm, tuple(leaves), tree)
 
 
@@ -346,9 +344,8 @@ class _Noting(Algorithm):
         vars(self).update(vars(algorithm), plain=algorithm, fields_read=fields_read)
 
     def become_plain(self) -> None:
-        """Is the Algorithm itself from now on. jit, which tells static arguments apart by type and
-        value, then takes what was traced with this one for a program of the plain one: a start of
-        a run traces its learning once, not twice."""
+        """Turns this object into the Algorithm itself. jit tells static arguments apart by type and
+        value: the first step of the run then finds the program that was traced with this one."""
         object.__setattr__(self, "__class__", Algorithm)
 
     def replace(self, **fields) -> "_Noting":

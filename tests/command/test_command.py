@@ -109,7 +109,6 @@ def test_what_stands_behind_two_dashes_is_another_commands():
     assert _print_config(["--print_config=changed", *given]) == ("changed", given)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("every", lanes([3], [1]))
 def test_print_config_prints_what_config_reads(rljax_command, tmp_path, every):
     """Whole or in part, for each or every third config that ships; with what the command line

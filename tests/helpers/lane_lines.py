@@ -6,10 +6,10 @@ python -m pytest -p lane_seconds -p lane_lines
 python tests/helpers/lane_lines.py SECONDS LINES
 
 The first run writes down the lines that each test executes, in one file of LINES for each worker;
-a lane takes half again as long. The second prints these tests with their CPU seconds, the dearest
-first: candidates for the slow lane. Lines are not assertions: whoever moves a test reads it, keeps
-one for each contract between rooms, and runs `python tests/breaks.py` before and after. What a
-test runs in a child process is not seen, so it is listed with its seconds in children.
+the lane takes half again as long. The second prints these tests with their CPU seconds and those of
+their child processes, the most expensive first: candidates for the slow lane. Lines are not
+assertions, and those of child processes are not seen: whoever moves a test reads it, keeps one for
+each contract between rooms, and runs `python tests/breaks.py` before and after.
 """
 
 import collections
@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-DEAR_S = 0.6  # CPU seconds of a test that must reach something of its own
+EXPENSIVE_S = 0.6  # CPU seconds of a test that must reach something of its own
 
 
 def _coverage(file: str):
@@ -68,11 +68,11 @@ def lines_of_tests(folder: Path) -> dict[str, set[tuple[str, int]]]:
 
 
 def needed(lines: dict[str, set], seconds: dict[str, float]) -> set[str]:
-    """Returns a cheap set of dear tests that reach all lines which the cheap tests do not: the test
-    with the most further lines a second is taken, until none is left."""
-    dear = {test for test in lines if seconds.get(test, 0) >= DEAR_S}
-    reached = set().union(*(lines[test] for test in lines.keys() - dear))
-    own, taken = {test: lines[test] - reached for test in dear}, set()
+    """Returns a set of expensive tests that reach every line which no cheap test reaches, for few
+    seconds: again and again the one with the most further lines a second."""
+    expensive = {test for test in lines if seconds.get(test, 0) >= EXPENSIVE_S}
+    reached = set().union(*(lines[test] for test in lines.keys() - expensive))
+    own, taken = {test: lines[test] - reached for test in expensive}, set()
     while own := {test: left for test, left in own.items() if left}:
         best = max(own, key=lambda test: len(own[test]) / seconds[test])
         taken.add(best)
@@ -82,7 +82,7 @@ def needed(lines: dict[str, set], seconds: dict[str, float]) -> set[str]:
 
 
 def main(seconds_folder: str, lines_folder: str) -> None:
-    """Prints CPU seconds, those of children, and the name of each test that is not needed."""
+    """Prints the tests that are not needed: CPU seconds, those of child processes, the name."""
     seconds, children = {}, {}
     for path in Path(seconds_folder).glob("*.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
@@ -90,7 +90,7 @@ def main(seconds_folder: str, lines_folder: str) -> None:
             children[line["test"]] = line["children"]
     lines = lines_of_tests(Path(lines_folder))
     kept = needed(lines, seconds)
-    rest = [test for test in lines if seconds.get(test, 0) >= DEAR_S and test not in kept]
+    rest = [test for test in lines if seconds.get(test, 0) >= EXPENSIVE_S and test not in kept]
     for test in sorted(rest, key=lambda test: -seconds[test]):
         print(f"{seconds[test]:7.1f} {children[test]:6.1f}  {test}")
     print(f"{sum(map(seconds.get, rest)):.0f} of {sum(seconds.values()):.0f} CPU seconds")

@@ -1,6 +1,7 @@
 """CPU seconds of this thread, for tests of what grows with the size of hostile data.
 
-The clock on the wall and the collector are left out: both depend on what else runs and lives."""
+Neither the clock on the wall nor the garbage collector counts: both depend on what else runs.
+"""
 
 import gc
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def spent() -> Iterator[list[float]]:
-    """A list that holds the CPU seconds of the block behind it."""
+    """Yields a list that holds the CPU seconds of the block once it has ended."""
     seconds: list[float] = []
     was_on = gc.isenabled()
     gc.disable()
@@ -23,14 +24,10 @@ def spent() -> Iterator[list[float]]:
             gc.enable()
 
 
-def at_most(seconds: float):
-    """The block takes at most these CPU seconds. Give ten times what it takes, or more: the test is
-    of work without end, not of speed."""
-
-    @contextmanager
-    def limited():
-        with spent() as found:
-            yield
-        assert found[0] < seconds, f"{found[0]:.1f} CPU seconds, of at most {seconds}"
-
-    return limited()
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Asserts that the block takes at most so many CPU seconds. Give ten times what it takes, or
+    more: the test is of work without end, not of speed."""
+    with spent() as found:
+        yield
+    assert found[0] < seconds, f"{found[0]:.1f} CPU seconds, of at most {seconds}"

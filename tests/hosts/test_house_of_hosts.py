@@ -174,7 +174,6 @@ def held_reads(tree) -> list[tuple[str, str]]:
 ALONE = {("training/nonfinite.py", "while_loop"): "rljax replay is for one host"}
 
 
-@pytest.mark.slow
 def test_numbers_of_devices_are_read_by_fetch():
     found, looked = {}, 0
     for path in FILES:

@@ -112,7 +112,6 @@ def run(tmp_path):
     return write_run(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
     result = {
         "checkpoint": str(run),

@@ -173,7 +173,8 @@ def test_int8_keys_and_values_are_close():
 
 
 def test_an_empty_cache_computes_nothing():
-    """XLA folds what is computed of constants, 8 s a layer for a quarter of a million scales."""
+    """XLA computes functions of constants when it compiles: for 200 CPU seconds in the 30 layers of
+    SmolLM2 with 32 rows of 172 columns."""
     model = tiny()
     made = jax.make_jaxpr(lambda: model.empty_caches(4, 16, "int8"))()
     assert {str(one.primitive) for one in made.eqns} <= {"broadcast_in_dim", "sharding_constraint"}

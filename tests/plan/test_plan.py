@@ -822,7 +822,6 @@ def test_what_looks_wrong_is_said(mesh):
 # -- refusals
 
 
-@pytest.mark.slow
 def test_a_run_that_cannot_fit_is_refused_before_any_weight(tmp_path, monkeypatch):
     config = tiny(run_dir=str(tmp_path), trackers=())
     setup = abstract_setup(config)
