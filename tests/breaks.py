@@ -451,6 +451,18 @@ BREAKS = {
         "    if False:\n",
         ["tests/rewards/test_reward_pool.py", "-k", "cannot_be_loaded"],
     ),
+    "a fence within reasoning fences the next block": (
+        "rljax/reasoning.py",
+        "bisect.bisect_left(starts, start)",
+        "0",
+        ["tests/rewards/test_reasoning.py"],
+    ),
+    "a comment above makes a mark a word": (
+        "rljax/reasoning.py",
+        "max(free, lines.start_of(at)), at",
+        "free, at",
+        ["tests/rewards/test_reasoning.py"],
+    ),
     "an empty cache of int8 rounds zeros": (
         "rljax/models/cache.py",
         "        one = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)\n",

@@ -403,3 +403,21 @@ def test_many_marks_in_an_open_fence_take_no_longer_than_their_text():
     text = "```json\n{}\n" + "<think>" * 30_000
     with at_most(5):  # 0.4; 30 where each mark looks for all fences before it
         assert reasoning_spans(text) == []
+
+
+@pytest.mark.parametrize(
+    "text, reasoning",
+    {
+        "a type": ("a List<Thought> of mine", ""),
+        "a block behind a word": ("x<Thought>hm</Thought>4", "<Thought>hm</Thought>"),
+        "brackets with spaces": ("( <think> ) is a tag", ""),
+        "below a comment": ("# a title\n<think>hm</think>4", "<think>hm</think>"),
+        "in a comment": ("a\n# <think>\n4", ""),
+        "behind a fence of a block": (
+            "<think>\n```\na</think><think>b</think>4",
+            "<think>\n```\na</think><think>b</think>",
+        ),
+    }.values(),
+)
+def test_a_mark_is_a_word_or_opens_a_block_by_its_own_line(text, reasoning):
+    assert "".join(text[a:b] for a, b in reasoning_spans(text)) == reasoning
