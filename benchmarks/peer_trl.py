@@ -1,12 +1,17 @@
 """TRL in a comparison (peers.py): `GRPOTrainer.train` on random weights, as it is, with generation
-by transformers, beta 0 and no gradient checkpointing."""
+by transformers, beta 0 and no gradient checkpointing. On a CPU in float32; with PEER_DEVICE=gpu on
+a GPU, in bfloat16 with float32 weights."""
 
 import itertools
 import os
 import tempfile
 from importlib.metadata import version
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+os.environ |= {"HF_HUB_OFFLINE": "1"} | (
+    {}
+    if os.environ.get("PEER_DEVICE") == "gpu"
+    else {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+)
 
 import torch
 from datasets import IterableDataset
@@ -14,6 +19,8 @@ from peer_worker import Worker, reward
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+ON_GPU = os.environ.get("PEER_DEVICE") == "gpu"
 
 
 def make_model(shape) -> Qwen3ForCausalLM:
@@ -27,7 +34,7 @@ def make_model(shape) -> Qwen3ForCausalLM:
         num_key_value_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
         max_position_embeddings=shape.columns,
-        tie_word_embeddings=False,
+        tie_word_embeddings=sizes.tie_embeddings,
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=None,
@@ -73,8 +80,8 @@ def main() -> None:
 
     settings = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not ON_GPU,
+        bf16=ON_GPU,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",

@@ -52,7 +52,7 @@ def make_model(shape, mesh) -> qwen3.Qwen3:
         num_kv_heads=sizes.kv_heads,
         rope_theta=10_000,
         norm_eps=1e-6,
-        use_tied_embedding=False,
+        use_tied_embedding=sizes.tie_embeddings,
         dtype=jnp.float32,
         param_dtype=jnp.float32,
     )

@@ -2,8 +2,8 @@
 
 python benchmarks/sampler.py [--model=27m] [--parts=a,b,c,d,e] [--slots=32,128] [--repeats=3]
 
-Models: 27m (that of grpo_step.py, float32), 1b (8 layers, bfloat16), 8b (36 layers, bfloat16), with
-random weights. Prompts of 32 tokens, temperature 1.
+Models: 27m (that of grpo_step.py, float32), 0.5b (Qwen2.5's, bfloat16), 1b (8 layers, bfloat16), 8b
+(36 layers, bfloat16), tiny (float32), with random weights. Prompts of 32 tokens, temperature 1.
 
 (a) 128 new tokens in every slot. (b) 256 requests, groups of 8, over 32 slots, lengths geometric
 with mean 32 and at most 128 (1 token in 32 stops a response): slots that refill (on the device, and
@@ -39,7 +39,10 @@ from rljax.tracking import compiles
 
 PROMPT, NEW, LONG, COPIED = 32, 128, 896, 256
 SIZES = {
+    "tiny": dict(vocab=64, layers=1, embed=32, mlp=64, heads=2, kv_heads=1, head_dim=16),
     "27m": dict(vocab=4096, layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64),
+    "0.5b": dict(vocab=151936, layers=24, embed=896, mlp=4864, heads=14, kv_heads=2, head_dim=64)
+    | dict(tie_embeddings=True),
     "1b": dict(vocab=32768, layers=8, embed=3072, mlp=8192, heads=24, kv_heads=8, head_dim=128),
     "8b": dict(vocab=151936, layers=36, embed=4096, mlp=12288, heads=32, kv_heads=8, head_dim=128),
 }
@@ -61,8 +64,9 @@ def machine(config) -> dict:
     return {"flops_per_s": flops, "bytes_per_s": best_rate(large.nbytes, total, large)}
 
 
-def floor_s(config, params, rates: dict, slots: int, context: float) -> float:
-    """Seconds of one decode step at the machine's rates, with `context` cached tokens per slot."""
+def floors_s(config, params, rates: dict, slots: int, context: float) -> tuple[float, float]:
+    """Seconds of the products and of the memory of one decode step at the machine's rates, with
+    `context` cached tokens per slot."""
     weights = sum(x.size for x in jax.tree.leaves(params))
     read = weights - (0 if config.tie_embeddings else config.vocab_size * config.embed)
     cached = slots * context * 2 * config.kv_heads * config.head_dim * config.layers
@@ -70,7 +74,7 @@ def floor_s(config, params, rates: dict, slots: int, context: float) -> float:
     compute = 2 * slots * read + 2 * cached * group
     held = slots * cache.slot_bytes(config, 1) * context
     memory = read * jnp.dtype(config.weight_dtype).itemsize + held
-    return compute / rates["flops_per_s"] + memory / rates["bytes_per_s"]
+    return compute / rates["flops_per_s"], memory / rates["bytes_per_s"]
 
 
 def measured(function, repeats: int) -> dict:
@@ -95,7 +99,7 @@ class Bench:
         sizes = dict(SIZES[name])
         vocab = sizes.pop("vocab")
         config = decoder(vocab, max_tokens=LONG + NEW, **sizes)
-        if name != "27m":
+        if name not in ("tiny", "27m"):
             config = dataclasses.replace(config, dtype="bfloat16", weight_dtype="bfloat16")
         self.model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
         self.params, self.config = self.model.init(jax.random.key(0)), config
@@ -118,7 +122,8 @@ class Bench:
         prefill = measured(lambda: engine.prefill(self.params, *prompts).length, self.repeats)
         rates = machine(self.config)
         decode_s = row["wall_s"] - prefill["wall_s"]
-        floor = floor_s(self.config, self.params, rates, slots, prompt + NEW / 2)
+        compute, memory = floors_s(self.config, self.params, rates, slots, prompt + NEW / 2)
+        floor = compute + memory
         return row | {
             "slots": slots,
             "prompt_tokens": prompt,
@@ -127,6 +132,7 @@ class Bench:
             "tokens_per_s": slots * NEW / row["wall_s"],
             "tokens_per_cpu_s": slots * NEW / row["cpu_s"],
             "step_ms": 1e3 * decode_s / NEW,
+            "bandwidth_step_ms": 1e3 * memory,
             "floor_step_ms": 1e3 * floor,
             "share_of_floor": floor / (decode_s / NEW),
             **rates,

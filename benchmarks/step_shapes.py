@@ -13,12 +13,12 @@ import statistics
 import time
 
 END = 1  # the first id that ends a response where responses end early; 0 is padding
-FIRST_CHARACTER = 0x4E00  # token ids from 2 on are the characters from here on
+FIRST_CHARACTER = 0x10000  # token ids from 2 on are the characters from here on
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """Sizes of a Qwen3-shaped decoder with random float32 weights; its output layer is not tied."""
+    """Sizes of a Qwen3-shaped decoder with random float32 weights."""
 
     vocabulary: int = 4096
     layers: int = 8
@@ -27,6 +27,7 @@ class Decoder:
     heads: int = 8
     kv_heads: int = 4
     head_dim: int = 64
+    tie_embeddings: bool = False
 
     def layer_weights(self) -> int:
         """Weights of the products of all layers."""

@@ -1,0 +1,469 @@
+"""The parts of accelerator.py: python benchmarks/accelerator_parts.py PART [--tiny]
+
+Each prints rows as it has them, {row: figures} in a line each. Times are of whole calls that wait
+for their results, medians of repeats; shares are of the rates that `device` measures, here again in
+every part that needs them, since clocks of a device move.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from logprob import plain as plain_logprobs
+from stopwatch import seconds_of
+
+# Peaks of a chip by its maker's data sheet: FLOP/s of dense bfloat16 products, bytes/s of memory.
+PEAKS = {
+    "NVIDIA H200": (989e12, 4.8e12),
+    "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
+    "NVIDIA A100-SXM4-80GB": (312e12, 2.039e12),
+}
+
+
+def say(row: str, **figures) -> None:
+    """Prints one row."""
+    print(json.dumps({row: figures}), flush=True)
+
+
+def attempt(row: str, function) -> None:
+    """Says what `function` returns, or how it failed: the rows behind it are measured anyway."""
+    try:
+        say(row, **function())
+    except Exception as error:
+        say(row, failed=f"{type(error).__name__}: {error}"[:1500])
+
+
+def kind() -> str:
+    """Name of the device."""
+    return jax.devices()[0].device_kind
+
+
+def seconds(function, *args, repeats: int = 10) -> float:
+    """Median seconds of a call, after two that compile and warm up."""
+    for _ in range(2):
+        seconds_of(function, *args)
+    return statistics.median(seconds_of(function, *args) for _ in range(repeats))
+
+
+def normal(seed: int, *shape: int, dtype=jnp.bfloat16, scale: float = 1.0) -> jax.Array:
+    """Random numbers, made on the device."""
+    draw = jax.jit(lambda key: (scale * jax.random.normal(key, shape)).astype(dtype))
+    return draw(jax.random.key(seed))
+
+
+@functools.cache
+def product_rate(tiny: bool) -> float:
+    """FLOP/s of a square bfloat16 product of random numbers."""
+    size = 256 if tiny else 8192
+    x, y = normal(0, size, size), normal(1, size, size)
+    return 2 * size**3 / seconds(jax.jit(jnp.dot), x, y)
+
+
+@functools.cache
+def copy_rate(tiny: bool) -> float:
+    """Bytes/s, read and written, of a copy that fits no cache."""
+    x = normal(0, 2**18 if tiny else 2**30)
+    return 2 * x.nbytes / seconds(jax.jit(lambda x: x + 1), x)
+
+
+def peaks() -> tuple[float, float] | None:
+    """(FLOP/s, bytes/s) of this chip's data sheet, None where it is not known here."""
+    from rljax.chips import chip_of
+
+    if chip := chip_of(jax.devices()):
+        return chip.flops_per_s, chip.hbm_bytes_per_s
+    return PEAKS.get(kind())
+
+
+def device(tiny: bool) -> None:
+    first = jax.devices()[0]
+    say(
+        "device",
+        kind=kind(),
+        platform=first.platform,
+        devices=jax.device_count(),
+        memory_gb=(first.memory_stats() or {}).get("bytes_limit", 0) / 1e9,
+        back_end=first.client.platform_version.splitlines()[0],
+    )
+    say(
+        "rates",
+        product_tflop_per_s=product_rate(tiny) / 1e12,
+        copy_gb_per_s=copy_rate(tiny) / 1e9,
+        data_sheet=peaks() and [peaks()[0] / 1e12, peaks()[1] / 1e9],
+    )
+
+
+def error_of(found, wanted) -> float:
+    """|found - wanted| / |wanted|, of all entries together, in float32."""
+    found, wanted = (np.asarray(x, np.float32).ravel() for x in (found, wanted))
+    return float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-30))
+
+
+# -- the fused log-prob
+
+
+def _logprob_forms() -> dict:
+    """{name: form} of what runs on this platform; on a CPU the kernel is interpreted."""
+    from rljax.kernels.logprob import pallas_gpu, token_logprobs
+
+    platform = jax.default_backend()
+    if platform == "cpu":
+        for name in ("forward", "backward"):
+            interpreted = functools.partial(vars(pallas_gpu)[name], interpret=True)
+            setattr(pallas_gpu, name, interpreted)
+    kernel = "pallas_tpu" if platform == "tpu" else "pallas_gpu"
+
+    def form(hidden, head, targets, *, impl):
+        return token_logprobs(hidden, head, targets, temperature=0.7, impl=impl)[:2]
+
+    forms = {impl: functools.partial(form, impl=impl) for impl in (kernel, "xla")}
+    return forms | {"plain": functools.partial(plain_logprobs, soft_cap=0.0)}
+
+
+def _with_gradients(form):
+    def run(hidden, head, targets, *cotangents):
+        out, back = jax.vjp(lambda h, w: form(h, w, targets), hidden, head)
+        return out, back(cotangents)
+
+    return jax.jit(run)
+
+
+def logprob(tiny: bool) -> None:
+    sizes = {"tiny": (256, 64, 512)} if tiny else {
+        "0.5b": (8192, 896, 151936),
+        "8b": (8192, 4096, 151936),
+    }  # fmt: skip
+    forms = _logprob_forms()
+    for size, (rows, embed, vocab) in sizes.items():
+        hidden, head = normal(0, rows, embed), normal(1, embed, vocab, scale=embed**-0.5)
+        targets = jax.random.randint(jax.random.key(2), (rows,), 0, vocab)
+        weights = tuple(normal(3 + i, rows, dtype=jnp.float32) for i in range(2))
+        few = slice(0, min(rows, 512))
+        wide = [x.astype(jnp.float32) for x in (hidden[few], head)]
+        with jax.default_matmul_precision("highest"):
+            wanted = _with_gradients(forms["plain"])(
+                *wide, targets[few], *(x[few] for x in weights)
+            )
+        wanted = jax.tree.map(np.asarray, wanted)
+        del wide
+        flops = 2 * rows * embed * vocab
+
+        def figures(form, hidden=hidden, head=head, targets=targets, weights=weights, few=few,
+                    wanted=wanted, flops=flops):  # fmt: skip
+            both = _with_gradients(form)
+            found = both(hidden[few], head, targets[few], *(x[few] for x in weights))
+            (value, entropy), gradients = found
+            out = {
+                "logprob_error_nats": float(np.abs(value - wanted[0][0]).max()),
+                "entropy_error_nats": float(np.abs(entropy - wanted[0][1]).max()),
+                "hidden_gradient_error": error_of(gradients[0], wanted[1][0]),
+                "head_gradient_error": error_of(gradients[1], wanted[1][1]),
+            }
+            del found, gradients
+            forward = seconds(jax.jit(form), hidden, head, targets)
+            whole = seconds(both, hidden, head, targets, *weights)
+            rate = product_rate(tiny)
+            return out | {
+                "forward_ms": 1e3 * forward,
+                "forward_share_of_product": flops / forward / rate,
+                "with_gradients_ms": 1e3 * whole,
+                # The fused forms compute the logits twice.
+                "with_gradients_share_of_product": 3 * flops / whole / rate,
+            }
+
+        for name, form in forms.items():
+            attempt(f"{name} {size} {rows}x{embed}x{vocab}", functools.partial(figures, form))
+
+
+# -- attention
+
+
+def attention(tiny: bool) -> None:
+    from rljax.mesh import make_mesh
+    from rljax.models.attention import attention as run
+
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    sizes = {"tiny": (2, 64, 4, 2, 16)} if tiny else {
+        "0.5b": (16, 2048, 14, 2, 64),
+        "8b": (4, 4096, 32, 8, 128),
+    }  # fmt: skip
+    fast = {"gpu": ["cudnn"], "tpu": ["splash"]}.get(jax.default_backend(), [])
+    for size, (rows, tokens, heads, kv_heads, width) in sizes.items():
+        shapes = [(rows, tokens, n, width) for n in (heads, kv_heads, kv_heads)]
+        q, k, v = (normal(i, *shape) for i, shape in enumerate(shapes))
+        cotangent = normal(3, *shapes[0])
+        # One sequence a row, and four of equal length, as packing makes them.
+        layouts = {
+            "": np.ones(tokens, np.int32),
+            " packed": 1 + np.arange(tokens, dtype=np.int32) * 4 // tokens,
+        }
+        for layout, row in layouts.items():
+            segments = jnp.broadcast_to(jnp.asarray(row), (rows, tokens))
+
+            def forward(q, k, v, segments, *, impl, width=width):
+                how = dict(mesh=mesh, scale=width**-0.5, impl=impl)
+                return run(q, k, v, segments, **how)
+
+            def both(q, k, v, segments, cotangent, *, impl, forward=forward):
+                of = functools.partial(forward, segments=segments, impl=impl)
+                out, back = jax.vjp(of, q, k, v)
+                return out, back(cotangent)
+
+            few = slice(0, 1)
+            arrays = q, k, v, segments
+            wide = [x[few].astype(jnp.float32) for x in (q, k, v)]
+            with jax.default_matmul_precision("highest"):
+                reference = jax.jit(functools.partial(both, impl="reference"))
+                wanted = reference(*wide, segments[few], cotangent[few].astype(jnp.float32))
+            wanted = jax.tree.map(np.asarray, wanted)
+            # A causal product is half of the pairs; of four sequences, an eighth.
+            pairs = rows * tokens**2 / 2 / (4 if layout else 1)
+            flops = 4 * pairs * heads * width
+
+            def figures(impl, arrays=arrays, cotangent=cotangent, wanted=wanted, flops=flops,
+                        few=few, forward=forward, both=both):  # fmt: skip
+                whole = jax.jit(functools.partial(both, impl=impl))
+                found = whole(*(x[few] for x in arrays), cotangent[few])
+                of_forward = seconds(jax.jit(functools.partial(forward, impl=impl)), *arrays)
+                of_both = seconds(whole, *arrays, cotangent)
+                named = zip("qkv", found[1], wanted[1], strict=True)
+                return {
+                    "error": error_of(found[0], wanted[0]),
+                    **{f"{name}_gradient_error": error_of(x, y) for name, x, y in named},
+                    "forward_ms": 1e3 * of_forward,
+                    "forward_share_of_product": flops / of_forward / product_rate(tiny),
+                    "with_gradients_ms": 1e3 * of_both,
+                    "with_gradients_share_of_product": 3.5 * flops / of_both / product_rate(tiny),
+                }
+
+            for impl in [*fast, "xla"]:
+                row = f"{impl} {size} {rows}x{tokens}, {heads}/{kv_heads} heads of {width}{layout}"
+                attempt(row, functools.partial(figures, impl))
+
+
+# -- GAE
+
+
+def gae(tiny: bool) -> None:
+    from gae import arguments
+
+    from rljax.kernels.gae import gae as run
+    from rljax.kernels.gae import pallas_gpu
+
+    rows, tokens = (4, 160) if tiny else (512, 8192)
+    rewards, values, mask, ids, *_ = arguments("gae", rows, tokens)
+    if jax.default_backend() == "cpu":
+        pallas_gpu.gae = functools.partial(pallas_gpu.gae, interpret=True)
+    kernel = "pallas_tpu" if jax.default_backend() == "tpu" else "pallas_gpu"
+
+    def of(impl):
+        how = dict(gamma=0.99, lam=0.95, segment_ids=ids, impl=impl)
+        return jax.jit(lambda r, v, m: run(r, v, m, **how))
+
+    wanted = jax.tree.map(np.asarray, of("reference")(rewards, values, mask))
+    moved = 6 * rewards.nbytes  # rewards, values, mask and ids in, advantages and returns out
+
+    def figures(impl):
+        function = of(impl)
+        found = function(rewards, values, mask)
+        took = seconds(function, rewards, values, mask)
+        return {
+            "advantage_error": error_of(found[0], wanted[0]),
+            "return_error": error_of(found[1], wanted[1]),
+            "ms": 1e3 * took,
+            "share_of_copy": moved / took / copy_rate(tiny),
+        }
+
+    for impl in (kernel, "xla"):
+        attempt(f"{impl} {rows}x{tokens}", functools.partial(figures, impl))
+
+
+# -- decoding
+
+
+def _decode(name: str, slots: int, prompt: int) -> None:
+    from sampler import NEW, Bench
+
+    bench = Bench(name, repeats=3)
+
+    def figures():
+        found = bench.fixed(slots, prompt)
+        return {
+            "tokens_per_s": found["tokens_per_s"],
+            "step_ms": found["step_ms"],
+            "share_of_bandwidth_floor": found["bandwidth_step_ms"] / found["step_ms"],
+            "share_of_floor": found["share_of_floor"],
+            "prefill_s": found["prefill_s"],
+            "read_gb_per_s": found["bytes_per_s"] / 1e9,
+        }
+
+    attempt(f"{name}, {slots} rows of {prompt} + {NEW} tokens", figures)
+
+
+def decode(tiny: bool) -> None:
+    if tiny:
+        return _decode("tiny", 4, 16)
+    for slots in (64, 256):
+        _decode("0.5b", slots, 256)
+
+
+def decode_8b(tiny: bool) -> None:
+    _decode(*(("tiny", 2, 16) if tiny else ("8b", 64, 256)))
+
+
+# -- whole steps
+
+
+def step_shape(tiny: bool):
+    """The shape of Qwen2.5-0.5B, or one that a CPU takes."""
+    from step_shapes import Decoder, Shape
+
+    if tiny:
+        small = Decoder(64, 1, 32, 64, 2, 1, 16, tie_embeddings=True)
+        sizes = dict(shortest_prompt=4, longest_prompt=4, response=8, microbatch=4)
+        return Shape("tiny", prompts=2, samples=4, **sizes, decoder=small)
+    qwen = Decoder(151936, 24, 896, 4864, 14, 2, 64, tie_embeddings=True)
+    sizes = dict(shortest_prompt=256, longest_prompt=256, response=512, microbatch=16)
+    return Shape("0.5b", prompts=8, samples=8, **sizes, decoder=qwen)
+
+
+def step(tiny: bool) -> None:
+    import grpo_step
+
+    from rljax.plan.chips import local_devices
+    from rljax.plan.compiled import make_plan
+
+    shape, repeats = step_shape(tiny), 1 if tiny else 4
+    made = grpo_step.make_config
+
+    def in_bfloat16(*args):
+        config = made(*args)
+        config.model_settings.dtype = "bfloat16"
+        return config
+
+    grpo_step.make_config = in_bfloat16
+    with tempfile.TemporaryDirectory() as folder, grpo_step.make_run(shape, folder) as run:
+        steps, tokens = grpo_step.Steps(run), []
+        steps.take()
+        first, peak = steps.laps["step"][0], steps.laps["step"][0].peak_mb
+        say("first step, with its compilation", s=first.wall_s)
+        for laps in steps.laps.values():
+            laps.clear()
+        for _ in range(repeats):
+            steps.take()
+            tokens.append(grpo_step.needed(steps.batch, shape.samples))
+            peak = max(peak, steps.laps["step"][-1].peak_mb)
+        took = {
+            part: statistics.median(lap.wall_s for lap in laps)
+            for part, laps in steps.laps.items()
+        }  # fmt: skip
+        count = {name: statistics.fmean(each[name] for each in tokens) for name in tokens[0]}
+        say(
+            f"step of {shape.rows} x ({shape.longest_prompt} + {shape.response}) tokens",
+            **{f"{part}_s": s for part, s in took.items()},
+            response_tokens_per_s=count["response_tokens"] / took["step"],
+        )
+        # Useful work alone: a prompt once in its group, no padding, nothing computed again.
+        flops = 3 * shape.decoder.forward_flops(
+            count["positions"], count["response_tokens"], count["pairs"]
+        )
+        figures = {"tflop_per_s": flops / took["learn"] / 1e12}
+        figures["share_of_product"] = flops / took["learn"] / product_rate(tiny)
+        if peaks():
+            figures["mfu"] = flops / took["learn"] / peaks()[0]
+        say("learning", **figures)
+        used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        config = run.setup.config
+
+    def memory():
+        devices, chip = local_devices()
+        plan = make_plan(config, devices, chip, kind())
+        measured = used or peak * 2**20
+        planned = plan.total + (0 if used else plan.process_bytes)
+        figures = dict(planned_gb=planned / 1e9, peak_gb=measured / 1e9)
+        return figures | {"planned_over_measured": planned / measured}
+
+    attempt("peak memory" if used else "peak memory of the process", memory)
+
+
+def in_flight(tiny: bool) -> None:
+    import staleness
+
+    sizes = dict(model="27m", slots=32, prompts=24, steps=3, rounds=3)
+    if tiny:
+        sizes = dict(model="tiny", slots=8, prompts=2, steps=1, rounds=1)
+    given = argparse.Namespace(mode="lengths", eta="0,1", samples=8, devices=1, **sizes)
+    found = staleness.measured(given)["1"]["over_eta_0"]
+    for row, name in (("step", "tokens_per_s"), ("rollout", "rollout_tokens_per_s")):
+        median, least, most = found[name]
+        say(f"{row}, {sizes['model']}", speed_up=median, least=least, most=most)
+
+
+def trl(tiny: bool) -> None:
+    import os
+
+    import peers
+
+    os.environ["PEER_DEVICE"] = {"gpu": "gpu"}.get(jax.default_backend(), "cpu")
+    shape, laps = step_shape(tiny), []
+    with tempfile.TemporaryDirectory() as folder:
+        given = dataclasses.asdict(shape)
+        process = peers.Process("peer_trl.py", peers.sys.executable, given, Path(folder) / "log")
+        say("versions", **process.ready)
+        say("first step", s=process.step()["step"]["wall_s"])
+        for _ in range(1 if tiny else 3):
+            laps.append(process.step())
+            took = {p: statistics.median(lap[p]["wall_s"] for lap in laps) for p in peers.PARTS}
+            each = statistics.median(lap["response_tokens"] / lap["step"]["wall_s"] for lap in laps)
+            size = f"{shape.rows} x ({shape.longest_prompt} + {shape.response}) tokens"
+            figures = {f"{part}_s": s for part, s in took.items()}
+            say(f"step of {size}", **figures, response_tokens_per_s=each, laps=len(laps))
+        process.end()
+
+
+def doctor(tiny: bool) -> None:
+    from rljax.command import main as rljax
+
+    said, code = io.StringIO(), None
+    with contextlib.redirect_stdout(said):
+        try:
+            code = rljax(["doctor"])
+        except SystemExit as end:
+            code = end.code
+    lines = said.getvalue().strip().splitlines()
+    say("doctor", exit_code=code, says=[line for line in lines if not line.startswith("ok ")])
+
+
+PARTS = dict(
+    device=device,
+    logprob=logprob,
+    attention=attention,
+    gae=gae,
+    decode=decode,
+    step=step,
+    in_flight=in_flight,
+    trl=trl,
+    decode_8b=decode_8b,
+    doctor=doctor,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    PARTS[options.part](options.tiny)
+
+
+if __name__ == "__main__":
+    main()
