@@ -12,7 +12,6 @@ memory is what the compiler reports for the product with its gradients.
 
 import argparse
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,8 @@ from stopwatch import best_seconds
 
 from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.mesh import make_mesh
-from rljax.models.experts import Experts, ExpertsConfig
+from rljax.models.builtin import decoder
+from rljax.models.experts import Experts
 
 # N, D, F, X, k: a learning step, a small one, a decode step, and many small experts.
 SIZES = ((1024, 512, 512, 8, 2), (64, 512, 512, 8, 2), (4, 512, 512, 8, 2), (1024, 512, 256, 64, 4))
@@ -55,8 +55,7 @@ def measure(product, x, w, g, repeats: int) -> dict:
 
 def layer(n: int, d: int, f: int, x: int, k: int, repeats: int) -> dict:
     """The whole module at one size."""
-    experts = ExpertsConfig(count=x, per_token=k, mlp=f)
-    config = types.SimpleNamespace(embed=d, experts=experts, weight_dtype="float32", init_std=0.02)
+    config = decoder(1, embed=d, mlp=f, experts=x, experts_per_token=k)
     graph, state = nnx.split(Experts(nnx.Rngs(0), config))
     params, mesh = nnx.to_pure_dict(state), make_mesh(1, 1, 1, devices=jax.devices()[:1])
 

@@ -42,8 +42,10 @@ def sleep(response, seconds):
 
 
 class Words:
+    special_ids = ()
+
     @staticmethod
-    def decode(ids):
+    def decode(ids, skip_special_tokens=True):
         return " ".join(map(str, ids))
 
 

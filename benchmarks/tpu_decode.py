@@ -97,9 +97,10 @@ def compiled(args, layers: int, layout: str, devices, chip):
     """({figure of a step}, figures of the programs) of the config with so many layers."""
     setup = abstract_setup(config_of(args, layers), devices)
     actor, decoding = abstract_roles(setup)["actor"], setup.decoding
-    other = dict(layout=parsed(layout), weight_dtype=args.weights)
-    own = dict(layout=None, weight_dtype="")
-    decoding = dataclasses.replace(decoding, **own if layout == "training" else other)
+    how = dict(layout=None, weight_dtype="")
+    if layout != "training":
+        how = dict(layout=parsed(layout), weight_dtype=args.weights)
+    decoding = dataclasses.replace(decoding, **how)
     batch, sampling = setup.config.batch, setup.rollouts.sampling
     prompts = np.zeros((batch.prompts_per_step, setup.data.prompt_tokens), np.int32)
     weights = actor.state.weights

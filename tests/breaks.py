@@ -451,6 +451,24 @@ BREAKS = {
         "    if False:\n",
         ["tests/rewards/test_reward_pool.py", "-k", "cannot_be_loaded"],
     ),
+    "the base under adapters is sent after every update": (
+        "rljax/sampler/layout.py",
+        "        if one == key and _same(leaves, [known() for known in made_of]):\n",
+        "        if False:\n",
+        ["tests/sampler/test_layouts.py", "-k", "adapters_alone"],
+    ),
+    "a base is found by its layout alone": (
+        "rljax/sampler/layout.py",
+        "        if one == key and _same(leaves, [known() for known in made_of]):\n",
+        "        if one == key:\n",
+        ["tests/sampler/test_layouts.py", "-k", "another_base"],
+    ),
+    "a base that stays in the layout of decoding is not planned": (
+        "rljax/setup/held.py",
+        "    if kept := _kept_copy(setup, roles):\n",
+        "    if kept := {}:\n",
+        ["tests/plan/test_plan.py", "-k", "base_in_the_layout"],
+    ),
     "a fence within reasoning fences the next block": (
         "rljax/reasoning.py",
         "bisect.bisect_left(starts, start)",

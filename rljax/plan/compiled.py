@@ -38,7 +38,7 @@ from rljax.sampler.layout_cost import LayoutCost
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.decode_layout import decode_costs, free_bytes, samples
-from rljax.setup.held import held_bytes, held_parts, of_mesh
+from rljax.setup.held import KEPT_COPY, held_bytes, held_parts, of_mesh
 from rljax.setup.placement import SAMPLER, sampler_mesh
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
@@ -249,6 +249,8 @@ def make_plan(
 def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 1) -> Report:
     """Compiles one program for the devices of `mesh`, and runs nothing of it. `held`: what the run
     holds all through (rljax.plan.memory.held_parts)."""
+    if call.copy is not None or call.name.startswith(RESHARD):  # it makes or reads all of the copy
+        held = {name: tree for name, tree in held.items() if name != KEPT_COPY}
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
     traced = call.function.trace(*call.arguments, **call.static)
     lowered = traced.lower()

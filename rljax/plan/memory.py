@@ -33,7 +33,7 @@ from rljax.plan.groups import (
 from rljax.policies import ROWS_PER_CALL
 from rljax.roles import Actor, Critic, RewardModel
 from rljax.runs.units import human_bytes
-from rljax.sampler.layout import agree, weights_like
+from rljax.sampler.layout import agree, is_apart, kept_like, weights_like
 from rljax.sampler.layout_cost import FACTOR, decode_bytes
 from rljax.sampler.memory import device_bytes
 from rljax.setup import abstract_roles, abstract_scorers
@@ -231,6 +231,8 @@ def _generate(setup: Setup, roles: dict) -> dict[str, int]:
     weights = roles["actor"].state.weights if "actor" in roles else setup.model.abstract()
     like = weights_like(model, weights, keep_dtypes=not decoding.weight_dtype)
     copied = 0 if agree(setup.model, model, weights, like) else held_bytes(like)
+    if copied and not is_apart(setup.model, model):  # what stays is among the parts that are held
+        copied -= held_bytes(kept_like(setup.model, model, weights, like))
     return {COPY: copied, **needs} if copied else needs
 
 

@@ -3,7 +3,8 @@ training; and the one program that brings the weights there.
 
 Training splits weights by fsdp, which at every token costs decoding an exchange of activations. A
 mesh of its own over the same devices (HybridFlow, arXiv 2409.19256) costs an exchange of weights
-per update of the policy, and the memory of the copy while it samples.
+per update of the policy, and the memory of the copy while it samples. Under adapters the copy of
+the frozen base stays, and an update brings the adapters alone.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import functools
 import math
 import re
 import time
+import weakref
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -25,7 +27,7 @@ from rljax.mesh import MESH_AXES
 from rljax.models.adapters.quantise import KINDS, quantise
 from rljax.models.config import LoraConfig
 from rljax.models.model import Model
-from rljax.models.trees import flattened, nested
+from rljax.models.trees import flattened, merged, nested
 from rljax.sampler.relayout import sent
 from rljax.tracking import timing
 
@@ -202,11 +204,24 @@ def copied_bytes(like) -> int:
     )
 
 
+_CODES = ("codes", "scales")  # what a linear map becomes that is rounded to int8
+
+
+def _like(target: Model, params, tree) -> dict:
+    """Returns the leaves of a tree of the weights of `target` that are made of `params`, which may
+    be some of the weights alone."""
+    flat, paths = flattened(tree), []
+    for path in flattened(params):
+        paths += [path] if path in flat else [(*path[:-1], name) for name in _CODES]
+    return nested({path: flat[path] for path in paths})
+
+
 @functools.lru_cache(maxsize=64)
-def reshard_program(source: Model, target: Model, keep_dtypes: bool):
+def reshard_program(source: Model, target: Model, keep_dtypes: bool, part: int | None = None):
     """Returns the program weights of `source` -> weights of `target`. Numbers are made narrow where
     they lie and then sent. Layers go one after another, so that what a relayout holds beside its
-    input and its output is a layer of it."""
+    input and its output is a layer of it. `part`: of the weights that are trained (0) or frozen (1)
+    alone."""
     before, after = flattened(source.shardings()), flattened(target.shardings())
     dtypes = {path: x.dtype for path, x in flattened(target.abstract()).items()}
     axes = {path: named for path, (_, named) in target.shapes().items()}
@@ -217,7 +232,7 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool):
         return NamedSharding(sharding.mesh, spec)
 
     def encoded(path, x, stacked: bool) -> dict:
-        codes, scales = ((*path[:-1], name) for name in ("codes", "scales"))
+        codes, scales = ((*path[:-1], name) for name in _CODES)
         made = quantise(x, target.config.lora.base, axes[scales].index(None) - stacked)
         narrow = sent(made[0], of(before[path], stacked), of(after[codes], stacked))
         few = jax.lax.with_sharding_constraint(made[1], of(after[scales], stacked))
@@ -241,7 +256,8 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool):
             out |= jax.lax.scan(lambda _, layer: (None, moved(layer, True)), None, own)[1]
         return nested(out)
 
-    return jax.jit(reshard, out_shardings=target.shardings())
+    given = source.abstract() if part is None else source.split(source.abstract())[part]
+    return jax.jit(reshard, out_shardings=_like(target, given, target.shardings()))
 
 
 # The copies of the enclosing `held_weights`: (source model, target model, leaves of the source,
@@ -265,9 +281,15 @@ def held_weights():
         _held.reset(token)
 
 
+# Copies of frozen weights, the base under adapters: [key, weak references to the leaves that it was
+# made of, copy]. No update changes them, so a copy stays as long as what it was made of.
+_frozen: list[tuple[tuple, list, dict]] = []
+
+
 def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
     """Returns the weights that `target` reads: `params` itself where nothing differs, else a copy,
-    which the enclosing `held_weights` keeps.
+    which the enclosing `held_weights` keeps. Its frozen half, if it has one, is kept as long as
+    that of `params`: after an update the adapters alone are brought again.
 
     A copy is found by the very arrays that it was made of, so one of older weights is never read.
     """
@@ -280,24 +302,61 @@ def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
             return copy
     if copies is not None:  # what was donated since is of an older version
         copies[:] = [one for one in copies if not any(x.is_deleted() for x in one[2])]
-    begun = time.monotonic()
-    if is_apart(source, target):
-        copy = _sent_to_others(source, target, params, like, keep_dtypes)
-    else:
-        copy = reshard_program(source, target, keep_dtypes)(params)
-    jax.block_until_ready(copy)
-    timing.synced(copied_bytes(like), time.monotonic() - begun)
+    copy = _copy(source, target, params, like, keep_dtypes)
     if copies is not None:
         copies.append((source, target, leaves, copy))
     return copy
 
 
-def _sent_to_others(source: Model, target: Model, params, like, keep_dtypes: bool):
-    """The weights of `target` on devices of its own: made narrow where they lie, and then sent."""
-    narrow = dataclasses.replace(target, mesh=source.mesh)
-    if not agree(source, narrow, params, like):
-        params = reshard_program(source, narrow, keep_dtypes)(params)
-    return jax.tree.map(lambda x, to: moved(x, to.sharding), params, like)
+def _copy(source: Model, target: Model, params, like, keep_dtypes: bool) -> dict:
+    """The weights of `target`; what is brought for it is counted in the metrics."""
+    trained, frozen = source.split(params)
+    if not (trained and frozen):
+        return _brought(source, target, params, like, keep_dtypes)
+    base, like = _like(target, frozen, like), _like(target, trained, like)
+    if not agree(source, target, frozen, base):
+        frozen = _kept(source, target, frozen, base, keep_dtypes)
+    return merged(_brought(source, target, trained, like, keep_dtypes, part=0), frozen)
+
+
+def kept_like(source: Model, target: Model, params, like) -> dict:
+    """Returns the part of a copy `like` that outlives an update: the frozen weights, {} where they
+    are none, or read as they are."""
+    trained, frozen = source.split(params)
+    base = _like(target, frozen, like) if trained and frozen else {}
+    return {} if not base or agree(source, target, frozen, base) else base
+
+
+def _kept(source: Model, target: Model, frozen, like, keep_dtypes: bool) -> dict:
+    """The frozen weights of `target`: the copy that there is, or a new one that is kept."""
+    key, leaves = (source, target, keep_dtypes), jax.tree.leaves(frozen)
+    for one, made_of, copy in _frozen:
+        if one == key and _same(leaves, [known() for known in made_of]):
+            return copy
+
+    def forget(_):
+        _frozen[:] = [one for one in _frozen if one is not entry]
+
+    copy = _brought(source, target, frozen, like, keep_dtypes, part=1)
+    entry = (key, [weakref.ref(x, forget) for x in leaves], copy)
+    _frozen.append(entry)
+    return copy
+
+
+def _brought(source, target, params, like, keep_dtypes: bool, part: int | None = None) -> dict:
+    """A copy of `params`, counted in the metrics. Between devices that no program joins the numbers
+    are made narrow where they lie, and then sent."""
+    begun = time.monotonic()
+    apart = is_apart(source, target)
+    to = dataclasses.replace(target, mesh=source.mesh) if apart else target
+    copy = params
+    if not apart or not agree(source, to, params, like):
+        copy = reshard_program(source, to, keep_dtypes, part)(params)
+    if apart:
+        copy = jax.tree.map(lambda x, to: moved(x, to.sharding), copy, like)
+    jax.block_until_ready(copy)
+    timing.synced(copied_bytes(like), time.monotonic() - begun)
+    return copy
 
 
 def _same(leaves: list, others: list) -> bool:

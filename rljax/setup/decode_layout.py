@@ -7,7 +7,7 @@ from rljax.chips import Chip, chip_of
 from rljax.mesh import slice_count
 from rljax.sampler.layout import AUTO
 from rljax.sampler.layout_cost import LayoutCost, Workload, decode_layout, layout_costs
-from rljax.setup.held import held_bytes, held_parts, of_mesh
+from rljax.setup.held import KEPT_COPY, held_bytes, held_parts, of_mesh
 from rljax.setup.role_table import abstract_roles
 from rljax.setup.setup import Setup, sampled_prompts
 
@@ -49,8 +49,9 @@ def decode_costs(setup: Setup, chip: Chip, roles: dict) -> list[LayoutCost]:
 
 
 def free_bytes(setup: Setup, chip: Chip, roles: dict) -> float:
-    """Returns the bytes of a device that a run does not hold from start to end."""
+    """Returns the bytes of a device that a run does not hold from start to end; a copy of the
+    weights in a layout of decoding comes out of them."""
     if setup.decoding.mesh is not None:  # which holds nothing else
         return chip.hbm_bytes
     parts = of_mesh(setup.model.mesh, held_parts(setup, roles))
-    return chip.hbm_bytes - sum(map(held_bytes, parts.values()))
+    return chip.hbm_bytes - sum(held_bytes(x) for name, x in parts.items() if name != KEPT_COPY)

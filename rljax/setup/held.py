@@ -6,8 +6,12 @@ import jax
 from jax.sharding import Mesh
 
 from rljax.mesh import HOST_MEMORY
+from rljax.sampler.layout import agree, is_apart, kept_like, weights_like
 from rljax.setup.rewards import abstract_scorers
 from rljax.setup.setup import Setup
+
+# Name of the part that lies beside the base under adapters, in the layout of decoding.
+KEPT_COPY = "base in the layout of decoding"
 
 
 def held_bytes(tree, *, on_host: bool = False) -> int:
@@ -26,7 +30,8 @@ def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
 
     def own(tree) -> bool:
         layouts = (x.sharding for x in jax.tree.leaves(tree))
-        return next((layout.mesh for layout in layouts if layout is not None), mesh) == mesh
+        found = next((layout.mesh for layout in layouts if layout is not None), mesh)
+        return found == mesh or set(found.devices.flat) == set(mesh.devices.flat)
 
     return {name: tree for name, tree in parts.items() if own(tree)}
 
@@ -41,4 +46,19 @@ def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
             shared = part == "base" and not own and any(n.endswith("base") for n in parts)
             if not shared:
                 parts[f"{name} {part}".rstrip()] = arrays
+    if kept := _kept_copy(setup, roles):
+        parts[KEPT_COPY] = kept
     return parts
+
+
+def _kept_copy(setup: Setup, roles: dict) -> dict:
+    """The copy of the frozen weights that stays from one rollout to the next, {} without any; the
+    devices of samplers of their own are counted apart."""
+    model, decoding = setup.model, setup.decoding
+    if "actor" not in roles or not roles["actor"].state.frozen:
+        return {}
+    target, weights = decoding.of(model), roles["actor"].state.weights
+    like = weights_like(target, weights, keep_dtypes=not decoding.weight_dtype)
+    if is_apart(model, target) or agree(model, target, weights, like):
+        return {}
+    return kept_like(model, target, weights, like)

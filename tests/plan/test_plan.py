@@ -38,7 +38,7 @@ from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
 from rljax.setup.abstract import abstract_setup
-from rljax.setup.held import held_parts
+from rljax.setup.held import KEPT_COPY, held_parts
 from rljax.training import run
 from rljax.validation import validate
 
@@ -934,6 +934,29 @@ def test_memory_follows_what_the_config_asks_for():
     lora = estimate(abstract_setup(tiny(lora__rank=4, mesh__tensor=1, mesh__fsdp=8))).held
     assert lora["reference weights"] == lora["actor weights"]  # adapters: the base is one, shared
     assert [name for name in lora if name.endswith("base")] == ["actor base"]
+
+
+def test_the_base_in_the_layout_of_decoding_is_held_while_the_run_learns():
+    """Whole on each device, and only the adapters are copied for a rollout."""
+    lora = dict(lora__rank=4, mesh__tensor=1, mesh__fsdp=8)
+    plain = estimate(abstract_setup(tiny(**lora)))
+    setup = abstract_setup(tiny(**lora, sampler__layout="mesh(data=8)"))
+    copied = estimate(setup)
+    assert set(copied.held) - set(plain.held) == {KEPT_COPY}
+    halves = setup.model.split(setup.model.abstract())
+    few, most = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(x)) for x in halves)
+    assert copied.held[KEPT_COPY] == most > 4 * copied.held["actor base"]
+    assert copied.generate[memory.COPY] == few < copied.held[KEPT_COPY] / 3
+    codes = tiny(**lora, sampler__layout="mesh(data=8)", sampler__weight_dtype="int8")
+    assert estimate(abstract_setup(codes)).held[KEPT_COPY] < copied.held[KEPT_COPY]
+
+
+@pytest.mark.slow
+def test_the_base_in_the_layout_of_decoding_is_not_counted_beside_the_program_that_reads_it():
+    config = tiny(lora__rank=4, mesh__tensor=1, mesh__fsdp=8, sampler__layout="mesh(data=8)")
+    plan = make_plan(config, jax.devices(), None, "8 x cpu", only=("generate", "learn"))
+    beside, kept = {one.name: one.beside for one in plan.run}, plan.estimate.held[KEPT_COPY]
+    assert beside["learn"] >= kept > beside["generate"]
 
 
 def test_gathers_that_a_better_layout_spares_are_said():

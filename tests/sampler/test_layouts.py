@@ -17,10 +17,11 @@ from sampler_cases import EOS, prompts, tiny
 
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
+from rljax.models.adapters.lora import LEAVES
 from rljax.models.adapters.quantise import dequantise
 from rljax.models.config import LatentConfig, LayerKind, LoraConfig
 from rljax.models.experts import ExpertsConfig
-from rljax.models.trees import flattened
+from rljax.models.trees import flattened, merged
 from rljax.sampler import Decoding, Layout, Sampling, SecondModel, generate, held_weights
 from rljax.sampler.layout import copied_bytes, reshard_program
 from rljax.tracking.timing import collect
@@ -280,3 +281,61 @@ def test_sizes_that_are_none_are_refused(sizes):
         Layout(**sizes)
     with pytest.raises(InputError, match="sampler layout"):
         Decoding(layout="mesh(data=1)")
+
+
+def with_adapters():
+    """A model with adapters, its weights, and how an update changes them: the base stays."""
+    model = model_on(1, 8, 1, lora=LoraConfig(2))
+    trained, frozen = model.split(drawn(model))
+    step = jax.jit(lambda p: jax.tree.map(lambda x: 2 * x, p), donate_argnums=0)
+    return model, trained, frozen, step
+
+
+@pytest.mark.parametrize("dtype", ["", "int8"])
+def test_an_update_brings_the_adapters_alone(dtype):
+    """The base is brought once, also from one block to the next, and is dropped with its source."""
+    model, trained, frozen, step = with_adapters()
+    decoding = Decoding(layout=Layout(4, 1, 2), weight_dtype=dtype)
+    like = decoding.of(model).abstract()
+    few = copied_bytes({p: x for p, x in flattened(like).items() if p[-1] in LEAVES})
+    sizes, base = [], None
+    for _ in range(3):
+        with collect() as timings, held_weights():
+            copy = decoding.weights(model, merged(trained, frozen))
+        sizes.append(timings.synced_bytes)
+        flat = flattened(copy)
+        for path, x in flattened(trained).items():
+            np.testing.assert_array_equal(flat[path], np.asarray(x))
+        own = {path: x for path, x in flat.items() if path[-1] not in LEAVES}
+        assert base is None or all(own[path] is x for path, x in base.items())
+        base, trained = own, step(trained)
+        del copy, flat
+    assert sizes == [copied_bytes(like), few, few] and few < copied_bytes(like) / 3
+    kept, before = bytes_of(base.values()), held_bytes()
+    del base, own, x
+    assert held_bytes() == before  # what decodes next reads it again
+    given = bytes_of(jax.tree.leaves(frozen))
+    del frozen
+    gc.collect()
+    assert held_bytes() == before - kept - given
+
+
+def test_another_base_is_never_read_for_this_one():
+    model, trained, frozen, step = with_adapters()
+    other = jax.tree.map(lambda x: 3 * x, frozen)
+    decoding = Decoding(layout=Layout(4, 1, 2))
+    for base in (frozen, other, frozen):
+        copy = flattened(decoding.weights(model, merged(trained, base)))
+        for path, x in flattened(base).items():
+            np.testing.assert_array_equal(copy[path], np.asarray(x))
+
+
+def test_a_base_that_is_read_as_it_is_is_not_copied():
+    """Where the adapters alone are of another type than what decodes."""
+    model = model_on(2, 2, 2, lora=LoraConfig(2), weight_dtype="bfloat16", dtype="bfloat16")
+    trained, frozen = model.split(drawn(model))
+    trained = jax.tree.map(lambda x: x.astype(np.float16), trained)
+    decoding = Decoding(weight_dtype="bfloat16")
+    copy = flattened(decoding.weights(model, merged(trained, frozen)))
+    assert all(copy[path] is x for path, x in flattened(frozen).items())
+    assert all(copy[path].dtype != np.float16 for path in flattened(trained))
