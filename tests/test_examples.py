@@ -1,5 +1,6 @@
 """The examples, run as a user does."""
 
+import ast
 import os
 import re
 import subprocess
@@ -13,16 +14,14 @@ import rljax
 from rljax.rewards import judge
 
 
-@pytest.mark.slow
-def test_the_loop_with_nothing_hidden_learns():
-    path = REPO / "examples" / "grpo_loop.py"
-    assert len(path.read_text().splitlines()) <= 70
+def rewards_of(name: str, steps: int) -> list[float]:
+    """The mean rewards that an example prints, run as a user does."""
     # The flags of the tests that make compiles fast, but one device.
     xla = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": " ".join(xla)}
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     done = subprocess.run(
-        [sys.executable, str(path), "16"],
+        [sys.executable, str(REPO / "examples" / name), str(steps)],
         env=environment,
         capture_output=True,
         text=True,
@@ -31,9 +30,31 @@ def test_the_loop_with_nothing_hidden_learns():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rewards = [float(x) for x in re.findall(r"^step \d+ reward ([\d.]+)$", done.stdout, re.M)]
-    assert len(rewards) == 16
+    assert len(rewards) == steps
+    return rewards
+
+
+@pytest.mark.slow
+def test_the_loop_with_nothing_hidden_learns():
+    path = REPO / "examples" / "grpo_loop.py"
+    assert len(path.read_text().splitlines()) <= 70
+    rewards = rewards_of(path.name, 16)
     first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
     assert last > 0.6 and last > first + 0.08, rewards
+
+
+def test_the_loop_of_ppo_has_thirty_lines_beside_its_imports():
+    tree = ast.parse((REPO / "examples" / "ppo_loop.py").read_text())
+    own = [x for x in tree.body[1:] if not isinstance(x, (ast.Import, ast.ImportFrom))]
+    lines = (REPO / "examples" / "ppo_loop.py").read_text().splitlines()[own[0].lineno - 1 : -4]
+    written = [line for line in lines if line.strip()]
+    assert 25 < len(written) <= 30, len(written)
+
+
+@pytest.mark.slow
+def test_the_loop_of_ppo_learns():
+    rewards = rewards_of("ppo_loop.py", 40)
+    assert sum(rewards[:2]) / 2 < 0.4 and sum(rewards[-5:]) / 5 > 0.9, rewards
 
 
 @pytest.mark.parametrize("name", rljax.__all__)

@@ -244,3 +244,23 @@ def test_weights_are_gathered_over_fsdp_for_each_product_and_not_kept(remat):
     assert "PartitionSpec(None, 'tensor')" in split or "P(None, 'tensor')" in split
     assert "bf16[3,64,96]" not in split  # nothing gathered is kept of all layers
     assert not re.findall(gather, training_jaxpr(remat, fsdp=1, tensor=2))
+
+
+@pytest.mark.parametrize("rows", lanes([7], [1]))
+def test_a_verb_answers_in_order_for_rows_that_the_devices_do_not_divide(rows):
+    """Log-probs of 1 and 7 rows on eight devices are those of one device, row by row."""
+    config = decoder(300, layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)
+    weights = jax.device_get(
+        Model(config, make_mesh(devices=jax.devices()[:1])).init(jax.random.key(1))
+    )
+
+    def logprobs(mesh):
+        model, optimizer = Model(config, mesh), optax.sgd(1.0)
+        params = jax.tree.map(jax.device_put, weights, model.shardings())
+        actor = Actor(start_training(model, params, optimizer), model, optimizer)
+        batch = place(packed_rows(rows), mesh)
+        return np.asarray(jax.jit(lambda actor, batch: actor.logprobs(batch))(actor, batch))
+
+    one, several = logprobs(make_mesh(devices=jax.devices()[:1])), logprobs(make_mesh(data=8))
+    assert one.shape == (rows, 32) and len({row.tobytes() for row in one}) == rows
+    np.testing.assert_allclose(several, one, atol=2e-6)

@@ -259,12 +259,16 @@ def test_rows_of_a_file_are_scored_as_their_source_is(tmp_path, caplog):
     config = config_of(str(path))
     with caplog.at_level(logging.INFO, "rljax"):
         load_data(config, CharTokenizer("0123456789"))
-    said = [r.getMessage().removeprefix(f"{path}, ") for r in caplog.records]
+    said = [(r.levelname, r.getMessage().replace(str(path), "FILE")) for r in caplog.records]
     assert said == [
-        "data source 'lighteval/MATH': reward boxed()",
-        "data source 'mine': reward exact_match() (no reward is known for this source: name one in "
-        "reward.function)",
-        "data source 'openai/gsm8k': reward gsm8k()",
+        ("INFO", "FILE, data source 'lighteval/MATH': reward boxed()"),
+        (
+            "WARNING",
+            "FILE: no reward is known for data source 'mine' of 1 of the 3 rows that were read: "
+            'they are scored by exact_match(). Fix: --config.reward.function="by_source(sources='
+            "(('mine', 'my_module.my_reward()'),))\", or one reward for all rows",
+        ),
+        ("INFO", "FILE, data source 'openai/gsm8k': reward gsm8k()"),
     ]
     reward = resolve(reward_text(config), HOME)
     answers = {"openai/gsm8k": "so #### 72", "lighteval/MATH": "\\boxed{72}", "mine": "72"}
@@ -279,6 +283,29 @@ def test_rows_of_a_file_are_scored_as_their_source_is(tmp_path, caplog):
     path.write_text(json.dumps({"prompt": "1"}) + "\n")
     with pytest.raises(InputError, match="ground_truth"):
         load_data(config, CharTokenizer("0123456789"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_source_without_a_known_reward_is_warned_of_where_a_row_names_it(
+    stream, tmp_path, caplog
+):
+    """Rows that name none are called after their file, which nobody took for a source."""
+
+    def warned(**more):
+        path = tmp_path / "sums.jsonl"
+        rows = [{"prompt": str(i), "ground_truth": "7", **more} for i in range(4)]
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        config = config_of(str(path))
+        config.data.stream = stream
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "rljax"):
+            load_data(config, CharTokenizer("0123456789"))
+        of_source = [r for r in caplog.records if "data source" in r.getMessage()]
+        assert len(of_source) == 1
+        return [r.getMessage() for r in of_source if r.levelno >= logging.WARNING]
+
+    assert warned() == [] == warned(data_source="gsm8k")
+    assert "data source 'my/sums' of" in warned(data_source="my/sums")[0]
 
 
 def test_a_task_in_one_file_needs_no_further_setting():

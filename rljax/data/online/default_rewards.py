@@ -1,8 +1,11 @@
 """The rewards of a run whose config names none: those of its tasks; for files, the evaluation that
 belongs to each row's data source (rljax.rewards.mixing.SOURCES)."""
 
+import collections
 import logging
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 from rljax.config import Config, is_path
 from rljax.data.rows.read import make_task
@@ -28,13 +31,39 @@ def training_text(config: Config) -> str:
 
 
 def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) -> None:
-    """Logs the default reward of each data source of a file."""
+    """Logs the default reward of each data source of a file; warns of rows that name a source for
+    which none is known."""
     if config.reward.function or config.reward.model or not is_path(spec):
         return
-    for name in sorted({*data_sources}):
+    counts = collections.Counter(data_sources)
+    for name, count in sorted(counts.items()):
         known = reward_of_source(name)
-        why = "" if known else " (no reward is known for this source: name one in reward.function)"
-        LOG.info("%s, data source %r: reward %s%s", spec, name, known or _UNKNOWN, why)
+        if known or _named_after(spec, name):
+            why = (
+                ""
+                if known
+                else " (no reward is known for this source: name one in reward.function)"
+            )
+            LOG.info("%s, data source %r: reward %s%s", spec, name, known or _UNKNOWN, why)
+            continue
+        LOG.warning(
+            "%s: no reward is known for data source %r of %s of the %s rows that were read: they "
+            "are scored by %s. Fix: "
+            "--config.reward.function=\"by_source(sources=((%r, 'my_module.my_reward()'),))\", or "
+            "one reward for all rows",
+            spec,
+            name,
+            f"{count:,}",
+            f"{counts.total():,}",
+            _UNKNOWN,
+            name,
+        )
+
+
+def _named_after(spec: str, data_source: str) -> bool:
+    """Returns whether a data source is the name that rows without one get: that of their file or
+    repository."""
+    return data_source in spec or fnmatchcase(data_source, Path(spec).stem)
 
 
 def evaluation_text(config: Config) -> str:

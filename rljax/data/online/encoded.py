@@ -205,7 +205,9 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, spec, mixed))
             raw += digested(records)
-            warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
+            first = records.first(STREAM_ITEMS)
+            log_rewards_of_file(config, spec, (record["data_source"] for record in first))
+            warn_unread(spec, first, tokenizer)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
         prompts, more = in_source(spec, encode_prompts, records, tokenizer, **limits)
