@@ -82,6 +82,13 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
                 rule="only the path of a .py file has one",
                 fix=f"write {entry_point[1]}.{entry_point[2]}",
             ) from None
+        if re.search(r"\(.*\.py:", text):
+            raise InputError(
+                "a component in a file whose path has brackets",
+                value=text,
+                rule="brackets begin the options",
+                fix="rename the folder, or put a link without brackets in its place",
+            ) from None
         raise InputError(
             "a component is not a valid call",
             value=text,
@@ -178,6 +185,14 @@ def _import(name: str, home: str) -> Callable:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        parent, _, within = module_name.rpartition(".")
+        there = vars(sys.modules[parent]) if parent in sys.modules else {}
+        if inspect.isclass(there.get(within)):
+            raise InputError(
+                f"component {name!r} belongs to the class {within!r}",
+                rule="a component is a function of a module",
+                fix=f"write a function in {parent!r} that calls it",
+            ) from error
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise InputError(
                 f"component {name!r} cannot be imported",
@@ -462,6 +477,15 @@ def ranges_of(kind: object) -> list[Range]:
 _EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'", tuple: "(1, 2)"}
 
 
+def _signature(function: Callable) -> inspect.Signature:
+    """The signature with annotations as what they name, also where the module keeps them as texts
+    (`from __future__ import annotations`)."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, AttributeError, SyntaxError):  # a name that type checkers alone import
+        return inspect.signature(function)
+
+
 def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
     """The signature as an error shows it: with types, without ranges."""
     plain = [p.replace(annotation=plain_kind(p.annotation)) for p in signature.parameters.values()]
@@ -506,7 +530,7 @@ class Component:
         self.options = dict(options)
         self.function = _import(self.name, home)
         try:
-            self.signature = signature = inspect.signature(self.function)
+            self.signature = signature = _signature(self.function)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"{self.name} has no signature", rule=str(error), fix="wrap it in a function"

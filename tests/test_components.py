@@ -219,3 +219,28 @@ def test_a_config_written_before_a_room_was_renamed_names_the_same_function():
     for name, rule in (("collect", "once()"), ("vine", "vine()"), ("searched", "critic_search()")):
         found = resolve(f"rljax.rollout.{name}.{rule}", "rljax.rollout")
         assert found.function is resolve(rule, "rljax.rollout").function
+
+
+def test_what_is_in_a_class_or_in_a_folder_with_brackets_is_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "of_classes.py").write_text("class A:\n    @staticmethod\n    def g(response): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match="belongs to the class 'A'.*write a function in 'of_classes'"
+    ):
+        resolve("of_classes.A.g", "rljax.rewards")
+    with pytest.raises(InputError, match="path has brackets"):
+        resolve("/project (copy)/r.py:f", "rljax.rewards")
+
+
+def test_annotations_that_are_texts_are_read(tmp_path):
+    """`from __future__ import annotations` makes texts of them."""
+    path = tmp_path / "late.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom typing import Literal\n"
+        "def f(response, *, mode: Literal['a', 'b'] = 'a') -> float:\n    return 1.0\n"
+        "def g(response, *, n: NotImported = 1):\n    return 1.0\n"
+    )
+    with pytest.raises(InputError, match="one of 'a', 'b'"):
+        resolve(f"{path}:f(mode='z')", "rljax.rewards")
+    assert resolve(f"{path}:f(mode='b')", "rljax.rewards")(response="x") == 1.0
+    assert resolve(f"{path}:g(n=2)", "rljax.rewards")(response="x") == 1.0

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import os
 import re
+import sys
 import traceback
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -167,9 +168,14 @@ def config_module(path: str):
         CONFIG_MODULE, importlib.machinery.SourceFileLoader(CONFIG_MODULE, file)
     )
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(CONFIG_MODULE)
+    sys.modules[CONFIG_MODULE] = module  # where its dataclasses look for their own names
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        sys.modules.pop(CONFIG_MODULE)
+        if before is not None:
+            sys.modules[CONFIG_MODULE] = before
         raise _failed("cannot be imported", file, error) from error
     if not callable(vars(module).get("get_config")):
         raise InputError(

@@ -34,6 +34,10 @@ class UnknownField(InputError, AttributeError):
     hasattr and copy expect."""
 
 
+# A path that begins with a variable: $HOME/runs, ${HOME}/runs, and OmegaConf's ${oc.env:HOME}/runs.
+_VARIABLE = re.compile(r"\$(\{[^{}/]+\}|[A-Za-z_]\w*)(/|$)")
+
+
 def _with_home(value: object) -> object:
     """The value with the user's folder for "~/", which no shell puts behind an equals sign."""
     if isinstance(value, tuple | list):
@@ -60,8 +64,17 @@ class Settings:
         self.set_unchecked(name, value)
 
     def set_unchecked(self, name: str, value: object) -> None:
-        """Sets a field to a value whose type is checked later, by `validate`."""
-        value = cast(_with_home(value), self.__dataclass_fields__[name].type)
+        """Sets a field to a value whose type is checked later, by `validate`. Raises InputError for a
+        path that begins with a variable of the environment."""
+        value = _with_home(value)
+        if isinstance(value, str) and _VARIABLE.match(value):
+            raise InputError(
+                f"{type(self).__name__}.{name}",
+                value=value,
+                rule="variables of the environment are not expanded here",
+                fix="write the path, or ~/ for your own folder; a shell expands $NAME in a flag",
+            )
+        value = cast(value, self.__dataclass_fields__[name].type)
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str):  # called for what is no field and no method

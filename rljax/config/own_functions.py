@@ -204,9 +204,11 @@ class _Carried:
     def _source_of(self, value: types.FunctionType | type) -> str:
         source = _class_source(value) if inspect.isclass(value) else _function_source(value)
         if not source:
+            why = "it is a lambda, or was made at run time"
+            if inspect.isclass(value):
+                why = "it has no method by which a notebook tells it, or was made at run time"
             raise self._refused(
-                f"the source of {value.__name__} is not known: it is a lambda, or was made at run "
-                "time",
+                f"the source of {value.__name__} is not known: {why}",
                 "write it with def in a cell, or in a file that is imported",
             )
         return source
@@ -221,26 +223,53 @@ def _function_source(function: types.FunctionType) -> str:
     try:
         source = textwrap.dedent(inspect.getsource(function)).rstrip()
         (node,) = ast.parse(source).body
-    except (OSError, TypeError, SyntaxError, ValueError):
+    except (SyntaxError, ValueError):  # within an `if`, beside a text that begins further left
+        code = inspect.unwrap(function).__code__
+        kinds = ast.FunctionDef, ast.AsyncFunctionDef
+        nodes = _defined(code.co_filename, function.__name__, kinds)
+        at = [node for node in nodes if _first_line(node) == code.co_firstlineno]
+        return _written(code.co_filename, at[0]) if at else ""
+    except (OSError, TypeError):
         return ""
     defined = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return source if defined and node.name == function.__name__ else ""
 
 
 def _class_source(kind: type) -> str:
-    """Its `class` with the decorators, found by way of its methods, as `inspect` cannot in a
-    notebook; "" where no method tells it."""
+    """Its `class` with the decorators: where its methods were written, which `inspect` cannot find
+    in a notebook; of a class without methods the last one of that name in its file; else ""."""
     for method in filter(inspect.isfunction, vars(kind).values()):
-        lines = linecache.getlines(method.__code__.co_filename)
-        try:
-            nodes = ast.parse("".join(lines)).body
-        except (SyntaxError, ValueError):
-            continue
-        for node in nodes:
-            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                return "".join(lines[first - 1 : node.end_lineno]).rstrip()
-    return ""
+        code = method.__code__
+        for node in _defined(code.co_filename, kind.__name__, (ast.ClassDef,)):
+            if _first_line(node) <= code.co_firstlineno <= node.end_lineno:
+                return _written(code.co_filename, node)
+    try:
+        path = inspect.getsourcefile(kind)
+    except (OSError, TypeError):  # of a notebook
+        return ""
+    nodes = _defined(path, kind.__name__, (ast.ClassDef,))
+    return _written(path, nodes[-1]) if nodes else ""
+
+
+def _defined(path: str | None, name: str, kinds: tuple) -> list:
+    """The definitions of a name anywhere in a file, in order."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(path or "")))
+    except (SyntaxError, ValueError):
+        return []
+    found = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
+    return sorted(found, key=lambda node: node.lineno)
+
+
+def _first_line(node) -> int:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
+
+
+def _written(path: str, node) -> str:
+    """A definition as it was written; one further right as Python writes it, since a text of
+    several lines in it cannot be moved."""
+    lines = linecache.getlines(path)[_first_line(node) - 1 : node.end_lineno]
+    return ast.unparse(node) if node.col_offset else "".join(lines).rstrip()
 
 
 def _globals_of(source: str) -> set[str]:

@@ -190,7 +190,7 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
         where = rows.location(index)
         texts = row.get("completions")
         if texts is None:
-            texts = [row.get("first"), row.get("second")]
+            texts = [x for x in (row.get("first"), row.get("second")) if x is not None]
         if not isinstance(texts, Sequence) or isinstance(texts, str) or len(texts) < 2:
             raise InputError(
                 f"{where} has no two completions",

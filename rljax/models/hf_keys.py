@@ -19,7 +19,7 @@ _IGNORED = frozenset(
     output_router_logits router_aux_loss_coef router_jitter_noise ep_size aux_loss_alpha seq_aux
     num_nextn_predict_layers num_mtp_layers cache_implementation qk_head_dim
     auto_map initial_context_length moe_layer_freq scoring_func
-    topk_method model_type hidden_activation hidden_act""".split()
+    topk_method model_type hidden_activation hidden_act attn_implementation""".split()
 )
 NUMBER = (int, float)
 LARGEST_NUMBER = 1e15  # of any setting
@@ -29,8 +29,9 @@ MISSING = object()
 
 def _is_note(key: str) -> bool:
     """Returns whether a key never changes the forward pass, whatever it is called: a note of
-    transformers to itself ("_model_name_or_path") or the id of a token ("unk_token_id")."""
-    return key.startswith("_") or key.endswith("_token_id")
+    transformers or Unsloth to itself ("_model_name_or_path", "unsloth_version") or the id of a
+    token ("unk_token_id")."""
+    return key.startswith(("_", "unsloth_")) or key.endswith("_token_id")
 
 
 def refuse_unread(what: str, values: Mapping, unread: list[str]) -> None:

@@ -19,6 +19,7 @@ from rljax.files import read_json_object
 from rljax.gguf import is_gguf
 from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
+from rljax.models.huggingface.load import look_for_adapter
 from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.policies.sampling import ROWS_PER_CALL, Policy
@@ -140,6 +141,7 @@ def load_policy(
     if not is_url(folder):
         folder = hub.model_folder(folder)
     with local_copy(folder) as here:
+        look_for_adapter(Path(here))
         saved = read_json_object(here / "config.json")
         if "model_type" not in saved:
             path = here / "config.json"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.files import read_json_object
 from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import RecordedRun, is_number, moment
 from rljax.runs.folder import is_locked
@@ -38,10 +39,27 @@ FILES = (
 )
 
 
+def _is_of_a_model(path: Path) -> bool:
+    """Returns whether a config.json is that of a Hugging Face model."""
+    try:
+        saved = read_json_object(path)
+    except InputError:  # said where it is read
+        return False
+    return "dataflow" not in saved and not saved.keys().isdisjoint(("model_type", "architectures"))
+
+
 def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
     """Raises InputError if no run has begun in the folder, which the user knows as `shown`."""
     folder = Path(folder)
-    if not any((folder / name).exists() for name in FILES) and not is_locked(folder):
+    there = [name for name in FILES if (folder / name).exists()]
+    if there == ["config.json"] and _is_of_a_model(folder / "config.json"):
+        raise InputError(
+            "no run has begun in this folder",
+            value=str(shown),
+            rule="its config.json is that of a Hugging Face model",
+            fix="name the folder that `rljax train` printed as its run folder",
+        )
+    if not there and not is_locked(folder):
         raise InputError(
             "no run has begun in this folder",
             value=str(shown),

@@ -18,6 +18,7 @@ from rljax.errors import InputError
 from rljax.reasoning import beginning_of
 from rljax.sampler import Sampling
 from rljax.sampler.prompt_images import PromptImages
+from rljax.sampler.requests import MOST_BIAS
 from rljax.sampler.stop_strings import stop_tokens
 from rljax.serving.images import decoded, opened, split_images
 from rljax.serving.prompts import MOST_LIKELIEST
@@ -189,7 +190,7 @@ def _refuse(name: str, value, rule: str = "", *, fix: str):
 def _number(name, value) -> float:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not abs(value) <= 1e30:  # false for NaN, too; an int may be too large to convert
-        shown = value if real and isinstance(value, float) else "this"
+        shown = repr(value) if isinstance(value, (list, dict, type(None))) else value
         _refuse(name, shown, fix="send a finite number")
     return float(value)
 
@@ -266,7 +267,12 @@ def _bias(name, value) -> tuple[tuple[int, float], ...]:
     for token in value:
         if not (token.isdecimal() and len(token) < 12):
             _refuse(name, token, fix="send an object of token ids and numbers")
-    return tuple((int(token), _number(name, bias)) for token, bias in value.items())
+    biases = tuple((int(token), _number(name, bias)) for token, bias in value.items())
+    for _, bias in biases:
+        if abs(bias) > MOST_BIAS:
+            rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}"
+            _refuse(name, bias, rule, fix="send -100, which forbids a token in practice, or 100")
+    return biases
 
 
 def _completion_logprobs(name, value) -> int:
@@ -557,6 +563,12 @@ def _with_stops(fields: dict, stops: Sequence[str]) -> tuple[str, ...]:
 def _sampling(
     fields: dict, tokenizer: Tokenizer, limit: int, calls: Format | None = None
 ) -> Sampling:
+    if limit < 1:
+        longer = fields.get("max_completion_tokens") is not None
+        name = "max_completion_tokens" if longer else "max_tokens"
+        _refuse(name, limit, "a response has a token at least", fix="send 1 or more")
+    if "" in fields["stop"]:
+        _refuse("stop", "", "an empty text is everywhere", fix="leave it out, or send a text")
     more = calls.stop_strings if calls else ()
     ends = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
     ends = () if fields["ignore_eos"] else ends

@@ -91,11 +91,7 @@ def playable(family):
             continue
         if name in ("unknown_role", "assistant_twice", "system_late", "special_in_text", "parts"):
             continue
-        if (family, name) in (
-            ("llama3", "tool_calls_together"),
-            ("llama3", "tool_call_bare"),
-            ("deepseek", "tool_call_bare"),
-        ):
+        if (family, name) == ("llama3", "tool_calls_together"):
             continue
         yield name, {**case, "messages": case["messages"][:8]}
 

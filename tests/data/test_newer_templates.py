@@ -48,8 +48,7 @@ REFUSED_ROWS = {
     "phi4_mini": f"{_NO_REASONING} {_NO_TOOLS}",
     "smollm3": f"system_twice system_late special_in_text {_NO_REASONING} {_NO_CALLS}",
     "granite": f"{_NO_REASONING} tool_loop_with_reasoning",
-    "glm4": f"{_NO_REASONING} tool_call_with_text tool_call_bare tool_loop"
-    " tool_loop_with_reasoning",
+    "glm4": f"{_NO_REASONING} tool_call_with_text tool_loop tool_loop_with_reasoning",
     "glm4_5": f"{_NO_REASONING} thinking_odd tool_loop_with_reasoning",
     "llama4": f"{_NO_REASONING} tool_loop_with_reasoning",
 }

@@ -439,3 +439,27 @@ def test_tfds(tmp_path):
         load_rows(folder, "test", "pairs")
     with pytest.raises(InputError, match="cannot be opened as a TFDS data set"):
         load_rows(f"tfds:{tmp_path}", "train", "pairs")
+
+
+@pytest.mark.parametrize(
+    "more, fix",
+    [
+        (dict(query="q?"), "rename 'query' to 'prompt'"),
+        (dict(trajectory=[U]), "rename 'trajectory' to 'prompt'"),
+        (dict(prompt="q", initial_reason_steps="First"), "write 'initial_reason_steps' into"),
+        (dict(context="a text"), "rename 'context' to 'prompt'"),
+        (dict(question="q", history=[["x", "y"]]), "write 'history' into"),
+    ],
+)
+def test_a_question_in_a_column_that_is_not_read_is_refused(more, fix):
+    """The common first words of the answers would be learned as what was asked."""
+    pair = dict(chosen="The answer is 4", rejected="The answer is 5", **more)
+    with pytest.raises(InputError, match=fix):
+        load_rows([pair], "train", "pairs")
+    whole = dict(chosen=[U, A], rejected=[U, B], history=[["x", "y"]], id="7")
+    [record] = load_rows([whole], "train", "pairs")
+    assert record["prompt"] == [U]
+    empty = dict(pair, **dict.fromkeys(more, ""), source="a b c")
+    if "prompt" not in more and "question" not in more:
+        [record] = load_rows([empty], "train", "pairs")
+        assert record["prompt"] == "The answer is"

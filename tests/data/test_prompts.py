@@ -221,3 +221,41 @@ def test_a_table_fills_calls_and_tools_of_prompts_and_demonstrations_and_it_is_t
     # What a reward may ask for stays, null or not.
     asked = load_prompts(str(table), "train")
     assert [record["extra_info"]["level"] for record in asked] == [1, None]
+
+
+def answers(tmp_path, *rows) -> list[tuple]:
+    """(prompt, ground truth) of each row of a file."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return [(r["prompt"], r["ground_truth"]) for r in load_prompts(str(path), "train")]
+
+
+ASKED, SOLVED = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "so 4"}
+
+
+def test_a_solution_holds_the_answer_also_beside_a_conversation(tmp_path):
+    """NuminaMath-CoT as it ships: `messages` end with the worked solution."""
+    solution = "We add, and get $\\boxed{4}$."
+    row = dict(problem="2+2", solution=solution, messages=[ASKED, SOLVED])
+    alone = {name: value for name, value in row.items() if name != "messages"}
+    assert [truth for _, truth in answers(tmp_path, row)] == ["4"]
+    assert [truth for _, truth in answers(tmp_path, alone)] == ["4"]
+    assert answers(tmp_path, dict(messages=[ASKED, SOLVED])) == [([ASKED], "so 4")]
+
+
+@pytest.mark.parametrize(
+    "other, asked, truth",
+    [
+        (dict(prompt="b", answer=None, solution="so \\boxed{4}"), "b", "4"),
+        (dict(prompt="b", ground_truth=None, answer="4"), "b", "4"),
+        (dict(prompt=None, question="b", answer="4"), "b", "4"),
+        (dict(prompt=None, messages=[ASKED], answer="4"), [ASKED], "4"),
+        (dict(prompt="b", reward_model=None, ground_truth="4"), "b", "4"),
+    ],
+)
+def test_a_null_of_a_table_hides_no_other_column(tmp_path, other, asked, truth):
+    """Two data sets in one table: what one lacks is null."""
+    first = dict.fromkeys(other) | dict(prompt="a", answer="5")
+    assert answers(tmp_path, first, other) == [("a", "5"), (asked, truth)]
+    with pytest.raises(InputError, match="null|lacks"):
+        answers(tmp_path, dict(prompt="a", answer=None, solution=None))

@@ -2,15 +2,19 @@
 continues the sampler's prompt, as transformers renders it, and ends in a stop token; or the row is
 refused, in every kind alike."""
 
+import json
+
 import numpy as np
 import pytest
 from conversations import assistant, system, tool, user
+from family_tokenizers import write_family
 from published_templates import published_templates, write_base_model
 
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.rows.sources import load_prompts
+from rljax.data.text.chat import encode_conversation
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
 from rljax.serving.fields import RequestLimits, read_chat
@@ -237,3 +241,30 @@ def test_short_texts_of_templates_that_read_parts_alone(folders):
     assert "Assistant: A<end_of_utterance>" in text
     mixed = [user([{"type": "text", "text": "A or B?"}]), assistant("A"), user("x")]
     assert ours.render_chat(mixed) == text
+
+
+# The template of Meta-Llama-3-8B-Instruct's first release: it opens an answer, asked for or not.
+ALWAYS_OPEN = (
+    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + "
+    "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+)
+
+
+def test_an_answer_that_a_template_always_opens_is_no_part_of_what_is_learned(tmp_path):
+    folder = write_family(tmp_path / "llama3", "llama3", marked=False)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "chat_template": ALWAYS_OPEN}))
+    ours = HuggingFaceTokenizer(folder)
+    header = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    talk = [user("hi"), assistant("yo"), user("so"), assistant("no")]
+    asked = ours.render_chat(talk[:1])
+    assert asked.endswith("hi<|eot_id|>" + header)
+    whole = ours.render_chat(talk, add_generation_prompt=False)
+    assert whole.startswith(asked) and whole.endswith("no<|eot_id|>")
+    ids, mask = encode_conversation(ours, talk)
+    learned = [ours.decode(part, skip_special_tokens=False) for _, part in spans(ids, mask)]
+    assert learned == ["yo<|eot_id|>", "no<|eot_id|>"]
+    assert ours.decode(ids, skip_special_tokens=False) == whole

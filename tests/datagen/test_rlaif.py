@@ -251,3 +251,9 @@ def test_the_launcher(tmp_path):
     assert "judge/labelled 3" in done.stdout
     both = run("--judge=judges.more_a", "--reward_model=x")
     assert both.returncode == 2 and "exactly one" in both.stderr
+
+
+def test_rows_without_completions_are_said_to_have_none():
+    for row in ({"prompt": "p"}, {"prompt": "p", "first": "a"}):
+        with pytest.raises(InputError, match="has no two completions"):
+            rlaif.load_comparisons([row])

@@ -19,6 +19,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
+from rljax.policies.saved import load_policy
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_keys_that_change_nothing_are_ignored_and_all_others_are_named(folder):
     path = folder / "config.json"
     known = json.loads(path.read_text())
     notes = {"_model_name_or_path": "x", "_own": [1], "unk_token_id": 3, "sep_token_id": 4}
+    notes |= {"unsloth_fixed": True, "unsloth_version": "2025.3", "attn_implementation": "sdpa"}
     path.write_text(json.dumps({**known, **notes}))
     assert load_config(folder).layers == known["num_hidden_layers"]
     path.write_text(json.dumps({**known, **notes, "alibi": True, "logit_scale": 2.0}))
@@ -168,3 +170,17 @@ def test_folders_without_weights(folder, mesh):
     (folder / "model.safetensors").mkdir()
     refused(lambda: load_params(folder, Model(config, mesh)), "model.safetensors")
     refused(lambda: load_config(folder / "nothing"), "nothing/config.json does not exist")
+
+
+def test_an_adapter_is_no_model_and_one_beside_a_model_is_warned_of(folder, tmp_path, caplog):
+    """PEFT saves into the folder of a base, too, and transformers then loads both."""
+    config = {"peft_type": "LORA", "base_model_name_or_path": "some/base", "r": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    load_config(folder)
+    [said] = [r.getMessage() for r in caplog.records if "adapter" in r.getMessage()]
+    assert str(folder) in said and f"--config.lora.adapter={folder}" in said
+    (folder / "config.json").unlink()
+    alone = folder.rename(tmp_path / "alone")
+    for read in (load_config, load_policy):
+        with pytest.raises(InputError, match="is an adapter, no model.*its base is 'some/base'"):
+            read(alone)

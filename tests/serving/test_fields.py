@@ -167,6 +167,13 @@ def test_values_without_an_effect_are_taken(client, ask, fields):
         ("no_such_field", 0),
         ("documents", [{"text": "x"}]),
         ("stop_token_ids", [10**6]),
+        ("temperature", "0.7"),
+        ("top_p", True),
+        ("temperature", [1]),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"5": 20000}),
+        ("max_tokens", 0),
+        ("stop", ""),
     ],
 )
 def test_other_values_are_refused_by_name(client, ask, name, value):
@@ -174,6 +181,7 @@ def test_other_values_are_refused_by_name(client, ask, name, value):
         ask(client, extra_body={name: value})
     said = caught.value.body["message"]
     assert name in said or name.replace("_token", "") in said
+    assert "'this'" not in said  # the value that was sent
 
 
 @pytest.mark.smoke

@@ -372,6 +372,11 @@ def test_empty_and_missing_folders(tmp_path):
     assert "has not logged a step yet" in _text(tmp_path)
     with pytest.raises(InputError, match="no such run folder"):
         write_report(tmp_path / "nowhere")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match="no run has begun.*that of a Hugging Face model"):
+        write_report(tmp_path / "hf")
+    assert [p.name for p in (tmp_path / "hf").iterdir()] == ["config.json"]
 
 
 def test_killed_run(tmp_path):

@@ -460,3 +460,71 @@ def test_a_stopped_run_has_no_policy(tmp_path):
     finished, stopped = {"status": "finished"}, {"status": "stopped by SIGTERM at step 3"}
     assert TrainedRun(tmp_path, finished).policy == tmp_path / "policy"
     assert TrainedRun(tmp_path, stopped).policy is None
+
+
+CLASSES = """
+import dataclasses, enum
+
+class Mode(enum.Enum):
+    LOW = 0.5
+
+@dataclasses.dataclass
+class Part:
+    x: float = 1.5
+
+class NoAnswer(Exception):
+    pass
+
+class Scorer:
+    def score(self):
+        return 1.0
+
+class Scorer:
+    def score(self):
+        return 2.0
+
+def of_enum(response):
+    return Mode.LOW.value
+
+def of_dataclass(response):
+    return Part().x
+
+def of_exception(response):
+    try:
+        raise NoAnswer
+    except NoAnswer:
+        return 2.5
+
+def of_the_second(response):
+    return Scorer().score()
+
+if True:
+    def of_lines(response):
+        return float(len(\'\'\'a
+b\'\'\'))
+"""
+
+
+@pytest.mark.parametrize(
+    "name, score",
+    [
+        ("of_enum", 0.5),
+        ("of_dataclass", 1.5),
+        ("of_exception", 2.5),
+        ("of_the_second", 2.0),
+        ("of_lines", 3.0),
+    ],
+)
+def test_a_function_of_a_script_is_carried_with_its_classes(tmp_path, name, score, monkeypatch):
+    """Classes without methods, the one of two of a name that is in use, and a definition further
+    right with a text of several lines."""
+    file = tmp_path / "script.py"
+    file.write_text(CLASSES)
+    module = types.ModuleType("a_script")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "a_script", module)
+    exec(compile(CLASSES, str(file), "exec"), vars(module))
+    text = component_text(vars(module)[name], tmp_path / "inputs", "reward.function")
+    monkeypatch.delitem(sys.modules, "a_script")
+    assert resolve(text, "rljax.rewards")(response="x") == score
+    linecache.clearcache()

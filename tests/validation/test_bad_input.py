@@ -319,3 +319,20 @@ def test_there_are_enough():
     listed = (BAD_VALUES, CONFIG_TEXTS, FAMILIES, HEADERS, INDEXES, COMPONENTS, CONFIG_FILES)
     assert sum(map(len, (*listed, BREAK, RUNS))) >= 200
     assert np.prod([len(MORE_HOSTILE), len(field_names(Config()))]) > 600
+
+
+@pytest.mark.parametrize("folder", ["$HOME/runs", "${HOME}/runs", "${oc.env:HOME}/runs", "$HOME"])
+def test_a_variable_in_a_path_is_refused_and_no_folder_of_its_name_made(folder):
+    with pytest.raises(InputError, match="variables of the environment are not expanded"):
+        Config(run_dir=folder)
+    Config(run_dir="costs$/x").data.train = "a$b.jsonl"  # a sign within a name is one
+
+
+def test_a_config_file_may_hold_a_dataclass_whose_annotations_are_texts(tmp_path):
+    path = tmp_path / "with_dataclass.py"
+    path.write_text(
+        "from __future__ import annotations\nimport dataclasses\nfrom rljax.config import Config\n"
+        "@dataclasses.dataclass\nclass Sizes:\n    layers: int = 3\n"
+        "def get_config():\n    return Config(steps=Sizes().layers)\n"
+    )
+    assert load_config_file(str(path)).steps == 3

@@ -154,6 +154,8 @@ def _pair(row: dict, read: dict, location: str) -> dict:
     whole = all(isinstance(value, list) for value in completions.values())
     several = whole and all(len(value) > 1 for value in completions.values())
     asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
+    if not (asked is None and several):  # whole conversations bring what is asked themselves
+        _refuse_unread_question(row, asked is None, location)
     if asked is None or (several and isinstance(asked, str)):
         prompt, completions = _split_common_beginning(completions, location)
     else:
@@ -173,6 +175,31 @@ def _pair(row: dict, read: dict, location: str) -> dict:
     }
     prompt, completions = _matched(prompt, completions, location)
     return dict(prompt=prompt, **completions, **_margin(read, location))
+
+
+# Columns of published pairs that hold what is asked under another name, and those that hold a part
+# of it beside a prompt.
+_BESIDE_A_PROMPT = ("trajectory", "history", "initial_reason_steps")
+_ASKED_ELSEWHERE = (
+    *("query", "queries", "inputs", "user_input", "context", "passage"),
+    *("conversation", "dialogue", "dialog", *_BESIDE_A_PROMPT),
+)
+
+
+def _refuse_unread_question(row: dict, no_prompt: bool, location: str) -> None:
+    """Raises InputError for a column that looks like what is asked and is not read: the completions
+    would be learned without it."""
+    names = _ASKED_ELSEWHERE if no_prompt else _BESIDE_A_PROMPT
+    unread = [name for name in names if row.get(name)]
+    if unread:
+        name = unread[0]
+        fix = f"rename {name!r} to 'prompt'" if no_prompt else f"write {name!r} into the prompt"
+        raise InputError(
+            f"{location}, column {name!r} is not read",
+            value=row[name],
+            rule="what is asked is in 'prompt', or else in the common beginning of the completions",
+            fix=f"{fix}, or remove the column where nothing that is asked is in it",
+        )
 
 
 def _safety(row: dict, read: dict, location: str) -> dict:

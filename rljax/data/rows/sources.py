@@ -136,7 +136,7 @@ def _prompt_record(
 ) -> dict:
     location = rows.location(index)
     row = _as_written(with_images(row, location, rows.folder), rows, location)
-    row = _with_prompt(row, location)
+    row = _with_prompt(_without_hiding_nulls(row), location)
     prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
@@ -145,7 +145,6 @@ def _prompt_record(
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
     others = {name: value for name, value in row.items() if name not in used}
     others |= more
-    # Tables write null for what one row lacks: it hides no column.
     own = {name: value for name, value in extra_info.items() if value is not None}
     record = dict(
         prompt=prompt_of(row[prompt_column], f"{location}, column {prompt_column!r}"),
@@ -183,6 +182,19 @@ def _as_written(row: dict, rows: Rows, location: str) -> dict:
     return as_written(row, location, rows.nulls)
 
 
+_QUESTIONS = ("prompt", "question", "messages")
+_ANSWERS = ("reward_model", "ground_truth", "answer", "solution")
+
+
+def _without_hiding_nulls(row: dict) -> dict:
+    """The row without the nulls that a table writes for what one row lacks, where another column of
+    the same meaning holds the value."""
+    for names in (_QUESTIONS, _ANSWERS):
+        if any(row.get(name) is not None for name in names):
+            row = {name: x for name, x in row.items() if x is not None or name not in names}
+    return row
+
+
 def _with_prompt(row: dict, location: str) -> dict:
     """A conversation in `messages` as a prompt: what comes before its last answer, which is the
     ground truth where no column is."""
@@ -193,7 +205,8 @@ def _with_prompt(row: dict, location: str) -> dict:
     if messages[-1]["role"] != "assistant":
         return {**rest, "prompt": messages}
     *prompt, last = messages
-    if not {"ground_truth", "answer", "reward_model"} & row.keys():
+    solved = isinstance(row.get("solution"), str)
+    if not solved and not {"ground_truth", "answer", "reward_model"} & row.keys():
         rest["answer"] = last.get("content")
     return {**rest, "prompt": prompt}
 

@@ -108,3 +108,19 @@ def _after(render, messages: Sequence[dict], prompt: bool) -> str | None:
         if answer:
             return after
     return None
+
+
+def always_opened(render: Callable, stops: Sequence[str]) -> str:
+    """Returns the beginning of an answer that a template writes behind every conversation, asked
+    for one or not; "" where it writes none. `render(messages, prompt)` is its text, `stops` are the
+    texts of the stop tokens: what is behind the last one is no part of a turn."""
+    try:
+        texts = [render([_ASKED], False), render([_ASKED, _ANSWERED], False)]
+        if texts[0] != render([_ASKED], True):
+            return ""
+    except InputError:  # it refuses such a conversation
+        return ""
+    behind = os.path.commonprefix([text[::-1] for text in texts])[::-1]
+    ends = [behind.rfind(stop) + len(stop) for stop in stops if stop in behind]
+    opener = behind[max(ends) :] if ends else ""
+    return opener if opener.strip() else ""

@@ -163,10 +163,18 @@ def _calls(calls: object, location: str) -> list[dict]:
 
 
 def _call(call: object, location: str) -> dict:
-    """A call, or the function in it, with its arguments as an object."""
+    """A call with its arguments as an object, and in {"type", "function"}, where templates look for
+    it; ShareGPT's, APIGen's and Hermes' data sets write the function alone."""
     inner = call.get("function") if isinstance(call, Mapping) else None
     if inner is not None:
-        return {**call, "function": _call(inner, location)}
+        return {**call, "function": _function(inner, location)}
+    function = _function(call, location)
+    outside = {name: function.pop(name) for name in ("id", "type", "index") if name in function}
+    return {**outside, "type": "function", "function": function}
+
+
+def _function(call: object, location: str) -> dict:
+    """The name and the arguments, as an object, of a call."""
     name = call.get("name") if isinstance(call, Mapping) else None
     if not isinstance(name, str) or not name:
         raise InputError(

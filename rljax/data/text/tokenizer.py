@@ -21,7 +21,7 @@ import tokenizers
 
 from rljax import hub
 from rljax.data.text.control_tokens import parted_messages, parted_texts
-from rljax.data.text.ends import PROBED_TOOL, EndOfTurn, turn_ends
+from rljax.data.text.ends import PROBED_TOOL, EndOfTurn, always_opened, turn_ends
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.template import ChatTemplate, checked_variables
 from rljax.data.text.tokenizer_files import (
@@ -325,6 +325,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = self._stop_set()
         self._templates = read_templates(self.folder, now)
+        self._openers: dict[int, str] = {}
         self.has_chat_template = "default" in self._templates
         self.variables = checked_variables(variables)
         if unread := [name for name in self.variables if not self.reads_key(name)]:
@@ -537,7 +538,8 @@ class HuggingFaceTokenizer(Tokenizer):
     ):
         """Renders the chat template; texts of tools and documents hold no token of it."""
         messages, tools, documents = self._parted(messages, tools, documents)
-        return self._template(tools).render(
+        template = self._template(tools)
+        text = template.render(
             messages,
             special_tokens=self._special_tokens,
             add_generation_prompt=add_generation_prompt,
@@ -546,6 +548,22 @@ class HuggingFaceTokenizer(Tokenizer):
             variables={**self.variables, **(variables or {})},
             continue_final_message=continue_final_message,
         )
+        if add_generation_prompt or continue_final_message:
+            return text
+        return text.removesuffix(self._opener(template))
+
+    def _opener(self, template: ChatTemplate) -> str:
+        """Returns the beginning of an answer that the template writes behind every conversation, as
+        Llama 3's first one does; "" for others."""
+        if id(template) not in self._openers:
+
+            def render(messages, prompt):
+                options = dict(special_tokens=self._special_tokens, variables=self.variables)
+                return template.render(messages, add_generation_prompt=prompt, **options)
+
+            stops = [self.decode([i], skip_special_tokens=False) for i in self.eos_ids]
+            self._openers[id(template)] = always_opened(render, stops)
+        return self._openers[id(template)]
 
     def _parted(self, messages, tools, documents) -> tuple:
         """Answers of tools, their descriptions and documents, as texts that hold no token of the

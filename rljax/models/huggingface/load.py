@@ -7,7 +7,9 @@ tensor. No pickle is read and no code of a folder is run.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,12 +38,16 @@ from rljax.models.model import Model
 from rljax.models.names import disk_pieces
 from rljax.models.trees import nested
 
+LOG = logging.getLogger("rljax")
+ADAPTER_CONFIG = "adapter_config.json"
+
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
     """Returns the ModelConfig of a Hugging Face folder, or of a repository of the hub, of which
     config.json alone is downloaded. Where it ties the head, and the weights beside it have another,
     the head is not tied. Raises InputError that names config.json and the key."""
     path = hub.model_folder(folder, hub.CONFIG) / "config.json"
+    look_for_adapter(path.parent)
     try:
         config = from_hf_config(read_json_object(path), **overrides)
         if config.tie_embeddings and checkpoint_folder.has_own_head(path.parent, config):
@@ -52,6 +58,30 @@ def load_config(folder: str | Path, **overrides) -> ModelConfig:
         if str(path) not in text:
             text = f"{path}: {text.removeprefix('config.json: ')}"
         raise InputError.of_text(text) from None
+
+
+@functools.cache
+def look_for_adapter(folder: Path) -> None:
+    """Warns of a PEFT adapter beside a model. Raises InputError where there is no model."""
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file():
+        return
+    if not (folder / "config.json").exists():
+        base = read_json_object(path).get("base_model_name_or_path")
+        raise InputError(
+            f"{folder} is an adapter, no model",
+            value=ADAPTER_CONFIG,
+            rule=f"its base is {base!r}" if base else "it does not say of which base",
+            fix="name the base as the model; --config.lora.adapter=ADAPTER_FOLDER trains on from "
+            "the adapter, and PEFT's merge_and_unload() makes one model of both",
+        )
+    LOG.warning(
+        "%s: the adapter in it (%s) is not part of the model that is read. Fix: merge it with "
+        "PEFT's merge_and_unload(), or train on from it with --config.lora.adapter=%s",
+        folder,
+        ADAPTER_CONFIG,
+        folder,
+    )
 
 
 # -- loading --

@@ -64,7 +64,7 @@ class Abstained(Exception):
 def compares_samples(component: Component) -> bool:
     """Returns whether one call takes all samples of a prompt: the reward declares `responses`, and
     no option binds it, or it has TRL's signature."""
-    names = inspect.signature(component.function).parameters
+    names = component.signature.parameters
     ours = "responses" in names and "responses" not in component.options
     return ours or library_of(component) == "TRL"
 
@@ -89,7 +89,7 @@ def wanted_fields(component: Component) -> Fields:
     if library_of(component):
         return fields_of(component)
     names, required, takes_all = [], [], False
-    for name, parameter in inspect.signature(component.function).parameters.items():
+    for name, parameter in component.signature.parameters.items():
         takes_all |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -238,7 +238,7 @@ def check_own_limit(component: Component, timeout_s: float) -> None:
     """
     for member in members(component):
         check_own_limit(member, timeout_s)
-    parameter = inspect.signature(component.function).parameters.get("total_timeout_s")
+    parameter = component.signature.parameters.get("total_timeout_s")
     if parameter is None:
         return
     own = component.options.get("total_timeout_s", parameter.default)
@@ -468,7 +468,7 @@ def _chosen(
     """Returns the fields of a sample or of a group that the reward is handed."""
     if not compares_samples(component) and is_group_reward(component):
         # It hands a sample on, with all that those it names may want.
-        parameters = inspect.signature(component.function).parameters
+        parameters = component.signature.parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         names = sample.keys() - component.options.keys()
         return {n: sample[n] for n in names if takes_all or n in parameters}
