@@ -64,8 +64,8 @@ class Settings:
         self.set_unchecked(name, value)
 
     def set_unchecked(self, name: str, value: object) -> None:
-        """Sets a field to a value whose type is checked later, by `validate`. Raises InputError for a
-        path that begins with a variable of the environment."""
+        """Sets a field to a value whose type is checked later, by `validate`. Raises InputError for
+        a path that begins with a variable of the environment."""
         value = _with_home(value)
         if isinstance(value, str) and _VARIABLE.match(value):
             raise InputError(
