@@ -251,6 +251,8 @@ def test_a_solution_holds_the_answer_also_beside_a_conversation(tmp_path):
         (dict(prompt=None, question="b", answer="4"), "b", "4"),
         (dict(prompt=None, messages=[ASKED], answer="4"), [ASKED], "4"),
         (dict(prompt="b", reward_model=None, ground_truth="4"), "b", "4"),
+        (dict(prompt=None, problem="b", answer="4"), "b", "4"),
+        (dict(prompt="b", data_source=None, extra_info=None, answer="4"), "b", "4"),
     ],
 )
 def test_a_null_of_a_table_hides_no_other_column(tmp_path, other, asked, truth):
@@ -259,3 +261,16 @@ def test_a_null_of_a_table_hides_no_other_column(tmp_path, other, asked, truth):
     assert answers(tmp_path, first, other) == [("a", "5"), (asked, truth)]
     with pytest.raises(InputError, match="null|lacks"):
         answers(tmp_path, dict(prompt="a", answer=None, solution=None))
+
+
+def test_a_null_of_a_table_hides_no_demonstration(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    names = ("prompt", "completion", "response", "question", "answer")
+    rows = [dict(prompt="a", completion="1"), dict(prompt="b", response="2")]
+    rows += [dict(question="c", answer="3")]
+    path.write_text("\n".join(json.dumps(dict.fromkeys(names) | row) for row in rows))
+    found = load_demonstrations(str(path), "train")
+    assert [(x["prompt"], x["completion"]) for x in found] == [("a", "1"), ("b", "2"), ("c", "3")]
+    with pytest.raises(InputError, match="null"):
+        path.write_text(json.dumps(dict.fromkeys(names)))
+        load_demonstrations(str(path), "train")

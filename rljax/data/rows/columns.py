@@ -401,7 +401,10 @@ def demonstration_record(row: dict, location: str, index: int) -> dict:
         messages = with_column_flags(row, messages, location)
         _require_answer(messages, f"{location}, column 'messages'")
         return dict(messages=messages, **how, index=index)
-    for first, second in (("prompt", "completion"), ("prompt", "response"), ("question", "answer")):
+    pairs = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"))
+    # A table writes null for what one row lacks: it hides no other columns.
+    whole = [pair for pair in pairs if all(row.get(name) is not None for name in pair)]
+    for first, second in whole or pairs:
         if first not in row or second not in row:
             continue
         prompt = prompt_of(row[first], f"{location}, column {first!r}")

@@ -139,7 +139,8 @@ def _prompt_record(
     row = _with_prompt(_without_hiding_nulls(row), location)
     prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
-    data_source = row.get("data_source", rows.data_source)
+    named = row.get("data_source")
+    data_source = rows.data_source if named is None else named
     text_of(data_source, f"{location}, column 'data_source'", "name the data set")
     extra_info = object_of(row.get("extra_info"), f"{location}, column 'extra_info'")
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
@@ -182,7 +183,7 @@ def _as_written(row: dict, rows: Rows, location: str) -> dict:
     return as_written(row, location, rows.nulls)
 
 
-_QUESTIONS = ("prompt", "question", "messages")
+_QUESTIONS = ("prompt", "question", "messages", "problem")
 _ANSWERS = ("reward_model", "ground_truth", "answer", "solution")
 
 
@@ -198,8 +199,10 @@ def _without_hiding_nulls(row: dict) -> dict:
 def _with_prompt(row: dict, location: str) -> dict:
     """A conversation in `messages` as a prompt: what comes before its last answer, which is the
     ground truth where no column is."""
-    if "prompt" in row or "question" in row or not isinstance(row.get("messages"), list):
+    if "prompt" in row or "question" in row:
         return row
+    if not isinstance(row.get("messages"), list):
+        return {**row, "prompt": row["problem"]} if "problem" in row else row
     messages = context(conversation(row["messages"], f"{location}, column 'messages'"))
     rest = {name: value for name, value in row.items() if name != "messages"}
     if messages[-1]["role"] != "assistant":
