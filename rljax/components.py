@@ -477,9 +477,9 @@ def ranges_of(kind: object) -> list[Range]:
 _EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'", tuple: "(1, 2)"}
 
 
-def _signature(function: Callable) -> inspect.Signature:
-    """The signature with annotations as what they name, also where the module keeps them as texts
-    (`from __future__ import annotations`)."""
+def signature_of(function: Callable) -> inspect.Signature:
+    """Returns the signature with annotations as what they name, also where the module keeps them as
+    texts (`from __future__ import annotations`)."""
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, AttributeError, SyntaxError):  # a name that type checkers alone import
@@ -530,7 +530,7 @@ class Component:
         self.options = dict(options)
         self.function = _import(self.name, home)
         try:
-            self.signature = signature = _signature(self.function)
+            self.signature = signature = signature_of(self.function)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"{self.name} has no signature", rule=str(error), fix="wrap it in a function"

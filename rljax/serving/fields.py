@@ -568,7 +568,8 @@ def _sampling(
         name = "max_completion_tokens" if longer else "max_tokens"
         _refuse(name, limit, "a response has a token at least", fix="send 1 or more")
     if "" in fields["stop"]:
-        _refuse("stop", "", "an empty text is everywhere", fix="leave it out, or send a text")
+        rule = "no empty string: a response would end at once"
+        _refuse("stop", "", rule, fix="leave it out, or send a text")
     more = calls.stop_strings if calls else ()
     ends = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
     ends = () if fields["ignore_eos"] else ends

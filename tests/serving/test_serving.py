@@ -169,7 +169,7 @@ def bad_requests(client) -> list:
         (ask(stop=[""]), "no empty string"),
         (ask(logprobs=6), "logprobs: got 6"),
         (ask(logprobs=2, stream=True), "logprobs: got 2"),
-        (ask(max_tokens=0), "max_response_tokens"),
+        (ask(max_tokens=0), "max_tokens: got 0"),
         (ask(best_of=4), "best_of"),
         (ask(logit_bias={"100000": 1}), "logit_bias"),
         (ask(presence_penalty=0.5), "presence_penalty"),

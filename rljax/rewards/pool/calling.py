@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
-from rljax.components import Component, resolve
+from rljax.components import Component, resolve, signature_of
 from rljax.contracts import component_in, spec
 from rljax.errors import InputError, location_in, location_of
 from rljax.rewards.pool.foreign import Logged, arguments_of, fields_of, library_of, numbers_of
@@ -64,7 +64,7 @@ class Abstained(Exception):
 def compares_samples(component: Component) -> bool:
     """Returns whether one call takes all samples of a prompt: the reward declares `responses`, and
     no option binds it, or it has TRL's signature."""
-    names = component.signature.parameters
+    names = signature_of(component.function).parameters
     ours = "responses" in names and "responses" not in component.options
     return ours or library_of(component) == "TRL"
 
@@ -89,7 +89,7 @@ def wanted_fields(component: Component) -> Fields:
     if library_of(component):
         return fields_of(component)
     names, required, takes_all = [], [], False
-    for name, parameter in component.signature.parameters.items():
+    for name, parameter in signature_of(component.function).parameters.items():
         takes_all |= parameter.kind is parameter.VAR_KEYWORD
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -152,7 +152,7 @@ def members(component: Component) -> list[Component]:
     """The rewards that the options of this one name, "" being none. Raises InputError as `resolve`
     does."""
     found = []
-    for name, parameter in component.signature.parameters.items():
+    for name, parameter in signature_of(component.function).parameters.items():
         value = component.options.get(name, parameter.default)
         if value is not parameter.empty:
             found += _texts(parameter.annotation, value)
@@ -238,7 +238,7 @@ def check_own_limit(component: Component, timeout_s: float) -> None:
     """
     for member in members(component):
         check_own_limit(member, timeout_s)
-    parameter = component.signature.parameters.get("total_timeout_s")
+    parameter = signature_of(component.function).parameters.get("total_timeout_s")
     if parameter is None:
         return
     own = component.options.get("total_timeout_s", parameter.default)
@@ -468,7 +468,7 @@ def _chosen(
     """Returns the fields of a sample or of a group that the reward is handed."""
     if not compares_samples(component) and is_group_reward(component):
         # It hands a sample on, with all that those it names may want.
-        parameters = component.signature.parameters
+        parameters = signature_of(component.function).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         names = sample.keys() - component.options.keys()
         return {n: sample[n] for n in names if takes_all or n in parameters}
