@@ -252,7 +252,6 @@ def test_a_solution_holds_the_answer_also_beside_a_conversation(tmp_path):
         (dict(prompt=None, messages=[ASKED], answer="4"), [ASKED], "4"),
         (dict(prompt="b", reward_model=None, ground_truth="4"), "b", "4"),
         (dict(prompt=None, problem="b", answer="4"), "b", "4"),
-        (dict(prompt="b", data_source=None, extra_info=None, answer="4"), "b", "4"),
     ],
 )
 def test_a_null_of_a_table_hides_no_other_column(tmp_path, other, asked, truth):

@@ -139,8 +139,7 @@ def _prompt_record(
     row = _with_prompt(_without_hiding_nulls(row), location)
     prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
-    named = row.get("data_source")
-    data_source = rows.data_source if named is None else named
+    data_source = row.get("data_source", rows.data_source)
     text_of(data_source, f"{location}, column 'data_source'", "name the data set")
     extra_info = object_of(row.get("extra_info"), f"{location}, column 'extra_info'")
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
