@@ -126,6 +126,7 @@ def rows(name: str, capsys) -> dict:
     return accelerator.rows_of(capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.slow
 def test_the_fused_logprob_is_compared_with_products_in_float32(capsys, monkeypatch):
     for name in ("forward", "backward"):  # the part puts interpreted ones in their place
         monkeypatch.setattr(logprob_kernel, name, vars(logprob_kernel)[name])

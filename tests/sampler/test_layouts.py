@@ -291,7 +291,7 @@ def with_adapters():
     return model, trained, frozen, step
 
 
-@pytest.mark.parametrize("dtype", ["", "int8"])
+@pytest.mark.parametrize("dtype", lanes([""], ["int8"]))
 def test_an_update_brings_the_adapters_alone(dtype):
     """The base is brought once, also from one block to the next, and is dropped with its source."""
     model, trained, frozen, step = with_adapters()

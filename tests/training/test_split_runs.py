@@ -58,8 +58,10 @@ def test_one_step_off_policy(tmp_path):
     would have drawn with them, in the order of the data. They were drawn while the newer weights
     were learned, by a copy, as the others were donated."""
     with begun(a_config(tmp_path, **ONE_STEP), 2, tmp_path) as (run, batches):
-        actor, records = run.roles["actor"], run.source.loader.take(8)
-        run.source.loader.position = 0
+        actor, loader = run.roles["actor"], run.source.loader
+        begun_at = loader.get_state()
+        records = loader.take(8)
+        loader.set_state(begun_at)
         want = [drawn(run, actor, records[4 * step :][:4], step) for step in (0, 1)]
         steps = []
         for _ in range(4):
