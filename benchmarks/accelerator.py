@@ -121,8 +121,9 @@ def run_part(name: str, seconds: float, tiny: bool) -> dict:
         start_new_session=True,
     )
     said: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    # Daemons: a process that left the group may hold the pipes open.
     readers = [
-        threading.Thread(target=lambda lines, pipe: lines.extend(pipe), args=(lines, pipe))
+        threading.Thread(target=lines.extend, args=(pipe,), daemon=True)
         for lines, pipe in zip(said.values(), (process.stdout, process.stderr), strict=True)
     ]
     for reader in readers:

@@ -11,13 +11,16 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from accelerator import PARTS
 from logprob import plain as plain_logprobs
 from stopwatch import seconds_of
 
@@ -137,117 +140,109 @@ def _with_gradients(form):
     return jax.jit(run)
 
 
+def _logprob_figures(form, wanted, hidden, head, targets, weights, tiny: bool) -> dict:
+    """Errors of the first rows against `wanted`, and times of all of them."""
+    few, both = slice(len(wanted[0][0])), _with_gradients(form)
+    (value, entropy), gradients = both(hidden[few], head, targets[few], *(x[few] for x in weights))
+    out = {
+        "logprob_error_nats": float(np.abs(value - wanted[0][0]).max()),
+        "entropy_error_nats": float(np.abs(entropy - wanted[0][1]).max()),
+        "hidden_gradient_error": error_of(gradients[0], wanted[1][0]),
+        "head_gradient_error": error_of(gradients[1], wanted[1][1]),
+    }
+    del value, entropy, gradients
+    forward = seconds(jax.jit(form), hidden, head, targets)
+    whole = seconds(both, hidden, head, targets, *weights)
+    product = 2 * hidden.size * head.shape[1] / product_rate(tiny)  # seconds
+    return out | {
+        "forward_ms": 1e3 * forward,
+        "forward_share_of_product": product / forward,
+        "with_gradients_ms": 1e3 * whole,
+        # Useful products: that of the logits and those of both gradients.
+        "with_gradients_share_of_product": 3 * product / whole,
+    }
+
+
 def logprob(tiny: bool) -> None:
-    sizes = {"tiny": (256, 64, 512)} if tiny else {
-        "0.5b": (8192, 896, 151936),
-        "8b": (8192, 4096, 151936),
-    }  # fmt: skip
-    forms = _logprob_forms()
+    sizes = {"0.5b": (8192, 896, 151936), "8b": (8192, 4096, 151936)}
+    sizes, forms = {"tiny": (256, 64, 512)} if tiny else sizes, _logprob_forms()
     for size, (rows, embed, vocab) in sizes.items():
         hidden, head = normal(0, rows, embed), normal(1, embed, vocab, scale=embed**-0.5)
         targets = jax.random.randint(jax.random.key(2), (rows,), 0, vocab)
-        weights = tuple(normal(3 + i, rows, dtype=jnp.float32) for i in range(2))
-        few = slice(0, min(rows, 512))
+        weights = [normal(3 + i, rows, dtype=jnp.float32) for i in range(2)]
+        few = slice(512)
         wide = [x.astype(jnp.float32) for x in (hidden[few], head)]
         with jax.default_matmul_precision("highest"):
-            wanted = _with_gradients(forms["plain"])(
-                *wide, targets[few], *(x[few] for x in weights)
-            )
+            plain = _with_gradients(forms["plain"])
+            wanted = plain(*wide, targets[few], *(x[few] for x in weights))
         wanted = jax.tree.map(np.asarray, wanted)
         del wide
-        flops = 2 * rows * embed * vocab
-
-        def figures(form, hidden=hidden, head=head, targets=targets, weights=weights, few=few,
-                    wanted=wanted, flops=flops):  # fmt: skip
-            both = _with_gradients(form)
-            found = both(hidden[few], head, targets[few], *(x[few] for x in weights))
-            (value, entropy), gradients = found
-            out = {
-                "logprob_error_nats": float(np.abs(value - wanted[0][0]).max()),
-                "entropy_error_nats": float(np.abs(entropy - wanted[0][1]).max()),
-                "hidden_gradient_error": error_of(gradients[0], wanted[1][0]),
-                "head_gradient_error": error_of(gradients[1], wanted[1][1]),
-            }
-            del found, gradients
-            forward = seconds(jax.jit(form), hidden, head, targets)
-            whole = seconds(both, hidden, head, targets, *weights)
-            rate = product_rate(tiny)
-            return out | {
-                "forward_ms": 1e3 * forward,
-                "forward_share_of_product": flops / forward / rate,
-                "with_gradients_ms": 1e3 * whole,
-                # The fused forms compute the logits twice.
-                "with_gradients_share_of_product": 3 * flops / whole / rate,
-            }
-
+        given = wanted, hidden, head, targets, weights, tiny
         for name, form in forms.items():
-            attempt(f"{name} {size} {rows}x{embed}x{vocab}", functools.partial(figures, form))
+            row = f"{name} {size} {rows}x{embed}x{vocab}"
+            attempt(row, functools.partial(_logprob_figures, form, *given))
 
 
 # -- attention
 
 
-def attention(tiny: bool) -> None:
+def _attend(impl: str, q, k, v, segments):
     from rljax.mesh import make_mesh
     from rljax.models.attention import attention as run
 
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    sizes = {"tiny": (2, 64, 4, 2, 16)} if tiny else {
-        "0.5b": (16, 2048, 14, 2, 64),
-        "8b": (4, 4096, 32, 8, 128),
-    }  # fmt: skip
+    return run(q, k, v, segments, mesh=mesh, scale=q.shape[-1] ** -0.5, impl=impl)
+
+
+def _attend_with_gradients(impl: str, q, k, v, segments, cotangent):
+    out, back = jax.vjp(lambda q, k, v: _attend(impl, q, k, v, segments), q, k, v)
+    return out, back(cotangent)
+
+
+def _attention_figures(impl, wanted, arrays, cotangent, flops: float, tiny: bool) -> dict:
+    """Errors of the first row against `wanted`, and times of all rows. `flops`: of the forward
+    pass."""
+    forward, both = (
+        jax.jit(functools.partial(one, impl)) for one in (_attend, _attend_with_gradients)
+    )
+    found = both(*(x[:1] for x in arrays), cotangent[:1])
+    of_forward, of_both = seconds(forward, *arrays), seconds(both, *arrays, cotangent)
+    gradients = zip("qkv", found[1], wanted[1], strict=True)
+    product = flops / product_rate(tiny)  # seconds
+    return {
+        "error": error_of(found[0], wanted[0]),
+        **{f"{name}_gradient_error": error_of(x, y) for name, x, y in gradients},
+        "forward_ms": 1e3 * of_forward,
+        "forward_share_of_product": product / of_forward,
+        "with_gradients_ms": 1e3 * of_both,
+        # Two products forwards, five backwards: flash attention computes the scores again.
+        "with_gradients_share_of_product": 3.5 * product / of_both,
+    }
+
+
+def attention(tiny: bool) -> None:
+    sizes = {"0.5b": (16, 2048, 14, 2, 64), "8b": (4, 4096, 32, 8, 128)}
+    sizes = {"tiny": (2, 64, 4, 2, 16)} if tiny else sizes
     fast = {"gpu": ["cudnn"], "tpu": ["splash"]}.get(jax.default_backend(), [])
     for size, (rows, tokens, heads, kv_heads, width) in sizes.items():
         shapes = [(rows, tokens, n, width) for n in (heads, kv_heads, kv_heads)]
-        q, k, v = (normal(i, *shape) for i, shape in enumerate(shapes))
+        qkv = [normal(i, *shape) for i, shape in enumerate(shapes)]
         cotangent = normal(3, *shapes[0])
         # One sequence a row, and four of equal length, as packing makes them.
-        layouts = {
-            "": np.ones(tokens, np.int32),
-            " packed": 1 + np.arange(tokens, dtype=np.int32) * 4 // tokens,
-        }
-        for layout, row in layouts.items():
+        for sequences in (1, 4):
+            row = 1 + np.arange(tokens, dtype=np.int32) * sequences // tokens
             segments = jnp.broadcast_to(jnp.asarray(row), (rows, tokens))
-
-            def forward(q, k, v, segments, *, impl, width=width):
-                how = dict(mesh=mesh, scale=width**-0.5, impl=impl)
-                return run(q, k, v, segments, **how)
-
-            def both(q, k, v, segments, cotangent, *, impl, forward=forward):
-                of = functools.partial(forward, segments=segments, impl=impl)
-                out, back = jax.vjp(of, q, k, v)
-                return out, back(cotangent)
-
-            few = slice(0, 1)
-            arrays = q, k, v, segments
-            wide = [x[few].astype(jnp.float32) for x in (q, k, v)]
+            wide = [x[:1].astype(jnp.float32) for x in (*qkv, cotangent)]
             with jax.default_matmul_precision("highest"):
-                reference = jax.jit(functools.partial(both, impl="reference"))
-                wanted = reference(*wide, segments[few], cotangent[few].astype(jnp.float32))
-            wanted = jax.tree.map(np.asarray, wanted)
-            # A causal product is half of the pairs; of four sequences, an eighth.
-            pairs = rows * tokens**2 / 2 / (4 if layout else 1)
-            flops = 4 * pairs * heads * width
-
-            def figures(impl, arrays=arrays, cotangent=cotangent, wanted=wanted, flops=flops,
-                        few=few, forward=forward, both=both):  # fmt: skip
-                whole = jax.jit(functools.partial(both, impl=impl))
-                found = whole(*(x[few] for x in arrays), cotangent[few])
-                of_forward = seconds(jax.jit(functools.partial(forward, impl=impl)), *arrays)
-                of_both = seconds(whole, *arrays, cotangent)
-                named = zip("qkv", found[1], wanted[1], strict=True)
-                return {
-                    "error": error_of(found[0], wanted[0]),
-                    **{f"{name}_gradient_error": error_of(x, y) for name, x, y in named},
-                    "forward_ms": 1e3 * of_forward,
-                    "forward_share_of_product": flops / of_forward / product_rate(tiny),
-                    "with_gradients_ms": 1e3 * of_both,
-                    "with_gradients_share_of_product": 3.5 * flops / of_both / product_rate(tiny),
-                }
-
+                reference = jax.jit(functools.partial(_attend_with_gradients, "reference"))
+                wanted = reference(*wide[:3], segments[:1], wide[3])
+            # Two products over the pairs that see each other: half of those of a sequence.
+            flops = 4 * heads * width * rows * tokens**2 / 2 / sequences
+            given = jax.tree.map(np.asarray, wanted), (*qkv, segments), cotangent, flops, tiny
             for impl in [*fast, "xla"]:
-                row = f"{impl} {size} {rows}x{tokens}, {heads}/{kv_heads} heads of {width}{layout}"
-                attempt(row, functools.partial(figures, impl))
+                what = f"{rows}x{tokens} in {sequences}, {heads}/{kv_heads} heads of {width}"
+                figures = functools.partial(_attention_figures, impl, *given)
+                attempt(f"{impl} {size} {what}", figures)
 
 
 # -- GAE
@@ -343,15 +338,10 @@ def step(tiny: bool) -> None:
     from rljax.plan.compiled import make_plan
 
     shape, repeats = step_shape(tiny), 1 if tiny else 4
-    made = grpo_step.make_config
-
-    def in_bfloat16(*args):
-        config = made(*args)
-        config.model_settings.dtype = "bfloat16"
-        return config
-
-    grpo_step.make_config = in_bfloat16
-    with tempfile.TemporaryDirectory() as folder, grpo_step.make_run(shape, folder) as run:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        grpo_step.make_run(shape, folder, dtype="bfloat16") as run,
+    ):
         steps, tokens = grpo_step.Steps(run), []
         steps.take()
         first, peak = steps.laps["step"][0], steps.laps["step"][0].peak_mb
@@ -362,10 +352,8 @@ def step(tiny: bool) -> None:
             steps.take()
             tokens.append(grpo_step.needed(steps.batch, shape.samples))
             peak = max(peak, steps.laps["step"][-1].peak_mb)
-        took = {
-            part: statistics.median(lap.wall_s for lap in laps)
-            for part, laps in steps.laps.items()
-        }  # fmt: skip
+        walls = {part: [lap.wall_s for lap in laps] for part, laps in steps.laps.items()}
+        took = {part: statistics.median(each) for part, each in walls.items()}
         count = {name: statistics.fmean(each[name] for each in tokens) for name in tokens[0]}
         say(
             f"step of {shape.rows} x ({shape.longest_prompt} + {shape.response}) tokens",
@@ -409,15 +397,13 @@ def in_flight(tiny: bool) -> None:
 
 
 def trl(tiny: bool) -> None:
-    import os
-
     import peers
 
-    os.environ["PEER_DEVICE"] = {"gpu": "gpu"}.get(jax.default_backend(), "cpu")
+    os.environ["PEER_DEVICE"] = "gpu" if jax.default_backend() == "gpu" else "cpu"
     shape, laps = step_shape(tiny), []
     with tempfile.TemporaryDirectory() as folder:
         given = dataclasses.asdict(shape)
-        process = peers.Process("peer_trl.py", peers.sys.executable, given, Path(folder) / "log")
+        process = peers.Process("peer_trl.py", sys.executable, given, Path(folder) / "log")
         say("versions", **process.ready)
         say("first step", s=process.step()["step"]["wall_s"])
         for _ in range(1 if tiny else 3):
@@ -443,26 +429,12 @@ def doctor(tiny: bool) -> None:
     say("doctor", exit_code=code, says=[line for line in lines if not line.startswith("ok ")])
 
 
-PARTS = dict(
-    device=device,
-    logprob=logprob,
-    attention=attention,
-    gae=gae,
-    decode=decode,
-    step=step,
-    in_flight=in_flight,
-    trl=trl,
-    decode_8b=decode_8b,
-    doctor=doctor,
-)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    PARTS[options.part](options.tiny)
+    globals()[options.part](options.tiny)
 
 
 if __name__ == "__main__":

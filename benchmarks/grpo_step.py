@@ -39,8 +39,10 @@ READINGS = 5  # of the matmul rate between two laps
 CLOCKS = ("wall_s", "cpu_s")
 
 
-def make_config(shape: Shape, folder: str, tokens_per_microbatch: int = 0) -> Config:
-    """The run of a shape."""
+def make_config(
+    shape: Shape, folder: str, tokens_per_microbatch: int = 0, dtype: str = "float32"
+) -> Config:
+    """The run of a shape, with products of a dtype."""
     sizes = dataclasses.asdict(shape.decoder)
     sizes.pop("vocabulary")
     sizes = ", ".join(f"{name}={value}" for name, value in sizes.items())
@@ -58,13 +60,13 @@ def make_config(shape: Shape, folder: str, tokens_per_microbatch: int = 0) -> Co
             tokens_per_microbatch=tokens_per_microbatch or shape.microbatch * shape.columns,
         ),
         sampler=SamplerConfig(max_response_tokens=shape.response, slots=shape.slots),
-        model_settings=ModelSettings(remat="none"),
+        model_settings=ModelSettings(dtype=dtype, remat="none"),
     )
 
 
-def make_run(shape: Shape, folder: str, tokens_per_microbatch: int = 0) -> Run:
+def make_run(shape: Shape, folder: str, tokens_per_microbatch: int = 0, dtype="float32") -> Run:
     """A run of the shape before its first step. Its stop ids are the shape's."""
-    setup = build(make_config(shape, folder, tokens_per_microbatch))
+    setup = build(make_config(shape, folder, tokens_per_microbatch, dtype))
     sampling = dataclasses.replace(setup.rollouts.sampling, stop_ids=shape.stop_ids())
     setup = dataclasses.replace(setup, rollouts=setup.rollouts.replace(sampling=sampling))
     run = Run(setup, Path(folder))

@@ -38,7 +38,8 @@ def learn(batch, key, cfg, *, actor, critic, reference):
     batch = batch.replace(old_logprobs=actor.logprobs(batch), values=critic.values(batch))
     batch = batch.replace(ref_logprobs=reference.logprobs(batch))
     batch = batch.replace(rewards=kl_penalised_rewards(batch, coef=config.algorithm.kl_in_reward))
-    batch = batch.replace(**dict(zip(("advantages", "returns"), gae(batch), strict=True)))
+    advantages, returns = gae(batch)
+    batch = batch.replace(advantages=advantages, returns=returns)
     critic, _ = critic.update(batch, squared_error, **how)
     return {"actor": actor.update(batch, ppo_clip, **how)[0], "critic": critic}, {}
 

@@ -117,12 +117,12 @@ def test_packages_are_those_that_the_project_depends_on():
     lacking = versions | {"ml-collections": None}
     assert accelerator.missing(accelerator.PARTS["step"], lacking) == ["ml-collections"]
     assert accelerator.missing(accelerator.PARTS["logprob"], lacking) == []
-    assert set(accelerator_parts.PARTS) == set(accelerator.PARTS)
+    assert all(callable(vars(accelerator_parts)[name]) for name in accelerator.PARTS)
 
 
 def rows(name: str, capsys) -> dict:
     """What a part says at its tiny sizes."""
-    accelerator_parts.PARTS[name](True)
+    vars(accelerator_parts)[name](True)
     return accelerator.rows_of(capsys.readouterr().out.splitlines())
 
 
