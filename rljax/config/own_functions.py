@@ -113,7 +113,9 @@ def _is_literal(value: object) -> bool:
 def _is_importable(value: object) -> bool:
     """Returns whether another process finds this very function or class by its module and name."""
     name, module = value.__name__, value.__module__
-    if module in (None, "__main__") or module not in sys.modules or name != value.__qualname__:
+    if module in (None, "__main__", CONFIG_MODULE) or module not in sys.modules:
+        return False
+    if name != value.__qualname__:
         return False
     if vars(sys.modules[module]).get(name) is not value:
         return False
@@ -262,6 +264,7 @@ def _defined(path: str | None, name: str, kinds: tuple) -> list:
 
 
 def _first_line(node) -> int:
+    """The line of a definition, or of its first decorator."""
     return min([node.lineno, *(one.lineno for one in node.decorator_list)])
 
 

@@ -217,11 +217,10 @@ def _like(target: Model, params, tree) -> dict:
 
 
 @functools.lru_cache(maxsize=64)
-def reshard_program(source: Model, target: Model, keep_dtypes: bool, part: int | None = None):
+def reshard_program(source: Model, target: Model, keep_dtypes: bool, part: str = ""):
     """Returns the program weights of `source` -> weights of `target`. Numbers are made narrow where
     they lie and then sent. Layers go one after another, so that what a relayout holds beside its
-    input and its output is a layer of it. `part`: of the weights that are trained (0) or frozen (1)
-    alone."""
+    input and its output is a layer of it. `part`: "trained" or "frozen" weights alone."""
     before, after = flattened(source.shardings()), flattened(target.shardings())
     dtypes = {path: x.dtype for path, x in flattened(target.abstract()).items()}
     axes = {path: named for path, (_, named) in target.shapes().items()}
@@ -256,7 +255,8 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool, part: int |
             out |= jax.lax.scan(lambda _, layer: (None, moved(layer, True)), None, own)[1]
         return nested(out)
 
-    given = source.abstract() if part is None else source.split(source.abstract())[part]
+    given, (trained, frozen) = source.abstract(), source.split(source.abstract())
+    given = {"": given, "trained": trained, "frozen": frozen}[part]
     return jax.jit(reshard, out_shardings=_like(target, given, target.shardings()))
 
 
@@ -313,10 +313,10 @@ def _copy(source: Model, target: Model, params, like, keep_dtypes: bool) -> dict
     trained, frozen = source.split(params)
     if not (trained and frozen):
         return _brought(source, target, params, like, keep_dtypes)
-    base, like = _like(target, frozen, like), _like(target, trained, like)
-    if not agree(source, target, frozen, base):
+    if base := kept_like(source, target, params, like):
         frozen = _kept(source, target, frozen, base, keep_dtypes)
-    return merged(_brought(source, target, trained, like, keep_dtypes, part=0), frozen)
+    like = _like(target, trained, like)
+    return merged(_brought(source, target, trained, like, keep_dtypes, "trained"), frozen)
 
 
 def kept_like(source: Model, target: Model, params, like) -> dict:
@@ -337,13 +337,13 @@ def _kept(source: Model, target: Model, frozen, like, keep_dtypes: bool) -> dict
     def forget(_):
         _frozen[:] = [one for one in _frozen if one is not entry]
 
-    copy = _brought(source, target, frozen, like, keep_dtypes, part=1)
+    copy = _brought(source, target, frozen, like, keep_dtypes, "frozen")
     entry = (key, [weakref.ref(x, forget) for x in leaves], copy)
     _frozen.append(entry)
     return copy
 
 
-def _brought(source, target, params, like, keep_dtypes: bool, part: int | None = None) -> dict:
+def _brought(source, target, params, like, keep_dtypes: bool, part: str = "") -> dict:
     """A copy of `params`, counted in the metrics. Between devices that no program joins the numbers
     are made narrow where they lie, and then sent."""
     begun = time.monotonic()

@@ -190,8 +190,7 @@ def _refuse(name: str, value, rule: str = "", *, fix: str):
 def _number(name, value) -> float:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not abs(value) <= 1e30:  # false for NaN, too; an int may be too large to convert
-        shown = repr(value) if isinstance(value, (list, dict, type(None))) else value
-        _refuse(name, shown, fix="send a finite number")
+        _refuse(name, "null" if value is None else value, fix="send a finite number")
     return float(value)
 
 
@@ -566,7 +565,7 @@ def _sampling(
     if limit < 1:
         longer = fields.get("max_completion_tokens") is not None
         name = "max_completion_tokens" if longer else "max_tokens"
-        _refuse(name, limit, "a response has a token at least", fix="send 1 or more")
+        _refuse(name, limit, "a response has at least one token", fix="send 1 or more")
     if "" in fields["stop"]:
         rule = "no empty string: a response would end at once"
         _refuse("stop", "", rule, fix="leave it out, or send a text")

@@ -947,6 +947,14 @@ def test_the_base_in_the_layout_of_decoding_is_held_while_the_run_learns():
     few, most = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(x)) for x in halves)
     assert copied.held[KEPT_COPY] == most > 4 * copied.held["actor base"]
     assert copied.generate[memory.COPY] == few < copied.held[KEPT_COPY] / 3
+    free = [
+        make_plan(config, jax.devices(), CHIP, "8 x cpu", compile=False).free
+        for config in (tiny(**lora), setup.config)
+    ]
+    assert free[0] == free[1] > 0  # of which the whole copy is taken
+    apart = dict(lora, mesh__fsdp=4, rollouts__sampler_devices=4, rollouts__max_staleness=1)
+    beside = estimate(abstract_setup(tiny(**apart)))
+    assert KEPT_COPY not in beside.held and beside.groups["sampler"][memory.COPY] == few + most
     codes = tiny(**lora, sampler__layout="mesh(data=8)", sampler__weight_dtype="int8")
     assert estimate(abstract_setup(codes)).held[KEPT_COPY] < copied.held[KEPT_COPY]
 

@@ -306,6 +306,8 @@ def test_a_source_without_a_known_reward_is_warned_of_where_a_row_names_it(
 
     assert warned() == [] == warned(data_source="gsm8k")
     assert "data source 'my/sums' of" in warned(data_source="my/sums")[0]
+    folder = tmp_path.name  # a part of the path, which no row is called after
+    assert f"data source {folder!r} of" in warned(data_source=folder)[0]
 
 
 def test_a_task_in_one_file_needs_no_further_setting():

@@ -20,6 +20,7 @@ from tiny_run import tiny_config
 import rljax
 from rljax.components import resolve
 from rljax.config import Config, changed_fields
+from rljax.config.flags import config_module
 from rljax.config.from_python import config_from
 from rljax.config.own_functions import component_text
 from rljax.data.rows.read import read_rows
@@ -503,6 +504,23 @@ if True:
         return float(len(\'\'\'a
 b\'\'\'))
 """
+
+
+def test_a_function_of_a_config_file_is_carried_with_what_it_reads(tmp_path):
+    """No other process finds the module of a config file by its name."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "class Scale:\n    def of(self):\n        return 2.0\n"
+        "def reward(response):\n    return Scale().of()\n"
+        "first = reward\n"
+        "def reward(response):\n    return 0.0\n"
+        "def get_config(): ...\n"
+    )
+    module = config_module(str(path))
+    text = component_text(module.first, tmp_path / "inputs", "reward.function")
+    assert "import" not in Path(text.rpartition(":")[0]).read_text().partition('"""')[2]
+    assert resolve(text, "rljax.rewards")(response="x") == 2.0
+    assert component_text(module.reward, tmp_path) == f"{path}:reward"
 
 
 @pytest.mark.parametrize(

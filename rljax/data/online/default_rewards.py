@@ -10,6 +10,7 @@ from pathlib import Path
 from rljax.config import Config, is_path
 from rljax.data.rows.read import make_task
 from rljax.errors import InputError
+from rljax.hub.names import is_hub
 from rljax.rewards.mixing import reward_of_source
 
 LOG = logging.getLogger("rljax")
@@ -39,12 +40,9 @@ def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) 
     for name, count in sorted(counts.items()):
         known = reward_of_source(name)
         if known or _named_after(spec, name):
-            why = (
-                ""
-                if known
-                else " (no reward is known for this source: name one in reward.function)"
-            )
-            LOG.info("%s, data source %r: reward %s%s", spec, name, known or _UNKNOWN, why)
+            why = " (no reward is known for this source: name one in reward.function)"
+            found = known or f"{_UNKNOWN}{why}"
+            LOG.info("%s, data source %r: reward %s", spec, name, found)
             continue
         LOG.warning(
             "%s: no reward is known for data source %r of %s of the %s rows that were read: they "
@@ -63,7 +61,10 @@ def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) 
 def _named_after(spec: str, data_source: str) -> bool:
     """Returns whether a data source is the name that rows without one get: that of their file or
     repository."""
-    return data_source in spec or fnmatchcase(data_source, Path(spec).stem)
+    if is_hub(spec):
+        return data_source in spec
+    parts = spec.replace("{split}", "*").split(",")
+    return any(fnmatchcase(data_source, Path(part.strip()).stem) for part in parts)
 
 
 def evaluation_text(config: Config) -> str:
