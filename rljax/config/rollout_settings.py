@@ -64,8 +64,8 @@ class SamplerConfig(Settings):
         'Mesh of decoding, over the same devices: "" = that of training, "mesh(data=4, '
         'tensor=2)", or "auto" = the fastest by the plan that fits into memory. Any other mesh '
         "than that of training needs a copy of the weights, made after each update and dropped "
-        "after the rollout, but for the base under adapters (docs/guides/sampler.md). With rollouts.sampler_devices, the mesh is "
-        'over those, and "" = whole weights on each of them.',
+        "after the rollout, but for the base under adapters (docs/guides/sampler.md). With "
+        'rollouts.sampler_devices, the mesh is over those, and "" = whole weights on each of them.',
         holds="layout",
         safe="auto",
     )
