@@ -1,15 +1,16 @@
-"""What an accelerator does with rljax, in minutes, the most valuable first: prints JSON.
+"""Measures rljax on an accelerator within minutes, the most valuable figures first: prints JSON.
 
 python benchmarks/accelerator.py [--minutes=8] [--json=FILE] [--parts=logprob,step] [--tiny]
 python benchmarks/accelerator.py --table=FILE
 
-Needs this checkout, and JAX 0.10 to 0.12 with a GPU or a TPU; the start lists the packages that are
-missing, and which parts need them. `--tiny` is the same on a CPU at sizes that take seconds.
-`--table` prints a file of results as the Markdown that docs/measurements.md holds.
+Needs this checkout, and JAX 0.10 to 0.12 with a GPU or a TPU. Packages that are missing are listed
+at the start, with the parts that need them. `--tiny` runs the same on a CPU at sizes that take
+seconds. `--table` prints a file of results as a Markdown table.
 
-Each part runs in a process of its own with a limit, and says each figure as it has it: what fails
-or takes too long is recorded beside what it had, and the next part goes on. No part begins behind
---minutes. With --json the file is written after every part. The parts, in this order:
+Each part runs in a process of its own with a time limit, and prints a figure as soon as it is
+measured. A part that fails or runs out of time keeps the figures that it has, and the next part
+starts. No part starts after --minutes. With --json the file is written after every part. The parts,
+in this order:
 
 device     rates of a bfloat16 product and of a copy, which the shares below are of
 logprob    the fused log-prob: each implementation's values, gradients, ms, share of the product

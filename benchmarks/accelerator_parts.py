@@ -1,8 +1,8 @@
 """The parts of accelerator.py: python benchmarks/accelerator_parts.py PART [--tiny]
 
-Each prints rows as it has them, {row: figures} in a line each. Times are of whole calls that wait
-for their results, medians of repeats; shares are of the rates that `device` measures, here again in
-every part that needs them, since clocks of a device move.
+Each part prints {row: figures} as JSON, a line for each row, as soon as they are measured. Times
+are medians of calls that wait for their results. Shares are relative to the rate of a plain product
+or of a copy, which each part measures again, because the clocks of a device change.
 """
 
 import argparse

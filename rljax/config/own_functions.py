@@ -208,7 +208,7 @@ class _Carried:
         if not source:
             why = "it is a lambda, or was made at run time"
             if inspect.isclass(value):
-                why = "it has no method by which a notebook tells it, or was made at run time"
+                why = "in a notebook it is found by the methods of the class, and this one has none"
             raise self._refused(
                 f"the source of {value.__name__} is not known: {why}",
                 "write it with def in a cell, or in a file that is imported",

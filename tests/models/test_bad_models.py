@@ -182,5 +182,7 @@ def test_an_adapter_is_no_model_and_one_beside_a_model_is_warned_of(folder, tmp_
     (folder / "config.json").unlink()
     alone = folder.rename(tmp_path / "alone")
     for read in (load_config, load_policy):
-        with pytest.raises(InputError, match="is an adapter, no model.*its base is 'some/base'"):
+        with pytest.raises(
+            InputError, match="holds a PEFT adapter and no model; the adapter is of 'some/base'"
+        ):
             read(alone)

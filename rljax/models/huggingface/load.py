@@ -69,9 +69,8 @@ def look_for_adapter(folder: Path) -> None:
     if not (folder / "config.json").exists():
         base = read_json_object(path).get("base_model_name_or_path")
         raise InputError(
-            f"{folder} is an adapter, no model",
-            value=ADAPTER_CONFIG,
-            rule=f"its base is {base!r}" if base else "it does not say of which base",
+            f"{folder} holds a PEFT adapter and no model",
+            rule=f"the adapter is of {base!r}" if base else "the adapter does not name its base",
             fix="name the base as the model; --config.lora.adapter=ADAPTER_FOLDER trains on from "
             "the adapter, and PEFT's merge_and_unload() makes one model of both",
         )
