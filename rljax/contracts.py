@@ -101,6 +101,10 @@ class Contract:
     # Rewards that are cheap and refuse their options by InputError: a worker first asks one of a
     # made-up sample, so that a run does not start in which each of its scores would fail.
     probed: bool = False
+    # What takes part in a program of several steps (Config.program_steps). Rewards: the DeviceForm
+    # (rljax.rewards.on_device), or its name, "package.module.form". Rollouts: whether it may be
+    # traced, as it neither fetches arrays nor reads prompts.records.
+    on_device: object = None
     # Placement: makes a mesh of the first of the devices that are free, by its option devices.
     places: bool = False
     # Update rules: a step changes every weight by about the learning rate, whatever the gradient.

@@ -140,6 +140,15 @@ class Config(Settings):
     steps: int = option(
         100, "Number of steps of the dataflow, which come after those of sft.steps.", low=0
     )
+    program_steps: int = option(
+        1,
+        "Steps of a phase that one compiled program takes at most, with sampling, scoring and "
+        "learning, and without the host between them. The samples and the policy are those of one "
+        "step at a time. It needs a reward with a form for the device.",
+        low=1,
+        may_change=True,
+        read_by="samples",
+    )
     seed: int = option(0, "Seed of weights, data order and samples.", low=0)
     run_dir: str = option(
         "", 'Folder of the run; "" = a new one under runs/.', path="written", may_change=True

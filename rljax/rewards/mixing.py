@@ -58,15 +58,15 @@ def _late_mixture(options: dict, sample: dict) -> dict:
     rewards = options["rewards"]
     scales = _scales(options)
     parts = {}
-    for name, text in zip(_names(rewards), rewards, strict=True):
+    for name, text in zip(member_names(rewards), rewards, strict=True):
         found = late_score(_member(text)[0], sample)
         parts |= {} if found is None else {name: found[0]}
-    total = sum(s * parts.get(n, 0.0) for n, s in zip(_names(rewards), scales, strict=True))
+    total = sum(s * parts.get(n, 0.0) for n, s in zip(member_names(rewards), scales, strict=True))
     return {"score": total, **parts}
 
 
 def _scales(options: dict) -> tuple[float, ...]:
-    return _weights(options["rewards"], options["weights"], options["normalise"])
+    return member_weights(options["rewards"], options["weights"], options["normalise"])
 
 
 @contract(
@@ -74,6 +74,7 @@ def _scales(options: dict) -> tuple[float, ...]:
     rubrics=False,
     on_timeout=lambda options: functools.partial(_late_mixture, options),
     prepare=lambda options: functools.partial(_scales, options),
+    on_device="rljax.rewards.on_device.forms.mixture",
 )
 def mixture(
     *,
@@ -91,9 +92,9 @@ def mixture(
     member that raises makes the sample an error. One that returns None abstains: the sample's score
     is that of the others, and the part abstained/NAME counts it; where all do, there is no score.
     """
-    scales = _weights(rewards, weights, normalise)
+    scales = member_weights(rewards, weights, normalise)
     total, said, parts = 0.0, 0.0, {}
-    for name, text, scale in zip(_names(rewards), rewards, scales, strict=True):
+    for name, text, scale in zip(member_names(rewards), rewards, scales, strict=True):
         try:
             value, inner = _scored(text, sample, "mixture, member")
         except Abstained:
@@ -103,20 +104,25 @@ def mixture(
         parts[name] = value
         if inner_parts:
             parts |= {f"{name}/{key}": part for key, part in inner.items() if key != "score"}
-    if not parts.keys() & {*_names(rewards)} or normalise and not said:
-        raise Abstained(f"all of {', '.join(_names(rewards))} returned None for this response")
+    if not parts.keys() & {*member_names(rewards)} or normalise and not said:
+        raise Abstained(
+            f"all of {', '.join(member_names(rewards))} returned None for this response"
+        )
     return {"score": total / said if normalise else total, **parts}
 
 
 @functools.lru_cache(maxsize=1024)
-def _names(rewards: tuple[str, ...]) -> tuple[str, ...]:
+def member_names(rewards: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of the members of a mixture, numbered from the second of a name on."""
     names = [_member(text)[0].short_name for text in rewards]
     counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
     return tuple(n if c == 1 else f"{n}_{c}" for n, c in zip(names, counts, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)
-def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ...]:
+def member_weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ...]:
+    """Returns the weight of each member of a mixture. Raises InputError for weights that do not fit
+    the rewards, or that add up to 0 where they are normalised."""
     weights = weights or (1.0,) * len(rewards)
     numbers = all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
     if not rewards or len(weights) != len(rewards) or not numbers:
@@ -167,7 +173,7 @@ def _late_with_judges(options: dict, sample: dict) -> dict | None:
     late = [late_score(_member(text)[0], sample) for text in (reward, *judges)]
     if None in late:
         return None
-    failed = {f"judge/{name}": 0.0 for name in _names(judges)}
+    failed = {f"judge/{name}": 0.0 for name in member_names(judges)}
     return {"score": late[0][0], "compliant": 0.0, **failed}
 
 
@@ -191,14 +197,14 @@ def with_judges(
     marks = _pass_marks(judges, pass_at)
     score, inner = _scored(reward, sample, "with_judges, reward")
     verdicts, silent = {}, {}
-    for name, text, mark in zip(_names(judges), judges, marks, strict=True):
+    for name, text, mark in zip(member_names(judges), judges, marks, strict=True):
         try:
             value, _ = _scored(text, sample, "with_judges, judge")
             verdicts[f"judge/{name}"] = float(value >= mark)
         except Abstained:
             silent[f"abstained/judge/{name}"] = 1.0
     if not verdicts:
-        raise Abstained(f"all of the judges {', '.join(_names(judges))} returned None")
+        raise Abstained(f"all of the judges {', '.join(member_names(judges))} returned None")
     own = {f"reward/{name}": part for name, part in inner.items() if name != "score"}
     return {"score": score, "compliant": min(verdicts.values()), **verdicts, **silent, **own}
 

@@ -2,7 +2,7 @@
 with a copy in a layout of its own."""
 
 from rljax.sampler.engine import Engine
-from rljax.sampler.generate import SecondModel, branch, generate
+from rljax.sampler.generate import SecondModel, branch, generate, generate_in_program
 from rljax.sampler.layout import Layout, held_weights
 from rljax.sampler.requests import Decoding, Sampling
 from rljax.sampler.stream import Sampler
@@ -16,5 +16,6 @@ __all__ = [
     "Sampling",
     "branch",
     "generate",
+    "generate_in_program",
     "held_weights",
 ]

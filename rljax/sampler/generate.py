@@ -15,7 +15,7 @@ from rljax import hosts
 from rljax.arrays import fetch, moved_rows, place, put_whole
 from rljax.batch import Batch, FinishReason
 from rljax.errors import InputError
-from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
+from rljax.mesh import constrain_rows, make_mesh, replicated, row_sharding, row_shards
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
@@ -129,6 +129,59 @@ def generate(
     if sampling.stop_strings:
         batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
     return _at_home(batch, model, home)
+
+
+def generate_in_program(
+    model: Model,
+    params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    key: jax.Array,
+    sampling: Sampling,
+    *,
+    n: int,
+    version,
+    decoding: Decoding,
+) -> Batch:
+    """`generate` as a part of another program, of which the arrays may be traced: n responses to
+    each prompt of tokens [P, L] and lengths [P], a Batch of R = P n rows.
+
+    The draws are those of `generate`. Raises InputError for what the host would have to take part
+    in: its own loop, another layout or dtype of the weights, stop strings, limits of thinking,
+    drafts, recorded routes.
+    """
+    _require_in_program(model, params, sampling, decoding)
+    model, rows = decoding.of(model), tokens.shape[0] * n
+    shape = _shape(n, min(decoding.slots or rows, rows), sampling, decoding)
+    model = of_length(model, tokens.shape[1] + sampling.max_response_tokens)
+    key = key if sampling.seed is None else jax.random.key(sampling.seed)
+    rules = rules_of([sampling] * rows, model.config.ids)
+    if shard_count(model, tokens.shape[0], shape.slots) > 1:
+        rows_of = functools.partial(constrain_rows, mesh=model.mesh)
+        tokens, lengths, rules = jax.tree.map(rows_of, (tokens, lengths, rules))
+    version = jnp.asarray(version, jnp.int32)
+    queue = (tokens, lengths, jax.random.key_data(key), rules, version)
+    return rollout(model, shape, params, *queue, None, None, None)[0]
+
+
+def _require_in_program(model: Model, params, sampling: Sampling, decoding: Decoding) -> None:
+    target = decoding.of(model)
+    like = weights_like(target, params, keep_dtypes=not decoding.weight_dtype)
+    found = {
+        "sampler.loop='host'": decoding.loop == "host",
+        "sampler.layout or sampler.weight_dtype": not agree(model, target, params, like),
+        "sampler.stop_strings": bool(sampling.stop_strings),
+        "sampler.thinking_tokens": bool(sampling.thinking_tokens),
+        "sampler.draft_tokens": decoding.draft_tokens > 0,
+        "sampler.router_replay": decoding.record_routes,
+    }
+    for name, is_set in found.items():
+        if is_set:
+            raise InputError(
+                f"program_steps with {name}",
+                rule="sampling is a part of one program, in which the host takes no part",
+                fix=f"program_steps=1, or without {name}",
+            )
 
 
 def branch(

@@ -145,7 +145,12 @@ def _over_rows(name: str, field: str) -> Feature:
     return Feature(field, lambda parts, _: contract_of(part(parts)).single_rows)
 
 
+def _host_rollout(parts: Parts, _) -> bool:
+    return parts.rollout is not None and not contract_of(parts.rollout).on_device
+
+
 FEATURES = {
+    "program steps": Feature("program_steps", lambda parts, n: n > 1),
     # What samples.
     "in flight": Feature("rollouts.max_staleness", lambda parts, steps: steps > 0),
     "sampler devices": Feature(
@@ -191,6 +196,7 @@ FEATURES = {
     ),
     "rollout of other roles": Feature("algorithm.collect", _asks_for_more),
     "dead groups replaced in flight": Feature("algorithm.collect", _replaces_in_flight),
+    "rollout on the host": Feature("algorithm.collect", _host_rollout),
     "rollout of single rows": _over_rows("collect", "algorithm.collect"),
     # Rewards.
     "reward model": Feature("reward.model"),
@@ -308,7 +314,35 @@ _AT_ONCE = (
     "replaces dead ones as soon as they have ended"
 )
 
+# What needs the host between sampling and learning, or another program.
+_ON_THE_HOST = {
+    "in flight": "rollouts.max_staleness decodes samples of several steps at once, from the host",
+    "sampler devices": "rollouts.sampler_devices sample in a program of their own",
+    "placed roles": "config.placement gives {placement!r} programs of their own",
+    "replay": "rows of rollouts.replay are read by the host",
+    "environment": "environment.function={environment!r} runs on the host",
+    "images": "images are prepared by the host",
+    "reward model": "reward.model scores in a program of its own",
+    "judge model": "reward.judge_model is asked by the host",
+    "process model": "the lines that reward.process_model scores are found by the host",
+    "costs": "the costs that dataflow={dataflow!r} reads are computed by the host",
+    "curriculum": "a curriculum (data.retire_at_pass_rate, data.drop_above_pass_rate) chooses "
+    "prompts by scores that the host knows",
+    "pretraining": "examples of pretraining.data are read by the host",
+    "rollout on the host": "algorithm.collect={rollout!r} is not declared as on_device: it reads "
+    "scores on the host",
+    "loop of the host": "sampler.loop='host' samples from the host",
+    "pages": "sampler.page_tokens: pages are given out by the host",
+    "speculation": "sampler.draft_tokens are counted by the host",
+    "router replay": "sampler.router_replay records routes in a program of its own",
+    "stop strings": "sampler.stop_strings are searched for by the host",
+    "thinking limits": "the limits of sampler.thinking_tokens are drawn by the host",
+    "weights of decoding": "sampler.weight_dtype makes other weights by a program of its own",
+    "reference on the host": "memory.reference_on_host: its weights are copied by the host",
+}
+
 EXCLUDES = (
+    *(Exclusion("program steps", b, why, "program_steps=1") for b, why in _ON_THE_HOST.items()),
     Exclusion(
         "in flight",
         "opponent",

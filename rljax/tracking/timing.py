@@ -123,6 +123,14 @@ def timed(name: str):
             timings.spans.append((name, start, end))
 
 
+def spread(name: str, seconds: float) -> None:
+    """Makes `name` take `seconds` of this step: its share of what some step did for several. The
+    step begins as much earlier or later."""
+    if (timings := _timings.get()) is not None:
+        timings.begun_s += timings.seconds.get(name, 0.0) - seconds
+        timings.seconds[name] = seconds
+
+
 def decoding(live: int) -> None:
     """Records the number of live sequences from now on."""
     heartbeat.beat()

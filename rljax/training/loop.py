@@ -76,6 +76,9 @@ METRICS = {
         "waiting for rewards", "seconds", "small: scoring goes on beside sampling"
     ),
     "time/learn_s": Metric("log-probs, advantages and update", "seconds"),
+    "time/program_s": Metric(
+        "sampling, scoring and learning in one program, the step's share", "seconds"
+    ),
     "time/rest_s": Metric("everything else of the step", "seconds", "small"),
     "time/evaluate_s": Metric("evaluation", "seconds"),
     "time/reward_hidden_s": Metric("scoring that went on while sequences were decoded", "seconds"),
@@ -90,7 +93,7 @@ METRICS = {
 
 LOG = logging.getLogger("rljax")
 _OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
-PARTS = ("generate", "reward", "learn", "rest")
+PARTS = ("generate", "reward", "learn", "program", "rest")
 _STOPPED = "stopped by"  # how the status of a run begins that a signal has stopped
 
 
@@ -263,7 +266,7 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
     while run.half_step or not run.finished():
         if hosts.count() == 1:
             stop = stop or signals.received
-        if stop:  # nothing is new since the checkpoint
+        if stop and not run.within_program:  # nothing is new since the checkpoint
             raise hosts.StopAgreed(stop)
         run.checkpoints.check()  # of the save before
         try:
@@ -283,6 +286,8 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
             roll_back(run, bad)
         check_scores(run, metrics)
         stop = hosts.stop_agreed(signals.received)
+        if run.within_program:  # the roles are those of a later step, before which nothing is due
+            continue
         if due or stop:
             run.save(tracking)
         if stop and not run.finished():

@@ -39,11 +39,13 @@ from rljax.rollout import Player, Reward, player_of
 from rljax.runs.folder import whole_export
 from rljax.setup import Phase, Setup
 from rljax.setup.dry_run import check_fields_read, parts_readers
+from rljax.tracking import timing
 from rljax.tracking.timing import timed
 from rljax.training.ahead import CompiledAhead
 from rljax.training.bad_batch import is_bad, keep, of_taken_steps
 from rljax.training.health import own_metrics
 from rljax.training.offline import held_out_step, read_reference_logprobs, store_reference_logprobs
+from rljax.training.program_steps import ProgramSteps
 from rljax.training.progress import Progress, bad_steps_in_a_row
 from rljax.training.run_folder import RunFolder
 from rljax.training.sources import draw_pretraining, make_sources, positions
@@ -112,6 +114,10 @@ class Run:
             self.eval_player = self.eval_player.outcome_alone()
         self.sources = make_sources(setup, self.player, self.key)
         self.ahead = CompiledAhead()
+        self.programs: ProgramSteps | None = None  # of the last phase, if it takes several at once
+        if self.config.program_steps > 1:
+            main = setup.main
+            self.programs = ProgramSteps(setup, main, self.sources[main.name], self.key)
 
     def __enter__(self) -> "Run":
         return self
@@ -318,6 +324,40 @@ class Run:
         """Takes one step of the current phase, a batch of its source through its dataflow; returns
         its metrics."""
         phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
+        if self.programs is not None and phase is self.setup.main:
+            learned, metrics = self._step_of_program(taken)
+        else:
+            learned, metrics = self._step_of_host(phase, taken)
+        drawn = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
+        if phase is self.setup.main:
+            self.progress.prompts += int(drawn)
+            self.progress.completions += int(metrics.get("batch/completions", 0.0))
+        learned = of_taken_steps(learned)
+        metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
+        # NaN says that nothing was measured: a step that is not finite is counted as skipped.
+        return {k: v for k, v in metrics.items() if not np.isnan(v)}
+
+    @property
+    def within_program(self) -> bool:
+        """Returns whether the roles are those behind a later step: a program has taken steps that
+        are not counted yet."""
+        return self.programs is not None and bool(self.programs.taken)
+
+    def _step_of_program(self, taken: int) -> tuple[dict, dict]:
+        """Takes the next steps in one program, or counts one that a program has taken. Returns
+        metrics of the dataflow, and of the rollout."""
+        programs = self.programs
+        count = programs.steps_until(self.progress.step, self.progress.rl_steps)
+        done, self.roles = programs.next(taken, count, self.roles)
+        timing.spread("program", done.seconds)
+        metrics = {**done.metrics, **done.drawn}
+        metrics |= self.source.outcome(programs.report(done, self.reward))
+        self.progress.taken[self.phase.name] = taken + 1
+        return done.learned, metrics
+
+    def _step_of_host(self, phase: Phase, taken: int) -> tuple[dict, dict]:
+        """Samples or reads a batch and learns from it. Returns metrics of the dataflow, and of the
+        source."""
         self._compile_ahead()
         if hosts.count() > 1:  # a step can be abandoned; one process stops between two
             self.begun_at = copy.deepcopy(positions(self.sources, self.player))
@@ -337,17 +377,12 @@ class Run:
         self.progress.taken[phase.name] = taken + 1
         if is_bad(learned) and not is_bad(self.progress.faults):  # the first one
             keep(self.run_folder, batch, self.progress, build.role_arrays(self.roles))
-        drawn = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
-        if phase is self.setup.main:
-            self.progress.prompts += int(drawn)
-            self.progress.completions += int(metrics.get("batch/completions", 0.0))
-        learned = of_taken_steps(learned)
-        metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
-        # NaN says that nothing was measured: a step that is not finite is counted as skipped.
-        return {k: v for k, v in metrics.items() if not np.isnan(v)}
+        return learned, metrics
 
     def _compile_ahead(self) -> None:
         """Begins to compile the learning program of this phase, once."""
+        if self.programs is not None and self.phase is self.setup.main:
+            return  # it is a part of a larger one
         key = stream(self.key, f"learn {self.phase.name}", 0)
         self.ahead.start(self.setup, self.phase, key, self._roles_of(self.phase))
 

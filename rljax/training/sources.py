@@ -236,22 +236,27 @@ class RolloutSource(LoaderSource):
         done = run_rollout(setup.rollout, prompts, key, cfg, **{**roles, **given})
         if flies:
             _require_taken(landed, setup)
-        drawn = self.loader.position - before
-        metrics = {
-            **done.metrics,
-            **flown,
-            "batch/prompts": float(drawn),
-            "batch/completions": float(drawn * cfg.samples_per_prompt),
-            **epoch_metrics(self.loader, self.count),
-            "data/dropped_overlong": float(
-                setup.data.counts.get("dropped_overlong", 0) + self.loader.dropped
-            ),
-        }
-        if self.scored:
-            metrics |= self._learn(done.report)
-        names = (setup.config.data.train, *setup.config.data.sources)
+        drawn = self.drawn_metrics(before)
         batch = place(widened(done.batch, setup.row_tokens), setup.model.mesh)
-        return batch, {**metrics, **_chances(self.loader, names)}
+        return batch, {**done.metrics, **flown, **drawn, **self.outcome(done.report)}
+
+    def drawn_metrics(self, before: int) -> dict:
+        """Returns metrics of the prompts that were drawn since the position `before`."""
+        setup, drawn = self.setup, self.loader.position - before
+        dropped = setup.data.counts.get("dropped_overlong", 0) + self.loader.dropped
+        return {
+            "batch/prompts": float(drawn),
+            "batch/completions": float(drawn * setup.rollouts.samples_per_prompt),
+            **epoch_metrics(self.loader, self.count),
+            "data/dropped_overlong": float(dropped),
+        }
+
+    def outcome(self, report: RewardReport) -> dict:
+        """Returns the metrics of a step's scores, which the curriculum and the rubrics learn
+        from."""
+        config = self.setup.config
+        learned = self._learn(report) if self.scored else {}
+        return learned | _chances(self.loader, (config.data.train, *config.data.sources))
 
     def _learn(self, report: RewardReport) -> dict:
         """Teaches the curriculum and the rubrics what the rewards said -> metrics."""

@@ -248,6 +248,7 @@ def _pattern(text: str) -> re.Pattern:
     reads=lambda o: "response" if o["pattern"] else "answer",
     on_timeout=0.0,
     truth="specification",
+    on_device="rljax.rewards.on_device.forms.regex_match",
 )
 def regex_match(
     response: str, ground_truth: str = "", *, pattern: PlainText = "", whole: bool = False

@@ -23,12 +23,13 @@ def answer_unless_whole(options: dict) -> str:
     return "response" if options["whole_response"] else "answer"
 
 
+_FORMS = "rljax.rewards.on_device.forms"  # of the rewards here, for the device
 # An answer stands at the end; verl's window of 300 characters also bounds the work on a long
 # response.
 _GSM8K_WINDOW = 300
 
 
-@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
+@contract(safe=True, reads=answer_unless_whole, on_timeout=0.0, on_device=f"{_FORMS}.gsm8k")
 def gsm8k(
     response: str,
     ground_truth: str,
@@ -143,7 +144,7 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
     return ours == theirs or bool(same_number(ground_truth, answer, normal_form))
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0, on_device=f"{_FORMS}.exact_match")
 def exact_match(response: str, ground_truth: str) -> float:
     """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
     check_text(ground_truth)
@@ -159,7 +160,7 @@ def last_line(response: str, ground_truth: str) -> float:
     return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
 
 
-@contract(safe=True, reads="answer", on_timeout=0.0)
+@contract(safe=True, reads="answer", on_timeout=0.0, on_device=f"{_FORMS}.sequence_match")
 def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
@@ -176,7 +177,7 @@ def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) ->
     return partial * agree / max(len(ours), len(theirs))
 
 
-@contract(safe=True, on_timeout=0.0)
+@contract(safe=True, on_timeout=0.0, on_device=f"{_FORMS}.length_under")
 def length_under(response: str, num_tokens: int, *, max_tokens: int) -> float:
     """1 if num_tokens < max_tokens, else 0. Both count the sampler's tokens, not characters."""
     return float(num_tokens < max_tokens)
@@ -207,7 +208,7 @@ def check_text(ground_truth: str) -> None:
         )
 
 
-@contract(safe=True, on_timeout=0.0, truth="specification")
+@contract(safe=True, on_timeout=0.0, truth="specification", on_device=f"{_FORMS}.letter_quota")
 def letter_quota(response: str, ground_truth: str, *, quota: int) -> float:
     """max(0, 1 - |n - quota| / quota), n = how often the letter `ground_truth` occurs: 1 at the
     quota, 0 at none and at twice as many.

@@ -25,6 +25,7 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.metric import Metric
+from rljax.rollout.on_device import DevicePrompts
 from rljax.rollout.rollout import Rollout
 from rljax.rollout.scoring.report import RewardReport
 
@@ -42,7 +43,7 @@ METRICS = {
 }
 
 
-@contract(safe=True, every_row=True)
+@contract(safe=True, every_row=True, on_device=True)
 def once(prompts, key, cfg, *, sample):
     """One round of sampling. Every group is used, whether it is live or not."""
     batch, report = sample(prompts, key, n=cfg.samples_per_prompt)
@@ -53,6 +54,7 @@ def once(prompts, key, cfg, *, sample):
     safe=True,
     needs_groups=True,
     drops_dead=lambda o: (o["oversample"] * o["max_rounds"], o["if_short"]),
+    on_device=lambda o: o["max_rounds"] == 1 and o["if_short"] == "fill",
 )
 def dynamic(
     prompts,
@@ -70,12 +72,16 @@ def dynamic(
     are live. The first prompts_per_step of them are used, the others discarded (arXiv 2503.14476).
 
     Too few live groups after `max_rounds` are an error, or dead groups fill the batch (`if_short`).
+    One round that may be filled is a program of arrays (Config.program_steps).
 
     Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
     for one sample per prompt.
     """
     if cfg.in_flight:
         return once(prompts, key, cfg, sample=sample)
+    if isinstance(prompts, DevicePrompts):
+        size = _oversampled("dynamic", oversample, prompts.count)
+        return _one_round(prompts, key, cfg, sample, draw, size)
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
     return _rounds(
@@ -338,6 +344,52 @@ def _ordered(rows: Batch, order: jax.Array, group: jax.Array, n: int, mesh) -> B
     return _laid_out(rows.replace(group=group), mesh)
 
 
+def _require_groups(n: int) -> None:
+    if n < 2:
+        raise InputError(
+            "dynamic sampling needs groups",
+            value=n,
+            rule="batch.samples_per_prompt >= 2",
+            fix="raise it, or set algorithm.collect='once'",
+        )
+
+
+def _one_round(prompts: DevicePrompts, key, cfg, sample, draw, size: int) -> Rollout:
+    """`_rounds` of one round in a program: the first live groups of `size`, and dead ones behind
+    them where there are too few."""
+    wanted, n = prompts.count, cfg.samples_per_prompt
+    _require_groups(n)
+    sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))
+    batch, report = sample(sampled, stream(key, "round", 0), n=n)
+    known = jnp.any(batch.mask > 0, axis=1).reshape(size, n)
+    scores = batch.scores.reshape(size, n)
+    low = jnp.min(jnp.where(known, scores, jnp.inf), axis=1)
+    high = jnp.max(jnp.where(known, scores, -jnp.inf), axis=1)
+    live = low < high
+    dead = jnp.any(known, axis=1) & ~live
+    order = jnp.argsort(~live, stable=True)
+    used, dropped = order[:wanted], order[wanted:]
+    rows = (used[:, None] * n + jnp.arange(n)[None, :]).reshape(-1)
+    group = jnp.repeat(jnp.arange(wanted, dtype=jnp.int32), n)
+    alone = wanted + jnp.arange(wanted * n, dtype=jnp.int32)
+    chosen = jax.tree.map(lambda x: x[rows], batch)
+    chosen = chosen.replace(group=jnp.where(known[used].reshape(-1), group, alone))
+    ends = jnp.sum(batch.segment_ids > 0, axis=1).reshape(size, n)
+    tokens = jnp.sum(ends - sampled.lengths[:, None], axis=1)
+    metrics = {
+        "collect/rounds": 1,
+        "collect/generated_groups": size,
+        "collect/live_fraction": jnp.mean(live),
+        "collect/solved_groups": jnp.sum(dead & (low > 0)),
+        "collect/zero_groups": jnp.sum(dead & (low <= 0)),
+        "collect/filled_groups": jnp.maximum(wanted - jnp.sum(live), 0),
+        "collect/generations_per_kept_sample": size / wanted,
+        "collect/discarded_tokens": jnp.sum(tokens[dropped]),
+    }
+    mesh = sample.actor.model.mesh
+    return Rollout(_laid_out(chosen, mesh), sampled.select(used), report, metrics)
+
+
 def _rounds(
     prompts,
     key,
@@ -352,13 +404,7 @@ def _rounds(
     if_short: str,
 ) -> Rollout:
     wanted, n = len(prompts.records), cfg.samples_per_prompt
-    if n < 2:
-        raise InputError(
-            "dynamic sampling needs groups",
-            value=n,
-            rule="batch.samples_per_prompt >= 2",
-            fix="raise it, or set algorithm.collect='once'",
-        )
+    _require_groups(n)
     groups, reports = _Groups(wanted, n, actor.model.mesh), []
     sampled = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:

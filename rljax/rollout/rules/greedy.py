@@ -2,9 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rljax.arrays import fetch
 from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
@@ -25,6 +23,7 @@ METRICS = {
     fills=("values",),
     needs_groups=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).needs_groups,
     drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
+    on_device=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).on_device,
 )
 def greedy_baseline(
     prompts, key, cfg, *, actor, reward, sample, draw, inner: RolloutText = "once()"
@@ -38,9 +37,14 @@ def greedy_baseline(
     scores = row_scores(apply_shaping(greedy, cfg.reward_shaping))
     known = jnp.any(greedy.mask > 0, axis=1)
     batch = with_greedy_baseline(done.batch, scores, known)
-    of_known = np.compress(*fetch((known, greedy.scores)))
-    mean = float(of_known.mean()) if of_known.size else 0.0
+    mean = mean_of_known(greedy.scores, known)
     return done.replace(batch=batch, metrics={**done.metrics, "remax/greedy_reward": mean})
+
+
+@jax.jit
+def mean_of_known(scores: jax.Array, known: jax.Array) -> jax.Array:
+    """Returns the mean of the scores [P] that are known [P] bool; 0 without any."""
+    return jnp.sum(jnp.where(known, scores, 0.0)) / jnp.maximum(jnp.sum(known), 1)
 
 
 @jax.jit

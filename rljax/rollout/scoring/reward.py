@@ -166,7 +166,7 @@ class Reward:
         # A failed row gets a group of its own, so that it is not in its siblings' baseline.
         alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
         host = (values, parts_of(scores), ok, np.where(ok, group, alone))
-        batch = _with_rewards(batch, *place(host, self.mesh))
+        batch = with_rewards(batch, *place(host, self.mesh))
         if self.needs_costs:
             costs = np.array([score.parts.get(COST, 0.0) for score in scores], np.float32)
             batch = _with_costs(batch, place(costs, self.mesh))
@@ -445,8 +445,9 @@ def _with_costs(batch: Batch, values) -> Batch:
 
 
 @jax.jit
-def _with_rewards(batch: Batch, values, parts, ok, group) -> Batch:
-    """An outcome reward sits on the last policy token. A row that is not `ok` has mask 0."""
+def with_rewards(batch: Batch, values, parts, ok, group) -> Batch:
+    """Returns the batch [B, S] with the scores `values` [B] at the last policy tokens, `parts`
+    [B, K] or None, and groups [B]. A row that is not `ok` [B] has mask 0."""
     mask = jnp.where(ok[:, None], batch.mask, 0.0)
     batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))
     rewards = last_token(batch) * values[:, None]

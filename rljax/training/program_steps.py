@@ -1,0 +1,274 @@
+"""Several steps of a run in one compiled program: sampling, scoring and learning, without the host.
+
+The host draws the prompts of the next steps, the program takes the steps in a loop, and the host
+makes their metrics and reports afterwards, one step after another, as if it had taken each of them
+by itself. Whatever needs the roles of a certain step (an evaluation, a checkpoint) comes between
+two calls of the program, which takes fewer steps before it.
+
+Axes: N steps of a program at most, P prompts of a step, L prompt columns.
+"""
+
+import collections
+import dataclasses
+import functools
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax import hosts
+from rljax.arrays import fetch
+from rljax.components import Component
+from rljax.data.online.default_rewards import training_text
+from rljax.data.online.prompts import Prompts
+from rljax.dataflows.algorithm import Algorithm
+from rljax.errors import InputError
+from rljax.keys import stream
+from rljax.rewards.on_device import DeviceScorer, device_scorer
+from rljax.rollout import Reward, RewardReport, RolloutConfig, run_rollout, widened
+from rljax.rollout.on_device import DevicePrompts, DeviceSampler, report_of
+from rljax.sampler import Decoding
+from rljax.setup import Phase, Setup
+from rljax.setup.dry_run import parts_readers
+from rljax.tracking.timing import timed
+from rljax.training.sources import RolloutSource
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+    """What a step is made of: the static half of the program."""
+
+    rollout: Component
+    cfg: RolloutConfig
+    decoding: Decoding
+    scorer: DeviceScorer | None
+    dataflow: Component
+    algorithm: Algorithm
+    columns: int  # of a batch that is learned from
+    keeps_parts: bool  # whether learning reads the parts of the reward
+
+
+class TakenStep(NamedTuple):
+    """A step that a program has taken and that the run has not counted yet."""
+
+    learned: dict  # metrics of the dataflow
+    metrics: dict  # of the rollout
+    samples: tuple  # rljax.rollout.on_device.Samples of each call of `sample`
+    report: int  # which of them is the rollout's
+    prompts: Prompts
+    drawn: dict  # metrics of the prompts
+    seconds: float  # of the program, this step's share
+
+
+class ProgramSteps:
+    """The steps of the last phase of a run. `taken` holds those that a program has taken and the
+    run has not counted yet."""
+
+    def __init__(self, setup: Setup, phase: Phase, source: RolloutSource, key: jax.Array):
+        config, scorer = setup.config, None
+        self.setup, self.phase, self.source, self.key = setup, phase, source, key
+        self.most = config.program_steps
+        _require_one_program(phase)
+        if source.scored:
+            text, vocabulary = training_text(config), setup.model.config.ids
+            scorer = device_scorer(text, setup.tokenizer, vocabulary)
+        self.static = StepProgram(
+            setup.rollout,
+            setup.rollouts.replace(prompts_per_step=source.count),
+            dataclasses.replace(setup.decoding, decode=None),
+            scorer,
+            phase.dataflow,
+            phase.algorithm,
+            setup.row_tokens,
+            bool(parts_readers(phase)),
+        )
+        self._is_traced = False
+        self.more = 0  # prompts that a step draws beside its first ones
+        self.taken: collections.deque[TakenStep] = collections.deque()
+
+    def steps_until(self, step: int, rl_step: int) -> int:
+        """Returns how many steps the next program takes behind these: up to the next checkpoint,
+        evaluation, profile or end of the run."""
+        config = self.setup.config
+        count = min(self.most, config.steps - rl_step)
+        every = ((config.checkpoint.every_steps, step), (config.evaluate.every_steps, rl_step))
+        for period, at in every:
+            count = min(count, period - at % period) if period else count
+        for border in config.profile_steps:  # the step before, and the last one
+            for at in (border - 1, border):
+                count = min(count, at - step) if at > step else count
+        return max(count, 1)
+
+    def next(self, first: int, count: int, roles: dict) -> tuple[TakenStep, dict]:
+        """Returns the next step, and the roles: those behind the steps that a program has taken,
+        `count` of them from the step `first` of the phase, where none is left."""
+        if not self.taken:
+            roles = self._run(first, count, roles)
+        return self.taken.popleft(), roles
+
+    def _run(self, first: int, count: int, roles: dict) -> dict:
+        setup, source, begun = self.setup, self.source, time.monotonic()
+        function = self.phase.dataflow.function
+        given = {name: role.in_program() for name, role in roles.items()}
+        named = {k: v for k, v in given.items() if k in self.phase.dataflow.parameters}
+        halves, _ = function.arguments(None, None, self.static.algorithm, **named)
+        own, _, _, shared, read = halves
+        others = {
+            k: v for k, v in given.items() if k not in named and k in setup.rollout.parameters
+        }
+        state, drawn, prompts = source.get_state(), [], []
+        while True:
+            for _ in range(count):
+                before = source.loader.position
+                prompts.append(source.draw(source.count + self.more))
+                drawn.append(source.drawn_metrics(before))
+            inputs = self._inputs(prompts, first)
+            if self._more_drawn(own, shared, read, others, inputs) == self.more:
+                break
+            source.set_state(state)
+            drawn, prompts = [], []
+        with timed("program"):
+            new, out = _steps(
+                own, shared, read, others, inputs, jnp.int32(count), static=self.static
+            )
+            learned, metrics, samples, report = fetch(out)
+        new = {name: role.joined(shared[name]) for name, role in new.items()}
+        after = {name: roles[name].after_program(role, new) for name, role in new.items()}
+        seconds = (time.monotonic() - begun) / count
+
+        def of(step: int, tree):
+            return jax.tree.map(lambda x: x[step], tree)
+
+        for i in range(count):
+            parts = (of(i, learned), of(i, metrics), of(i, samples), int(report[i]))
+            self.taken.append(TakenStep(*parts, prompts[i], drawn[i], seconds))
+        return {**roles, **after}
+
+    def _more_drawn(self, own, shared, read, others, inputs) -> int:
+        """Returns how many prompts the rollout of a step draws, which its trace says, and sets
+        `more` to it."""
+        if self._is_traced:
+            return self.more
+        known, drawn = self.more, []
+        one = functools.partial(_one_step, shared, read, others, self.static, drawn)
+        jax.eval_shape(one, own, jax.tree.map(lambda x: x[0], inputs))
+        self.more, self._is_traced = sum(drawn), True
+        return known
+
+    def _inputs(self, prompts: list[Prompts], first: int) -> dict:
+        """The prompts and keys of N steps; those behind the last step are read by none."""
+        scorer = self.static.scorer
+        fields: dict = {}
+        if scorer is not None:
+            count = len(prompts[0].records)
+            truths = [record.ground_truth for one in prompts for record in one.records]
+            fields = {
+                name: x.reshape(len(prompts), count, *x.shape[1:])
+                for name, x in scorer.fields(truths).items()
+            }
+        steps = range(first, first + len(prompts))
+        arrays = {
+            "tokens": np.stack([one.tokens for one in prompts]),
+            "lengths": np.stack([one.lengths for one in prompts]),
+            "fields": fields,
+            "sampled": _keys(self.key, "rollout", steps),
+            "learned": _keys(self.key, f"learn {self.phase.name}", steps),
+        }
+        more = self.most - len(prompts)
+        return jax.tree.map(lambda x: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)), arrays)
+
+    def report(self, step: TakenStep, reward: Reward | None) -> RewardReport:
+        """Returns the report of the rollout's samples."""
+        if self.static.scorer is None:
+            return RewardReport()
+        return report_of(step.samples[step.report], step.prompts, reward)
+
+
+def _require_one_program(phase: Phase) -> None:
+    """Raises InputError on several hosts, and for a dataflow that is not one program."""
+    if hosts.count() > 1:
+        raise InputError(
+            "program_steps on several hosts",
+            value=hosts.count(),
+            rule="each host scores the samples of its own prompts",
+            fix="program_steps=1",
+        )
+    if not hasattr(phase.dataflow.function, "arguments"):
+        raise InputError(
+            f"program_steps with dataflow={phase.dataflow.text!r}",
+            rule="the dataflow is not one program",
+            fix="decorate it by @program (rljax.roles), or program_steps=1",
+        )
+
+
+def _keys(key: jax.Array, name: str, steps) -> np.ndarray:
+    """The data of the keys of a stream at some steps: [N, 2] uint32."""
+    return np.stack([jax.random.key_data(stream(key, name, step)) for step in steps])
+
+
+def _one_step(shared, read, others, static: StepProgram, drawn: list[int], own, given):
+    """Traces one step. Returns the trained roles, and (metrics of the dataflow, metrics of the
+    rollout, samples, which of them is the rollout's). `drawn` becomes the numbers of prompts that
+    calls of `draw` asked for. Raises InputError for a rollout that makes a report of its own."""
+    further: list[int] = []
+    roles = {name: role.joined(shared[name]) for name, role in own.items()} | read
+    count = static.cfg.prompts_per_step
+    index = jnp.arange(given["tokens"].shape[0], dtype=jnp.int32)
+    every = DevicePrompts(given["tokens"], given["lengths"], given["fields"], index)
+    sample = DeviceSampler(roles["actor"], static.cfg.sampling, static.decoding, static.scorer)
+
+    def draw(n: int) -> DevicePrompts:
+        first = count + sum(further)
+        further.append(n)
+        # (While `drawn` is found out there are no such prompts yet: any will do.)
+        return every.select((first + np.arange(n)) % every.count)
+
+    keys = {k: jax.random.wrap_key_data(given[k]) for k in ("sampled", "learned")}
+    available = {**roles, **others, "sample": sample, "draw": draw}
+    available |= {"reward": None, "tokenizer": None}
+    prompts = every.select(np.arange(count))
+    done = run_rollout(static.rollout, prompts, keys["sampled"], static.cfg, **available)
+    drawn[:] = further
+    if not isinstance(done.report, int):
+        raise InputError(
+            f"algorithm.collect={static.rollout.text!r} returns a report of its own",
+            rule="in a program of several steps it is the one that `sample` has returned",
+            fix="Rollout(batch, prompts, report) with that report, or program_steps=1",
+        )
+    batch = widened(done.batch, static.columns)
+    if not static.keeps_parts:
+        batch = batch.replace(reward_parts=None)
+    batch = jax.lax.optimization_barrier(batch)
+    function, options = static.dataflow.function, static.dataflow.options
+    named = {k: v for k, v in roles.items() if k in static.dataflow.parameters}
+    arguments, statics = function.arguments(
+        batch, keys["learned"], static.algorithm, **named, **options
+    )
+    new, learned = function.run(*arguments, **statics)
+    metrics = {name: jnp.asarray(x, jnp.float32) for name, x in done.metrics.items()}
+    return new, (learned, metrics, tuple(sample.asked), jnp.int32(done.report))
+
+
+@functools.partial(jax.jit, static_argnames="static", donate_argnames="own")
+def _steps(own, shared, read, others, inputs, count, *, static: StepProgram):
+    """Takes `count` steps. Returns the trained roles, and of each step (metrics of the dataflow,
+    metrics of the rollout, samples, which of them is the rollout's), N of them with zeros behind
+    the last step."""
+
+    one = functools.partial(_one_step, shared, read, others, static, [])
+
+    def step(state):
+        i, own, out = state
+        given = jax.tree.map(lambda x: x[i], inputs)
+        new, made = one(own, given)
+        return i + 1, new, jax.tree.map(lambda old, x: old.at[i].set(x), out, made)
+
+    first = jax.tree.map(lambda x: x[0], inputs)
+    _, made = jax.eval_shape(one, own, first)
+    most = inputs["tokens"].shape[0]
+    out = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), made)
+    state = (jnp.int32(0), own, out)
+    _, own, out = jax.lax.while_loop(lambda state: state[0] < count, step, state)
+    return own, out
