@@ -145,10 +145,6 @@ def _over_rows(name: str, field: str) -> Feature:
     return Feature(field, lambda parts, _: contract_of(part(parts)).single_rows)
 
 
-def _host_rollout(parts: Parts, _) -> bool:
-    return parts.rollout is not None and not contract_of(parts.rollout).on_device
-
-
 FEATURES = {
     "program steps": Feature("program_steps", lambda parts, n: n > 1),
     # What samples.
@@ -196,7 +192,6 @@ FEATURES = {
     ),
     "rollout of other roles": Feature("algorithm.collect", _asks_for_more),
     "dead groups replaced in flight": Feature("algorithm.collect", _replaces_in_flight),
-    "rollout on the host": Feature("algorithm.collect", _host_rollout),
     "rollout of single rows": _over_rows("collect", "algorithm.collect"),
     # Rewards.
     "reward model": Feature("reward.model"),
@@ -329,8 +324,11 @@ _ON_THE_HOST = {
     "curriculum": "a curriculum (data.retire_at_pass_rate, data.drop_above_pass_rate) chooses "
     "prompts by scores that the host knows",
     "pretraining": "examples of pretraining.data are read by the host",
-    "rollout on the host": "algorithm.collect={rollout!r} is not declared as on_device: it reads "
-    "scores on the host",
+    "opponent": "{rollout!r} samples from another model than the policy",
+    "rounds": "{rollout!r} reads scores between two rounds of samples",
+    "continuations": "{rollout!r} continues samples by what the host has read of them",
+    "search": "{rollout!r} searches from the host",
+    "choice of groups": "{rollout!r} chooses groups on the host",
     "loop of the host": "sampler.loop='host' samples from the host",
     "pages": "sampler.page_tokens: pages are given out by the host",
     "speculation": "sampler.draft_tokens are counted by the host",

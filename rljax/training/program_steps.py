@@ -70,7 +70,13 @@ class ProgramSteps:
         config, scorer = setup.config, None
         self.setup, self.phase, self.source, self.key = setup, phase, source, key
         self.most = config.program_steps
-        _require_one_program(phase)
+        if hosts.count() > 1:
+            raise InputError(
+                "program_steps on several hosts",
+                value=hosts.count(),
+                rule="each host scores the samples of its own prompts",
+                fix="program_steps=1",
+            )
         if source.scored:
             text, vocabulary = training_text(config), setup.model.config.ids
             scorer = device_scorer(text, setup.tokenizer, vocabulary)
@@ -184,23 +190,6 @@ class ProgramSteps:
         if self.static.scorer is None:
             return RewardReport()
         return report_of(step.samples[step.report], step.prompts, reward)
-
-
-def _require_one_program(phase: Phase) -> None:
-    """Raises InputError on several hosts, and for a dataflow that is not one program."""
-    if hosts.count() > 1:
-        raise InputError(
-            "program_steps on several hosts",
-            value=hosts.count(),
-            rule="each host scores the samples of its own prompts",
-            fix="program_steps=1",
-        )
-    if not hasattr(phase.dataflow.function, "arguments"):
-        raise InputError(
-            f"program_steps with dataflow={phase.dataflow.text!r}",
-            rule="the dataflow is not one program",
-            fix="decorate it by @program (rljax.roles), or program_steps=1",
-        )
 
 
 def _keys(key: jax.Array, name: str, steps) -> np.ndarray:

@@ -8,6 +8,8 @@ from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
+from rljax.rewards.on_device import without_form
+from rljax.setup.setup import rollout_of
 from rljax.validation.problems import resolve_field
 
 # Fields that only rollouts read, or only files, and that are off by default. What the dataflow
@@ -23,6 +25,7 @@ _OF_ROLLOUTS = (
     "pretraining.data",
     "rollouts.replay",
     "rollouts.max_staleness",
+    "program_steps",
 )
 _OF_ROWS = (
     "offline.reference_logprobs",
@@ -158,6 +161,8 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
     problems.check(bool(replay) or share == 1, "rollouts.replay_share", share, rule, "1.0")
     _check_costs(config, problems, dataflow)
     _check_pretraining(config, problems, dataflow)
+    if config.program_steps > 1:
+        _check_program(config, problems, dataflow)
     if replay:
         one = config.batch.prompts_per_step == 1 and share < 1
         rule = "a step of one prompt has no share to replay"
@@ -166,6 +171,25 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
     opponent = bool(around) and spec(resolve(around, NAMESPACES["collect"])).opponent
     if spec(dataflow).rows > 1 or opponent:
         _check_compared(config, problems, dataflow, opponent)
+
+
+def _check_program(config: Config, problems: Problems, dataflow: Component) -> None:
+    """What the steps of one program call can be traced: the dataflow, the rollout, the reward."""
+    field, value, fix = "program_steps", config.program_steps, "program_steps=1"
+    rule = f"dataflow={config.dataflow!r} is not one program"
+    how = f"decorate it by @program (rljax.roles), or {fix}"
+    problems.check(hasattr(dataflow.function, "arguments"), field, value, rule, how)
+    rollout = rollout_of(config, dataflow)
+    rule = f"algorithm.collect={rollout.text!r} reads scores or texts on the host: it does not "
+    rule += "declare @contract(on_device=True)"
+    how = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
+    problems.check(bool(spec(rollout).on_device), field, value, rule, how)
+    reward = resolve_field(problems, "reward.function", config.reward.function, "reward")
+    if reward is not None and spec(dataflow).data == "rollouts":
+        lacks = without_form(reward)
+        rule = f"the reward {lacks!r} has no form for the device: it is called on the host"
+        how = f"{fix}, or @contract(on_device=DeviceForm(...)) of rljax.rewards.on_device"
+        problems.check(not lacks, field, value, rule, how)
 
 
 def _check_costs(config: Config, problems: Problems, dataflow: Component) -> None:

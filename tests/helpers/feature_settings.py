@@ -89,6 +89,7 @@ _GROVE = {
     "batch.sequences_per_optimizer_step": 12,
 }
 _DYNAMIC = {"algorithm.collect": "feature_settings.replacing()"}
+_TRACED = {"algorithm.collect": "feature_settings.traced()"}
 # Functions of the user's own below, which have several features at once.
 _OF_SCORES, _OF_ENTROPY, _OF_LOGPROBS = (
     tuple(
@@ -117,6 +118,10 @@ _OWN_DISTIL = {**_DISTIL, "dataflow": "feature_settings.distil"}
 # Feature -> the fields that turn it on, in several ways where others want other values of them. A
 # way may be of use only beside another feature's. FOLDER is that of `folders`.
 SETTINGS: dict[str, tuple[dict, ...]] = {
+    "program steps": (
+        {"program_steps": 2, "reward.function": "regex_match(pattern='[a-d]')"},
+        {"program_steps": 2},
+    ),
     "in flight": ({"rollouts.max_staleness": 1},),
     "sampler devices": ({"rollouts.max_staleness": 1, "rollouts.sampler_devices": 1},),
     "placed roles": (
@@ -184,6 +189,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
     "rollout by scores": (
         {"algorithm.collect": "first_live()"},
         {"algorithm.collect": "dynamic(if_short='fill')"},
+        {"algorithm.collect": "dynamic(max_rounds=1, if_short='fill')"},
         _CHOSEN,
         _VINE,
         _TOKENS,
@@ -206,6 +212,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         _SEARCHES,
         _GROVE,
         _DYNAMIC,
+        _TRACED,
     ),
     "dead groups replaced in flight": (
         {"algorithm.collect": "dynamic(if_short='fill')", "rollouts.max_staleness": 1},
@@ -218,6 +225,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         _SEARCHES,
         _GROVE,
         _DYNAMIC,
+        _TRACED,
     ),
     "reward model": (
         _SCORER,
@@ -499,6 +507,12 @@ def experts(vocab_size: int, *, images: bool = False, bias: bool = False):
         kinds=(dataclasses.replace(config.kinds[0], experts=True),),
         experts=ExpertsConfig(4, 2, 32, **scores),
     )
+
+
+@contract(on_device=True, single_rows=True)
+def traced(prompts, key, cfg, *, sample, tokenizer):
+    """A rollout that may be a part of a program."""
+    return once(prompts, key, cfg, sample=sample)
 
 
 @contract(needs_groups=True, single_rows=True)

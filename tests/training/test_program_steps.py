@@ -127,6 +127,11 @@ def twice_as_many(prompts, key, cfg, *, sample, draw):
     return Rollout(batch, further, report, {"mine/longest": batch.segment_ids.sum(axis=1).max()})
 
 
+@contract(reads=("rewards",), fills=())
+def by_hand(batch, key, cfg, *, actor):
+    return {"actor": actor}, {}
+
+
 @contract(on_device=True)
 def reads_records(prompts, key, cfg, *, sample):
     return sample(prompts, key, n=len(prompts.records))
@@ -157,10 +162,9 @@ def test_a_rollout_of_ones_own_is_traced_with_the_prompts_that_it_draws(tmp_path
     [
         (dict(algorithm__collect=f"{__name__}.reads_records()"), "reads prompts.records"),
         (dict(algorithm__collect=f"{__name__}.scores_for_itself()"), "a report of its own"),
-        (dict(reward__function="valid_json()"), "no form for the device"),
         (dict(sampler__layout="mesh(tensor=1)", sampler__loop="device"), None),
     ],
-    ids=["records", "report", "reward", "same layout"],
+    ids=["records", "report", "same layout"],
 )
 def test_what_cannot_be_traced_is_refused_before_a_step(tmp_path, fields, said):
     config = config_of(tmp_path, program_steps=2, **fields)
@@ -176,8 +180,10 @@ def test_what_cannot_be_traced_is_refused_before_a_step(tmp_path, fields, said):
     "fields, said",
     [
         (dict(rollouts__max_staleness=1), "max_staleness"),
-        (dict(algorithm__collect="dynamic()"), "dynamic.*on_device"),
         (dict(sampler__stop_strings=("a",)), "stop_strings"),
+        (dict(algorithm__collect="dynamic()"), "dynamic.*on_device"),
+        (dict(reward__function="valid_json()"), "valid_json.*no form for the device"),
+        (dict(dataflow=f"{__name__}.by_hand"), "by_hand.*not one program"),
         (dict(sampler__loop="host"), "loop"),
         (dict(data__drop_above_pass_rate=0.9), "pass_rate"),
         (dict(environment__function="guess_number(high=3)"), "environment"),
@@ -185,7 +191,7 @@ def test_what_cannot_be_traced_is_refused_before_a_step(tmp_path, fields, said):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_the_host_takes_part_in_is_refused_by_name(tmp_path, fields, said):
-    with pytest.raises(InputError, match=f"program_steps=2: .*{said}.*Fix: program_steps=1"):
+    with pytest.raises(InputError, match=f"program_steps=2: .*{said}.*Fix: .*program_steps=1"):
         validate(config_of(tmp_path, program_steps=2, **fields))
 
 

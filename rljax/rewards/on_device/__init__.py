@@ -4,6 +4,6 @@ This is the one part of rljax.rewards that imports jax; workers that score texts
 """
 
 from rljax.rewards.on_device.form import DeviceForm, Responses, bytes_of
-from rljax.rewards.on_device.scorer import DeviceScorer, device_scorer
+from rljax.rewards.on_device.scorer import DeviceScorer, device_scorer, without_form
 
-__all__ = ["DeviceForm", "DeviceScorer", "Responses", "bytes_of", "device_scorer"]
+__all__ = ["DeviceForm", "DeviceScorer", "Responses", "bytes_of", "device_scorer", "without_form"]

@@ -22,7 +22,7 @@ from rljax.rewards.on_device.form import (
     strip,
     text_field,
 )
-from rljax.rewards.on_device.scorer import require_form
+from rljax.rewards.on_device.scorer import device_form
 from rljax.rewards.pool.calling import HOME
 from rljax.rewards.text.rules import check_text
 
@@ -201,7 +201,7 @@ gsm8k = DeviceForm(_gsm8k, _gsm8k_truth)
 
 
 def _member_forms(rewards: tuple[str, ...]) -> list[tuple[Component, DeviceForm]]:
-    return [(one, require_form(one)) for one in (resolve(text, HOME) for text in rewards)]
+    return [(one, device_form(one)) for one in (resolve(text, HOME) for text in rewards)]
 
 
 def _mixture_fields(ground_truth: str, *, rewards: tuple[str, ...], **options) -> dict:

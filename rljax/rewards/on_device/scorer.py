@@ -224,25 +224,23 @@ def _part_of_a_character(token: str) -> bytes | None:
     return None
 
 
+def without_form(component: Component) -> str:
+    """Returns the text of the reward, or of the first one that it names, that has no form for the
+    device; "" if there is none."""
+    if device_form(component) is None:
+        return component.text
+    return next(filter(None, map(without_form, members(component))), "")
+
+
 def device_scorer(text: str, tokenizer, vocab_size: int) -> DeviceScorer:
-    """Returns the scorer of the reward `text`. Raises InputError where it, or a member of a
-    mixture, has no form for the device."""
+    """Returns the scorer of the reward `text`. Raises InputError where it, or one that it names,
+    has no form for the device."""
     component = resolve(text, HOME)
-    form = require_form(component)
-    return DeviceScorer(component, form, tokenizer, vocab_size)
-
-
-def require_form(component: Component) -> DeviceForm:
-    """Returns the form for the device of a reward. Raises InputError where it, or one that it
-    names, has none."""
-    form = device_form(component)
-    for member in members(component) if form is not None else ():
-        require_form(member)
-    if form is None:
+    if lacks := without_form(component):
         raise InputError(
-            f"program_steps with the reward {component.text!r}",
+            f"program_steps with the reward {lacks!r}",
             rule="it has no form for the device: it is called on the host, with texts",
-            fix="program_steps=1, a reward with @contract(on_device=DeviceForm(...)), or one of "
-            "those of docs/guides/one_program.md",
+            fix="program_steps=1, or @contract(on_device=DeviceForm(...)) of "
+            "rljax.rewards.on_device",
         )
-    return form
+    return DeviceScorer(component, device_form(component), tokenizer, vocab_size)
