@@ -23,6 +23,7 @@ from rljax.errors import InputError
 from rljax.kernels.logprob import xla
 from rljax.roles import Actor, Reference
 from rljax.roles import models as roles
+from rljax.tasks import letter_feedback
 from rljax.training import offline, train
 from rljax.training.run import Run
 from rljax.validation import validate
@@ -73,6 +74,40 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     rows = metrics_of(tmp_path / "run")
     assert {row["phase"] for row in rows} == {dataflow.partition("(")[0]}
     assert unexplained(*rows) == set()
+
+
+@pytest.mark.parametrize("seed", lanes([0], [1, 2]))
+def test_dqo_improves_where_every_prompt_has_one_response(seed, tmp_path):
+    """000-27: of 192 prompts half have one right response each, the others a wrong one; the policy
+    answers prompts that it has not seen."""
+    config = offline_config(
+        tmp_path,
+        "trajectories",
+        "dqo(beta=0.03)",
+        "run",
+        seed=seed,
+        steps=120,
+        model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)",
+        tokenizer="",
+        data__train="letter_feedback(letters=4, kinds=4, test=64)",
+        data__test="",
+        data__max_prompt_tokens=5,
+        sampler__max_response_tokens=3,
+        offline__examples_per_step=32,
+        offline__max_tokens=8,
+        actor_optimizer__lr=5e-3,
+        critic_optimizer__lr=1e-2,
+        reward__workers=1,
+        evaluate__prompts_from="first_letter(letters=4, kinds=4, test=64)",
+        evaluate__prompts=64,
+        evaluate__every_steps=0,
+    )
+    rows = letter_feedback(letters=4, kinds=4, test=64).train
+    assert len({row["prompt"] for row in rows}) == len(rows) == 192
+    assert sum(row["reward"] for row in rows) == 96
+    summary = train_on_one(config)
+    assert summary["accuracy_before"]["value"] < 0.1
+    assert summary["accuracy_after"]["value"] > 0.85  # greedy, 64 held-out prompts
 
 
 @pytest.mark.slow
