@@ -11,8 +11,8 @@ after seeds 1 and 2 had been seen (sampled 38.9 and 33.9; KTO 23.9 and 21.2, bel
 search favours those two.
 
 Measured 2026-11-22, seeds 1 and 2, 256 held-out prompts, 8 samples each; accuracy in % and its 95 %
-interval. Nothing separates the methods but from the base; DQO is not the best here, and process
-scores (pass rates of 4 completions) do not help it at this length.
+interval. All means are above the base's, and with two seeds nothing separates the methods; DQO is
+not the best here, and process scores (pass rates of 4 completions) do not help it at this length.
 
     method                  greedy               sample
     base                    39.1 [34.0, 44.2]    35.4 [31.7, 39.3]

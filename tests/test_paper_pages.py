@@ -123,6 +123,15 @@ def test_the_bibliography_lists_no_paper_twice_and_twenty_to_begin_with():
         assert work in REFERENCES.split("\n## Further reading")[1].split("\n## ")[0], work
 
 
+def test_methods_that_are_not_built_in_say_where_they_would_go():
+    rows = rows_of(REFERENCES, "Not built in")
+    for name in ("LUFFY", "RM-R1", "RL-PLUS", "PACS"):
+        (place,) = (where for _, work, where in rows if name in work)
+        links = re.findall(r"\]\(([\w./]+\.md)\)", place)
+        assert any("extend/" in link for link in links)
+        assert all((METHODS / link).is_file() for link in links), name
+
+
 def test_what_the_bibliography_says_is_here_exists():
     """A part by name after its kind, a preset, or a field of the config."""
     kinds = {

@@ -221,6 +221,18 @@ def test_rloo_raises_samples_above_the_average_and_lowers_those_below(seed):
     np.testing.assert_array_equal(np.sign(-slope), above)
 
 
+def test_with_its_reward_at_the_end_a_response_is_one_action():
+    """The gradient of RLOO is that of the log-prob of the whole response: it is the same at all of
+    its tokens, -(r - mean of the others) each, over the number of tokens in the batch."""
+    with jax.enable_x64(True):
+        rewards, lengths = random(0).normal(size=4), np.array([1, 5, 3, 2])
+        batch = rewarded(rewards, lengths)
+        slope = gradient(batch.replace(advantages=rloo(batch)), token_mean)
+        others = (rewards.sum() - rewards) / 3
+        want = -(rewards - others)[:, None] * np.asarray(batch.mask) / lengths.sum()
+    np.testing.assert_allclose(slope, want, rtol=1e-12)
+
+
 def test_a_mean_over_each_length_favours_tokens_of_short_responses():
     """Dr. GRPO, arXiv 2503.20783: of equal advantages a token counts 1 / (rows x its response's
     length) under the mean over each length, and the same everywhere under the mean over tokens or

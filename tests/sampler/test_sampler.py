@@ -83,14 +83,16 @@ def test_a_dtype_of_its_own_changes_the_log_probs_slightly(model, params):
 
 
 @pytest.mark.slow
-def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
-    """A head that only one side rounds adds to the noise of the layers, which are small here."""
+def test_a_head_that_one_side_rounds_is_a_mismatch_and_one_that_both_round_is_none():
+    """A head that only one side rounds adds to the noise of the layers, which are small here. Where
+    both round it, or layers are of their own size, a float32 head lowers nothing."""
     config = decoder(64, layers=2, embed=64, mlp=128, heads=4, kv_heads=2, head_dim=8, init_std=0.2)
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1])).in_dtype("bfloat16")
     params = model.init(jax.random.key(0))
-    params["layers"] = jax.tree.map(lambda x: 0.02 * x, params["layers"])
+    large = params
+    params = {**params, "layers": jax.tree.map(lambda x: 0.02 * x, params["layers"])}
 
-    def k3(sampler, trainer, model=model):
+    def k3(sampler, trainer, model=model, params=params):
         batch = run(model, params, n=64, decoding=Decoding(head_in_float32=sampler))
         logp = jax.jit(model.in_dtype("", trainer).logprobs)(params, batch)[0]
         x = np.where(batch.mask > 0, logp - batch.sampler_logprobs, 0)
@@ -98,6 +100,9 @@ def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
 
     both, one = k3("on", "on"), [k3("off", "on"), k3("on", "off")]
     assert both == k3("", "") < 1e-8 < 1e-7 < min(one)
+    assert k3("off", "off") < 1e-8
+    both = k3("on", "on", params=large)
+    assert both > 1e-5 and k3("off", "off", params=large) == pytest.approx(both, rel=0.05)
     # A head that the model rounds is rounded on both sides.
     rounded = Model(dataclasses.replace(model.config, head_dtype="bfloat16"), model.mesh)
     assert k3("on", "on", rounded) < 1e-8 and k3("on", "off", rounded) < 1e-8
