@@ -330,16 +330,24 @@ def rounded(value):
     return round(value, 4) if isinstance(value, float) else value
 
 
+def experiments(text: str) -> list[str]:
+    """The names of a list such as "kl,winner"."""
+    names = text.split(",")
+    if unknown := set(names) - set(EXPERIMENTS):
+        raise argparse.ArgumentTypeError(f"{unknown}: the experiments are {', '.join(EXPERIMENTS)}")
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    without_package = [name for name in EXPERIMENTS if name != "pretrained"]
-    parser.add_argument("--experiments", default=",".join(without_package))
+    without_package = ",".join(name for name in EXPERIMENTS if name != "pretrained")
+    parser.add_argument("--experiments", type=experiments, default=without_package)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--keep", default="", help="a folder for the runs")
     args = parser.parse_args()
     find_tasks(os.environ.__setitem__)
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.experiments.split(","):
+        for name in args.experiments:
             row = measured(name, args.seeds, Path(args.keep or folder).absolute())
             print(json.dumps(rounded(row)), flush=True)
 

@@ -91,10 +91,11 @@ def _command(words: list[str]) -> list[list[str]]:
     return [shlex.split(word.rpartition("rljax ")[2]) for word in given]
 
 
-def check(words: list[str]) -> None:
-    """Raises where rljax would not take the flags of a command, or the fields of its config."""
+def check(words: list[str]):
+    """Raises where rljax would not take the flags of a command, or the fields of its config;
+    returns its options, its config, and the path of that."""
     if words[:1] in (["--help"], ["--version"]) or "--help" in words:
-        return
+        return None
     called = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS)
     command = COMMANDS[called]
     path, fields, others = config_flags(words[len(called.split()) :])
@@ -112,12 +113,13 @@ def check(words: list[str]) -> None:
     ships = path and (REPO / path.partition(":")[0]).exists() or path and "/" not in path[:3]
     own = path and (path.startswith(("my", "RUN")) or path.endswith((".yaml", ".json")))
     config = load_config_file(path) if ships and not own else Config()
-    with_texts(config, fields, called, "--config.")
+    config = with_texts(config, fields, called, "--config.")
     if isinstance(options, PodOptions):
         if options.type:
             read_pod(options.type, options.slices)
         if options.command:
             check(list(options.command))
+    return options, config, path
 
 
 @pytest.mark.parametrize("path", OF_BASH, ids=name)

@@ -1,11 +1,20 @@
-"""docs/claims.md: every claim has a row with a verdict, and what a row cites is there."""
+"""docs/claims.md: every claim has a row with a verdict, what a row cites is there, and every
+command could start: its own parser takes it, and the configs that it runs are valid."""
 
+import argparse
 import re
+import runpy
+import shlex
+import sys
 
 import pytest
-from conftest import REPO
+from conftest import GOLDEN, REPO
+from test_blocks import check
 
 from rljax.command.commands import COMMANDS
+from rljax.config.flags import config_module, load_config_file
+from rljax.config.policy_options import ComparisonOptions
+from rljax.experiments.comparison import read_methods, require_comparable
 
 PAGE = REPO / "docs" / "claims.md"
 # The rows of our list of claims, and four rows beside them that say how a claim is looked at.
@@ -19,6 +28,7 @@ ROWS = """
 """.split()
 VERDICTS = {"holds", "partly", "not shown", "not tried", "reference"}
 TESTS = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+COMMAND = re.compile(r"`((?:rljax|python) [^`]+)`")
 FILES = re.compile(r"(?:benchmarks|configs|notebooks|docs|launchers)/[\w/]+\.(?:py|ipynb|md)")
 CALLED = re.compile(r"`rljax ([a-z_]+)")
 
@@ -40,9 +50,8 @@ def test_every_claim_has_a_row():
 def test_a_row_says_what_was_measured_or_why_nothing_was(row):
     claim, measured, verdict = rows()[row]
     assert claim and measured and verdict in VERDICTS
-    if verdict in ("holds", "partly", "not shown"):  # by a test, a command, or another row's
-        cites = TESTS.search(measured) or FILES.search(measured) or CALLED.search(measured)
-        assert cites or re.search(r"[Tt]he same|same run|row \d{3}-\d\d", measured)
+    if verdict in ("holds", "partly", "not shown"):
+        assert TESTS.search(measured) or COMMAND.search(measured)
     if verdict == "not tried":
         assert re.search(r"not tried|need|other software", measured)
 
@@ -53,10 +62,96 @@ def test_what_is_cited_exists():
     assert len(cited) > 40
     for file, name in cited:
         assert re.search(rf"^ *def {name}\(", (REPO / file).read_text(), re.M), f"{file}::{name}"
-    for file in FILES.findall(text):
+    for file in FILES.findall(text) + re.findall(r"tests/[\w/]+\.py", text):
         assert (REPO / file).is_file(), file
     for name in CALLED.findall(text):
         assert name in COMMANDS, name
     for link in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (PAGE.parent / link).is_file(), link
     assert set(re.findall(r"\brow (\d{3}-\d\d)", text)) <= set(ROWS)
+
+
+def commands() -> list[str]:
+    """The commands of the page, each once."""
+    return list(dict.fromkeys(COMMAND.findall(PAGE.read_text())))
+
+
+def test_no_script_is_named_without_the_command_that_runs_it():
+    text = PAGE.read_text()
+    named = set(re.findall(r"benchmarks/\w+\.py", text))
+    assert named == {word for line in commands() for word in line.split() if word in named}
+
+
+class Parsed(Exception):
+    """The arguments of a script were taken."""
+
+
+def parse_alone(script: str, arguments: list[str], monkeypatch) -> None:
+    """Runs a script as far as its arguments are parsed."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser):
+        raise Parsed(parse(parser))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.syspath_prepend(REPO / "benchmarks")
+    with pytest.raises(Parsed):
+        runpy.run_path(str(REPO / script), run_name="__main__")
+
+
+def dry(line: str, call, monkeypatch, markers: list[str]) -> None:
+    """Runs a command in its dry form, or as far as its flags and configs are read."""
+    program, *words = shlex.split(line)
+    if program == "rljax":
+        options, config, path = check(words)
+        if hasattr(options, "dry_run"):
+            code, out, err = call(*words, "--dry_run")
+            assert code == 0 and out, err
+        elif isinstance(options, ComparisonOptions) and not options.capabilities:
+            if not path:
+                path, config = "compare_offline", load_config_file("compare_offline")
+            methods = read_methods(config_module(path).methods(), path)
+            require_comparable(config, methods, options)
+    elif words[:2] == ["-m", "pytest"]:
+        assert all((REPO / word).exists() for word in words if "/" in word)
+        lanes = [lane for flag, lane in zip(words[2:], words[3:], strict=False) if flag == "-m"]
+        assert set(lanes) <= {marker.partition(":")[0] for marker in markers}
+    else:
+        parse_alone(words[0], words[1:], monkeypatch)
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """A working folder with the models that stand for the reader's own and for earlier runs."""
+    for name in ("MODEL_FOLDER", "runs/prm/start/policy", "runs/prm/scorer/reward_model"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(GOLDEN / "hf" / "qwen3")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_could_start(line, folders, rljax_command, monkeypatch, pytestconfig):
+    dry(line, rljax_command, monkeypatch, pytestconfig.getini("markers"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rljax compare --config=compare_process_scores",  # no --out
+        "rljax evaluate --against --length_buckets",
+        "rljax sweep sweep_staleness --config.rollouts.max_stale=1",
+        "rljax sweep sweep_staleness --config.steps=-1",
+        "rljax compare --config=real/compare_offline --out=x",  # no model
+        "rljax compare --config=compare_offline --out=x --config.offline.examples_per_step=0",
+        "python benchmarks/precision.py",  # no folder
+        "python benchmarks/claims.py --experiments=klx",
+        "python -m pytest -m slowly tests/correction",
+        "python -m pytest tests/corrections",
+    ],
+)
+def test_a_command_that_could_not_start_is_noticed(
+    line, folders, rljax_command, monkeypatch, pytestconfig
+):
+    with pytest.raises((ValueError, AssertionError, SystemExit)):
+        dry(line, rljax_command, monkeypatch, pytestconfig.getini("markers"))

@@ -343,6 +343,20 @@ def _run_cell(
     return result
 
 
+def require_comparable(
+    config: Config, methods: Sequence[Method], options: ComparisonOptions
+) -> None:
+    """Raises InputError for options, a base policy or a method that `compare` cannot run."""
+    check_options(options)
+    _require_base(config)
+    _held_out(config)
+    for method in methods:
+        made = _method_config(_base_config(config, options, options.seeds[0]), method, options)
+        made.model, made.tokenizer = config.model, config.tokenizer  # the base is not there yet
+        made.data.train = config.data.train
+        validate(made)
+
+
 def compare(
     config: Config,
     methods: Sequence[Method],
@@ -358,16 +372,9 @@ def compare(
     Every method starts from it, takes `options.steps` optimizer steps of offline.examples_per_step
     examples, and is measured on the same prompts.
     """
-    check_options(options)
-    _require_base(config)
-    _held_out(config)
+    require_comparable(config, methods, options)  # before the first step of the first base
     if not any(method.rows == "process" for method in methods):
         options = dataclasses.replace(options, process_samples=0)  # nobody reads them
-    for method in methods:  # before the first step of the first base
-        made = _method_config(_base_config(config, options, options.seeds[0]), method, options)
-        made.model, made.tokenizer = config.model, config.tokenizer  # the base is not there yet
-        made.data.train = config.data.train
-        validate(made)
     cells = []
     for seed in options.seeds:
         base = _base_config(config, options, seed)
