@@ -24,6 +24,7 @@ CHAT, CONTENTS = "rljax/data/text/chat.py", "rljax/data/text/contents.py"
 PUBLISHED = "tests/data/test_published_templates.py"
 TEMPLATES = "tests/data/test_chat_templates.py"
 TRUST, ORDERS = "rljax/config/trust.py", "tests/data/test_recorded_orders.py"
+PROGRAM, ON_DEVICE = "tests/training/test_program_steps.py", "tests/rewards/test_on_device.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
@@ -1383,6 +1384,55 @@ BREAKS |= {
         "start_new_session=True,  # out of",
         "start_new_session=False,  # out of",
         ["tests/workers/test_worker_processes.py"],
+    ),
+    # -- several steps in one program
+    "steps of a program have one key": (
+        "rljax/training/program_steps.py",
+        "        steps = range(first, first + len(prompts))\n",
+        "        steps = [first] * len(prompts)\n",
+        [PROGRAM, "-k", "bitwise"],
+    ),
+    "a program goes beyond an evaluation": (
+        "rljax/training/program_steps.py",
+        "            count = min(count, period - at % period) if period else count\n",
+        "            pass\n",
+        [PROGRAM, "-k", "as_many"],
+    ),
+    "a rollout draws the prompts of the step again": (
+        "rljax/training/program_steps.py",
+        "        first = count + sum(further)\n",
+        "        first = sum(further)\n",
+        [PROGRAM, "-k", "ones_own"],
+    ),
+    "a row without a score is learned from": (
+        "rljax/rollout/on_device.py",
+        '    ok = jnp.isfinite(scores["score"])\n',
+        '    ok = jnp.ones(scores["score"].shape, bool)\n',
+        [PROGRAM, "-k", "cannot_decide"],
+    ),
+    "marks of reasoning are read as an answer": (
+        "rljax/rewards/on_device/scorer.py",
+        "                known &= ~contains(lowered, sign)\n",
+        "                pass\n",
+        [ON_DEVICE, "-k", "cannot_decide"],
+    ),
+    "a text of the device keeps what stands around the response": (
+        "rljax/rewards/on_device/scorer.py",
+        "        ids = jnp.where(column < count[:, None], ids, 0)\n",
+        "        count = count + 1\n",
+        [ON_DEVICE, "-k", "every_row"],
+    ),
+    "a search begins anew at each character": (
+        "rljax/rewards/on_device/automaton.py",
+        "        graph.edge(first, any_byte, first)\n",
+        "        pass\n",
+        [ON_DEVICE, "-k", "as_re_finds"],
+    ),
+    "half of a pair of bytes is a text": (
+        "rljax/rewards/on_device/scorer.py",
+        "        if self.has_parts:  # which may make up no character\n",
+        "        if False:\n",
+        [ON_DEVICE, "-k", "vocabulary"],
     ),
     # -- the modules beside the rooms
     "rows that do not divide are split": (

@@ -27,6 +27,7 @@ COMMANDS = {
     "logprob.py": "--repeats=1",
     "memory.py": "--devices=2 --repeats=1 --rows=2 --columns=32",
     "model.py": "--repeats=1 --rows=2 --depths=2",
+    "one_program.py": "--steps=2 --laps=1 --embed=32 --rows=32",
     "pages.py": "--slots=4 --tokens=512 --prompts=2 --samples=2 --repeats=1",
     "placement.py": "--devices=2 --reward-s 0 --steps=1 --prompts=2 --samples=2 --max-tokens=4",
     "precision.py": f"{MODEL} --prompts=2 --samples=1 --prompt_tokens=4 --new_tokens=4",

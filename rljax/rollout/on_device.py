@@ -8,6 +8,7 @@ Axes: P prompts, L prompt columns, R = P n rows, S columns, K parts of a reward.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -150,15 +151,21 @@ def _rewarded(batch: Batch, prompts: int, scores: dict[str, jax.Array]) -> Batch
 def report_of(samples: Samples, prompts: Prompts, reward: Reward) -> RewardReport:
     """Returns the report of samples [R, S], whose arrays are on the host, of the prompts that the
     step has drawn."""
+    known = {name: _shortest(x) for name, x in samples.scores.items()}
+    spans = zip(samples.starts.tolist(), samples.ends.tolist(), strict=True)
+    where = zip(samples.prompts.tolist(), samples.finish_reason.tolist(), strict=True)
     rows = []
-    for row, value in enumerate(samples.scores["score"]):
-        group = int(samples.prompts[row])
-        ids = samples.tokens[row, samples.starts[row] : samples.ends[row]].tolist()
-        record, finish = prompts.records[group], int(samples.finish_reason[row])
-        # The shortest text of a float32: 0.3, and not 0.30000001192092896.
-        parts = {name: float(str(x[row])) for name, x in samples.scores.items()}
-        score = Score(float(str(value)), parts, "ok", 0.0)
-        if not np.isfinite(value):
-            score = Score(np.nan, {}, "error", 0.0, UNDECIDED)
+    for row, ((start, end), (group, finish)) in enumerate(zip(spans, where, strict=True)):
+        record, ids = prompts.records[group], samples.tokens[row, start:end].tolist()
+        parts = {name: values[row] for name, values in known.items()}
+        score = Score(parts["score"], parts, "ok", 0.0)
+        if not math.isfinite(parts["score"]):
+            score = Score(math.nan, {}, "error", 0.0, UNDECIDED)
         rows.append(ScoredRow(reward.fields(record, ids, finish, group), score, record, group))
     return RewardReport(tuple(rows))
+
+
+def _shortest(scores: np.ndarray) -> list[float]:
+    """Float32 scores [R] as the numbers that people write: 0.3, and not 0.30000001192092896."""
+    values, where = np.unique(scores, return_inverse=True)
+    return np.array([float(str(value)) for value in values])[where].tolist()

@@ -6,6 +6,7 @@ in rljax.training.run, and every algorithm is a page of rljax.dataflows.
 
 import contextlib
 import functools
+import gc
 import json
 import logging
 import os
@@ -126,6 +127,8 @@ def one_step(run: Run) -> dict:
         names = "; ".join(compiles.names(compiled))
         run.warn(COMPILED_AGAIN, f"compiled again: {names}")
     if phase is run.setup.main and compiles.count() == compiled:
+        if not run.steady:
+            _set_aside()
         run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
         # Of the first such step, and of the last.
         run.timelines[1 if run.timelines else 0 :] = [
@@ -135,6 +138,13 @@ def one_step(run: Run) -> dict:
     learning_programs = run.learning_programs + run.ahead.programs
     counts = {"compiles": compiles.count(), "learning_programs": learning_programs}
     return {**metrics, "phase": phase.label, **{name: float(n) for name, n in counts.items()}}
+
+
+def _set_aside() -> None:
+    """Hides what exists by now from the garbage collector. Each step makes objects for every
+    sample, which make the collector run, and it would look at all traced programs each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _scoring_times(timings: Timings) -> dict:
@@ -257,6 +267,8 @@ def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> No
         heartbeat.at_end()
         run.checkpoints.wait()
         raise
+    finally:
+        gc.unfreeze()
     heartbeat.at_end()
     run.checkpoints.wait()
 

@@ -118,6 +118,26 @@ def test_on_a_mesh_the_samples_are_the_same(tmp_path, mesh):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "fields, at, expected",
+    [
+        (dict(steps=10), (0, 0), 4),
+        (dict(steps=10), (8, 8), 2),
+        (dict(steps=10, evaluate__every_steps=3), (4, 4), 2),
+        (dict(steps=10, checkpoint__every_steps=5), (9, 4), 1),
+        (dict(steps=10, sft__steps=5, checkpoint__every_steps=6), (5, 0), 1),
+        (dict(steps=10, profile_steps=(3, 4)), (0, 0), 2),
+        (dict(steps=10, profile_steps=(3, 4)), (2, 2), 1),
+    ],
+)
+def test_a_program_takes_as_many_steps_as_there_are_to_the_next_stop(
+    tmp_path, fields, at, expected
+):
+    config = config_of(tmp_path, program_steps=4, **fields)
+    with Run(build.build(config, jax.devices()[:1]), tmp_path) as run:
+        assert run.programs.steps_until(*at) == expected
+
+
 @contract(on_device=True)
 def twice_as_many(prompts, key, cfg, *, sample, draw):
     """Draws as many prompts again and learns from these."""

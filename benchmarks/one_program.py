@@ -1,0 +1,109 @@
+"""Steps of the quickstart's GRPO one at a time, and several in one program: prints JSON.
+
+python benchmarks/one_program.py [--steps=20] [--laps=5] [--embed=64] [--rows=512]
+
+Both runs have the same seed and take the same steps; `same` says whether their losses are equal.
+Laps of both take turns, after a first one that compiles. Seconds are of the clock, of this process
+("cpu_s"), and of this process and the workers of the reward together ("all_cpu_s").
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax.config.flags import load_config_file
+from rljax.setup import build, initial_params
+from rljax.training.loop import one_step
+from rljax.training.run import Run
+
+CLOCKS = ("wall_s", "cpu_s", "all_cpu_s")
+
+
+def make_run(program_steps: int, embed: int, rows: int, folder: str) -> Run:
+    """A run of the quickstart's RL phase before its first step."""
+    config = load_config_file("quickstart")
+    config.sft.steps, config.steps = 0, 10**6
+    config.evaluate.every_steps = config.checkpoint.every_steps = 0
+    config.run_dir, config.export, config.compilation_cache = folder, False, ""
+    config.model = config.model.replace("embed=64, mlp=192", f"embed={embed}, mlp={3 * embed}")
+    config.batch.prompts_per_step = rows // config.batch.samples_per_prompt
+    config.batch.sequences_per_optimizer_step = rows
+    config.program_steps = program_steps
+    run = Run(build(config), Path(folder))
+    run.begin(run.phase, initial_params(config, run.setup.model))
+    return run
+
+
+def processor_s(children: list[int]) -> float:
+    """CPU seconds of this process and of processes that it has started and that still run."""
+    total, tick = time.process_time(), os.sysconf("SC_CLK_TCK")
+    for child in children:
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def descendants() -> list[int]:
+    """The processes that this one has started, and theirs."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # it has ended
+            continue
+        parents[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    found, todo = [], [os.getpid()]
+    while todo:
+        parent = todo.pop()
+        todo += (mine := [child for child, of in parents.items() if of == parent])
+        found += mine
+    return found
+
+
+def lap(run: Run, steps: int) -> tuple[list[float], list[float]]:
+    """Takes steps. Returns their losses, and seconds of a step by CLOCKS."""
+    children = descendants()
+    begun = (time.monotonic(), time.process_time(), processor_s(children))
+    losses = [float(one_step(run)["loss"]) for _ in range(steps)]
+    ended = (time.monotonic(), time.process_time(), processor_s(children))
+    return losses, [(b - a) / steps for a, b in zip(begun, ended, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20, help="of a program, and of a lap")
+    parser.add_argument("--laps", type=int, default=5)
+    parser.add_argument("--embed", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=512)
+    options = parser.parse_args()
+    sizes = (options.embed, options.rows)
+    seconds: dict[str, list] = {"host": [], "program": []}
+    losses: dict[str, list] = {"host": [], "program": []}
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        with make_run(1, *sizes, one) as host, make_run(options.steps, *sizes, other) as program:
+            runs = {"host": host, "program": program}
+            for number in range(options.laps + 1):
+                for name, run in runs.items():
+                    found, taken = lap(run, options.steps)
+                    losses[name] += found
+                    if number:
+                        seconds[name].append(taken)
+    out = {"device": jax.devices()[0].device_kind, **vars(options)}
+    out["same"] = losses["host"] == losses["program"]
+    for index, clock in enumerate(CLOCKS):
+        times = {name: np.array(rows)[:, index] for name, rows in seconds.items()}
+        ratios = times["host"] / times["program"]
+        out[clock] = {name: round(float(np.median(x)), 5) for name, x in times.items()}
+        spread = [round(float(x), 2) for x in (ratios.min(), ratios.max())]
+        out[clock] |= {"ratio": round(float(np.median(ratios)), 2), "ratio_spread": spread}
+    print(json.dumps(out, indent=1))
+
+
+if __name__ == "__main__":
+    main()
