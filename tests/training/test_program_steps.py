@@ -227,6 +227,8 @@ def test_a_row_that_the_form_cannot_decide_on_is_masked_and_counted(tmp_path):
         rows = run.source.report.rows
     failed = [5 in row.sample["token_ids"] for row in rows]
     assert 0 < sum(failed) < len(rows) == 16
-    assert metrics["reward/errors"] == sum(failed)
+    assert metrics["reward/errors"] == sum(failed) and metrics["skipped_steps"] == 0.0
+    scores = [row.score.value for row in rows if row.score.status == "ok"]
+    assert metrics["reward/mean"] == pytest.approx(np.mean(scores))
     assert [row.score.status == "error" for row in rows] == failed
     assert "cannot decide" in next(row.score.message for row in rows if row.score.status == "error")
