@@ -1,32 +1,44 @@
 """Steps of the quickstart's GRPO one at a time, and several in one program: prints JSON.
 
 python benchmarks/one_program.py [--steps=20] [--laps=5] [--embed=64] [--rows=512]
+    [--topology=v5e:2x4]
 
 Both runs have the same seed and take the same steps; `same` says whether their losses are equal.
 Laps of both take turns, after a first one that compiles. Seconds are of the clock, of this process
 ("cpu_s"), and of this process and the workers of the reward together ("all_cpu_s").
+
+With --topology the program is compiled for TPUs that need not be there, and nothing is run: bytes
+of a chip, its collectives, and the compiler's count of FLOPs and bytes, in which a loop's body
+(the steps, the tokens of a response) counts once.
 """
 
 import argparse
 import json
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
 
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
+
 import jax
 import numpy as np
 
+from rljax.config import Config
 from rljax.config.flags import load_config_file
-from rljax.setup import build, initial_params
+from rljax.plan.chips import topology_devices
+from rljax.setup import abstract_roles, build, initial_params
 from rljax.training.loop import one_step
+from rljax.training.program_steps import ProgramSteps
 from rljax.training.run import Run
+from rljax.training.sources import make_source
 
 CLOCKS = ("wall_s", "cpu_s", "all_cpu_s")
 
 
-def make_run(program_steps: int, embed: int, rows: int, folder: str) -> Run:
-    """A run of the quickstart's RL phase before its first step."""
+def make_config(program_steps: int, embed: int, rows: int, folder: str) -> Config:
+    """The quickstart's RL phase."""
     config = load_config_file("quickstart")
     config.sft.steps, config.steps = 0, 10**6
     config.evaluate.every_steps = config.checkpoint.every_steps = 0
@@ -35,7 +47,13 @@ def make_run(program_steps: int, embed: int, rows: int, folder: str) -> Run:
     config.batch.prompts_per_step = rows // config.batch.samples_per_prompt
     config.batch.sequences_per_optimizer_step = rows
     config.program_steps = program_steps
-    run = Run(build(config), Path(folder))
+    return config
+
+
+def make_run(*sizes) -> Run:
+    """A run of `make_config` before its first step."""
+    config = make_config(*sizes)
+    run = Run(build(config), Path(config.run_dir))
     run.begin(run.phase, initial_params(config, run.setup.model))
     return run
 
@@ -75,14 +93,47 @@ def lap(run: Run, steps: int) -> tuple[list[float], list[float]]:
     return losses, [(b - a) / steps for a, b in zip(begun, ended, strict=True)]
 
 
+def compiled(config: Config, topology: str) -> dict:
+    """The program of a config, compiled for a topology."""
+    devices, _ = topology_devices(topology)
+    config.mesh.data = len(devices)
+    setup = build(config, devices)
+    source = make_source(setup, setup.main, None, jax.random.key(0))
+    programs = ProgramSteps(setup, setup.main, source, jax.random.key(0))
+    begun = time.monotonic()
+    program = programs.lower(abstract_roles(setup)).compile()
+    memory, cost = program.memory_analysis(), program.cost_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return {
+        "topology": topology,
+        "steps": config.program_steps,
+        "rows": config.batch.prompts_per_step * config.batch.samples_per_prompt,
+        "held_bytes": held,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "gflops": round(cost["flops"] / 1e9, 3),
+        "gbytes": round(cost["bytes accessed"] / 1e9, 3),
+        "collectives": {
+            name: len(re.findall(rf"= \S+ {name}(?:-start)?\(", program.as_text()))
+            for name in ("all-reduce", "all-gather", "reduce-scatter", "collective-permute")
+        },
+        "compile_s": round(time.monotonic() - begun, 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20, help="of a program, and of a lap")
     parser.add_argument("--laps", type=int, default=5)
     parser.add_argument("--embed", type=int, default=64)
     parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--topology", default="", help="compile for TPUs, such as v5e:2x4")
     options = parser.parse_args()
     sizes = (options.embed, options.rows)
+    if options.topology:
+        print(
+            json.dumps(compiled(make_config(options.steps, *sizes, ""), options.topology), indent=1)
+        )
+        return
     seconds: dict[str, list] = {"host": [], "program": []}
     losses: dict[str, list] = {"host": [], "program": []}
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:

@@ -48,6 +48,7 @@ OF_THE_COMPILER = {
     "gae.py": "--chips=v5e:2x4 --rows=8 --tokens=256",
     "logprob.py": "--tpu=v5e",
     "memory.py": "--topology=v5e:2x4 --model=qwen2.5-0.5b --rows=8 --columns=512",
+    "one_program.py": "--topology=v5e:2x4 --steps=2 --rows=64",
     "plan_scaling.py": "--topologies=v5p:2x2x4",
     "tpu_decode.py": "--layers=1,2 --to=2",
     "tpu_learn.py": "--layers=2 --to=4",

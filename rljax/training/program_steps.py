@@ -115,31 +115,12 @@ class ProgramSteps:
         return self.taken.popleft(), roles
 
     def _run(self, first: int, count: int, roles: dict) -> dict:
-        setup, source, begun = self.setup, self.source, time.monotonic()
-        function = self.phase.dataflow.function
-        given = {name: role.in_program() for name, role in roles.items()}
-        named = {k: v for k, v in given.items() if k in self.phase.dataflow.parameters}
-        halves, _ = function.arguments(None, None, self.static.algorithm, **named)
-        own, _, _, shared, read = halves
-        others = {
-            k: v for k, v in given.items() if k not in named and k in setup.rollout.parameters
-        }
-        state, drawn, prompts = source.get_state(), [], []
-        while True:
-            for _ in range(count):
-                before = source.loader.position
-                prompts.append(source.draw(source.count + self.more))
-                drawn.append(source.drawn_metrics(before))
-            inputs = self._inputs(prompts, first)
-            if self._more_drawn(own, shared, read, others, inputs) == self.more:
-                break
-            source.set_state(state)
-            drawn, prompts = [], []
+        begun, parts = time.monotonic(), self._parts(roles)
+        prompts, drawn, inputs = self._drawn(parts, first, count)
         with timed("program"):
-            new, out = _steps(
-                own, shared, read, others, inputs, jnp.int32(count), static=self.static
-            )
+            new, out = _steps(*parts, inputs, jnp.int32(count), static=self.static)
             learned, metrics, samples, report = fetch(out)
+        _, shared, *_ = parts
         new = {name: role.joined(shared[name]) for name, role in new.items()}
         after = {name: roles[name].after_program(role, new) for name, role in new.items()}
         seconds = (time.monotonic() - begun) / count
@@ -148,20 +129,49 @@ class ProgramSteps:
             return jax.tree.map(lambda x: x[step], tree)
 
         for i in range(count):
-            parts = (of(i, learned), of(i, metrics), of(i, samples), int(report[i]))
-            self.taken.append(TakenStep(*parts, prompts[i], drawn[i], seconds))
+            made = (of(i, learned), of(i, metrics), of(i, samples), int(report[i]))
+            self.taken.append(TakenStep(*made, prompts[i], drawn[i], seconds))
         return {**roles, **after}
 
-    def _more_drawn(self, own, shared, read, others, inputs) -> int:
-        """Returns how many prompts the rollout of a step draws, which its trace says, and sets
-        `more` to it."""
-        if self._is_traced:
-            return self.more
-        known, drawn = self.more, []
-        one = functools.partial(_one_step, shared, read, others, self.static, drawn)
-        jax.eval_shape(one, own, jax.tree.map(lambda x: x[0], inputs))
-        self.more, self._is_traced = sum(drawn), True
-        return known
+    def lower(self, roles: dict) -> jax.stages.Lowered:
+        """Returns the program of the next steps, lowered for roles whose arrays may be shapes."""
+        parts = self._parts(roles)
+        *_, inputs = self._drawn(parts, 0, self.most)
+        return _steps.lower(*parts, inputs, jnp.int32(self.most), static=self.static)
+
+    def _parts(self, roles: dict) -> tuple[dict, dict, dict, dict]:
+        """The roles as the program takes them: what it trains, what that shares with others, what
+        the dataflow only reads, and what the rollout alone reads."""
+        given = {name: role.in_program() for name, role in roles.items()}
+        named = {k: v for k, v in given.items() if k in self.phase.dataflow.parameters}
+        function = self.phase.dataflow.function
+        (own, _, _, shared, read), _ = function.arguments(
+            None, None, self.static.algorithm, **named
+        )
+        asked = self.setup.rollout.parameters
+        others = {k: v for k, v in given.items() if k not in named and k in asked}
+        return own, shared, read, others
+
+    def _drawn(self, parts: tuple, first: int, count: int) -> tuple[list, list, dict]:
+        """Draws the prompts of `count` steps. Returns them, their metrics, and the inputs of the
+        program."""
+        source, state = self.source, self.source.get_state()
+        while True:
+            prompts, drawn = [], []
+            for _ in range(count):
+                before = source.loader.position
+                prompts.append(source.draw(source.count + self.more))
+                drawn.append(source.drawn_metrics(before))
+            inputs = self._inputs(prompts, first)
+            if self._is_traced:
+                return prompts, drawn, inputs
+            # How many prompts the rollout of a step draws is known once it is traced.
+            own, *others = parts
+            further: list[int] = []
+            one = functools.partial(_one_step, *others, self.static, further)
+            jax.eval_shape(one, own, jax.tree.map(lambda x: x[0], inputs))
+            self.more, self._is_traced = sum(further), True
+            source.set_state(state)
 
     def _inputs(self, prompts: list[Prompts], first: int) -> dict:
         """The prompts and keys of N steps; those behind the last step are read by none."""
