@@ -942,11 +942,11 @@ BREAKS |= {
         'f"goes on from step {whole[0]}" if whole',
         ["tests/doctor/test_doctor.py", "-k", "torn"],
     ),
-    "a cache that anybody may write is closed to the group": (
+    "JAX_PLATFORMS=gpu is not taken for CUDA's": (
         "rljax/doctor/environment.py",
-        "_cache().stat().st_mode & stat.S_IWOTH",
-        "_cache().stat().st_mode & stat.S_IWGRP",
-        ["tests/doctor/test_doctor.py", "-k", "anybody"],
+        '("gpu", "cuda"),',
+        '("cuda",),',
+        ["tests/doctor/test_doctor.py", "-k", "ends_jax_is_found"],
     ),
     "a full disk is measured in MB": (
         "rljax/doctor/environment.py",

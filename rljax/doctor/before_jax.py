@@ -8,11 +8,10 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from importlib.metadata import distributions
 
 from rljax.doctor.environment import jax_ends
 from rljax.doctor.finding import Finding, broken
-from rljax.doctor.packages import unmet_requirements
+from rljax.doctor.packages import unmet_requirements, version_of
 from rljax.errors import InputError
 
 _HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump_to=")
@@ -56,9 +55,9 @@ def refused_xla_flag(err: str) -> Finding | None:
             "not start",
             f"correct the value, or take {name} out of XLA_FLAGS",
         )
-    if "Unknown flag" not in err:
+    if not (unknown := re.search("Unknown flag[^:]*:(.*)", err)):
         return None
-    flags = err.partition("Unknown flag")[2].partition(":")[2].splitlines()[0].strip()
+    flags = unknown[1].strip()
     if flags.startswith(("--xla_tpu_", "--xla_jf_")):
         return broken(
             "xla_flags_of_tpu",
@@ -78,9 +77,9 @@ def no_device(error: BaseException) -> InputError | None:
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     said = (str(error) or type(error).__name__).splitlines()[0][:300]
     if any(file.endswith(_DEVICES) for file in files):
-        found = broken("no_device", f"JAX finds no device: {said}", NO_DEVICE)
-        found = next(jax_ends(os.environ), found)
-        return InputError(found.what, fix=found.fix)
+        for finding in jax_ends(os.environ):
+            return InputError(finding.what, fix=finding.fix)
+        return InputError(f"JAX finds no device: {said}", fix=NO_DEVICE)
     if files[-1].endswith(_VARIABLES) and any(name.startswith("JAX_") for name in os.environ):
         return InputError(f"JAX does not start: {said}", fix=how_to_start(os.environ, said))
     return None
@@ -92,9 +91,8 @@ def how_to_start(env: Mapping[str, str], error: str) -> str:
     names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
     if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
         return f"unset {' '.join(names)}; the one that the error is about is enough"
-    kept = " ".join(
-        f"{one.name}=={one.version}"
-        for one in distributions()
-        if one.name in ("jax", "jaxlib", "numpy")
+    packages = " ".join(
+        f"{name}=={have}" if (have := version_of(name)) else name
+        for name in ("jax", "jaxlib", "numpy")
     )
-    return f"pip install --force-reinstall {kept or 'jax jaxlib numpy'}, for this Python"
+    return f"pip install --force-reinstall {packages}, for this Python"

@@ -1,65 +1,63 @@
 """Faults of a machine and of its environment variables: a table of conditions, the values that they
 match, the rules and the fixes."""
 
+import glob
 import os
 import re
 import shutil
-import stat
 import urllib.request
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from rljax.config.schema import Config
-from rljax.doctor.finding import (
-    Finding,
-    broken,
-    fine,
-    has_nvidia,
-    has_tpu,
-    is_installed,
-    platforms,
-    why_not_written,
-)
+from rljax.doctor.finding import Finding, broken, fine, why_not_written
 from rljax.runs.units import human_bytes
 
 Variables = Mapping[str, str]
 Words = dict[str, str] | None  # what fills the texts of a finding; None where nothing is wrong
-_KNOWN = ("cpu", "gpu", "cuda", "rocm", "tpu", "proxy")
-_GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
+_PLUGINS = (  # (names of a platform, modules that serve it, files that show devices, words)
+    (
+        ("gpu", "cuda"),
+        ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin"),
+        ("/dev/nvidia[0-9]*",),
+        {"devices": "NVIDIA GPUs", "lack": "JAX has no plugin for GPUs", "extra": "cuda12"},
+    ),
+    (
+        ("tpu",),
+        ("libtpu",),
+        ("/dev/accel*", "/dev/vfio/[0-9]*"),
+        {"devices": "TPU chips", "lack": "libtpu is not installed", "extra": "tpu"},
+    ),
+)
 
 
-def _unknown_platform(env: Variables) -> Words:
-    unknown = [name for name in platforms(env) if name not in _KNOWN]
-    plugins = {point.name for point in entry_points(group="jax_plugins")} if unknown else set()
-    plugins = {name for name in plugins if not name.startswith(("xla_cuda", "xla_rocm"))}
-    if not unknown or plugins or env.get("PJRT_NAMES_AND_LIBRARY_PATHS"):
-        return None  # a plugin may register any name
-    near = unknown[0].lower() if unknown[0].lower() in _KNOWN else "cpu (or cuda, tpu)"
-    return {"value": repr(unknown[0]), "near": near}
+def _platforms(env: Variables) -> list[str]:
+    """The platforms that JAX_PLATFORMS names, or its older spelling JAX_PLATFORM_NAME."""
+    listed = env.get("JAX_PLATFORMS") or env.get("JAX_PLATFORM_NAME") or ""
+    return [part for part in listed.split(",") if part]
 
 
-def _lacking(env: Variables) -> Iterator[tuple[str, bool, dict[str, str]]]:
-    """(the platform that is asked for, its devices are there, words) of those without a plugin."""
-    kinds = (
-        (("gpu", "cuda"), any(map(is_installed, _GPU_PLUGINS)), has_nvidia()),
-        (("tpu",), is_installed("libtpu") or bool(env.get("TPU_LIBRARY_PATH")), has_tpu()),
-    )
-    gpu = {"devices": "NVIDIA GPUs", "lack": "JAX has no plugin for GPUs", "extra": "cuda12"}
-    tpu = {"devices": "TPU chips", "lack": "libtpu is not installed", "extra": "tpu"}
-    for (names, installed, there), words in zip(kinds, (gpu, tpu), strict=True):
-        if not installed:
-            asked = next((name for name in platforms(env) if name in names), "")
-            yield asked, there, {"value": asked, **words}
+def _without_plugin(env: Variables) -> Iterator[tuple]:
+    for names, modules, devices, words in _PLUGINS:
+        own_library = "libtpu" in modules and env.get("TPU_LIBRARY_PATH")
+        if not own_library and not any(map(find_spec, modules)):
+            yield names, devices, words
 
 
 def _platform_without_plugin(env: Variables) -> Words:
-    return next((words for asked, _, words in _lacking(env) if asked), None)
+    for names, _, words in _without_plugin(env):
+        if asked := [name for name in _platforms(env) if name in names]:
+            return {"value": asked[0], **words}
+    return None
 
 
 def _device_without_plugin(env: Variables) -> Words:
-    return next((w for _, there, w in _lacking(env) if there and not platforms(env)), None)
+    for _, devices, words in () if _platforms(env) else _without_plugin(env):
+        if any(map(glob.glob, devices)):
+            return words
+    return None
 
 
 def _xla_file(env: Variables) -> Words:
@@ -89,27 +87,13 @@ def _proxy_for_loopback(env: Variables) -> Words:
     return {"value": proxies[0], "near": " and ".join(near)} if proxies and near else None
 
 
-def _cache() -> Path:
-    return Path(Config().compilation_cache).expanduser()
-
-
 def _unwritable_cache(env: Variables) -> Words:
-    reason = why_not_written(_cache())
-    return {"value": str(_cache()), "reason": reason} if reason else None
-
-
-def _open_cache(env: Variables) -> Words:
-    is_open = _cache().is_dir() and _cache().stat().st_mode & stat.S_IWOTH
-    return {"value": str(_cache())} if is_open else None
+    cache = Path(Config().compilation_cache).expanduser()
+    reason = why_not_written(cache)
+    return {"value": str(cache), "reason": reason} if reason else None
 
 
 _JAX_ENDS = (  # (name, condition, which value breaks which rule, fix): JAX ends at these for sure
-    (
-        "platform_unknown",
-        _unknown_platform,
-        "JAX_PLATFORMS names {value}, which JAX does not know",
-        "export JAX_PLATFORMS={near}, or unset it",
-    ),
     (
         "platform_not_installed",
         _platform_without_plugin,
@@ -130,7 +114,8 @@ _JAX_ENDS = (  # (name, condition, which value breaks which rule, fix): JAX ends
         "write {flag}=1 or more, or take it out of XLA_FLAGS",
     ),
 )
-_OTHERS = (
+RULES = (
+    *_JAX_ENDS,
     (
         "device_not_used",
         _device_without_plugin,
@@ -149,46 +134,26 @@ _OTHERS = (
         "{value} cannot be written: {reason}",
         "--config.compilation_cache=A_FOLDER_OF_YOURS; else every start compiles anew",
     ),
-    (
-        "compilation_cache_open",
-        _open_cache,
-        "{value} can be written by anybody, and what lies there is run as programs",
-        "chmod go-w {value}",
-    ),
 )
-RULES = (*_JAX_ENDS, *_OTHERS)
 
 
-def _broken(rules, env: Variables) -> Iterator[Finding]:
+def jax_ends(env: Variables, rules=_JAX_ENDS) -> Iterator[Finding]:
+    """Yields findings of variables that make JAX end, whatever the machine has."""
     for name, condition, what, fix in rules:
         if words := condition(env):
             yield broken(name, what.format(**words), fix.format(**words))
 
 
-def jax_ends(env: Variables) -> Iterator[Finding]:
-    """Yields findings of variables that make JAX end, whatever the machine has."""
-    return _broken(_JAX_ENDS, env)
-
-
 def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
     """Yields findings of variables, of the cache of compiled programs, and of the room on
     the disk."""
-    yield from _broken(RULES, env)
-    cache = _cache()
-    if not why_not_written(cache):
-        size = f"{sum(1 for _ in cache.iterdir())} files" if cache.is_dir() else "empty"
-        yield fine("compilation_cache", f"{cache}: {size}")
-    yield from _disk(env, disk_gb, run)
-
-
-def _disk(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
-    places = {"the run folder": Path(run or "runs"), "the home folder": Path("~").expanduser()}
-    if env.get("HF_HOME"):
-        places["HF_HOME"] = Path(env["HF_HOME"]).expanduser()
-    for what, path in places.items():
-        there = next((p for p in (path.absolute(), *path.absolute().parents) if p.is_dir()), None)
-        if there is None:
-            continue
+    yield from jax_ends(env, RULES)
+    folders = {"the run folder": run or "runs", "the home folder": "~"}
+    if hub := env.get("HF_HOME"):
+        folders["HF_HOME"] = hub
+    for what, folder in folders.items():
+        path = Path(folder).expanduser().absolute()
+        there = next(filter(Path.is_dir, (path, *path.parents)))
         free = shutil.disk_usage(there).free
         if free < disk_gb * 10**9:
             yield broken(

@@ -26,15 +26,16 @@ LIBRARIES = (
 
 def packages(env: Mapping[str, str]) -> Iterator[Finding]:
     """Yields findings of installed packages: versions, unmet requirements, plugins of another
-    version of jaxlib, and files that hide a library."""
+    version of jaxlib, files that hide a library, and another project's rljax."""
     yield fine("python", f"{platform.python_version()}, {sys.executable}")
-    listed = [f"{name} {have}" for name in SHOWN if (have := _version(name))]
+    yield fine("rljax", f"{rljax.__version__} of {Path(rljax.__file__).resolve().parent}")
+    listed = [f"{name} {have}" for name in SHOWN if (have := version_of(name))]
     yield fine("versions", ", ".join(listed))
     yield from unmet_requirements()
-    jaxlib = _version("jaxlib")
+    jaxlib = version_of("jaxlib")
     for kind, part in itertools.product(("cuda12", "cuda13", "rocm7"), ("plugin", "pjrt")):
         name = f"jax-{kind}-{part}"
-        if jaxlib and (have := _version(name)) and have != jaxlib:
+        if jaxlib and (have := version_of(name)) and have != jaxlib:
             yield broken(
                 "plugin_of_another_version",
                 f"{name} {have} and jaxlib {jaxlib}: JAX leaves the GPUs unused",
@@ -42,11 +43,23 @@ def packages(env: Mapping[str, str]) -> Iterator[Finding]:
             )
     for file, name in hidden_libraries(env):
         yield broken("library_hidden", f"{file} hides the library {name!r}", "rename that file")
-    yield from _rljax()
+    with contextlib.suppress(PackageNotFoundError):
+        other = distribution("rljax")  # of another project, which writes into the same folder
+        if "rljax.command:main" not in {script.value for script in other.entry_points}:
+            # as ours had, before it was renamed
+            ours = f"{DISTRIBUTION} {have}" if (have := version_of(DISTRIBUTION)) else "this one"
+            yield broken(
+                "rljax_of_another_project",
+                f"the distribution rljax {other.version} in "
+                f"{other.locate_file('')} is not {ours}: on the public index that name is another "
+                "project's, and both install a package that is imported as rljax",
+                f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they "
+                "share files",
+            )
 
 
-def _version(name: str) -> str:
-    """The version of an installed distribution, "" of one that is not there."""
+def version_of(name: str) -> str:
+    """Returns the version of an installed distribution, "" for one that is not there."""
     with contextlib.suppress(PackageNotFoundError):
         return distribution(name).version
     return ""
@@ -55,31 +68,25 @@ def _version(name: str) -> str:
 def unmet_requirements() -> Iterator[Finding]:
     """Yields findings of packages that rljax requires and that are missing or too old, each looked
     up by its own name, in milliseconds."""
-    for one in filter(None, map(_parsed, _required_by_us())):
-        name, have = re.sub(r"[-_.]+", "-", one.name).lower(), _version(one.name)
+    from packaging.requirements import Requirement
+
+    for needed in map(Requirement, _required_by_us()):
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue  # of an extra, or of another system
+        name = re.sub(r"[-_.]+", "-", needed.name).lower()
+        have = version_of(name)
         if not have:
             yield broken(
                 "package_missing",
                 f"{name} is not installed, and rljax needs it",
-                f"pip install '{one}'",
+                f"pip install '{needed}'",
             )
-        elif not one.specifier.contains(have, prereleases=True):
+        elif not needed.specifier.contains(have, prereleases=True):
             yield broken(
                 "package_too_old",
-                f"{name} {have} is installed, and rljax needs {one.specifier}",
-                f"pip install -U '{one}'",
+                f"{name} {have} is installed, and rljax needs {needed.specifier}",
+                f"pip install -U '{needed}'",
             )
-
-
-def _parsed(text: str):
-    """A requirement that holds here without extras, else None."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    try:
-        one = Requirement(text)
-    except InvalidRequirement:
-        return None
-    return one if one.marker is None or one.marker.evaluate({"extra": ""}) else None
 
 
 def _required_by_us() -> list[str]:
@@ -99,29 +106,3 @@ def hidden_libraries(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             file = os.path.join(folder, f"{name}.py")
             if os.path.isfile(file):
                 yield os.path.abspath(file), name
-
-
-def _rljax() -> Iterator[Finding]:
-    here = Path(rljax.__file__).resolve().parent
-    yield fine("rljax", f"{rljax.__version__} of {here}")
-    folders = (Path(folder or ".", "rljax") for folder in sys.path)
-    paths = [path.resolve() for path in folders if (path / "__init__.py").is_file()]
-    if others := [path for path in paths if path != here]:
-        yield broken(
-            "rljax_twice",
-            f"{here} hides another rljax in {others[0]}",
-            f"pip uninstall {DISTRIBUTION}, or take one of them out of PYTHONPATH",
-        )
-    with contextlib.suppress(PackageNotFoundError):
-        other = distribution("rljax")  # of another project, which writes into the same folder
-        scripts = {script.value for script in other.entry_points}
-        if "rljax.command:main" not in scripts:  # as ours had, before it was renamed
-            ours = f"{DISTRIBUTION} {have}" if (have := _version(DISTRIBUTION)) else "this one"
-            yield broken(
-                "rljax_of_another_project",
-                f"the distribution rljax {other.version} in "
-                f"{other.locate_file('')} is not {ours}: on the public index that name is another "
-                "project's, and both install a package that is imported as rljax",
-                f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they "
-                "share files",
-            )

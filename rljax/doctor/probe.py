@@ -1,6 +1,5 @@
-"""Starts JAX, the sandbox and a look at the hosts' variables, in a process of its own: `python -m
-rljax.doctor.probe` prints a line of JSON for each finding. A fault that ends or hangs that process
-ends no other."""
+"""Starts JAX and the sandbox in a process of its own: `python -m rljax.doctor.probe` prints a line
+of JSON for each finding. A fault that ends or hangs that process ends no other."""
 
 import json
 import os
@@ -22,7 +21,6 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
             timeout=timeout_s,
             errors="replace",
             stdin=subprocess.DEVNULL,
@@ -43,23 +41,19 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
     elif code and (refused := refused_xla_flag(err)):
         yield refused
     elif code:
+        said = err.strip().rpartition("\n")[2].strip()[:300]
         yield broken(
             "jax_does_not_start",
-            f"JAX does not start: {_last_line(err) or f'exit code {code}'}",
-            how_to_start(env, _last_line(err)),
+            f"JAX does not start: {said or f'exit code {code}'}",
+            how_to_start(env, said),
         )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
 
 
 def main() -> None:
     """Prints the findings of this process, a line of JSON each."""
     import jax
 
-    for finding in (*_devices(jax), *_hosts(), *_sandbox()):
+    for finding in (*_devices(jax), *_sandbox()):
         print(json.dumps(vars(finding)), flush=True)
 
 
@@ -75,23 +69,6 @@ def _devices(jax) -> Iterator[Finding]:
         limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
         if limit:
             yield fine("memory", f"{device}: {human_bytes(limit - used)} of {human_bytes(limit)}")
-
-
-def _hosts() -> Iterator[Finding]:
-    from rljax.hosts.cluster import environment
-
-    try:
-        cluster = environment(os.environ)
-    except InputError as error:
-        what, fix = error.parts
-        yield broken(
-            "hosts_variables_wrong",
-            what,
-            fix
-            or "set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host, or none of them",
-        )
-        return
-    yield fine("hosts", str(cluster) if cluster else "one")
 
 
 def _sandbox() -> Iterator[Finding]:

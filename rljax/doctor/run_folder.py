@@ -20,17 +20,21 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
         )
         return
     folder = Path(folder)
-    if not folder.exists():
-        if reason := why_not_written(folder.absolute()):
-            yield _unwritable(reason)
-        else:
-            yield fine("run_folder", f"{folder} is not there, no run was looked at; it can be made")
+    reason = why_not_written(folder.absolute())
+    if not reason and folder.exists():
+        try:
+            make_folder(folder)
+        except InputError as error:
+            reason = str(error).partition(". Fix:")[0]
+    if reason:
+        yield broken(
+            "run_folder_unwritable",
+            f"the run folder cannot be written: {reason}",
+            "another run_dir, or free its disk and its permissions",
+        )
         return
-    empty = folder.is_dir() and not any(folder.iterdir())  # where a run will be
-    try:
-        make_folder(folder)
-    except InputError as error:
-        yield _unwritable(str(error).partition(". Fix:")[0])
+    if not folder.exists() or not any(folder.iterdir()):
+        yield fine("run_folder", f"{folder} holds no run; one can begin there")
         return
     if is_locked(folder):
         yield broken(
@@ -39,13 +43,7 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
             "wait until it ends, end it, or choose another run_dir",
         )
     config = None
-    if not (folder / "config.json").exists() and not empty:
-        yield warning(
-            "run_folder_without_run",
-            f"{folder} has no config.json: no run was looked at",
-            "name the folder of a run, as `rljax train` prints it",
-        )
-    elif not empty:
+    if (folder / "config.json").exists():
         try:
             config = load_config_file(str(folder / "config.json"))
         except InputError as error:
@@ -54,16 +52,14 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
                 str(error).replace("\n", " "),
                 "use the version of rljax that made the run, or mend config.json",
             )
+    else:
+        yield warning(
+            "run_folder_without_run",
+            f"{folder} has no config.json: no run was looked at",
+            "name the folder of a run, as `rljax train` prints it",
+        )
     if (folder / "checkpoints").is_dir():
         yield from _checkpoints(folder / "checkpoints", config)
-
-
-def _unwritable(reason: str) -> Finding:
-    return broken(
-        "run_folder_unwritable",
-        f"the run folder cannot be written: {reason}",
-        "another run_dir, or free its disk and its permissions",
-    )
 
 
 def _checkpoints(folder: Path, config) -> Iterator[Finding]:
@@ -80,8 +76,7 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
     saved = Checkpoints(folder)
     whole = []
     for step in sorted(saved.steps()):
-        problem = saved.damage(step)
-        if problem:
+        if problem := saved.damage(step):
             then = f"goes on from step {whole[-1]}" if whole else "begins anew"
             yield broken(
                 "checkpoint_torn",

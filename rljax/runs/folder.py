@@ -51,7 +51,7 @@ def make_folder(path: str | Path) -> Path:
     try:
         str(folder).encode()  # the libraries that write checkpoints take UTF-8 only
         folder.mkdir(parents=True, exist_ok=True)
-        _try_to_write(folder)
+        try_to_write(folder)
     except (OSError, ValueError) as error:  # ValueError: a zero byte, or no UTF-8
         raise _unwritable("the run folder", folder, error) from error
     for name in FILES:
@@ -59,7 +59,7 @@ def make_folder(path: str | Path) -> Path:
     for name in FOLDERS:
         if _check_kind(folder / name, stat.S_ISDIR, "folder"):
             try:
-                _try_to_write(folder / name)
+                try_to_write(folder / name)
             except OSError as error:
                 raise _unwritable(f"{name}/ of the run folder", folder / name, error) from error
     return folder
@@ -84,7 +84,8 @@ def removed_if_empty(folder: Path) -> Iterator[None]:
         raise
 
 
-def _try_to_write(folder: Path) -> None:
+def try_to_write(folder: Path) -> None:
+    """Writes a file that is gone at once. Raises OSError if that cannot be done."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(4096))
         file.flush()

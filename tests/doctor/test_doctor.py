@@ -39,7 +39,6 @@ PLAIN = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "LC_ALL": "
 
 # {what is named: the variables that make it}
 VARIABLES = {
-    "platform_unknown": {"JAX_PLATFORMS": "CPU"},
     "platform_not_installed": {"JAX_PLATFORMS": "cuda"},
     "xla_flags_not_flags": {"XLA_FLAGS": "xla_cpu_enable_fast_math=true"},
     "proxy_for_loopback": {"http_proxy": "http://proxy:3128"},
@@ -133,10 +132,8 @@ def test_a_healthy_machine_is_told_so(doctor):
 
 
 def test_variables_reach_the_command(doctor):
-    """The last of those that set the same variable is the one that is found."""
     environment = {key: value for own in VARIABLES.values() for key, value in own.items()}
-    wanted = {name for name, own in VARIABLES.items() if own.items() <= environment.items()}
-    assert wanted <= doctor(env=environment).keys() and len(wanted) == 3
+    assert VARIABLES.keys() <= doctor(env=environment).keys()
 
 
 # -- packages
@@ -150,21 +147,13 @@ def bad_packages(doctor, site, here):
         without=("grain-", "optax-"),
         metadata=[("optax", "0.0.1"), ("jax_cuda12_plugin", "0.1")],
     )
-    (packages / "rljax").mkdir()
-    (packages / "rljax" / "__init__.py").touch()
     hiding = here / "hiding"
     hiding.mkdir()
     (hiding / "jax.py").touch()
     return doctor(packages=packages, paths=[hiding])
 
 
-PACKAGES = (
-    "package_missing",
-    "package_too_old",
-    "plugin_of_another_version",
-    "library_hidden",
-    "rljax_twice",
-)
+PACKAGES = ("package_missing", "package_too_old", "plugin_of_another_version", "library_hidden")
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -172,16 +161,6 @@ def test_packages(name, bad_packages):
     assert name in bad_packages
     said = {"package_missing": "grain", "package_too_old": "optax 0.0.1", "library_hidden": "'jax'"}
     assert said.get(name, "") in bad_packages[name]["what"]
-
-
-def test_two_installs_of_rljax(doctor, here):
-    for name in ("first", "second"):
-        (here / name).mkdir()
-    (here / "first" / "rljax").symlink_to(REPO / "rljax")
-    (here / "second" / "rljax").mkdir()
-    (here / "second" / "rljax" / "__init__.py").touch()
-    found = doctor(paths=[here / "first", here / "second"])
-    assert str(here / "second") in found["rljax_twice"]["what"]
 
 
 @pytest.mark.parametrize("ours", lanes([False], [True]))
@@ -227,15 +206,6 @@ def test_the_room_of_a_disk_is_counted_in_gb(monkeypatch):
         assert ("disk_full" in names) == is_full
 
 
-def test_a_cache_that_anybody_can_write(doctor, here):
-    home = here / "open"
-    cache = home / ".cache" / "rljax" / "jax"
-    cache.mkdir(parents=True)
-    cache.chmod(0o703)
-    found = doctor(env={"HOME": str(home)})
-    assert found["compilation_cache_open"]["fix"] == f"chmod go-w {cache}"
-
-
 @pytest.fixture(scope="module")
 def bad_devices(doctor, here):
     """A machine with a GPU and a TPU: a /dev of its own."""
@@ -274,7 +244,6 @@ ENDS_JAX = {  # what is named: variables that end JAX, in several spellings
         "JAX_PLATFORMS=cuda,cpu",
         "JAX_PLATFORM_NAME=cuda",
     ),
-    "platform_unknown": ("JAX_PLATFORMS=gpuu", "JAX_PLATFORMS=CPU", "JAX_PLATFORMS=cpu,tpuu"),
     "xla_flags_not_flags": ("XLA_FLAGS=xla_foo=1",),
     "xla_flag_value_wrong": tuple(
         f"XLA_FLAGS=--xla_{flag}"
@@ -319,7 +288,7 @@ def command(*words, **env):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (("evaluate", "no_run"), {"JAX_PLATFORMS": "gpuu"}, "export JAX_PLATFORMS=cpu"),
+                (("train", "quickstart:tiny"), {"JAX_PLATFORMS": "gpuu"}, "unset JAX_PLATFORMS"),
                 (("chat", "no_run"), {"XLA_FLAGS": "--xla_tpu_foo=1"}, "LIBTPU_INIT_ARGS"),
                 (
                     ("train", "quickstart:tiny"),
@@ -385,10 +354,8 @@ def test_a_device_that_jax_does_not_find_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_jax_says_what_is_wrong(doctor, site):
-    wrong = {"JAX_PLATFORMS": "cpuu", "RLJAX_HOST": "1"}
-    found = doctor(env=wrong, jax=True)
+    found = doctor(env={"JAX_PLATFORMS": "cpuu"}, jax=True)
     assert "cpuu" in found["no_device"]["what"]
-    assert "RLJAX_HOSTS" in found["hosts_variables_wrong"]["what"]
     packages = site("abi", without=("numpy", "jax"))
     (packages / "numpy.py").write_text("raise ImportError('numpy.core.multiarray failed')\n")
     (packages / "jax").mkdir()
@@ -633,7 +600,6 @@ OTHERS = {
     "rljax_of_another_project",
     "device_not_used",
     "xla_flags_of_tpu",
-    "compilation_cache_open",
     "xla_flags_unknown",
     "xla_flag_value_wrong",
     "no_device",
