@@ -6,6 +6,7 @@ Rules are checked by rljax.validation. Components are calls written as text (rlj
 
 import dataclasses
 from collections.abc import Container
+from typing import NamedTuple
 
 from rljax.config.data_settings import DataConfig, OfflineConfig, PretrainingSettings, SFTConfig
 from rljax.config.declare import WORD, declared, is_count_or_rest, is_interval, option, section
@@ -277,34 +278,46 @@ MODELS = tuple(
     name for name, spec in FIELDS.items() if spec.path in ("model", "tokenizer", "adapter")
 )
 
-# The module in which a bare component name is looked up.
-NAMESPACES = {
-    "dataflow": "rljax.dataflows",
-    "data": "rljax.tasks",
-    "reward": "rljax.rewards",
-    "environment": "rljax.environments",
-    "tool": "rljax.environments.functions",
-    "rubrics": "rljax.rewards.judges.rubric_buffer",
-    "process_reward": "rljax.shaping.steps",
-    "advantage": "rljax.advantages",
-    "policy_loss": "rljax.losses.policy",
-    "value_loss": "rljax.losses.value",
-    "preference_loss": "rljax.losses.preference",
-    "preference": "rljax.shaping.pairs",
-    "constrained": "rljax.shaping.constrained",
-    "reward_loss": "rljax.losses.reward_model",
-    "reduction": "rljax.learn.reductions",
-    "correction": "rljax.correction",
-    "collect": "rljax.rollout",
-    "search": "rljax.search",
-    "role": "rljax.setup.role_makers",
-    "placement": "rljax.setup.placement",
-    "layout": "rljax.sampler.layout",
-    "calls": "rljax.environments.calls",
-    "shaping": "rljax.shaping.scores",
-    "filter": "rljax.shaping.filters",
-    "model": "rljax.models.builtin",
-    "optimizer": "rljax.learn.update_rules",
-    "schedule": "rljax.learn.schedules",
-    "tracker": "rljax.tracking.services",
+
+class Stage(NamedTuple):
+    """A kind of component: the module in which a bare name is looked up, the arguments that it is
+    called with (all others are options), and the forms and axes of what a dataflow gets of it."""
+
+    module: str
+    called_with: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ("array",)
+    axes: str = ""  # those that it may have: T [B, S], R [B], E [B / rows of an example]
+
+
+_BATCH, _POLICY, _LOSS = ("batch",), ("policy", "batch"), ("loss, metrics",)
+STAGES = {
+    "dataflow": Stage("rljax.dataflows", ("batch", "key", "cfg")),
+    "data": Stage("rljax.tasks"),
+    "reward": Stage("rljax.rewards"),
+    "environment": Stage("rljax.environments"),
+    "tool": Stage("rljax.environments.functions"),
+    "rubrics": Stage("rljax.rewards.judges.rubric_buffer", ("workers",)),
+    "process_reward": Stage("rljax.shaping.steps", _BATCH),
+    "advantage": Stage("rljax.advantages", _BATCH, ("array", "advantages, returns"), "T"),
+    "policy_loss": Stage("rljax.losses.policy", _POLICY, _LOSS, "TR"),
+    "value_loss": Stage("rljax.losses.value", ("values", "batch"), _LOSS, "TR"),
+    "preference_loss": Stage("rljax.losses.preference", _POLICY, _LOSS, "TE"),
+    "preference": Stage("rljax.shaping.pairs"),
+    "constrained": Stage("rljax.shaping.constrained"),
+    "reward_loss": Stage("rljax.losses.reward_model", ("scores", "batch"), _LOSS, "TE"),
+    "reduction": Stage("rljax.learn.reductions", _BATCH, axes="T"),
+    "correction": Stage("rljax.correction", _BATCH, ("batch, metrics",)),
+    "collect": Stage("rljax.rollout", ("prompts", "key", "cfg")),
+    "search": Stage("rljax.search"),
+    "role": Stage("rljax.setup.role_makers", ("inputs",)),
+    "placement": Stage("rljax.setup.placement"),
+    "layout": Stage("rljax.sampler.layout"),
+    "calls": Stage("rljax.environments.calls"),
+    "shaping": Stage("rljax.shaping.scores", _BATCH, axes="R"),
+    "filter": Stage("rljax.shaping.filters", _BATCH, axes="R"),
+    "model": Stage("rljax.models.builtin"),
+    "optimizer": Stage("rljax.learn.update_rules"),
+    "schedule": Stage("rljax.learn.schedules"),
+    "tracker": Stage("rljax.tracking.services"),
 }
+NAMESPACES = {name: stage.module for name, stage in STAGES.items()}

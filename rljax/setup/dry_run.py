@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, AlgorithmConfig
+from rljax.config.schema import FIELDS as SETTINGS
+from rljax.config.schema import STAGES
 from rljax.contracts import spec
 from rljax.data.images.encode import ImageLayout
 from rljax.dataflows.algorithm import FIELDS, Algorithm
@@ -226,7 +228,7 @@ def _is_array(value: object) -> bool:
 
 
 def _is_part(name: str, value: object) -> bool:
-    """Returns whether a value is what _FORMS calls by this name."""
+    """Returns whether a value is what Stage.returns calls by this name."""
     if name == "metrics":
         return isinstance(value, dict) and all(map(_is_array, value.values()))
     return isinstance(value, Batch) if name == "batch" else _is_array(value)
@@ -367,37 +369,16 @@ class _Noting(Algorithm):
         return hash(self.plain)
 
 
-# Stage -> what its function returns; an array alone where none is named.
-_FORMS = {
-    "advantage": ("array", "advantages, returns"),
-    "policy_loss": ("loss, metrics",),
-    "value_loss": ("loss, metrics",),
-    "reward_loss": ("loss, metrics",),
-    "preference_loss": ("loss, metrics",),
-    "correction": ("batch, metrics",),
-}
-# Stage -> the axes that its function may return: T [B, S], R [B], E [B / rows of an example].
-_RETURNS = {
-    "advantage": "T",
-    "policy_loss": "TR",
-    "value_loss": "TR",
-    "reduction": "T",
-    "preference_loss": "TE",
-    "reward_loss": "TE",
-    "reward_shaping": "R",
-    "baseline_filters": "R",
-    "filters": "R",
-}
-
-
 class _Checked(Component):
-    """A component whose failures name it, and whose result must have the shape of its stage."""
+    """The component of a field of config.algorithm, whose failures name it, and whose result must
+    have the form and the shape of its stage."""
 
-    def __init__(self, component: Component, stage: str):
-        vars(self).update(vars(component), stage=stage)
+    def __init__(self, component: Component, field: str):
+        stage = STAGES[SETTINGS[f"algorithm.{field}"].component]
+        vars(self).update(vars(component), field=field, stage=stage)
 
     def __call__(self, *args, **kwargs):
-        named = f"algorithm.{self.stage}={self.text!r}"
+        named = f"algorithm.{self.field}={self.text!r}"
         try:
             result = super().__call__(*args, **kwargs)
         except InputError:
@@ -405,12 +386,12 @@ class _Checked(Component):
         except Exception as error:
             raise _fails(f"{named} fails when it is called", error, self) from error
         first = self._first_of(result, named)
-        if self.stage not in _RETURNS:  # a correction returns a batch
+        if not self.stage.axes:  # a correction returns a batch
             return result
         batch = next(x for x in args if isinstance(x, Batch))
         rows, columns = batch.tokens.shape
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
-        wanted = [shapes[axis] for axis in _RETURNS[self.stage]]
+        wanted = [shapes[axis] for axis in self.stage.axes]
         checked = {"returns": first}
         if isinstance(result, tuple) and isinstance(result[-1], dict):
             checked |= {f"returns a metric {name!r}, of": v for name, v in result[-1].items()}
@@ -429,7 +410,7 @@ class _Checked(Component):
     def _first_of(self, result: object, named: str):
         """The array that a stage is about, of what its function returned. Raises InputError where
         that is something else."""
-        forms = _FORMS.get(self.stage, ("array",))
+        forms = self.stage.returns
         parts = result if isinstance(result, tuple) else (result,)
         for form in forms:
             names = form.split(", ")
@@ -443,7 +424,7 @@ class _Checked(Component):
                 value=_kind(result),
                 rule=f"{rule}{location_of(self.function)}",
                 fix="algorithm.correction='rollout_correction()', which measures as well"
-                if self.stage == "correction"
+                if self.field == "correction"
                 else f"return {forms[0]}",
             )
         if names[0] == "loss" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
+from rljax.config.schema import STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.rewards.on_device import without_form
@@ -103,7 +104,7 @@ def _preference_loss(
     if loss is None:
         return None
     beside = tuple(name for name in ("kl", "delta") if name in loss.positional)
-    called = ("policy", "batch", *beside)
+    called = (*STAGES["preference_loss"].called_with, *beside)
     fix = "dpo()" if kind == "pairs" else "kto(), or bco() with dataflow='bco'"
     try:
         loss.signature.bind(*called, **loss.options)
@@ -238,7 +239,8 @@ def _check_compared(
     if not problems.check(has == wanted, field, text, rule, "sppo, xpo, nash_md have their own"):
         return
     told = ("chosen_is_policy",) if opponent and wanted == 2 else ()
-    called = ("policy", "batch", *(name for name in told if name in loss.positional))
+    beside = tuple(name for name in told if name in loss.positional)
+    called = (*STAGES["preference_loss"].called_with, *beside)
     try:
         loss.signature.bind(*called, **loss.options)
     except TypeError as error:

@@ -7,7 +7,7 @@ from rljax import dataflows
 from rljax.components import Component
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
-from rljax.config.schema import FIELDS
+from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
@@ -19,24 +19,6 @@ from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
 from rljax.validation.problems import resolve_field
 
-# stage -> what its function is called with; every other parameter is an option of the config.
-_CALLED_WITH = {
-    "advantage": ("batch",),
-    "policy_loss": ("policy", "batch"),
-    "value_loss": ("values", "batch"),
-    "reduction": ("batch",),
-    "preference_loss": ("policy", "batch"),
-    "reward_loss": ("scores", "batch"),
-    "dataflow": ("batch", "key", "cfg"),
-    "collect": ("prompts", "key", "cfg"),
-    "process_reward": ("batch",),
-    "process_lines": ("token_texts", "mask", "truncated"),
-    "rubrics": ("workers",),
-    "correction": ("batch",),
-    "shaping": ("batch",),
-    "filter": ("batch",),
-    "role": ("inputs",),
-}
 # What the run hands to a rollout that asks for it, beside the roles.
 _FOR_ROLLOUTS = ("sample", "reward", "draw", "tokenizer")
 # {field: stage}, but for preference losses: rljax.validation.offline says who reads one.
@@ -124,7 +106,9 @@ def _check_signature(
     problems: Problems, field: str, component: Component, stage: str, roles: tuple[str, ...]
 ) -> None:
     """The function can be called as its stage calls it, and no option that it needs is missing."""
-    called, handed = _CALLED_WITH[stage], ()
+    called, handed = STAGES[stage].called_with, ()
+    if field == "reward.process_lines":
+        called = ("token_texts", "mask", "truncated")
     if stage == "dataflow":
         handed = roles
     if stage == "collect":
@@ -306,11 +290,10 @@ def _fills(config: Config, name: str, fields: list[str]) -> bool:
 
 def _check_process(config: Config, problems: Problems) -> None:
     """Checks that what makes the scores of lines can be called."""
-    for stage in ("process_reward", "process_lines"):
-        name = f"reward.{stage}"
-        component = resolve_field(problems, name, value_of(config, name), "process_reward")
+    for field in ("reward.process_reward", "reward.process_lines"):
+        component = resolve_field(problems, field, value_of(config, field), "process_reward")
         if component is not None:
-            _check_signature(problems, name, component, stage, ())
+            _check_signature(problems, field, component, "process_reward", ())
 
 
 def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
