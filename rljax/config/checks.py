@@ -85,8 +85,8 @@ def check_fields(config: Config, problems: Problems) -> None:
             problems.check(False, name, value, rule, spec.fix_of(name, value))
 
 
-def _each(config: Config, field: str) -> tuple[str, ...]:
-    """The texts of a field that holds one or several, without the empty ones."""
+def texts_of(config: Config, field: str) -> tuple[str, ...]:
+    """Returns the texts of a field that holds one or several, without the empty ones."""
     value = value_of(config, field)
     return tuple(text for text in ((value,) if isinstance(value, str) else value) if text)
 
@@ -105,7 +105,7 @@ def check_paths(config: Config, problems: Problems) -> None:
         elif kind == "model":
             _check_model_folder(field, spec, problems)
     for field in DATA:
-        for spec in _each(config, field):
+        for spec in texts_of(config, field):
             if is_hub(spec):
                 _check_on_hub(field, spec, data_name, problems)
             elif is_path(spec) and not spec.startswith(TFDS):
@@ -222,7 +222,7 @@ def check_names(config: Config, problems: Problems) -> None:
 def _check_bare_names(config: Config, problems: Problems) -> None:
     """A component without a dot is a function of its namespace, whose source says which it has."""
     for field, spec in FIELDS.items():
-        for text in _each(config, field) if spec.component else ():
+        for text in texts_of(config, field) if spec.component else ():
             check_bare_name(field, text, problems)
 
 

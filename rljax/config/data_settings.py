@@ -46,12 +46,16 @@ class DataConfig(Settings):
         0.0,
         "Pass rate over all samples of a prompt from which it is no longer drawn, beginning with "
         "the next epoch (ScaleRL's No-Positive-Resampling); 0 = off.",
+        read_by="samples",
+        refused=True,
         **_PASS_RATE,
     )
     drop_above_pass_rate: float = option(
         0.0,
         "Largest pass rate of a prompt over pass_rate_samples samples, measured before the first "
         "step; easier prompts are dropped (OlmoRL's offline filter); 0 = off.",
+        read_by="samples",
+        refused=True,
         **_PASS_RATE,
     )
     pass_rate_samples: int = option(
@@ -64,6 +68,8 @@ class DataConfig(Settings):
         (),
         "(low, high): range of lengths in tokens. A length is drawn for every prompt, which asks "
         "for it by target_instruction; the rewards l1_exact and l1_max read it. () = off.",
+        read_by="samples",
+        refused=True,
         **LIMITS,
     )
     target_instruction: str = option(
@@ -150,6 +156,8 @@ class PretrainingSettings(Settings):
         'Examples, a path or a task with rows as in sft.data (texts, conversations, ...); "" = '
         "off.",
         component="data",
+        read_by="samples",
+        refused=True,
     )
     coef: float = option(
         1.0,
@@ -181,12 +189,13 @@ class OfflineConfig(Settings):
         "happens to longer ones.",
         low=1,
     )
-    packing: bool = option(False, "Packs supervised examples, several in a row.")
+    packing: bool = option(False, "Packs supervised examples, several in a row.", refused=True)
     ties: str = option(
         "drop",
         "Treatment of pairs that are ties. drop: they are removed; both_orders: each is learned "
         "from in both orders, which is label smoothing of 1/2.",
         choices=("drop", "both_orders"),
+        refused=True,
     )
     step_separator: str = option(
         "\n",
@@ -200,4 +209,5 @@ class OfflineConfig(Settings):
         "step.",
         path="written",
         may_change=True,
+        refused=True,
     )

@@ -98,6 +98,7 @@ class Spec:
     learn: bool = False  # a field of rljax.dataflows.Algorithm
     # Runs that read it: those that learn from "samples" or "rows", with "a critic" or "a policy".
     read_by: str = ""
+    refused: bool = False  # off by default; in a run that does not read it, on is an error
     may_change: bool = False  # changes no number of the run, so that a resume may change it
     safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
     needs_trust: bool = False  # a stranger may write no value but the default, not even a number

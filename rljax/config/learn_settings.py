@@ -101,7 +101,9 @@ class BatchConfig(Settings):
         "Packs several sequences into a row in every pass of learning, and computes a prompt once "
         "for all its samples.",
     )
-    epochs: int = option(1, "Passes over the sequences of a step.", low=1)
+    epochs: int = option(
+        1, "Passes over the sequences of a step.", low=1, read_by="samples", refused=True
+    )
 
 
 @dataclasses.dataclass

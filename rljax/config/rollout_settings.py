@@ -156,6 +156,7 @@ class RewardConfig(Settings):
         '"", else its score is reward_model() in a mixture, or the parameter model_score of your '
         "own function.",
         path="model",
+        refused=True,
     )
     cost_model: str = option(
         "",
@@ -163,6 +164,7 @@ class RewardConfig(Settings):
         'score is the cost of a response, above 0 = unsafe. "" = the part `cost` of the reward is '
         "the cost.",
         path="model",
+        refused=True,
     )
     judge_model: str = option(
         "",
@@ -186,6 +188,7 @@ class RewardConfig(Settings):
         "Folder of a process reward model: its scores of the lines of a response are added to the "
         'outcome, by functions of rljax.shaping.steps or your own; "" = off.',
         path="model",
+        refused=True,
     )
     process_reward: str = option(
         "dense_step_rewards(lambda_fail=0.25, lambda_pass=0.025)",
@@ -320,6 +323,7 @@ class RolloutSettings(Settings):
         "that learn from it. 0 = every step samples with the newest weights, and begins when the "
         "last one is over.",
         low=0,
+        refused=True,
     )
     ahead: int = option(
         -1,
@@ -363,6 +367,7 @@ class RolloutSettings(Settings):
         "",
         'File of trajectories with their log-probs (rljax sample --trajectories); "" = none.',
         component="data",
+        refused=True,
     )
     replay_share: float = option(
         1.0,

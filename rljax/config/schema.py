@@ -51,6 +51,8 @@ class EvaluateConfig(Settings):
         "Prompts for the greedy accuracy of a dataflow that learns from a file: a path or a task; "
         '"" = none: such a run samples nothing.',
         component="data",
+        read_by="rows",
+        refused=True,
     )
     patience: int = option(
         0,
@@ -149,6 +151,7 @@ class Config(Settings):
         low=1,
         may_change=True,
         read_by="samples",
+        refused=True,
     )
     seed: int = option(0, "Seed of weights, data order and samples.", low=0)
     run_dir: str = option(
@@ -274,6 +277,9 @@ class Config(Settings):
 
 FIELDS = declared(Config)  # {dotted name: its declaration}
 DATA = tuple(name for name, spec in FIELDS.items() if spec.component == "data")
+OPTIMIZERS = tuple(  # sections
+    name.rpartition(".")[0] for name, spec in FIELDS.items() if spec.component == "optimizer"
+)
 MODELS = tuple(
     name for name, spec in FIELDS.items() if spec.path in ("model", "tokenizer", "adapter")
 )

@@ -19,6 +19,7 @@ from rljax.config.schema import FIELDS as SETTINGS
 from rljax.config.schema import STAGES
 from rljax.contracts import spec
 from rljax.data.images.encode import ImageLayout
+from rljax.data.kinds import KINDS
 from rljax.dataflows.algorithm import FIELDS, Algorithm
 from rljax.errors import InputError, location_in, location_of, mending
 from rljax.mesh import replicated, row_sharding, row_shards
@@ -26,33 +27,13 @@ from rljax.models.scan import routes_shape
 from rljax.roles import Role
 from rljax.roles.program import checking_returned
 from rljax.setup.role_table import abstract_roles
-from rljax.setup.setup import Phase, Setup, sampled_prompts
-
-# Fields beside tokens, segment_ids, positions and mask that the batch of each kind of data has.
-_SAMPLES = (
-    "sampler_logprobs",
-    "sampler_log_kept",
-    "entropy",
-    "policy_version",
-    "group",
-    "finish_reason",
-)
-_FIELDS = {
-    "rollouts": (*_SAMPLES, "rewards", "scores"),
-    "samples": _SAMPLES,
-    "examples": (),
-    "pairs": ("scores", "group"),
-    "safety": ("costs", "group"),
-    "unpaired": ("scores",),
-    "stepwise": ("process_rewards",),
-    "trajectories": ("scores", "finish_reason", "rewards"),
-}
+from rljax.setup.setup import Phase, Setup, fields_by_settings, sampled_prompts
 
 
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
     """Returns the names of the fields of a phase's batches that are filled before its
     dataflow runs."""
-    names = {"tokens", "segment_ids", "positions", "mask", *_FIELDS[phase.data]}
+    names = {"tokens", "segment_ids", "positions", "mask", *KINDS[phase.data].fields}
     config = setup.config
     if phase.samples:
         names |= set(spec(setup.rollout).fills or ())
@@ -60,12 +41,9 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names |= {"routes"}
         if config.rollouts.replay:  # what stored rollouts lack, a mixture lacks
             names -= {"entropy"}
-        if config.reward.process_model:
-            names |= {"step_ids", "process_rewards"}
         if setup.needs_costs:
             names |= {"costs"}
-        if config.environment.function:
-            names |= {"step_ids", "state_ids", "episode", "seat"}
+        names |= fields_by_settings(config)
     elif phase is setup.main:
         items = [setup.data.first["item"]] if setup.data.first else []
         for item in items if phase.data == "trajectories" else ():

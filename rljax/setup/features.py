@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
+from rljax.config.schema import FIELDS
 from rljax.contracts import Contract, spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
@@ -23,19 +24,19 @@ class Parts:
 
     def __init__(self, config: Config, images: bool = False):
         self.config, self.images = config, images
-        self.dataflow = self._named("dataflow", "dataflow")
-        self.collect = self._named("algorithm.collect", "collect")
-        self.advantage = self._named("algorithm.advantage", "advantage")
-        self.policy_loss = self._named("algorithm.policy_loss", "policy_loss")
-        self.environment = self._named("environment.function", "environment")
+        self.dataflow = self._named("dataflow")
+        self.collect = self._named("algorithm.collect")
+        self.advantage = self._named("algorithm.advantage")
+        self.policy_loss = self._named("algorithm.policy_loss")
+        self.environment = self._named("environment.function")
         self.samples = self.dataflow is not None and contract_of(self.dataflow).data in SAMPLED
         self.rollout = None
         if self.samples and self.collect is not None:
             self.rollout = _or_none(rollout_of, config, self.dataflow)
 
-    def _named(self, field: str, home: str) -> Component | None:
+    def _named(self, field: str) -> Component | None:
         text = value_of(self.config, field)
-        return _or_none(resolve, text, NAMESPACES[home]) if text else None
+        return _or_none(resolve, text, NAMESPACES[FIELDS[field].component]) if text else None
 
     def rolls(self, name: str):
         """Returns what the rollout declares as `name`, or else what algorithm.collect does, which

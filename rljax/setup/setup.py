@@ -392,6 +392,15 @@ def rollout_of(config: Config, dataflow: Component) -> Component:
     return resolve(f"{name}({text})", NAMESPACES["collect"])
 
 
+def fields_by_settings(config: Config) -> set[str]:
+    """Returns the batch fields of samples that the process model and the environment of a config
+    fill."""
+    fields = {"step_ids", "process_rewards"} if config.reward.process_model else set()
+    if config.environment.function:
+        fields |= {"step_ids", "state_ids", "episode", "seat"}
+    return fields
+
+
 def check_context(what: str, tokens: int, model: Model, fix: str) -> None:
     """Raises InputError if `tokens`, the longest of `what`, are more than the model's context.
     `fix`: the end of the message."""

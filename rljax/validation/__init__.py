@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, AlgorithmConfig, Config, as_config, is_path, value_of
-from rljax.config.checks import Problems, check_names, check_paths, check_types
+from rljax.config.checks import Problems, check_names, check_paths, check_types, texts_of
+from rljax.config.schema import DATA, OPTIMIZERS
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.setup.features import Parts, violations
@@ -15,7 +16,7 @@ from rljax.validation.fields import check_batch, check_data_and_model, check_dev
 from rljax.validation.placement import check_placement, devices_left
 from rljax.validation.problems import resolve_field
 from rljax.validation.stages import check_components
-from rljax.validation.unread import OPTIMIZERS, unread, unread_warnings
+from rljax.validation.unread import unread, unread_warnings
 
 
 def validate(
@@ -151,8 +152,8 @@ def _offline_warnings(config: Config) -> list[str]:
 
 def _cautions(config: Config) -> list[str]:
     """Returns what the tasks of a config say of their rows."""
-    named = (config.data.train, *config.data.sources, config.data.test, config.sft.data)
-    tasks = [resolve(t, NAMESPACES["data"]) for t in named if t and not is_path(t)]
+    named = [text for field in DATA for text in texts_of(config, field) if not is_path(text)]
+    tasks = [resolve(text, NAMESPACES["data"]) for text in named]
     return list(dict.fromkeys(filter(None, (spec(task).caution for task in tasks))))
 
 

@@ -5,12 +5,13 @@ import math
 
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
-from rljax.config.checks import Problems, check_fields, is_no_component
+from rljax.config.checks import Problems, check_fields, is_no_component, texts_of
+from rljax.config.schema import DATA, OPTIMIZERS
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.sampler.layout import parsed
 from rljax.validation.asynchrony import check_flight_ranges
-from rljax.validation.problems import resolve_field
+from rljax.validation.problems import check_shards, resolve_field
 
 MOST_LR = 10.0
 
@@ -28,7 +29,8 @@ def check_ranges(config: Config, problems: Problems) -> None:
     )
     check_flight_ranges(config, problems)
     _check_prompt_rules(config, problems)
-    _check_optimizers(config, problems)
+    for section in OPTIMIZERS:
+        check_optimizer(value_of(config, section), problems, section)
     _check_mesh(config, problems)
     rule = "needs lora.rank, the adapter's own"
     problems.check(
@@ -63,11 +65,6 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
             rule,
             fix=f"write {(1.0,) * sources}, or ()",
         )
-
-
-def _check_optimizers(config: Config, problems: Problems) -> None:
-    for prefix in ("actor_optimizer", "critic_optimizer", "sft.optimizer"):
-        check_optimizer(value_of(config, prefix), problems, prefix)
 
 
 def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str) -> None:
@@ -207,31 +204,15 @@ def check_batch(config: Config, problems: Problems) -> None:
         f"lower {_longest_part(config)}, or set batch.tokens_per_microbatch to "
         f"{row_tokens(config)} or more, or to 0: chosen by the plan",
     )
-    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
-    shards = math.prod(sizes) if min(sizes) > 0 else 1
-    problems.check(
-        step % shards == 0,
-        "batch.sequences_per_optimizer_step",
-        step,
-        f"must divide by mesh.data x fsdp x expert = {shards}",
-        f"a multiple of {shards}",
-    )
+    check_shards(config, "batch.sequences_per_optimizer_step", problems)
 
 
 def check_data_and_model(config: Config, problems: Problems) -> None:
     """Tasks and built-in models that are named by a component resolve."""
-    for field, specs in (
-        ("data.train", (config.data.train,)),
-        ("data.test", (config.data.test,)),
-        ("sft.data", (config.sft.data,)),
-        ("pretraining.data", (config.pretraining.data,)),
-        ("evaluate.prompts_from", (config.evaluate.prompts_from,)),
-        ("rollouts.replay", (config.rollouts.replay,)),
-        ("data.sources", config.data.sources),
-        ("model", (config.model,)),
-    ):
-        for spec in specs:
-            if field == "model" and is_no_component(spec):  # which check_paths says
-                continue
-            if spec and not is_path(spec):
-                resolve_field(problems, field, spec, "model" if field == "model" else "data")
+    for field in DATA:
+        for spec in texts_of(config, field):
+            if not is_path(spec):
+                resolve_field(problems, field, spec, "data")
+    model = config.model
+    if model and not is_path(model) and not is_no_component(model):  # which check_paths says
+        resolve_field(problems, "model", model, "model")

@@ -8,13 +8,12 @@ from rljax.errors import InputError
 from rljax.rewards.pool.calling import wanted_fields
 
 
-def _component(config: Config, field: str, home: str) -> Component | None:
-    """Returns the component that the field names; None if it is off, or does not resolve, which is
-    said elsewhere."""
+def _reward_of(config: Config, field: str = "reward.function") -> Component | None:
+    """The reward that a field names; None if it is off, or does not resolve, which is said
+    elsewhere."""
+    text = value_of(config, field)
     try:
-        return (
-            resolve(value_of(config, field), NAMESPACES[home]) if value_of(config, field) else None
-        )
+        return resolve(text, NAMESPACES["reward"]) if text else None
     except InputError:
         return None
 
@@ -30,7 +29,7 @@ def check_judges(config: Config, problems: Problems) -> None:
     if reward.judge_model:
         _check_mesh_judge(config, problems)
     for field in ("reward.function", "evaluate.reward"):
-        component = _component(config, field, "reward")
+        component = _reward_of(config, field)
         asks = "" if component is None else spec(component).asks
         if asks == "server":
             _check_address(component, "url", field, problems)
@@ -69,7 +68,7 @@ def _check_address(component: Component, name: str, field: str, problems: Proble
 
 def _check_mesh_judge(config: Config, problems: Problems) -> None:
     reward, field = config.reward, "reward.judge_model"
-    component = _component(config, "reward.function", "reward")
+    component = _reward_of(config)
     asks = component is not None and spec(component).asks == "mesh"
     rule = f"answers for judge(...) and rubric(...); reward.function is {reward.function!r}"
     problems.check(asks, field, reward.judge_model, rule, "reward.function='judge()'")
@@ -81,7 +80,7 @@ def _check_mesh_judge(config: Config, problems: Problems) -> None:
 
 def _check_rubrics(config: Config, problems: Problems) -> None:
     reward, field = config.reward, "reward.rubrics"
-    text, component = reward.rubrics, _component(config, "reward.function", "reward")
+    text, component = reward.rubrics, _reward_of(config)
     fits = component is not None and _reads_rubrics(component)
     rule = f"no rubric reaches reward.function={reward.function!r}"
     problems.check(fits, field, text, rule, "reward.function='rubric(...)'")

@@ -1,52 +1,26 @@
 """Checks of a config by the source of its dataflow's batches: rows of a file, or rollouts."""
 
-import math
-from collections.abc import Sequence
-
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
-from rljax.config.schema import STAGES
+from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
-from rljax.validation.problems import resolve_field
-
-# Fields that only rollouts read, or only files, and that are off by default. What the dataflow
-# itself reads of `algorithm` is found by the dry run (rljax.setup.dry_run).
-_OF_ROLLOUTS = (
-    "batch.epochs",
-    "data.retire_at_pass_rate",
-    "data.drop_above_pass_rate",
-    "data.target_tokens",
-    "reward.model",
-    "reward.cost_model",
-    "reward.process_model",
-    "pretraining.data",
-    "rollouts.replay",
-    "rollouts.max_staleness",
-    "program_steps",
-)
-_OF_ROWS = (
-    "offline.reference_logprobs",
-    "offline.packing",
-    "offline.ties",
-    "evaluate.prompts_from",
-)
+from rljax.validation.problems import check_shards, resolve_field, shards_of
 
 
-def _check_off(config: Config, problems: Problems, fields: Sequence[str], rule: str) -> None:
+def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> None:
+    """The switches of runs that learn from `read_by` are off. What the dataflow itself reads of
+    `algorithm` is found by the dry run (rljax.setup.dry_run)."""
     default = Config()
-    for field in fields:
+    for field, declared in FIELDS.items():
+        if not declared.refused or declared.read_by != read_by:
+            continue
         value, off = value_of(config, field), value_of(default, field)
         same = tuple(value) == off if isinstance(off, tuple) else value == off
         problems.check(same, field, value, rule, f"{field}={off!r}")
-
-
-def _shards(config: Config) -> int:
-    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
-    return math.prod(sizes) if min(sizes) > 0 else 1
 
 
 def check_file(config: Config, problems: Problems, dataflow: Component, kind: str) -> None:
@@ -64,7 +38,7 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
     loss = _preference_loss(config, problems, dataflow, kind)
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
     offline, made = config.offline, f"dataflow={config.dataflow!r} learns from a file"
-    _check_off(config, problems, _OF_ROLLOUTS, f"{made}: there is nothing for it to do")
+    _check_off(config, problems, "samples", f"{made}: there is nothing for it to do")
     packs = kind == "examples" or not offline.packing
     rule = f"packs demonstrations (SFT), not {kind}"
     problems.check(packs, "offline.packing", offline.packing, rule, "offline.packing=False")
@@ -138,21 +112,14 @@ def _check_sizes(
         f"must hold one example: {rows} x offline.max_tokens={offline.max_tokens}",
         f"{offline.max_tokens * rows} or more",
     )
-    shards = _shards(config)
-    problems.check(
-        offline.examples_per_step % shards == 0,
-        "offline.examples_per_step",
-        offline.examples_per_step,
-        f"must divide by mesh.data x fsdp x expert = {shards}",
-        f"a multiple of {shards}",
-    )
+    check_shards(config, "offline.examples_per_step", problems)
 
 
 def check_online(config: Config, problems: Problems, dataflow: Component) -> None:
     """A dataflow that learns from samples of the policy."""
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
     rule = f"is of dataflows that learn from a file; {config.dataflow!r} samples"
-    _check_off(config, problems, _OF_ROWS, rule)
+    _check_off(config, problems, "rows", rule)
     share, replay = config.rollouts.replay_share, config.rollouts.replay
     rule = "above 0, and at most 1 (all prompts of a step)"
     problems.check(
@@ -206,7 +173,7 @@ def _check_pretraining(config: Config, problems: Problems, dataflow: Component) 
     takes = "pretraining" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} takes no `pretraining`"
     problems.check(takes or not own.data, field, own.data, rule, f"{field}=''")
-    rows, shards = own.sequences_per_optimizer_step, _shards(config)
+    rows, shards = own.sequences_per_optimizer_step, shards_of(config)
     rule = f"must divide by mesh.data x fsdp x expert = {shards}"
     field = "pretraining.sequences_per_optimizer_step"
     problems.check(
@@ -257,7 +224,7 @@ def _check_compared(
     batch = config.batch
     generated = batch.prompts_per_step * batch.samples_per_prompt
     learned = generated * wanted // 2 if opponent else batch.prompts_per_step * wanted
-    shards = _shards(config)
+    shards = shards_of(config)
     steps = max(generated // batch.sequences_per_optimizer_step, 1)
     whole, field, prompts = (
         steps * shards * wanted,

@@ -1,10 +1,25 @@
 """Parts that rljax.validation's checks share."""
 
+import math
+
 from rljax.components import resolve
-from rljax.config import NAMESPACES
+from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems, check_bare_name
 from rljax.config.schema import FIELDS
 from rljax.errors import InputError
+
+
+def shards_of(config: Config) -> int:
+    """Returns the number of shards of the rows of a batch; 1 where a size is not known."""
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
+    return math.prod(sizes) if min(sizes) > 0 else 1
+
+
+def check_shards(config: Config, field: str, problems: Problems) -> None:
+    """Adds a problem if the rows of an optimizer step do not divide over the mesh."""
+    rows, shards = value_of(config, field), shards_of(config)
+    rule = f"must divide by mesh.data x fsdp x expert = {shards}"
+    problems.check(rows % shards == 0, field, rows, rule, f"a multiple of {shards}")
 
 
 def resolve_field(problems: Problems, field: str, text: str, home: str):

@@ -13,7 +13,7 @@ from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
 from rljax.setup.role_table import ROLES, own_roles
-from rljax.setup.setup import rollout_of
+from rljax.setup.setup import fields_by_settings, rollout_of
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
@@ -207,11 +207,7 @@ def _filled(config: Config, dataflow: Component) -> set[str]:
     """The fields that the dataflow, its rollout and the reward fill beyond what all fill."""
     makers = (dataflow, rollout_of(config, dataflow))
     filled = {name for maker in makers for name in spec(maker).fills or ()}
-    if config.reward.process_model:
-        filled |= {"step_ids", "process_rewards"}
-    if config.environment.function:
-        filled |= {"step_ids", "state_ids"}
-    return filled
+    return filled | fields_by_settings(config)
 
 
 def _has_critic(config: Config, dataflow: Component) -> bool:

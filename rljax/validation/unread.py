@@ -15,7 +15,6 @@ from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.setup.setup import rollout_of
 
-OPTIMIZERS = ("actor_optimizer", "critic_optimizer", "sft.optimizer")
 _WITH_OPTIMIZER = {"critic", "cost_critic", "reward_model"}  # roles that critic_optimizer trains
 
 

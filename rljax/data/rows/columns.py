@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from rljax.data.kinds import DATAFLOWS
+from rljax.data import kinds
 from rljax.data.rows.conversation import (
     asks_to_learn,
     context,
@@ -77,7 +77,7 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     for names, what, kind in _KINDS:
         columns = set(names.split())
         if columns <= has and not columns & set(lacking):
-            fix = f"--config.dataflow={DATAFLOWS[kind]}, which reads such rows, or "
+            fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}, which reads such rows, or "
             return f"the row is {what}", fix
     return "", ""
 

@@ -22,7 +22,7 @@ from rich.text import Text
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
-from rljax.data.kinds import DATAFLOWS, SAMPLED
+from rljax.data import kinds
 from rljax.data.online.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord
@@ -58,7 +58,7 @@ def shown_rows(
     """(the first rows of the split in the order of the run, with the supervised examples of
     sft.steps behind them; counts of the rows that were dropped). Raises InputError for a split
     without rows."""
-    if data.kind not in SAMPLED:
+    if data.kind not in kinds.SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         if data.endless and split == "train":
             items = Loader(data.sources[0], batch_size=1, seed=seed).take(rows)
@@ -330,5 +330,5 @@ def config_of_data(spec: str, model: str, kind: str, config: Config) -> Config:
             "steps",
         } & row.keys()
         kind = "trajectories" if scored else _KINDS.get(words, "examples")
-    config.dataflow = DATAFLOWS[kind or "rollouts"]
+    config.dataflow = kinds.KINDS[kind or "rollouts"].dataflow
     return config
