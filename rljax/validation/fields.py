@@ -11,7 +11,7 @@ from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.sampler.layout import parsed
 from rljax.validation.asynchrony import check_flight_ranges
-from rljax.validation.problems import check_shards, resolve_field
+from rljax.validation.problems import resolve_field, shards_of
 
 MOST_LR = 10.0
 
@@ -204,7 +204,9 @@ def check_batch(config: Config, problems: Problems) -> None:
         f"lower {_longest_part(config)}, or set batch.tokens_per_microbatch to "
         f"{row_tokens(config)} or more, or to 0: chosen by the plan",
     )
-    check_shards(config, "batch.sequences_per_optimizer_step", problems)
+    shards, field = shards_of(config), "batch.sequences_per_optimizer_step"
+    rule = f"must divide by mesh.data x fsdp x expert = {shards}"
+    problems.check(step % shards == 0, field, step, rule, f"a multiple of {shards}")
 
 
 def check_data_and_model(config: Config, problems: Problems) -> None:

@@ -8,7 +8,7 @@ from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
-from rljax.validation.problems import check_shards, resolve_field, shards_of
+from rljax.validation.problems import resolve_field, shards_of
 
 
 def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> None:
@@ -112,7 +112,9 @@ def _check_sizes(
         f"must hold one example: {rows} x offline.max_tokens={offline.max_tokens}",
         f"{offline.max_tokens * rows} or more",
     )
-    check_shards(config, "offline.examples_per_step", problems)
+    count, shards = offline.examples_per_step, shards_of(config)
+    rule, fix = f"must divide by mesh.data x fsdp x expert = {shards}", f"a multiple of {shards}"
+    problems.check(count % shards == 0, "offline.examples_per_step", count, rule, fix)
 
 
 def check_online(config: Config, problems: Problems, dataflow: Component) -> None:

@@ -3,7 +3,7 @@
 import math
 
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, value_of
+from rljax.config import NAMESPACES, Config
 from rljax.config.checks import Problems, check_bare_name
 from rljax.config.schema import FIELDS
 from rljax.errors import InputError
@@ -13,13 +13,6 @@ def shards_of(config: Config) -> int:
     """Returns the number of shards of the rows of a batch; 1 where a size is not known."""
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
     return math.prod(sizes) if min(sizes) > 0 else 1
-
-
-def check_shards(config: Config, field: str, problems: Problems) -> None:
-    """Adds a problem if the rows of an optimizer step do not divide over the mesh."""
-    rows, shards = value_of(config, field), shards_of(config)
-    rule = f"must divide by mesh.data x fsdp x expert = {shards}"
-    problems.check(rows % shards == 0, field, rows, rule, f"a multiple of {shards}")
 
 
 def resolve_field(problems: Problems, field: str, text: str, home: str):
