@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rljax.config.names import FIELDS_LISTED, field_names
+from rljax.config.names import FIELDS_LISTED
 from rljax.config.overrides import TFDS, is_path
 from rljax.config.schema import DATA, FIELDS, MODELS, NAMESPACES, Config
 from rljax.config.values import value_of, wrong_types
@@ -212,7 +212,7 @@ def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) ->
 
 def check_names(config: Config, problems: Problems) -> None:
     """Adds a problem for every name in checkpoint.allow_changed that is no field."""
-    choices = ("data", *field_names(config))
+    choices = ("data", *FIELDS)
     for name in config.checkpoint.allow_changed:
         close = near_names(name, choices, 1)
         fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from rljax.config.names import FIELDS_LISTED
 from rljax.config.overrides import to_dict
-from rljax.config.schema import Config
-from rljax.config.texts import kinds, shown_value, value_of_json, value_of_text, with_texts
+from rljax.config.schema import FIELDS, Config
+from rljax.config.texts import shown_value, value_of_json, value_of_text, with_texts
 from rljax.config.values import flat_fields
 from rljax.errors import InputError
 from rljax.files import (
@@ -73,13 +73,13 @@ def _is_json(file: str) -> bool:
 
 def _entry(values: Mapping, location: str, typed: bool) -> dict:
     """A member of a sweep, or a stage of a pipeline."""
-    known, out, problems = kinds(), {}, []
+    out, problems = {}, []
     read = value_of_json if typed else value_of_text
     of_config = values.get("command", "train") == "train"
     for name, value in (flat_fields(values, Config) if of_config else values).items():
         try:
-            if of_config and name in known:
-                out[name] = read(value, known[name])
+            if of_config and name in FIELDS:
+                out[name] = read(value, FIELDS[name].kind)
             elif typed:
                 out[name] = tuple(value) if isinstance(value, list) else value
             else:
@@ -87,8 +87,7 @@ def _entry(values: Mapping, location: str, typed: bool) -> dict:
         except ValueError as error:
             problems.append(f"{name}={shown_value(value, read)}: {error}")
     if problems:
-        fix = FIELDS_LISTED
-        raise InputError(f"{location}:\n  " + "\n  ".join(problems), fix=fix)
+        raise InputError(f"{location}:\n  " + "\n  ".join(problems), fix=FIELDS_LISTED)
     return out
 
 

@@ -29,8 +29,7 @@ from rljax.config.names import (
     unknown_field,
 )
 from rljax.config.own_functions import CONFIG_MODULE
-from rljax.config.schema import Config
-from rljax.config.texts import kinds
+from rljax.config.schema import FIELDS, Config
 from rljax.config.values import is_config_dict
 from rljax.errors import InputError
 from rljax.suggest import elsewhere, near_names, plain
@@ -238,7 +237,7 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
 
     own = arguments[: list(arguments).index("--")] if "--" in arguments else arguments
     named = list(filter(None, map(_FLAG.match, own)))
-    switches = {name for name, kind in kinds().items() if kind is bool}
+    switches = {name for name, spec in FIELDS.items() if spec.kind is bool}
     switches |= {found["field"] for found in named if found["no"]}
     into = flags.FlagValues()
     for field in dict.fromkeys(["", *(found["field"] for found in named)]):

@@ -23,8 +23,7 @@ from rljax.config.names import FIELDS_LISTED, MOST_PROBLEMS, OFTEN_MEANT, field_
 from rljax.config.overrides import as_config
 from rljax.config.own_functions import component_text, not_written
 from rljax.config.python_rows import KINDS, is_columns, is_section, lines_of, splits_of
-from rljax.config.schema import DATA, Config
-from rljax.config.texts import kinds
+from rljax.config.schema import DATA, FIELDS, Config
 from rljax.config.values import is_config_dict, with_overrides
 from rljax.errors import InputError
 from rljax.runs.folder import removed_if_empty
@@ -132,7 +131,7 @@ def _leaves(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 def _is_of_data(name: str) -> bool:
     """Returns whether a name, whole or the last part of one, is that of a field that holds rows."""
-    section = any(field.startswith(f"{name}.") for field in kinds())
+    section = any(field.startswith(f"{name}.") for field in FIELDS)
     return not section and any(f".{field}".endswith(f".{name}") for field in DATA)
 
 
@@ -167,7 +166,7 @@ def as_text(
         return str(value)
     if callable(value):
         return component_text(value, folder, name)
-    kind = kind or kinds()[name]
+    kind = kind or FIELDS[name].kind
     if name == REWARD and isinstance(value, list | tuple) and len(value):
         # TRL's reward_funcs=[f, g]: their sum.
         texts = [as_text(name, one, folder, where=where) for one in value]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.components import names_file, names_of
-from rljax.config.names import field_names
 from rljax.config.schema import FIELDS, BatchConfig, Config
 from rljax.config.values import flat_fields, is_config_dict, value_of, with_overrides
 from rljax.errors import InputError
@@ -72,10 +71,8 @@ def as_config(config: object, where: str) -> Config:
 def changed_fields(config: Config) -> dict[str, object]:
     """Returns {dotted field: value} of all that differs from the defaults."""
     default = Config()
-    values = {
-        name: (value_of(config, name), value_of(default, name)) for name in field_names(Config)
-    }
-    return {name: value for name, (value, usual) in values.items() if value != usual}
+    values = {name: value_of(config, name) for name in FIELDS}
+    return {name: value for name, value in values.items() if value != value_of(default, name)}
 
 
 def fingerprints(config: Config) -> dict[str, str]:

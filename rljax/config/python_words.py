@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from rljax.config.names import FIELDS_LISTED
-from rljax.config.texts import kinds, value_of_text
+from rljax.config.schema import FIELDS
+from rljax.config.texts import value_of_text
 from rljax.errors import InputError
 
 _FIELDS = "help(rljax.train) says how fields are given, print(rljax.Config()) lists them"
@@ -77,7 +78,7 @@ def _argument(section: str, fields: dict[str, str]) -> str:
 
 def _assignment(match: re.Match) -> str:
     """A field that a fix names whole with a value, as the dict of its section."""
-    if match[1] not in kinds():
+    if match[1] not in FIELDS:
         return match[0]
     return argument(match[1], _python_value(match[1], match[2]))
 
@@ -91,11 +92,10 @@ def _option(match: re.Match) -> str:
 
 def _python_value(field: str, text: str) -> str:
     """The text of a flag as Python writes a value of the field's type."""
-    kind = kinds().get(field)
     if text.strip(".") == "" or text.isupper():  # a placeholder
         return text
     try:
-        value = value_of_text(text.strip("'\""), kind) if kind else None
+        value = value_of_text(text.strip("'\""), FIELDS[field].kind) if field in FIELDS else None
     except ValueError:
         value = None
     if value is None:

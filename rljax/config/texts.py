@@ -28,21 +28,20 @@ def with_texts(
     """Returns the config with {field: text} set. Each text is read by the type of its field with
     `read`, by default as a flag. Raises InputError that lists every unknown field and every text
     that is no such value."""
-    known, values, problems = kinds(), {}, []
-    flag_value = _flags_of(texts.keys() & known.keys()) if texts and not read else None
-    names = unknown_fields((field for field in texts if field not in known), list(known), prefix)
+    values, problems = {}, []
+    flag_value = _flags_of(texts.keys() & FIELDS.keys()) if texts and not read else None
+    names = unknown_fields((field for field in texts if field not in FIELDS), list(FIELDS), prefix)
     for field, text in texts.items():
-        if field not in known:
+        if field not in FIELDS:
             problems += itertools.islice(names, 1)
             continue
         try:
-            values[field] = read(text, known[field]) if read else flag_value(field, text)
+            values[field] = read(text, FIELDS[field].kind) if read else flag_value(field, text)
         except ValueError as error:
             problems.append(f"{prefix}{field}={shown_value(text, read)}: {error}")
     problems += names  # how many more there are
     if problems:
-        fix = FIELDS_LISTED
-        raise InputError(f"{where}:\n  " + "\n  ".join(problems), fix=fix)
+        raise InputError(f"{where}:\n  " + "\n  ".join(problems), fix=FIELDS_LISTED)
     return with_overrides(config, values, where)
 
 
@@ -76,11 +75,6 @@ def shown_value(value: object, read: Callable | None) -> str:
         return "a list" if isinstance(value, list) else "a mapping"
     text = json.dumps(value) if read is value_of_json or value is None else str(value)
     return text if len(text) <= 200 else text[:200] + "..."
-
-
-def kinds() -> dict[str, type]:
-    """Returns {dotted field: its type}."""
-    return {name: spec.kind for name, spec in FIELDS.items()}
 
 
 def value_of_text(text: object, kind: type):

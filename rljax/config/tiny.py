@@ -4,7 +4,7 @@ The variant changes the model, the data, sizes and learning rates. The algorithm
 says, and so do limits in tokens (TOKENS is the longest response).
 """
 
-from rljax.config import Config, OptimizerConfig
+from rljax.config import Config
 
 _SCORES = ("reward_model", "cost_model", "process_reward_model")  # dataflows without a policy
 _WITH_CRITIC = ("ppo", "pf_ppo", "vapo", "safe_rlhf", "expert_iteration", "dqo", "dro", *_SCORES)
@@ -14,11 +14,7 @@ TOKENS = 3  # an answer is one letter and the end token: there is room to be too
 def tiny(config: Config) -> Config:
     """Sets model, data, batch, lengths and optimizers; changes nothing of `config.algorithm`."""
     single = config.batch.samples_per_prompt == 1
-    config.model = (
-        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
-    )
-    config.model_settings.dtype = "float32"
-    config.model_settings.remat = "none"
+    _tiny_model(config)
     config.data.train, config.data.test = "first_letter(letters=3, kinds=4)", ""
     config.data.max_prompt_tokens = 4
     config.sampler.max_response_tokens = TOKENS
@@ -31,33 +27,17 @@ def tiny(config: Config) -> Config:
     config.batch.prompts_per_step = 128 if single else 16
     config.batch.samples_per_prompt = 1 if single else 8
     config.batch.sequences_per_optimizer_step = 128
-    config.batch.tokens_per_microbatch = 1024
     config.batch.epochs = 1
-    config.steps = 60
-    for optimizer in _optimizers(config):
-        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
-        optimizer.weight_decay = 0.0
-    config.checkpoint.every_steps = 20
     config.samples_every_steps = 20
     return config
 
 
 def tiny_offline(config: Config) -> Config:
     """Does the same for a dataflow that learns from a file: embedded rows of its kind, 60 steps."""
-    config.model = (
-        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
-    )
-    config.model_settings.dtype = "float32"
-    config.model_settings.remat = "none"
+    _tiny_model(config)
     config.data.train = config.data.test = "letter_feedback(letters=3, kinds=4)"
     config.offline.examples_per_step, config.offline.max_tokens = 16, 8
-    config.batch.tokens_per_microbatch = 1024
-    config.steps = 60
-    for optimizer in _optimizers(config):
-        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
-        optimizer.weight_decay = 0.0
     config.evaluate.every_steps, config.evaluate.prompts = 20, 16
-    config.checkpoint.every_steps = 20
     return config
 
 
@@ -82,8 +62,18 @@ def tiny_agent(config: Config) -> Config:
     return config
 
 
-def _optimizers(config: Config) -> list[OptimizerConfig]:
-    """The optimizers that the dataflow of a config reads."""
+def _tiny_model(config: Config) -> None:
+    """Sets the model and the optimizers that the dataflow of the config reads, for 60 steps."""
+    config.model = (
+        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
+    )
+    config.model_settings.dtype = "float32"
+    config.model_settings.remat = "none"
+    config.batch.tokens_per_microbatch = 1024
     name = config.dataflow.partition("(")[0]
     actor = [config.actor_optimizer] * (name not in _SCORES)
-    return actor + [config.critic_optimizer] * (name in _WITH_CRITIC)
+    for optimizer in actor + [config.critic_optimizer] * (name in _WITH_CRITIC):
+        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
+        optimizer.weight_decay = 0.0
+    config.steps = 60
+    config.checkpoint.every_steps = 20

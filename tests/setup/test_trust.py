@@ -19,7 +19,6 @@ from rljax.components import _is_public_function, resolve
 from rljax.config import NAMESPACES, Config, field_names, to_dict, trust, with_overrides
 from rljax.config.flags import load_config_file
 from rljax.config.schema import FIELDS
-from rljax.config.texts import kinds
 from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code, vouch, vouched
 from rljax.contracts import spec
 from rljax.errors import InputError
@@ -220,7 +219,7 @@ def namespaces() -> dict[str, dict]:
 
 
 def test_every_field_has_a_rule_and_one_to_come_asks():
-    words = {field for field in texts() if kinds()[field] in (str, tuple[str, ...])}
+    words = {field for field in texts() if FIELDS[field].kind in (str, tuple[str, ...])}
     assert {field for field in words if trust._rule_of(FIELDS[field]) is None} == {
         "compilation_cache"
     }

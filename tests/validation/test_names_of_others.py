@@ -15,7 +15,7 @@ from rljax.config.checks import check_bare_name, components_of
 from rljax.config.flags import config_flag, config_flags, load_config_file, shipped_configs
 from rljax.config.names import field_names, nearest_fields, unknown_field
 from rljax.config.schema import FIELDS as DECLARED
-from rljax.config.texts import kinds, value_of_text, with_texts
+from rljax.config.texts import value_of_text, with_texts
 from rljax.errors import InputError
 from rljax.suggest import FIELDS, VALUES, elsewhere, near_names, other_value
 from rljax.validation.problems import Problems
@@ -38,7 +38,7 @@ def check_target(target: str) -> None:
     assert field in KNOWN, target
     if not equals:
         return
-    value = value_of_text(text.strip('"'), kinds()[field])
+    value = value_of_text(text.strip('"'), DECLARED[field].kind)
     for one in value if isinstance(value, tuple) else (value,):
         stage = DECLARED[field].component
         if stage and not (stage == "tracker" and one == "console"):

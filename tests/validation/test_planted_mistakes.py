@@ -24,7 +24,7 @@ from rljax.config.data_files import read_config
 from rljax.config.names import field_names
 from rljax.config.overrides import value_of
 from rljax.config.schema import FIELDS as DECLARED
-from rljax.config.texts import kinds, with_texts
+from rljax.config.texts import with_texts
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
@@ -88,7 +88,8 @@ def field_name(rng, folder) -> Mistake:
 
 
 def field_type(rng, folder) -> Mistake:
-    field, kind = rng.choice([(f, k) for f, k in kinds().items() if k in (int, float, bool)])
+    typed = [(f, s.kind) for f, s in DECLARED.items() if s.kind in (int, float, bool)]
+    field, kind = rng.choice(typed)
     value = rng.choice(["many", "1,2,3", "0x", "--", "yes please", "[1, {}]"])
     if rng.random() < 0.5:
         return partial(with_texts, Config(), {field: value}, "flags", "--config."), [field]

@@ -7,7 +7,7 @@ from rljax.config import NAMESPACES, Config, value_of, with_overrides
 from rljax.config.flags import load_config_file, shipped_config, shipped_configs
 from rljax.config.from_python import config_from
 from rljax.config.names import OFTEN_MEANT, field_names, unknown_field
-from rljax.config.texts import kinds
+from rljax.config.schema import FIELDS
 from rljax.errors import InputError
 from rljax.validation import validate
 from rljax.validation.unread import unread, unread_fields, unread_warnings
@@ -125,7 +125,7 @@ def test_a_short_name_by_which_another_field_is_often_meant_is_refused_with_both
         assert field in unknown_field(name, field_names(Config))
     for field in (OFTEN_MEANT[name], ends[0]):  # a whole name is no question
         section, _, last = field.partition(".")
-        value = "x" if kinds()[field] is str else (0.5,) if name == "weights" else 3
+        value = "x" if FIELDS[field].kind is str else (0.5,) if name == "weights" else 3
         made = config_from("quickstart:tiny", None, None, None, {section: {last: value}}, unread)
         assert value_of(made, field) == value
 
