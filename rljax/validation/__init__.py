@@ -139,17 +139,6 @@ def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
     return found
 
 
-def _offline_warnings(config: Config) -> list[str]:
-    evaluates = config.evaluate.every_steps or config.evaluate.patience
-    held_out = config.data.test_fraction > 0
-    if evaluates and not (config.data.test or held_out or config.evaluate.prompts_from):
-        return [
-            "none of data.test, data.test_fraction and evaluate.prompts_from is set, so nothing is "
-            "held out: evaluate.every_steps and evaluate.patience do nothing"
-        ]
-    return []
-
-
 def _cautions(config: Config) -> list[str]:
     """Returns what the tasks of a config say of their rows."""
     named = [text for field in DATA for text in texts_of(config, field) if not is_path(text)]
@@ -193,9 +182,16 @@ def _unusual(config: Config) -> list[str]:
 
 
 def _warnings(config: Config) -> list[str]:
-    if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
-        return _offline_warnings(config)
+    evaluate, held_out = config.evaluate, config.data.test or config.data.test_fraction
     found = []
+    if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
+        evaluates = evaluate.every_steps or evaluate.patience
+        if evaluates and not (held_out or evaluate.prompts_from):
+            found.append(
+                "none of data.test, data.test_fraction and evaluate.prompts_from is set, so "
+                "nothing is held out: evaluate.every_steps and evaluate.patience do nothing"
+            )
+        return found
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
         found.append(
             "with sampler.top_k, top_p or min_p the importance ratios are biased; use top_k=0, "
@@ -217,10 +213,8 @@ def _warnings(config: Config) -> list[str]:
             "and kl_in_reward do not reach it"
         )
     found += _loss_warnings(config.algorithm) + flight_warnings(config)
-    specs = (config.data.train, *config.data.sources)
-    held_out = config.data.test or config.data.test_fraction
-    held_out = held_out or not all(is_path(spec) for spec in specs)
-    if not held_out and (config.evaluate.every_steps or config.sft.stop_at_accuracy):
+    held_out = held_out or not all(map(is_path, (config.data.train, *config.data.sources)))
+    if not held_out and (evaluate.every_steps or config.sft.stop_at_accuracy):
         found.append(
             "neither data.test nor data.test_fraction is set, so nothing is held out: "
             "evaluate.every_steps and sft.stop_at_accuracy do nothing"

@@ -162,22 +162,15 @@ def _divisors_near(n: int, wanted: int) -> str:
     return " or ".join(str(d) for d in sorted(near))
 
 
-def _longest_part(config: Config) -> str:
-    """The field that most of the tokens of a row come from, with its value."""
-    fields = ("data.max_prompt_tokens", "sampler.max_response_tokens")
-    fields = ("environment.max_tokens",) if config.environment.function else fields
-    longest = max(fields, key=lambda field: value_of(config, field))
-    return f"{longest}={value_of(config, longest)}"
-
-
-def _row_of(config: Config) -> str:
-    """Names the tokens that make up a row."""
+def _parts_of_row(config: Config) -> tuple[str, str]:
+    """(the fields that make up a row, the one that most of its tokens come from), with values."""
     if config.environment.function:
-        return "environment.max_tokens, or all turns"
-    return (
-        f"data.max_prompt_tokens={config.data.max_prompt_tokens} + "
-        f"sampler.max_response_tokens={config.sampler.max_response_tokens}"
-    )
+        longest = f"environment.max_tokens={config.environment.max_tokens}"
+        return "environment.max_tokens, or all turns", longest
+    fields = ("data.max_prompt_tokens", "sampler.max_response_tokens")
+    parts = [f"{field}={value_of(config, field)}" for field in fields]
+    prompt, response = (value_of(config, field) for field in fields)
+    return " + ".join(parts), parts[0] if prompt >= response else parts[1]
 
 
 def check_batch(config: Config, problems: Problems) -> None:
@@ -196,12 +189,13 @@ def check_batch(config: Config, problems: Problems) -> None:
         f"must divide {made}",
         f"{_divisors_near(rows, step)}; {rows} = one optimizer step per epoch",
     )
+    whole, longest = _parts_of_row(config)
     problems.check(
         batch.tokens_per_microbatch == 0 or batch.tokens_per_microbatch >= row_tokens(config),
         "batch.tokens_per_microbatch",
         batch.tokens_per_microbatch,
-        f"must hold one row: {_row_of(config)} = {row_tokens(config)} tokens",
-        f"lower {_longest_part(config)}, or set batch.tokens_per_microbatch to "
+        f"must hold one row: {whole} = {row_tokens(config)} tokens",
+        f"lower {longest}, or set batch.tokens_per_microbatch to "
         f"{row_tokens(config)} or more, or to 0: chosen by the plan",
     )
     shards, field = shards_of(config), "batch.sequences_per_optimizer_step"

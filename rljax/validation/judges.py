@@ -51,7 +51,11 @@ def check_judges(config: Config, problems: Problems) -> None:
             f"reward.timeout_s={own + 2:g}, or {component.name}(timeout_s=...)",
         )
     if reward.rubrics:
-        _check_rubrics(config, problems)
+        component = _reward_of(config)
+        fits = component is not None and _reads_rubrics(component)
+        rule = f"no rubric reaches reward.function={reward.function!r}"
+        fix = "reward.function='rubric(...)'"
+        problems.check(fits, "reward.rubrics", reward.rubrics, rule, fix)
 
 
 def _check_address(component: Component, name: str, field: str, problems: Problems) -> None:
@@ -76,14 +80,6 @@ def _check_mesh_judge(config: Config, problems: Problems) -> None:
     fits = len(grades) != 1 and all(grades) and len(set(grades)) == len(grades)
     rule = "two or more different texts, worst first; () = the numbers from 0 to scale"
     problems.check(fits, "reward.judge_grades", grades, rule, "('0', '1', '2')")
-
-
-def _check_rubrics(config: Config, problems: Problems) -> None:
-    reward, field = config.reward, "reward.rubrics"
-    text, component = reward.rubrics, _reward_of(config)
-    fits = component is not None and _reads_rubrics(component)
-    rule = f"no rubric reaches reward.function={reward.function!r}"
-    problems.check(fits, field, text, rule, "reward.function='rubric(...)'")
 
 
 def _reads_rubrics(reward: Component) -> bool:

@@ -129,7 +129,9 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
     )
     rule = "there is nothing to replay: rollouts.replay is ''"
     problems.check(bool(replay) or share == 1, "rollouts.replay_share", share, rule, "1.0")
-    _check_costs(config, problems, dataflow)
+    reads, folder = "costs" in spec(dataflow).reads, config.reward.cost_model
+    rule, fix = f"dataflow={config.dataflow!r} reads no costs", "reward.cost_model=''"
+    problems.check(reads or not folder, "reward.cost_model", folder, rule, fix)
     _check_pretraining(config, problems, dataflow)
     if config.program_steps > 1:
         _check_program(config, problems, dataflow)
@@ -160,13 +162,6 @@ def _check_program(config: Config, problems: Problems, dataflow: Component) -> N
         rule = f"the reward {lacks!r} has no form for the device: it is called on the host"
         how = f"{fix}, or @contract(on_device=DeviceForm(...)) of rljax.rewards.on_device"
         problems.check(not lacks, field, value, rule, how)
-
-
-def _check_costs(config: Config, problems: Problems, dataflow: Component) -> None:
-    """A cost model has a reader."""
-    reads, folder = "costs" in spec(dataflow).reads, config.reward.cost_model
-    rule, fix = f"dataflow={config.dataflow!r} reads no costs", "reward.cost_model=''"
-    problems.check(reads or not folder, "reward.cost_model", folder, rule, fix)
 
 
 def _check_pretraining(config: Config, problems: Problems, dataflow: Component) -> None:

@@ -35,7 +35,15 @@ def check_placement(config: Config, problems: Problems) -> None:
         there = not field or bool(value_of(config, field))
         problems.check(there, "placement", config.placement, rule, f"leave {role} out")
     if "reference" in roles:
-        _check_reference(config, problems)
+        stored = config.offline.reference_logprobs
+        problems.check(
+            not stored,
+            "placement",
+            config.placement,
+            "the reference's log-probs are stored by offline.reference_logprobs: no role computes "
+            "them",
+            "leave reference out",
+        )
 
 
 def _check_sampler_devices(config: Config, problems: Problems) -> None:
@@ -49,14 +57,6 @@ def _check_sampler_devices(config: Config, problems: Problems) -> None:
         return
     if not samples or not sampled_prompts(config):
         problems.check(False, name, count, "no policy samples: the batches come from a file", "0")
-
-
-def _check_reference(config: Config, problems: Problems) -> None:
-    stored, where = config.offline.reference_logprobs, config.placement
-    rule = (
-        "the reference's log-probs are stored by offline.reference_logprobs: no role computes them"
-    )
-    problems.check(not stored, "placement", where, rule, "leave reference out")
 
 
 def devices_left(config: Config, devices: int, problems: Problems) -> int:
