@@ -147,12 +147,8 @@ def _number(value: Estimate | None, *, percent: bool) -> str:
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
-
-
-def _cell(text: object) -> str:
-    """Returns a cell of a table: Markdown of one line; a bar would begin another column."""
-    return _line(text).replace("|", "\\|")
+    cells = [[_line(cell).replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _line(text: object) -> str:
@@ -179,7 +175,9 @@ def _fence(text: str, least: int) -> str:
 
 def _evaluation(run: RecordedRun, evaluations: Sequence[tuple[str, dict]]) -> dict[str, str | None]:
     test = field(run.config, "data.test")
-    words = {"steps": _steps_between(run)}
+    first, last = run.summary.get("sft_steps"), run.summary.get("steps")
+    known = isinstance(first, int) and isinstance(last, int)
+    words = {"steps": f" (at steps {first} and {last})" if known else ""}
     if rows := pairs(run.summary):
         cells = []
         for name, before, after, change in rows:
@@ -207,13 +205,6 @@ def _evaluation(run: RecordedRun, evaluations: Sequence[tuple[str, dict]]) -> di
     if parts:
         words["evaluations"] = "\n\n".join(parts)
     return words if len(words) > 1 else words | {"unmeasured": ""}
-
-
-def _steps_between(run: RecordedRun) -> str:
-    """The steps at which it was evaluated, as far as the run says."""
-    first, last = run.summary.get("sft_steps"), run.summary.get("steps")
-    known = isinstance(first, int) and isinstance(last, int)
-    return f" (at steps {first} and {last})" if known else ""
 
 
 def _separate(name: str, result: dict) -> str:

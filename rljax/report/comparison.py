@@ -162,19 +162,14 @@ def _legend(
     return table("", ("run", "trained", "status", "steps"), rows)
 
 
-def _last(run: RecordedRun, key: str) -> float:
+def _mean(run: RecordedRun, key: str, part: float = LAST_PART) -> float:
     """The mean over the last part of the steps; what is measured now and then: its last value."""
     values = run.columns(key)[1]
     values = values[np.isfinite(values)]
     if not len(values):
         return math.nan
-    count = 1 if key.startswith("eval/") else max(1, int(len(values) * LAST_PART))
+    count = 1 if key.startswith("eval/") else max(1, int(len(values) * part))
     return float(values[-count:].mean())
-
-
-def _final(run: RecordedRun, key: str) -> str:
-    value = _last(run, key)
-    return "-" if math.isnan(value) else short(value)
 
 
 def _of_arms(arms: Sequence[Arm]) -> str:
@@ -182,9 +177,9 @@ def _of_arms(arms: Sequence[Arm]) -> str:
     if not arms:
         return ""
     measures = {
-        "accuracy after": lambda run: _value(run.summary.get("accuracy_after")),
-        **{key: functools.partial(_last, key=key) for key in NUMBERS if key != "tokens_per_s"},
-        **{f"{key}, all steps": functools.partial(_mean, key=key) for key in OVER_ALL},
+        "accuracy after": _accuracy_after,
+        **{key: functools.partial(_mean, key=key) for key in NUMBERS if key != "tokens_per_s"},
+        **{f"{key}, all steps": functools.partial(_mean, key=key, part=1.0) for key in OVER_ALL},
     }
     first, rows = arms[0], []
     for title, measure in measures.items():
@@ -215,15 +210,9 @@ def _of_arms(arms: Sequence[Arm]) -> str:
     )
 
 
-def _value(data: object) -> float:
-    found = estimate(data)
+def _accuracy_after(run: RecordedRun) -> float:
+    found = estimate(run.summary.get("accuracy_after"))
     return math.nan if found is None else found.value
-
-
-def _mean(run: RecordedRun, key: str) -> float:
-    values = run.columns(key)[1]
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if len(values) else math.nan
 
 
 def _interval_text(found: Mapping, *, signed: bool = False) -> str:
@@ -243,7 +232,8 @@ def _numbers(runs: Sequence[RecordedRun], names: Sequence[str]) -> str:
             for e in found
         ]
     for key in NUMBERS:
-        columns[key] = [escaped(_final(run, key)) for run in runs]
+        means = [_mean(run, key) for run in runs]
+        columns[key] = ["-" if math.isnan(mean) else escaped(short(mean)) for mean in means]
     walls = [run.summary.get("wall_s") for run in runs]
     columns["time"] = [duration(wall) if is_number(wall) else "-" for wall in walls]
     columns["device hours"] = [

@@ -198,8 +198,10 @@ def curves(run: RecordedRun) -> str:
                     flat.append((f"{title} {short(constant)}", figure))
                 else:
                     (folded if chart.folded else shown).append(figure)
-        before = time_split(run) + _timelines(run) if name == "Speed" else ""
-        shown += cost(run) if name == "Speed" else []
+        before = ""
+        if name == "Speed":
+            timelines = map(timeline.figure, timeline.read(run.folder))
+            before, shown = time_split(run) + "".join(timelines), shown + cost(run)
         shown += rewards_by_distance(run) if name == "The policy" else []
         if shown or folded or before or flat:
             more = _folded(f"{len(folded)} more of them", folded)
@@ -371,10 +373,6 @@ def cost(run: RecordedRun) -> list[str]:
     note = '<span class="what">What a step costs: its seconds times the devices of the run.</span>'
     unit = f"device-seconds on {devices} device" + ("s" if devices > 1 else "")
     return [line_chart("Cost of a step", unit, [line], spans=spans(run), from_zero=True, note=note)]
-
-
-def _timelines(run: RecordedRun) -> str:
-    return "".join(timeline.figure(record) for record in timeline.read(run.folder))
 
 
 # -- rewards against the distance from the reference --

@@ -137,12 +137,12 @@ def facts(run: RecordedRun) -> str:
 
 
 def _facts(run: RecordedRun) -> str:
-    facts = []
-    facts += [(label, field(run.config, name)) for name, label in FACTS.items()]
+    facts = [(label, field(run.config, name)) for name, label in FACTS.items()]
     last, total = run.steps()
+    started = run.starts[-1] if run.starts else {}
     facts += [("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None))]
     facts += [("seed", run.summary.get("seed", run.config.get("seed")))]
-    facts += [("device", run.summary.get("device") or _started(run, "device"))]
+    facts += [("device", run.summary.get("device") or started.get("device"))]
     wall = run.summary.get("wall_s")
     if is_number(wall):
         facts.append(("time", duration(wall)))
@@ -158,10 +158,6 @@ def _facts(run: RecordedRun) -> str:
         if v not in (None, "")
     )
     return f'<p class="facts">{"".join(spans)}</p>'
-
-
-def _started(run: RecordedRun, name: str) -> object:
-    return run.starts[-1].get(name) if run.starts else None
 
 
 def _files(folder: Path) -> str:

@@ -85,14 +85,9 @@ def publish(
         if report:
             _write_report(run, stage)
         files = tuple(sorted(path.name for path in stage.iterdir()))
-        url = (
-            "" if out else hub.upload(name, stage, private=not public, message=_message(run, part))
-        )
+        message = f"{part.replace('_', ' ').capitalize()} of an rljax run, step {run.steps()[0]}"
+        url = "" if out else hub.upload(name, stage, private=not public, message=message)
     return Published(part, files, url)
-
-
-def _message(run: RecordedRun, part: str) -> str:
-    return f"{part.replace('_', ' ').capitalize()} of an rljax run, step {run.steps()[0]}"
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rljax.report.run_folder import RecordedRun, is_number, rows_by_step
+from rljax.report.style import shortened
 from rljax.tracking.charts import escaped, short
 
 BEST = 4  # completions shown at each end
@@ -92,10 +93,7 @@ def _of_prompt(ranked: Sequence[Mapping]) -> str:
 
 
 def _text(row: Mapping, key: str) -> str:
-    text = "" if row.get(key) is None else str(row[key])
-    left = len(text) - MOST_CHARACTERS
-    more = f" … {left} more characters are in samples.jsonl" if left > 0 else ""
-    return escaped(text[:MOST_CHARACTERS] + more)
+    return escaped(shortened(row.get(key), MOST_CHARACTERS, "samples.jsonl"))
 
 
 def sample(row: Mapping) -> str:

@@ -113,3 +113,11 @@ def link(target: str, text: str) -> str:
     is quoted, so that no name is read as an address."""
     quoted = urllib.parse.quote(target, errors="surrogateescape")
     return f'<a href="{escaped(quoted)}">{text}</a>'
+
+
+def shortened(value: object, most: int, file: str) -> str:
+    """Returns a value as text of at most `most` characters; then it says how many more are in
+    `file`. It is not escaped."""
+    text = "" if value is None else str(value)
+    left = len(text) - most
+    return text[:most] + (f" … {left} more characters are in {file}" if left > 0 else "")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rljax.report.run_folder import RecordedRun, is_number, rows_by_step
+from rljax.report.style import shortened
 from rljax.tracking.charts import escaped, short
 
 MOST_STEPS = 12  # of the fold
@@ -122,7 +123,7 @@ def _name(row: Mapping) -> str:
 def _turn(number: int, turn: Mapping, budget: _Budget) -> str:
     reward = turn.get("reward")
     margin = f"{number}" + (f"<br>{_number(reward, signed=True)}" if reward else "")
-    read = _text(turn.get("observation"), MOST_CHARACTERS)
+    read = _text(turn.get("observation"))
     wrong = " bad-call" if turn.get("bad") is True else ""
     return (
         f'<div class="turn"><div class="margin">{margin}</div><div>'
@@ -136,13 +137,13 @@ def _reply(turn: Mapping, budget: _Budget) -> str:
     pieces = _list(turn, "pieces")
     count = budget.take(len(pieces))
     if not pieces:
-        return _text(turn.get("text"), MOST_CHARACTERS)
+        return _text(turn.get("text"))
     columns = [_list(turn, name) for name in ("tokens", "logprobs", "chosen", "versions")]
     marked = [
         _token(piece, *(column[i] if i < len(column) else None for column in columns))
         for i, piece in enumerate(pieces[:count])
     ]
-    return "".join(marked) + _text("".join(map(str, pieces[count:])), MOST_CHARACTERS)
+    return "".join(marked) + _text("".join(map(str, pieces[count:])))
 
 
 def _token(piece: object, number: object, logprob: object, chosen: object, version: object) -> str:
@@ -157,12 +158,10 @@ def _token(piece: object, number: object, logprob: object, chosen: object, versi
     return f'<span class="{name}" title="{", ".join(filter(None, facts))}">{shown}</span>'
 
 
-def _text(value: object, most: int = MOST_CHARACTERS) -> str:
+def _text(value: object) -> str:
     """A value as text of the page: escaped, without characters that move others."""
-    text = "" if value is None else str(value)
-    left = len(text) - most
-    more = f" … {left} more characters are in episodes.jsonl" if left > 0 else ""
-    return escaped(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text[:most]) + more)
+    text = shortened(value, MOST_CHARACTERS, "episodes.jsonl")
+    return escaped(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def _number(value: object, *, signed: bool = False) -> str:

@@ -73,7 +73,14 @@ def watch(
         for line in frame(_read(folders), metrics, _screen(console, endless=True)):
             _say(console, line)
     elif console.is_terminal and not console.is_dumb_terminal:
-        _follow_live(console, folders, metrics, every_s)
+        with rich.live.Live(console=console, auto_refresh=False, transient=False) as live:
+            while True:
+                runs = _read(folders)
+                lines = frame(runs, metrics, _screen(console))
+                live.update(rich.text.Text("\n".join(lines), no_wrap=True), refresh=True)
+                if all_ended(runs):
+                    return
+                time.sleep(every_s)
     else:
         for line in new_lines(lambda: _read(folders), metrics, every_s):
             _say(console, line)
@@ -87,19 +94,6 @@ def _screen(console: rich.console.Console, *, endless: bool = False) -> Screen:
 def _say(console: rich.console.Console, line: str) -> None:
     console.print(rich.text.Text(line), soft_wrap=True)
     console.file.flush()
-
-
-def _follow_live(
-    console: rich.console.Console, folders: Sequence, metrics: Sequence[str], every_s: float
-) -> None:
-    with rich.live.Live(console=console, auto_refresh=False, transient=False) as live:
-        while True:
-            runs = _read(folders)
-            lines = frame(runs, metrics, _screen(console))
-            live.update(rich.text.Text("\n".join(lines), no_wrap=True), refresh=True)
-            if all_ended(runs):
-                return
-            time.sleep(every_s)
 
 
 def _read(folders: Sequence[str | os.PathLike]) -> dict[str, RecordedRun]:
