@@ -8,14 +8,13 @@ import dataclasses
 import itertools
 import logging
 import math
-import operator
 import time
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 
-from rljax.config import Config, microbatch_tokens, with_overrides
+from rljax.config import Config, microbatch_tokens, value_of, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import product_dtypes
 from rljax.mesh import undivided
@@ -73,7 +72,7 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
             roles = abstract_roles(setup)
         except InputError:
             continue
-        own = all(operator.attrgetter(name)(config) in (size, -1) for name, size in mesh.items())
+        own = all(value_of(config, name) in (size, -1) for name, size in mesh.items())
         if undivided(setup.model.mesh, setup.model.shapes()) and not own:
             continue  # it would pad
         sizes = [microbatch_tokens(config), setup.algorithm.steps.rows * setup.row_tokens]
@@ -132,15 +131,11 @@ def fitting_candidates(
             LOG.warning("%s: %s", as_flags(changes), str(error).splitlines()[0])
             continue
         if plan.fits:
-            fitting.append(Candidate(_differing(config, changes), plan))
+            now = {name: value_of(config, name) for name in changes}
+            differing = {name: value for name, value in changes.items() if value != now[name]}
+            fitting.append(Candidate(differing, plan))
     fitting.sort(key=lambda one: one.plan.least_s)
     return fitting, tried, len(likely) - tried
-
-
-def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
-    """The changes that differ from the config: what to set to get the candidate."""
-    now = {name: operator.attrgetter(name)(config) for name in changes}
-    return {name: value for name, value in changes.items() if value != now[name]}
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
@@ -166,16 +161,13 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
 
 
 def _rough_s(setup: Setup, chip: Chip) -> float:
-    """A rough estimate of the seconds of a step; it only orders candidates."""
-    return _rough_decode_s(setup, chip) + _rough_learn_s(setup, chip)
-
-
-def _rough_decode_s(setup: Setup, chip: Chip) -> float:
-    """Estimates the seconds of sampling in the candidate's layout of decoding."""
+    """A rough estimate of the seconds of a step, sampled in the candidate's layout of decoding; it
+    only orders candidates."""
+    learn_s = _rough_learn_s(setup, chip)
     if not samples(setup):
-        return 0.0
+        return learn_s
     inputs = (setup.model, setup.model.abstract(), setup.decoding, workload(setup), chip)
-    return layout_cost(*inputs).rollout_s
+    return learn_s + layout_cost(*inputs).rollout_s
 
 
 def _rough_learn_s(setup: Setup, chip: Chip) -> float:

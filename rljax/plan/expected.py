@@ -91,9 +91,9 @@ def fastest_splits(rows: Sequence[Row]) -> list[Row]:
     return list(best.values())
 
 
-def drawn_lengths(draw: Draw, count: int = 20_000) -> np.ndarray:
-    """Returns lengths [count] in whole tokens, as a run draws them."""
-    return np.maximum(np.ceil(draw(np.random.default_rng(0), count)), 1)
+def drawn_lengths(draw: Draw) -> np.ndarray:
+    """Returns lengths [20000] in whole tokens, as a run draws them."""
+    return np.maximum(np.ceil(draw(np.random.default_rng(0), 20_000)), 1)
 
 
 # -- as text

@@ -294,13 +294,9 @@ class _Walk:
         return {one.name for body in parts for one in body}
 
     def _operand_bytes(self, name: str, one: Instruction) -> int:
-        types = self.types.get(name, {})
-        return sum(array_bytes(self._type(types, x)) for x in one.operands)
-
-    def _type(self, types: dict, operand: str) -> str:
-        if operand in types:
-            return types[operand]
-        return next((t[operand] for t in self.types.values() if operand in t), "")
+        tables = [self.types.get(name, {}), *self.types.values()]
+        types = [next((t[x] for t in tables if x in t), "") for x in one.operands]
+        return sum(map(array_bytes, types))
 
     def _result_bytes(self, one: Instruction) -> int:
         """Bytes of the result; -start forms have a tuple (operands, results, ...), of which the

@@ -207,7 +207,7 @@ def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
     if setup.config.rollouts.max_staleness and KV in generate:
         # What is in flight keeps its slots while the run learns, and while it evaluates.
         held[IN_FLIGHT] = _slots_in_flight(setup)
-        generate[KV] = _slots(setup, min(ROWS_PER_CALL, setup.config.evaluate.prompts), 1)
+        generate[KV] = _slots(setup, min(ROWS_PER_CALL, setup.config.evaluate.prompts))
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         update = _learn(setup, role)
         if sum(update.values()) > sum(learn.values()):
@@ -250,12 +250,12 @@ def _slots_in_flight(setup: Setup) -> int:
     prompts = sampled_prompts(setup.config)
     rows = prompts * batch.samples_per_prompt
     slots = min(setup.decoding.slots or rows, (1 + ahead) * rows)
-    return _slots(setup, slots, 1)
+    return _slots(setup, slots)
 
 
-def _slots(setup: Setup, prompts: int, samples: int) -> int:
-    """Keys and values of the slots for so many prompts at once."""
-    work = dataclasses.replace(workload(setup), prompts=prompts, samples=samples)
+def _slots(setup: Setup, prompts: int) -> int:
+    """Keys and values of the slots for so many prompts at once, each with one sample."""
+    work = dataclasses.replace(workload(setup), prompts=prompts, samples=1)
     return decode_bytes(setup.decoding.of(setup.model), work, setup.decoding)[KV]
 
 
@@ -272,7 +272,7 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     size = jnp.dtype(config.dtype).itemsize
     several = packing is not None or steps.microbatch_rows < steps.rows
     weights = _multiplied_bytes(model)
-    layer = _layers_bytes(model) // config.layers
+    layer = held_bytes(jax.tree.map(_as_float32, model.abstract()["layers"])) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
     # Of weights that are padded a wider copy, and its gradients.
     padded = 2 * 4 * copied_elements(model.shapes(), model.config, mesh)
@@ -302,12 +302,6 @@ def _as_float32(x):
     return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
 
 
-def _weight_bytes(model: Model) -> dict[str, int]:
-    """{outermost part of the model: bytes on one device}, counted in float32."""
-    whole = jax.tree.map(_as_float32, model.abstract())
-    return {name: held_bytes(part) for name, part in whole.items()}
-
-
 def _multiplied_bytes(model: Model) -> int:
     """Bytes on one device, counted in float32, of the weights that a pass multiplies with: all, but
     of codes those of a layer, as they are decoded one after another."""
@@ -315,10 +309,6 @@ def _multiplied_bytes(model: Model) -> int:
     for path, x in flattened(jax.tree.map(_as_float32, model.abstract())).items():
         total += held_bytes(x) // (x.shape[0] if path[-1] == "codes" else 1)
     return total
-
-
-def _layers_bytes(model: Model) -> int:
-    return _weight_bytes(model)["layers"]
 
 
 def _attention_width(config) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """The run of a config in simulation: its load, its seconds, the bounds and splits to compare."""
 
 import dataclasses
-import functools
 
 import numpy as np
 
@@ -87,7 +86,11 @@ def simulated(
 def _load(setup: Setup, options: PlanOptions) -> tuple[Load, str]:
     """The load of the config with the lengths of the flags, and how these are told."""
     whole, most = workload(setup), setup.rollouts.sampling.max_response_tokens
-    lengths = functools.partial(_at_most, draw_of(options.lengths, "lengths"), most)
+    draw = draw_of(options.lengths, "lengths")
+
+    def lengths(rng, count: int) -> np.ndarray:
+        return np.minimum(draw(rng, count), most)
+
     turns = draw_of(options.turns, "turns") if options.turns else None
     tools = draw_of(options.tools, "tools") if options.tools else None
     mean = drawn_lengths(lengths).mean()
@@ -101,10 +104,6 @@ def _load(setup: Setup, options: PlanOptions) -> tuple[Load, str]:
     slots = whole.slots(setup.decoding)
     how = dict(turns=turns, tools=tools, score_dispatches=clock.dispatches)
     return Load(whole.prompts, whole.samples, slots, lengths, **how), shown
-
-
-def _at_most(draw: Draw, most: int, rng, count: int) -> np.ndarray:
-    return np.minimum(draw(rng, count), most)
 
 
 def _whole(load: Load) -> np.ndarray:

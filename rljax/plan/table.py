@@ -10,7 +10,7 @@ from rljax.plan.hlo import DCN
 from rljax.plan.memory import COPY, KV, as_flags
 from rljax.plan.programs import RESHARD
 from rljax.runs.units import human_bytes, human_count
-from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
+from rljax.sampler.layout_cost import LATENCY_S
 from rljax.setup.placement import SAMPLER
 
 GIB = 2**30
@@ -294,7 +294,10 @@ def plan_json(plan: Plan) -> dict:
         "config": plan.config,
         "slices": plan.slices,
         "host_devices": plan.host_devices,
-        "layouts": [_layout(one) for one in plan.layouts],
+        "layouts": [
+            {**dataclasses.asdict(one), "step_s": one.step_s, "rollout_s": one.rollout_s}
+            for one in plan.layouts
+        ],
         "decode_mesh": plan.decode_mesh,
         "padding": plan.padding,
         "expected_s": plan.expected_s,
@@ -302,10 +305,6 @@ def plan_json(plan: Plan) -> dict:
         "process_bytes": plan.process_bytes,
         "process_peak_bytes": plan.process_bytes and plan.process_bytes + plan.total,
     }
-
-
-def _layout(one: LayoutCost) -> dict:
-    return {**dataclasses.asdict(one), "step_s": one.step_s, "rollout_s": one.rollout_s}
 
 
 def _value(config: dict, name: str):
