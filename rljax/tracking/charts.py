@@ -143,13 +143,13 @@ def tick_label(value: float, step: float) -> str:
     return next((text for text in texts if abs(float(text) - value) < 0.01 * step), f"{value:.5e}")
 
 
-def thin(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most about `limit` of the N points x [N], y [N]. The extremes of each bucket are
-    kept, so that spikes stay visible."""
-    if len(x) <= limit:
+def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns at most about MAX_POINTS of the N points x [N], y [N]. The extremes of each bucket
+    are kept, so that spikes stay visible."""
+    if len(x) <= MAX_POINTS:
         return x, y
     keep = {0, len(x) - 1}
-    for bucket in np.array_split(np.arange(len(x)), limit // 2):
+    for bucket in np.array_split(np.arange(len(x)), MAX_POINTS // 2):
         keep |= {int(bucket[np.argmin(y[bucket])]), int(bucket[np.argmax(y[bucket])])}
     index = np.array(sorted(keep))
     return x[index], y[index]

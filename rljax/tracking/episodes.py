@@ -106,7 +106,8 @@ def shown_episodes(
     """Returns at most `most` of the episodes, in their order: the best, the worst and the longest,
     one of each kind of failure, then the siblings of the best, the worst and so on, while a whole
     group fits."""
-    scored = [e for e in episodes if e.status == "ok" and _is_finite(e.total)]
+    ok = [e for e in episodes if e.status == "ok" and e.total is not None]
+    scored = [e for e in ok if math.isfinite(e.total)]
     first: list[EpisodeSummary] = []
     if scored:
         first = [max(scored, key=lambda e: e.total), min(scored, key=lambda e: e.total)]
@@ -120,10 +121,6 @@ def shown_episodes(
         if len(picked) + len(siblings) <= most:
             picked |= {id(e) for e in siblings}
     return [e for e in episodes if id(e) in picked]
-
-
-def _is_finite(x: float | None) -> bool:
-    return x is not None and math.isfinite(x)
 
 
 def _cut(text: str) -> str:

@@ -10,6 +10,7 @@ The run folder gets `metrics.jsonl` {"step": 3, "reward/mean": 0.5, ...} and `sa
 environment also `episodes.jsonl` (rljax.tracking.episodes).
 """
 
+import functools
 import logging
 import os
 import queue
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rljax.components import Component, resolve
+from rljax.components import resolve
 from rljax.errors import InputError
 from rljax.runs.jsonl import JsonlTracker, plain
 
@@ -277,7 +278,7 @@ def open_tracking(
     others = [_Guarded("meanings", meanings)] if meanings is not None else []
     others += [_Guarded("console", console)] if named else []
     for text, maker in makers.items():
-        started = _Threaded(text, _make(maker, run_dir, config))
+        started = _Threaded(text, functools.partial(maker, run_dir, config))
         error = started.error
         if error is None:
             others.append(started)
@@ -295,7 +296,3 @@ def open_tracking(
                 "tracker %r does not start again (%s); run goes on without", text, _reason(error)
             )
     return Tracking(jsonl, others)
-
-
-def _make(maker: Component, run_dir: Path, config: Mapping) -> Callable[[], Tracker]:
-    return lambda: maker(run_dir, config)
