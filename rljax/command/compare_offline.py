@@ -19,7 +19,11 @@ def main(options: ComparisonOptions, given: Given) -> None:
     """Trains and measures the methods of a config file, and prints the table. Raises InputError for
     a file without methods()."""
     if options.capabilities:
-        _print_capabilities()
+        from rljax.experiments.capabilities import PROPERTIES, capability_table
+
+        table = capability_table(_CAPABILITIES_OF)
+        rows = [(row["method"], *("yes" if row[p] else "no" for p in PROPERTIES)) for row in table]
+        print_table(("method", *PROPERTIES), rows)
         return
     from rljax.experiments.comparison import compare, read_methods
 
@@ -51,11 +55,3 @@ def _shown(estimate: dict | None) -> str:
         return ""
     low, value, high = (100 * estimate[name] for name in ("low", "value", "high"))
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _print_capabilities() -> None:
-    from rljax.experiments.capabilities import PROPERTIES, capability_table
-
-    table = capability_table(_CAPABILITIES_OF)
-    rows = [(row["method"], *("yes" if row[p] else "no" for p in PROPERTIES)) for row in table]
-    print_table(("method", *PROPERTIES), rows)

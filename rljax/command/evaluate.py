@@ -23,30 +23,21 @@ from rljax.report.run_warnings import MOST_TRUNCATED, too_many_truncated
 
 def main(options: EvaluateOptions) -> None:
     """Evaluates a policy and prints its metrics."""
+    from rljax.evaluation.benchmarks import evaluate_suites
+    from rljax.evaluation.saved import evaluate_saved
     from rljax.files import write_json
 
     if options.suites:
-        _suites(options)
-        return
-    from rljax.evaluation.saved import evaluate_saved
-
-    result = evaluate_saved(options)
-    _print(_title(result), result["metrics"])
-    if options.against:
-        _print(_title(result["against"]), result["against"]["metrics"])
-        _print(f"{options.checkpoint} - {options.against}", result["difference"])
-    if options.out:
-        write_json(options.out, result)
-
-
-def _suites(options: EvaluateOptions) -> None:
-    from rljax.evaluation.benchmarks import evaluate_suites
-    from rljax.files import write_json
-
-    result = evaluate_suites(options)
-    for suite in result["suites"]:
-        how = f"{suite['samples']} x {suite['prompts']} at temperature {suite['temperature']}"
-        _print(f"{suite['suite']}: {_title(result)}, {how}", suite["metrics"])
+        result = evaluate_suites(options)
+        for suite in result["suites"]:
+            how = f"{suite['samples']} x {suite['prompts']} at temperature {suite['temperature']}"
+            _print(f"{suite['suite']}: {_title(result)}, {how}", suite["metrics"])
+    else:
+        result = evaluate_saved(options)
+        _print(_title(result), result["metrics"])
+        if options.against:
+            _print(_title(result["against"]), result["against"]["metrics"])
+            _print(f"{options.checkpoint} - {options.against}", result["difference"])
     if options.out:
         write_json(options.out, result)
 

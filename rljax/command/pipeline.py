@@ -16,6 +16,7 @@ from pathlib import Path
 from rljax.command.launch import Given
 from rljax.config.flags import is_data, listed, split_config
 from rljax.config.run_options import PipelineOptions
+from rljax.runs.units import interval_text
 
 
 def main(options: PipelineOptions, given: Given) -> int:
@@ -55,5 +56,5 @@ def main(options: PipelineOptions, given: Given) -> int:
 def _score(metrics: dict) -> str:
     for name in ("greedy_accuracy", "accuracy_after", "accuracy_before"):
         if isinstance(metrics.get(name), dict):
-            return ", accuracy {value:.3f} [{low:.3f}, {high:.3f}]".format(**metrics[name])
+            return f", accuracy {interval_text(metrics[name])}"
     return ""

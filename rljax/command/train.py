@@ -21,6 +21,7 @@ from rljax.config.trust import asks, untrained, vouched
 from rljax.files import is_whole_number
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import Store, is_url
+from rljax.runs.units import interval_text
 
 # What is printed of the metrics of held-out rows, as far as the dataflow has them.
 _HELD_OUT = ("loss", "accuracy", "token_accuracy", "rewards/accuracies", "rewards/margins")
@@ -112,7 +113,7 @@ def measured_lines(summary: Mapping) -> Iterator[str]:
 
 
 def _interval(accuracy: Mapping) -> str:
-    return "{value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(**accuracy)
+    return f"{interval_text(accuracy)}, n={accuracy['n']}"
 
 
 def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str]:

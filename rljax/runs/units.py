@@ -12,3 +12,8 @@ def human_bytes(count: float) -> str:
 def human_count(count: float) -> str:
     """Returns a number of things for people, to four digits: 109,400, 7,242,000,000."""
     return f"{float(f'{count:.4g}'):,.0f}"
+
+
+def interval_text(estimate: dict) -> str:
+    """Returns a value with its interval: "0.500 [0.400, 0.600]"."""
+    return "{value:.3f} [{low:.3f}, {high:.3f}]".format(**estimate)
