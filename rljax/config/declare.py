@@ -87,12 +87,14 @@ class Spec:
     flag: str = ""  # the flag's name where it is not the field's
     positional: bool = False  # no flag: the arguments without one
     first: bool = False  # may also be given as the argument without a flag
-    # Of fields of the config.
+    # Of fields of the config; `component` and `path` also of options of commands.
     component: str = ""  # it names components: the key of their namespace in NAMESPACES
     # It has components inside, as in "NAME=maker()": the key of their namespace; "field": names of
     # fields of the config.
     holds: str = ""
-    path: str = ""  # it names a folder: of a "model", a "tokenizer", an "adapter", or one "written"
+    # It names a folder: of a "model", a "tokenizer", an "adapter", a "policy" (which may be a run),
+    # or a folder or file that is "written".
+    path: str = ""
     needs: str = ""  # the field of its section without which nothing reads it; of a section, too
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
     learn: bool = False  # a field of rljax.dataflows.Algorithm

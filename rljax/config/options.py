@@ -69,9 +69,10 @@ def dtype_option(help: str, *known: str):
 
 
 def jsonl_option(help: str, **spec):
-    """Declares the path of a .jsonl file."""
+    """Declares the path of a .jsonl file that is written."""
 
     def fits(path):
         return not path or path.endswith(".jsonl")
 
-    return option("", help, fits=fits, rule="the name of a .jsonl file", **spec)
+    rule = "the name of a .jsonl file"
+    return option("", help, fits=fits, rule=rule, path="written", **spec)

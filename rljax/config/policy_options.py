@@ -27,15 +27,21 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     of Config."""
 
     checkpoint: str = option(
-        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
+        "",
+        "A run folder, a model folder, or OWNER/NAME of the hub",
+        required=True,
+        first=True,
+        path="policy",
     )
     suites: tuple[str, ...] = option(
         (),
         "Benchmarks: gsm8k(shots=8),math500,aime24,mmlu_pro,ifeval,livecodebench, or your own",
         flag="suite",
     )
-    data: str | None = option(None, "File or task; default: the run's held-out prompts")
-    reward: str | None = option(None, "Reward function; default: the run's")
+    data: str | None = option(
+        None, "File or task; default: the run's held-out prompts", component="data"
+    )
+    reward: str | None = option(None, "Reward function; default: the run's", component="reward")
     samples: int | None = option(
         None, "Samples per prompt; 0 = the greedy response only; default: the suite's, or 8", low=0
     )
@@ -49,7 +55,9 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         (), "Bounds in tokens: pass@1 of prompts by the mean length of their responses"
     )
     against: str = option(
-        "", "Another policy, or RUN@STEP: its metrics on the same prompts, and the differences"
+        "",
+        "Another policy, or RUN@STEP: its metrics on the same prompts, and the differences",
+        path="policy",
     )
     prompts: int | None = option(
         None, "Number of prompts, the first ones; default: the run's, or 256", low=1
@@ -59,10 +67,14 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     max_response_tokens: int | None = response_tokens_option()
     step: str = step_option()
     search: str = option(
-        "", "Decode by a search: mcts(simulations=32, width=4), beam(), best_of_n(), lookahead()"
+        "",
+        "Decode by a search: mcts(simulations=32, width=4), beam(), best_of_n(), lookahead()",
+        component="search",
     )
     search_model: str = option(
-        "", "Model that guides the search: a reward model's folder, or a run folder for its critic"
+        "",
+        "Model that guides the search: a reward model's folder, or a run folder for its critic",
+        path="policy",
     )
     search_reads: typing.Literal["outcome", "process", "critic"] = option(
         "outcome",
@@ -71,7 +83,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         choices=("outcome", "process", "critic"),
     )
     seed: int = option(0, "Seed of the samples", low=0)
-    out: str = option("", "Write the result to this file, as JSON")
+    out: str = option("", "Write the result to this file, as JSON", path="written")
     answers: str = jsonl_option("File for the greedy response to every prompt, and its score")
 
     def ks_of(self, samples: int) -> tuple[int, ...]:
@@ -106,17 +118,28 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     """Options of `rljax sample`. None means the value in the run's config.json."""
 
     checkpoint: str = option(
-        "", "A run folder, a model folder, or OWNER/NAME of the hub", required=True, first=True
+        "",
+        "A run folder, a model folder, or OWNER/NAME of the hub",
+        required=True,
+        first=True,
+        path="policy",
     )
     out: str = option(
-        "", "The .jsonl file of demonstrations; with --iterations, a folder", required=True
+        "",
+        "The .jsonl file of demonstrations; with --iterations, a folder",
+        required=True,
+        path="written",
     )
     step: str = step_option()
-    data: str | None = option(None, "File or task with prompts; default: the run's")
+    data: str | None = option(
+        None, "File or task with prompts; default: the run's", component="data"
+    )
     split: str = option("train", "Split of the data")
-    reward: str | None = option(None, "Reward function; default: the run's")
+    reward: str | None = option(None, "Reward function; default: the run's", component="reward")
     reward_model: str = option(
-        "", "A reward model's folder: the reward, or its reward_model() where --reward is set"
+        "",
+        "A reward model's folder: the reward, or its reward_model() where --reward is set",
+        path="model",
     )
     samples: int = option(8, "Samples per prompt", low=1)
     prompts: int | None = option(None, "Number of prompts, the first ones; default: all", low=1)
@@ -165,11 +188,20 @@ class LabelOptions(CompilerOptions, TrustOptions):
     default of Config."""
 
     checkpoints: tuple[str, ...] = option(
-        (), "Run folders, RUN@STEP, model folders, or OWNER/NAME of the hub", required=True
+        (),
+        "Run folders, RUN@STEP, model folders, or OWNER/NAME of the hub",
+        required=True,
+        path="policy",
     )
-    out: str = option("", "Folder for train.jsonl, test.jsonl and labels.json", required=True)
-    data: str | None = option(None, "File or task; default: the run's training prompts")
-    reward: str | None = option(None, "Unit tests; default: the run's reward function")
+    out: str = option(
+        "", "Folder for train.jsonl, test.jsonl and labels.json", required=True, path="written"
+    )
+    data: str | None = option(
+        None, "File or task; default: the run's training prompts", component="data"
+    )
+    reward: str | None = option(
+        None, "Unit tests; default: the run's reward function", component="reward"
+    )
     prompts: int = option(256, "Prompts drawn for each checkpoint", low=1)
     programs_per_prompt: int = option(4, "Programs sampled per prompt", low=1)
     completions: int = option(20, "Largest number of completions of each prefix", low=1)
@@ -177,9 +209,12 @@ class LabelOptions(CompilerOptions, TrustOptions):
         "",
         "Policy that completes the prefixes, such as RUN@STEP; default: the checkpoint that wrote "
         "them",
+        path="policy",
     )
     search: str = option(
-        "", "Labels by the simulations of a search, such as mcts(simulations=32), not completions"
+        "",
+        "Labels by the simulations of a search, such as mcts(simulations=32), not completions",
+        component="search",
     )
     held_out: float = option(
         0.1, "Share of the prompts whose rows go to test.jsonl", low=0, below=1
@@ -206,14 +241,18 @@ class LabelOptions(CompilerOptions, TrustOptions):
 class PreferenceOptions(CompilerOptions, TrustOptions):
     """Options of `rljax label preferences`. None means the value in the run's config.json."""
 
-    data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
-    out: str = option("", "File for the pairs, .jsonl", required=True)
+    data: str = option(
+        "", "Rows to compare, or prompts where --policy is set", required=True, component="data"
+    )
+    out: str = option("", "File for the pairs, .jsonl", required=True, path="written")
     judge: str = option(
         "", "Judge, a function (prompt, first, second) -> P(first is better), as text"
     )
-    reward_model: str = option("", "A reward model's folder, in place of a judge")
+    reward_model: str = option("", "A reward model's folder, in place of a judge", path="model")
     policy: str = option(
-        "", "Policy that samples the completions: a run folder, a model folder, or OWNER/NAME"
+        "",
+        "Policy that samples the completions: a run folder, a model folder, or OWNER/NAME",
+        path="policy",
     )
     samples: int = option(2, "Completions per prompt; all pairs of them are compared", low=2)
     temperature: float | None = temperature_option()

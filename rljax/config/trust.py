@@ -80,9 +80,14 @@ def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:
 
 def asks_for_trust(field: str, value: object, folder: str | os.PathLike = "") -> bool:
     """Returns whether a value of a field needs the user's trust in its author."""
+    return value_asks_for_trust(FIELDS.get(field), value, folder)
+
+
+def value_asks_for_trust(spec: Spec | None, value: object, folder: str | os.PathLike = "") -> bool:
+    """Returns whether a value of a field or an option with this declaration needs the user's trust
+    in its author; None: without a declaration."""
     if isinstance(value, tuple | list):
-        return any(asks_for_trust(field, item, folder) for item in value)
-    spec = FIELDS.get(field)
+        return any(value_asks_for_trust(spec, item, folder) for item in value)
     if isinstance(value, _TYPES):
         return spec is not None and spec.needs_trust and bool(value)
     if not isinstance(value, str):

@@ -57,7 +57,7 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
         begin = time.monotonic()
         process = subprocess.Popen(command)
         if kill:
-            _wait_for_steps(out / folder, 1, lambda: process.poll() is None)
+            _wait_for_checkpoint(out / folder, lambda: process.poll() is None)
             os.kill(_child(process.pid, str(count - 1)), signal.SIGKILL)
             begin = time.monotonic()
         try:
@@ -139,10 +139,9 @@ def weights(run: Path) -> str:
     return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 
 
-def _wait_for_steps(run: Path, steps: int, alive: Callable[[], bool]) -> None:
+def _wait_for_checkpoint(run: Path, alive: Callable[[], bool]) -> None:
     deadline = time.monotonic() + FIRST_STEP_S
-    checkpoints = run / "checkpoints"
-    while len([p for p in checkpoints.glob("[0-9]*")]) < steps:
+    while not any((run / "checkpoints").glob("[0-9]*")):
         if time.monotonic() > deadline or not alive():
             raise InputError(
                 f"{run} has no checkpoint",

@@ -31,7 +31,7 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
 from rljax.files import parse_json, read_json_object, read_text, write_json, write_rows
 from rljax.keys import stream
-from rljax.policies import SavedPolicy, load_policy, sample_all
+from rljax.policies import load_policy, sample_all
 from rljax.training import train
 from rljax.validation import validate
 
@@ -237,20 +237,16 @@ def _make_base(config: Config) -> float:
     return done["wall_s"]
 
 
-def _load_base(config: Config) -> SavedPolicy:
-    """The base policy as the config samples it."""
-    if _trains(config):  # it was trained here just now
-        return load_policy(Path(config.run_dir), trust_code=True)
-    return dataclasses.replace(load_policy(config.model), config=config)
-
-
 def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     """The one file of the seed: read if it is there, else sampled from the base policy."""
     folder = Path(config.run_dir).parent
     path, names = folder / "samples.jsonl", ("prompts", "samples", "process_samples")
     settings = {name: vars(options)[name] for name in names}
     if _require_same(folder / "samples.meta.json", settings) is None:
-        saved = _load_base(config)
+        if _trains(config):  # it was trained here just now
+            saved = load_policy(Path(config.run_dir), trust_code=True)
+        else:
+            saved = dataclasses.replace(load_policy(config.model), config=config)
         data = config.data.train
         given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
         prompts, _ = saved.encode(given[: options.prompts])

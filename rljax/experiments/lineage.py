@@ -5,25 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rljax.config.schema import DATA, MODELS
+from rljax.config.declare import Spec
 from rljax.files import file_sha256
 
 EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
-# Fields that name where something is written or kept.
-_WRITTEN = ("run_dir", "out", "pairs", "trajectories", "answers", "compilation_cache")
-# Fields in which a bare word may be a file or a folder; elsewhere it is a name.
-_PATHS = {
-    *MODELS,
-    *DATA,
-    "checkpoint",
-    "checkpoints",
-    "policy",
-    "against",
-    "completer",
-    "reward_model",
-    "search_model",
-    "data",
-}
 
 
 def digest(path: str | Path) -> str:
@@ -48,29 +33,32 @@ def digest(path: str | Path) -> str:
     return total.hexdigest()
 
 
-def _read_from(field: str, text: str) -> Iterator[Path]:
+def _read_from(spec: Spec, text: str) -> Iterator[Path]:
     """The files and folders that a field's text names: a path, RUN@STEP, a file for each {split},
-    the Python file of a function, and what stands in quotes inside of a call."""
+    the Python file of a function, and what stands in quotes inside of a call. A bare word may be a
+    file or a folder if the field names data or a model; else it is a name."""
+    names_path = spec.path or spec.component == "data"
     names = {text, text.rpartition("@")[0], *re.findall(r"[^\s()'\"=,]+\.py(?=:)", text)}
     names |= {*re.findall(r"'([^']+)'", text), *re.findall(r'"([^"]+)"', text)}
     for split in ("train", "test"):
         names |= {name.replace("{split}", split) for name in names}
     for name in sorted(names):
-        is_path = "/" in name or "." in name or (name == text and field in _PATHS)
+        is_path = "/" in name or "." in name or (name == text and names_path)
         # Dots alone are a pattern, not a folder.
         if is_path and name.strip("./") and len(name) < 1000 and Path(name).exists():
             yield Path(name)
 
 
-def inputs_of(fields: Mapping[str, object]) -> dict[str, dict[str, str]]:
+def inputs_of(fields: Mapping[str, object], specs: Mapping[str, Spec]) -> dict[str, dict[str, str]]:
     """Returns {field: {path: SHA-256}} of all existing paths that the fields of a config, or the
-    options of a command, name."""
+    options of a command, name, but for what is written there. `specs` are their declarations."""
     found = {}
     for field, value in fields.items():
-        if field in _WRITTEN:
+        if specs[field].path == "written" or field == "compilation_cache":
             continue
         texts = value if isinstance(value, tuple | list) else (value,)
-        paths = [p for text in texts if isinstance(text, str) for p in _read_from(field, text)]
+        texts = [text for text in texts if isinstance(text, str)]
+        paths = [path for text in texts for path in _read_from(specs[field], text)]
         if paths:
             found[field] = {str(path): digest(path) for path in paths}
     return found

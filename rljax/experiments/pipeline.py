@@ -120,12 +120,13 @@ def _run(stage: Stage) -> tuple[dict, bool]:
             _check_outputs(stage, before)
             return before, True
     stage.folder.mkdir(parents=True, exist_ok=True)
+    compared = json.dumps(stage.compared(), sort_keys=True)
     begun = {
         "stage": stage.name,
         "command": stage.command,
         "status": "begun",
         "settings": stage.shown(),
-        "settings_sha256": _hash(stage.compared()),
+        "settings_sha256": hashlib.sha256(compared.encode()).hexdigest(),
         "compared": stage.compared(),
         "inputs": inputs,
         "by_hand": shlex.join(stage.command_line()),
@@ -146,10 +147,6 @@ def _run(stage: Stage) -> tuple[dict, bool]:
     return record, False
 
 
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
     """{field: {path: SHA-256}} of a stage in its folder. Paths of other stages are {NAME}/..., so
     that the folder of the pipeline may move."""
@@ -160,7 +157,7 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
         name, *rest = Path(path).relative_to(stage.home).parts
         return "/".join((f"{{{name}}}", *rest))
 
-    found = inputs_of(stage.fields())
+    found = inputs_of(stage.fields(), stage.specs())
     return {k: {shown(path): sha for path, sha in paths.items()} for k, paths in found.items()}
 
 

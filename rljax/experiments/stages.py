@@ -14,28 +14,19 @@ A stage is a command of rljax with its options, or "train" with fields of the co
 import dataclasses
 import re
 import tempfile
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax import hub
 from rljax.components import resolve
-from rljax.config import (
-    NAMESPACES,
-    Config,
-    changed_fields,
-    field_names,
-    fingerprints,
-    value_of,
-    with_overrides,
-)
+from rljax.config import NAMESPACES, Config, changed_fields, fingerprints, value_of, with_overrides
 from rljax.config import policy_options as of
-from rljax.config.declare import Options, option_flags, options_of
-from rljax.config.flags import load_named_config
-from rljax.config.trust import asks_for_trust, is_harmless, refuse_own_code
+from rljax.config.declare import Options, Spec, declared, option_flags, options_of
+from rljax.config.schema import FIELDS
+from rljax.config.trust import is_harmless, value_asks_for_trust
 from rljax.errors import InputError
 from rljax.evaluation.benchmarks import HOME as SUITES
-from rljax.experiments.sweep import TRAIN, changes_of, flag, without_config
+from rljax.experiments.sweep import TRAIN, config_of, flag, without_config
 from rljax.rewards.judges.judging import HOME as JUDGES
 from rljax.rewards.judges.judging import judge_of
 from rljax.runs.store import is_url
@@ -53,21 +44,8 @@ _TAKEN = ("lineage.json", "pipeline.html")  # files of the pipeline's own folder
 _KEPT = ("split",)  # {split} is the training or the test split of a path
 # {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
 _REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
-_POLICIES = ("checkpoint", "checkpoints", "policy")  # options that take a run's folder
-# Options of texts that a pipeline of data may set, and which of them nobody need vouch for. Folders
-# of policies are looked at when they are opened; numbers and choices are harmless.
-_HARMLESS: dict[str, Callable[[str], bool]] = {
-    "reward": lambda text: is_harmless(text, NAMESPACES["reward"]),
-    "data": lambda text: not asks_for_trust("data.train", text),
-    "judge": lambda text: is_harmless(text, JUDGES),
-    "search": lambda text: is_harmless(text, NAMESPACES["search"]),
-    "suites": lambda text: is_harmless(text, SUITES),
-    **dict.fromkeys(
-        (*_POLICIES, "against", "completer", "search_model", "reward_model"),
-        lambda text: not is_url(text),
-    ),
-}
-_RUNS = (*_POLICIES, "against", "completer", "search_model")  # or may
+# Options that name components of modules which no field of the config names.
+_HOMES = {"judge": JUDGES, "suites": SUITES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +70,13 @@ class Stage:
         """Config of a "train" stage; None for other commands."""
         return self.settings if isinstance(self.settings, Config) else None
 
+    def specs(self) -> dict[str, Spec]:
+        """Returns {field or option: its declaration}."""
+        return FIELDS if self.config is not None else declared(type(self.settings))
+
     def fields(self) -> dict[str, object]:
         """Returns {field or option: value}."""
-        if self.config is not None:
-            return {name: value_of(self.config, name) for name in field_names(Config)}
-        names = [field.name for field in dataclasses.fields(self.settings)]
-        return {name: getattr(self.settings, name) for name in names}
+        return {name: value_of(self.settings, name) for name in self.specs()}
 
     def in_folder(self, home: Path) -> "Stage":
         """Returns the stage with the folders of the stages in `home` in its values and settings."""
@@ -157,10 +136,15 @@ def _exported(config: Config) -> str:
     return "policy" if "actor" in page.parameters else "reward_model"
 
 
+def _texts(value: object) -> list[str]:
+    """The texts of a value or of a list of values, without the empty ones."""
+    values = value if isinstance(value, tuple | list) else (value,)
+    return [text for text in values if isinstance(text, str) and text]
+
+
 def _references(value: object) -> list[str]:
     """The names in {} that begin a path."""
-    texts = value if isinstance(value, tuple | list) else (value,)
-    found = [m for text in texts if isinstance(text, str) for m in _REFERENCE.finditer(text)]
+    found = [match for text in _texts(value) for match in _REFERENCE.finditer(text)]
     return [name for match in found if (name := match[1] or match[2]) not in _KEPT]
 
 
@@ -272,7 +256,15 @@ def _stage(
                 "'my_file.py:function'",
             )
     if command == "train":
-        return _train_stage(base, name, values, home, location, arguments, where, trusted)
+        if "run_dir" in values:
+            fix = "leave it out: it is the stage's"
+            raise InputError("run_dir", value=values["run_dir"], fix=fix)
+        values["run_dir"] = f"{{{name}}}"
+        how = dict(where=where, location=location, trusted=trusted)
+        config = config_of(base, values, values["run_dir"], **how)
+        if "config" in values:
+            arguments = [f"--config={values['config']}", *without_config(arguments)]
+        return Stage(name, "train", values, config, home, tuple(arguments))
     if not isinstance(command, str) or command not in COMMANDS:
         raise InputError(
             "command",
@@ -283,11 +275,12 @@ def _stage(
     if not trusted:
         _refuse_own_code(values, *COMMANDS[command])
     kind, made = COMMANDS[command]
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = declared(kind)
     defaults = {"seed": base.seed, "compilation_cache": base.compilation_cache}
     # What the stages before it have trained may run the code of their configs. (That of a pipeline
     # of data is vouched for as each of its runs begins.)
-    if trusted and any(_references(values.get(option)) for option in _RUNS):
+    policies = [option for option, spec in known.items() if spec.path == "policy"]
+    if trusted and any(_references(values.get(option)) for option in policies):
         defaults["trust_code"] = True
     values = {k: v for k, v in defaults.items() if k in known} | values
     for option, usual in made.items():
@@ -312,13 +305,12 @@ def _refuse_own_code(values: Mapping[str, object], kind: type, made: Mapping[str
     options that name a file of the stage's own folder."""
     if values.get("trust_code"):
         raise InputError("trust_code", value=True, fix="give --trust_code on the command line")
-    hints = typing.get_type_hints(kind)
+    known = declared(kind)
     for option, value in values.items():
-        texts = value if isinstance(value, tuple | list) else (value,)
-        texts = [text for text in texts if isinstance(text, str) and text]
-        choices = typing.get_args(hints.get(option)) if texts else ()
-        harmless = _HARMLESS.get(option, lambda text, c=choices: text in c)
-        if option not in made and not all(map(harmless, texts)):
+        asks = value_asks_for_trust(known.get(option), value)
+        if option in _HOMES:
+            asks = not all(is_harmless(text, _HOMES[option]) for text in _texts(value))
+        if asks and option not in made:  # a folder of a policy is looked at when it is opened
             rule = "a file of data runs no code of others, and sends nothing away"
             raise InputError(option, value=value, rule=rule, fix="look at it, then --trust_code")
 
@@ -330,33 +322,16 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def _train_stage(base, name, values, home, location, arguments, where, trusted) -> Stage:
-    if "run_dir" in values:
-        raise InputError("run_dir", value=values["run_dir"], fix="leave it out: it is the stage's")
-    start, values = base, {**values, "run_dir": f"{{{name}}}"}
-    if "config" in values:  # starts from another file, with what the command line changed
-        other = load_named_config(str(values["config"]), trusted)
-        start = with_overrides(other, changes_of(base, where), location)
-        arguments = [f"--config={values['config']}", *without_config(arguments)]
-    fields = {k: v for k, v in values.items() if k != "config"}
-    config = with_overrides(start, fields, location)
-    if not trusted:
-        refuse_own_code(
-            with_overrides(config, {"run_dir": ""}, location), location
-        )  # it is the stage's
-    return Stage(name, "train", values, config, home, tuple(arguments))
-
-
 def _check(stage: Stage, earlier: Sequence[Stage], nowhere: Path) -> None:
     """Raises InputError for whatever is wrong with the stage. What earlier stages will make stands
     empty in the folder `nowhere`."""
     made = {one.name: one for one in earlier}
     own = ("run_dir", *COMMANDS.get(stage.command, (None, {}))[1])
+    specs = stage.specs()
     for field, value in stage.fields().items():
-        texts = value if isinstance(value, tuple | list) else (value,)
-        for text in texts if field not in own else ():
+        for text in _texts(value) if field not in own else ():
             for name in _references(text):
-                _check_reference(field, text, name, made)
+                _check_reference(field, text, name, made, specs[field].path == "policy")
     for one in earlier:
         for output in one.outputs():
             path = nowhere / one.name / output
@@ -368,36 +343,31 @@ def _check(stage: Stage, earlier: Sequence[Stage], nowhere: Path) -> None:
     here = stage.in_folder(nowhere)
     if here.config is not None:
         validate(here.config)
-    else:
-        _check_options(here.fields())
+    for option, value in here.fields().items() if here.config is None else ():
+        for text in _texts(value):
+            _check_option(option, specs[option], text)
 
 
-def _check_options(fields: Mapping[str, object]) -> None:
+def _check_option(option: str, spec: Spec, text: str) -> None:
     """Raises InputError for a function that is not there, or a folder that no stage will make."""
-    for option, home in (("reward", "reward"), ("data", "data")):
-        text = fields.get(option)
-        if text and (option == "reward" or "(" in text):
-            resolve(text, NAMESPACES[home])
-    if fields.get("search"):
-        resolve(fields["search"], NAMESPACES["search"])
-    if fields.get("judge"):
-        judge_of(fields["judge"])
-    for option in (*_RUNS, "reward_model"):
-        value = fields.get(option) or ()
-        for text in (value,) if isinstance(value, str) else value:
-            folder = text if Path(text).exists() else text.rpartition("@")[0]
-            named = (folder and Path(folder).exists()) or hub.model_name(text)
-            if not is_url(text) and not named:
-                rule = "a folder that is there, a model of the hub, or {NAME} of an earlier stage"
-                raise InputError(
-                    option,
-                    value=text,
-                    rule=rule,
-                    fix="correct the path, or put the stage that makes it in front of this one",
-                )
+    if option == "judge":
+        judge_of(text)
+    elif spec.component and (spec.component != "data" or "(" in text):
+        resolve(text, NAMESPACES[spec.component])
+    elif spec.path in ("policy", "model") and not is_url(text):
+        folder = text if Path(text).exists() else text.rpartition("@")[0]
+        if not (folder and Path(folder).exists()) and not hub.model_name(text):
+            raise InputError(
+                option,
+                value=text,
+                rule="a folder that is there, a model of the hub, or {NAME} of an earlier stage",
+                fix="correct the path, or put the stage that makes it in front of this one",
+            )
 
 
-def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]) -> None:
+def _check_reference(
+    field: str, text: str, name: str, made: Mapping[str, Stage], takes_run: bool
+) -> None:
     if name not in made:
         fix = f"one of {', '.join(made)}" if made else "the first stage has none before it"
         raise InputError(field, value=text, rule=f"no earlier stage is called {name!r}", fix=fix)
@@ -410,7 +380,7 @@ def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]
             rule=f"inside of the folder of {name!r}",
             fix=f"leave '..' out: {{{name}}} is the folder of the stage {name!r}",
         )
-    if not inside and one.config is not None and field in _RUNS:
+    if not inside and one.config is not None and takes_run:
         return
     outputs = one.outputs()
     # A folder of labelled steps has a file for each split.

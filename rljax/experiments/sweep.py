@@ -30,6 +30,7 @@ from rljax.config.flags import load_config_file, load_named_config
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.files import read_json_object, write_json
+from rljax.runs.units import interval_text
 from rljax.validation import validate
 
 RESULT = "sweep.json"
@@ -87,6 +88,31 @@ def changes_of(config: Config, path: str) -> dict[str, object]:
     return {name: now for name, (before, now) in values.items() if before != now}
 
 
+def config_of(
+    base: Config,
+    item: Mapping[str, object],
+    run_dir: str,
+    *,
+    where: str,
+    location: str,
+    trusted: bool,
+) -> Config:
+    """Returns the config of a member of a sweep or a stage of a pipeline.
+
+    It is `base`, the config of the file `where`; or, if `item` has the field `config`, that of
+    another file with what the command line has changed. The other fields of `item` are set in it.
+    Raises InputError for unknown fields, and for code of others unless `trusted`.
+    """
+    if "config" in item:
+        other = load_named_config(str(item["config"]), trusted)
+        base = with_overrides(other, changes_of(base, where), location)
+    fields = {name: value for name, value in item.items() if name != "config"}
+    config = with_overrides(base, {**fields, "run_dir": run_dir}, location)
+    if not trusted:  # the folder is our own choice
+        refuse_own_code(with_overrides(config, {"run_dir": ""}, location), location)
+    return config
+
+
 def make_members(
     base: Config, listed: object, folder: Path, where: str, trusted: bool = True
 ) -> list[Member]:
@@ -95,7 +121,6 @@ def make_members(
 
     `trusted`: they may name code of others.
     """
-    changed = None  # the command line's overrides, which members with their own file get, too
     try:
         overrides = list(listed)
     except TypeError:
@@ -124,18 +149,9 @@ def make_members(
                 )
             if "run_dir" in item:
                 raise InputError(f"{location} sets run_dir", fix="leave it out: the sweep sets it")
-            name, start = member_name(item), base
-            fields = {k: v for k, v in item.items() if k != "config"}
-            if "config" in item:
-                changed = changes_of(base, where) if changed is None else changed
-                start = with_overrides(
-                    load_named_config(str(item["config"]), trusted), changed, location
-                )
-            config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, location)
-            if not trusted:
-                refuse_own_code(
-                    with_overrides(config, {"run_dir": ""}, location), location
-                )  # it is the sweep's
+            name = member_name(item)
+            how = dict(where=where, location=location, trusted=trusted)
+            config = config_of(base, item, str(folder / name), **how)
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:
@@ -293,7 +309,7 @@ def table(rows: list[dict]):
     from rich.table import Table
 
     def shown(value: dict | None) -> str:
-        return "" if not value else "{value:.3f} [{low:.3f}, {high:.3f}]".format(**value)
+        return interval_text(value) if value else ""
 
     best = max((r["accuracy_after"]["value"] for r in rows if r["accuracy_after"]), default=None)
     out = Table()

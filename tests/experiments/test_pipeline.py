@@ -19,7 +19,10 @@ from conftest import REPO, one_device_environment
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.config import Config
+from rljax.config.declare import declared
 from rljax.config.flags import listed, load_config_file
+from rljax.config.policy_options import PreferenceOptions
+from rljax.config.schema import FIELDS
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
@@ -337,7 +340,8 @@ def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_pa
             "judge": f"{tmp_path}/own.py:judge(noise=0.1)",
             "run_dir": str(run),
             "seed": 3,
-        }
+        },
+        FIELDS | declared(PreferenceOptions),
     )
     assert {k: len(v) for k, v in found.items()} == {"data.train": 2, "policy": 1, "judge": 1}
 
@@ -549,7 +553,8 @@ def test_inputs_are_files_that_a_field_names_and_no_words(tmp_path, monkeypatch)
             "data.train": "gsm8k(path='data/gsm')",
             "reward.function": "regex_match(pattern='..')",
             "roles": ("guide=value_model(folder='data/gsm', reads='outcome')",),
-        }
+        },
+        FIELDS,
     )
     assert sorted(found) == ["data.train", "model", "roles"]
     assert set(found["roles"]) == set(found["data.train"]) == {"data/gsm"}
