@@ -220,7 +220,7 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
 def _without_repeats(
     rows: list[dict], first_locations: dict[str, tuple[str, str]], split: str
 ) -> tuple[list[dict], dict[str, int]]:
-    """The first row of every prompt that is not in `first_places` (prompt -> (split, ground
+    """The first row of every prompt that is not in `first_locations` (prompt -> (split, ground
     truth)), and counts."""
     kept, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
     for row in rows:

@@ -139,10 +139,10 @@ def _some(items: Sequence) -> Sequence:
     return items[:: max(1, len(items) // MOST_MEASURED)]
 
 
-def data_page(data: Data, tokenizer: Tokenizer, *, rows: int = 3, seed: int = 0) -> dict:
+def data_page(data: Data, tokenizer: Tokenizer, *, seed: int = 0) -> dict:
     """Returns the data page of a report, as JSON: `notes`, `counts`, `lengths`, and `rows` with a
     title, fields and pieces [text, whether it is learned]."""
-    shown, counts = shown_rows(data, rows=rows, seed=seed)
+    shown, counts = shown_rows(data, rows=3, seed=seed)
     return {
         "notes": [*turn_lines(tokenizer), *data.notes],
         "counts": counts,
@@ -152,22 +152,20 @@ def data_page(data: Data, tokenizer: Tokenizer, *, rows: int = 3, seed: int = 0)
                 "title": one.title,
                 "tokens": len(one.ids),
                 "fields": {name: repr(value)[:1_000] for name, value in one.metadata.items()},
-                "pieces": [
-                    [text, learned] for text, learned in _runs(one, tokenizer, MOST_TOKENS_SHOWN)
-                ],
+                "pieces": [[text, learned] for text, learned in _runs(one, tokenizer)],
             }
             for one in shown
         ],
     }
 
 
-def _runs(shown: Shown, tokenizer: Tokenizer, most: int) -> list[tuple[str, bool]]:
+def _runs(shown: Shown, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
     """The text of a sequence in runs of what is learned and what is not."""
-    learned = np.asarray(shown.mask)[:most] > 0
-    texts = pieces(shown.ids[:most], tokenizer)
+    learned = np.asarray(shown.mask)[:MOST_TOKENS_SHOWN] > 0
+    texts = pieces(shown.ids[:MOST_TOKENS_SHOWN], tokenizer)
     runs = itertools.groupby(range(len(texts)), key=lambda t: bool(learned[t]))
     out = [("".join(texts[t] for t in run), kind) for kind, run in runs]
-    return [*out, (" ...", False)] if len(shown.ids) > most else out
+    return [*out, (" ...", False)] if len(shown.ids) > MOST_TOKENS_SHOWN else out
 
 
 def _required(shown: list[Shown], split: str) -> list[Shown]:

@@ -126,42 +126,36 @@ def _demonstration(rows: Rows, index: int) -> dict:
 def prompt_record(
     row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None = None
 ) -> dict:
-    """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
-    with rows.named_columns():
-        return _prompt_record(row, index, rows, need_ground_truth, check)
-
-
-def _prompt_record(
-    row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None
-) -> dict:
+    """Returns row `index` as load_prompts makes it. Raises InputError that names row and column."""
     location = rows.location(index)
-    row = _as_written(with_images(row, location, rows.folder), rows, location)
-    row = _with_prompt(_without_hiding_nulls(row), location)
-    prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
-    truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
-    data_source = row.get("data_source", rows.data_source)
-    text_of(data_source, f"{location}, column 'data_source'", "name the data set")
-    extra_info = object_of(row.get("extra_info"), f"{location}, column 'extra_info'")
-    used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
-    others = {name: value for name, value in row.items() if name not in used}
-    others |= more
-    own = {name: value for name, value in extra_info.items() if value is not None}
-    record = dict(
-        prompt=prompt_of(row[prompt_column], f"{location}, column {prompt_column!r}"),
-        ground_truth=truth,
-        data_source=data_source,
-        extra_info={**extra_info, **others, **own},
-        index=index,
-    )
-    record |= images_of(row)
-    _require_words(record["prompt"], f"{location}, column {prompt_column!r}")
-    if check and (problem := check(record)):
-        raise InputError(
-            f"{location}, column {truth_column!r}",
-            value=row[truth_column],
-            rule=problem,
-            fix="correct or remove the row, or name another reward in reward.function",
+    with rows.named_columns():
+        row = _as_written(with_images(row, location, rows.folder), rows, location)
+        row = _with_prompt(_without_hiding_nulls(row), location)
+        prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
+        truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
+        data_source = row.get("data_source", rows.data_source)
+        text_of(data_source, f"{location}, column 'data_source'", "name the data set")
+        extra_info = object_of(row.get("extra_info"), f"{location}, column 'extra_info'")
+        used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
+        others = {name: value for name, value in row.items() if name not in used}
+        others |= more
+        own = {name: value for name, value in extra_info.items() if value is not None}
+        record = dict(
+            prompt=prompt_of(row[prompt_column], f"{location}, column {prompt_column!r}"),
+            ground_truth=truth,
+            data_source=data_source,
+            extra_info={**extra_info, **others, **own},
+            index=index,
         )
+        record |= images_of(row)
+        _require_words(record["prompt"], f"{location}, column {prompt_column!r}")
+        if check and (problem := check(record)):
+            raise InputError(
+                f"{location}, column {truth_column!r}",
+                value=row[truth_column],
+                rule=problem,
+                fix="correct or remove the row, or name another reward in reward.function",
+            )
     return record
 
 
