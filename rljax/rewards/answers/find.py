@@ -8,7 +8,7 @@ mmlu_pro.
 import re
 from typing import Literal
 
-from rljax.rewards.answers.normalise import NUMBER
+from rljax.rewards.answers.normalise import NUMBER, group_end
 
 _WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
 
@@ -34,12 +34,8 @@ def last_boxed(text: str) -> str | None:
     rest = text[start + len("\\boxed") :].lstrip()
     if not rest.startswith("{"):
         return rest.split("$", 1)[0] if text.startswith(" ", start + len("\\boxed")) else None
-    depth = 0
-    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\{` is a set's brace, not a group's
-        depth += {"{": 1, "}": -1}.get(token.group(), 0)
-        if depth == 0 and token.group() == "}":
-            return rest[1 : token.start()]
-    return None
+    end = group_end(rest, 0)
+    return None if end is None else rest[1 : end - 1]
 
 
 def marked_line(text: str) -> str | None:

@@ -79,6 +79,19 @@ _LEAD = re.compile(
 )
 
 
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is a set's brace, not a group's
+
+
+def group_end(text: str, start: int) -> int | None:
+    """The index behind the brace that closes the one at `start`; None if none does."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return brace.end()
+    return None
+
+
 def _unwrapped(text: str) -> str:
     r"""`\text{Evelyn}` -> `Evelyn`, `\color{red}{5}` -> `5`; what is not all in braces keeps
     them."""
@@ -88,12 +101,7 @@ def _unwrapped(text: str) -> str:
         if match is None:
             coloured = _COLOURED.fullmatch(text) if "\\color" in text[:30] else None
             return coloured[1].strip() if coloured else text
-        depth = 0
-        for brace in re.finditer(r"\\.|[{}]", text[match.end() :], re.DOTALL):
-            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-            if depth == 0:
-                break
-        if depth or match.end() + brace.end() != len(text):
+        if group_end(text, match.end()) != len(text):
             return text
         text = text[match.end() + 1 : -1]
     return text.strip()
