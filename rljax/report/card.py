@@ -261,8 +261,8 @@ def _training(run: RecordedRun) -> dict[str, str | None]:
         rows.append(("time", duration(run.summary["wall_s"])))
     shown = [(name, _code(value)) for name, value in rows if value not in (None, "")]
     words = {"fields": _table(("field", "value"), shown)}
-    start = run.starts[-1] if run.starts else {}
-    if run.starts:
+    start = run.latest_start
+    if start:
         git = start.get("git") if isinstance(start.get("git"), Mapping) else {}
         dirty = " with changes" * bool(git.get("dirty"))
         words["commit"] = f", commit {_text(git['commit'])}{dirty}" if "commit" in git else ""

@@ -139,10 +139,9 @@ def facts(run: RecordedRun) -> str:
 def _facts(run: RecordedRun) -> str:
     facts = [(label, field(run.config, name)) for name, label in FACTS.items()]
     last, total = run.steps()
-    started = run.starts[-1] if run.starts else {}
     facts += [("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None))]
     facts += [("seed", run.summary.get("seed", run.config.get("seed")))]
-    facts += [("device", run.summary.get("device") or started.get("device"))]
+    facts += [("device", run.summary.get("device") or run.latest_start.get("device"))]
     wall = run.summary.get("wall_s")
     if is_number(wall):
         facts.append(("time", duration(wall)))

@@ -92,9 +92,14 @@ class RecordedRun:
         """Returns the names of the phases, in their order."""
         return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
 
+    @property
+    def latest_start(self) -> dict:
+        """Line of the last start; {} if none is recorded."""
+        return self.starts[-1] if self.starts else {}
+
     def ended(self) -> bool:
         """Returns whether the last start came to an end that wrote a summary."""
-        started = self.starts[-1]["time"] if self.starts else None
+        started = self.latest_start.get("time")
         return bool(self.summary) and self.summary.get("started") in (None, started)
 
     def running(self) -> bool:
@@ -114,9 +119,7 @@ class RecordedRun:
 
     def devices(self) -> int:
         """Returns the number of devices that it runs on; 0 if nothing says so."""
-        device = self.summary.get("device") or (
-            self.starts[-1].get("device") if self.starts else ""
-        )
+        device = self.summary.get("device") or self.latest_start.get("device")
         found = re.match(r"(\d+) x ", str(device))
         return int(found[1]) if found else 0
 
@@ -203,8 +206,7 @@ def read_run(folder: Path) -> RecordedRun:
 def _warnings(run: RecordedRun) -> list[str]:
     """The warnings that a run has begun with, and what it has counted but for what
     `reward_warnings` finds in its rows."""
-    last = run.starts[-1] if run.starts else {}
-    known = run.summary.get("warnings", last.get("warnings"))
+    known = run.summary.get("warnings", run.latest_start.get("warnings"))
     faults, last = run.summary.get("faults"), run.summary.get("fault_steps")
     steps = run.summary.get("steps")
     counted = {
