@@ -27,9 +27,8 @@ from pathlib import Path
 
 from rljax.errors import InputError
 
-CONFIG_MODULE = (
-    "_rljax_config"  # the name of a config file's module, which no process imports by it
-)
+# The name of a config file's module, which no process imports by it.
+CONFIG_MODULE = "_rljax_config"
 
 
 def component_text(function: Callable, folder: Path, what: str = "function") -> str:

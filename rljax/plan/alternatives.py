@@ -194,9 +194,8 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (again > 0.5))
     # Of the head three gathers and a scatter, as wide as it is multiplied and summed.
     gathers += (3 * size + 4 - 2 * 3) * head / tensor * (fsdp - 1) / fsdp * parts
-    local = (
-        tokens * tensor * model_config.embed * 2
-    )  # of every layer's activations, summed over tensor
+    # Of every layer's activations, summed over tensor.
+    local = tokens * tensor * model_config.embed * 2
     sums = 8 * local * model_config.layers * 2 * (tensor - 1) / tensor
     sums += 8 * weights / tensor / fsdp * parts * (mesh.shape["data"] > 1)
     return compute + (gathers + sums) / (2 * chip.link_bytes_per_s)

@@ -34,9 +34,8 @@ def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -
     a decode step what it reads, multiplies and sends (rljax.sampler.layout_cost), of learning its
     products, where rows are packed for the tokens alone that responses of these lengths have."""
     lengths = np.asarray(lengths, float)
-    behind = np.square(lengths).sum() / (
-        2 * lengths.sum()
-    )  # tokens of a response, while it decodes
+    # Tokens of a response, while it decodes.
+    behind = np.square(lengths).sum() / (2 * lengths.sum())
     load = dataclasses.replace(workload(setup), response_tokens=max(1, round(2 * behind)))
     roles, decoding = abstract_roles(setup), setup.decoding
     cost = layout_cost(setup.model, roles["actor"].state.weights, decoding, load, chip)

@@ -342,38 +342,22 @@ _ON_THE_HOST = {
 
 EXCLUDES = (
     *(Exclusion("program steps", b, why, "program_steps=1") for b, why in _ON_THE_HOST.items()),
-    Exclusion(
-        "in flight",
-        "opponent",
-        "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
-        _SYNCHRONOUS,
-    ),
-    Exclusion(
-        "in flight",
-        "rounds",
-        "{rollout!r} scores a round of samples before it draws the next one",
-        _SYNCHRONOUS,
-    ),
-    Exclusion(
-        "in flight",
-        "search",
-        "{rollout!r} searches the responses of a step together, to their ends",
-        _SYNCHRONOUS,
-    ),
-    Exclusion(
-        "in flight",
-        "tree of episodes",
-        "{rollout!r} plays the trees of a step at once",
-        _SYNCHRONOUS,
-    ),
-    Exclusion(
-        "in flight",
-        "one version of the policy",
-        "dataflow={dataflow!r} compares samples of one version of the policy",
-        _SYNCHRONOUS,
-    ),
-    Exclusion(
-        "in flight", "replay alone", "rollouts.replay_share=1.0: nothing is sampled", _SYNCHRONOUS
+    *(
+        Exclusion("in flight", b, why, _SYNCHRONOUS)
+        for b, why in (
+            (
+                "opponent",
+                "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
+            ),
+            ("rounds", "{rollout!r} scores a round of samples before it draws the next one"),
+            ("search", "{rollout!r} searches the responses of a step together, to their ends"),
+            ("tree of episodes", "{rollout!r} plays the trees of a step at once"),
+            (
+                "one version of the policy",
+                "dataflow={dataflow!r} compares samples of one version of the policy",
+            ),
+            ("replay alone", "rollouts.replay_share=1.0: nothing is sampled"),
+        )
     ),
     Exclusion(
         "choice of groups",

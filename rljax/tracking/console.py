@@ -242,9 +242,8 @@ class Console:
             redirect_stdout=sys.stdout.isatty(),  # a stream sent to a file stays there
             redirect_stderr=sys.stderr.isatty(),
         )
-        atexit.register(
-            self.close
-        )  # an exception that nobody catches must not leave a hidden cursor
+        # An exception that nobody catches must not leave a hidden cursor.
+        atexit.register(self.close)
         self.display.start()
 
     def _set_phase(self, step: int, metrics: Mapping, values: Mapping[str, float]) -> None:
