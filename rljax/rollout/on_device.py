@@ -71,7 +71,7 @@ class DevicePrompts:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What the host wants to know of one call of `sample`: rows of its batch and their scores."""
+    """The rows of one call of `sample` and their scores, of which the host makes a report."""
 
     tokens: jax.Array  # [R, S] int32
     prompts: jax.Array  # [R] int32, the index of the row's prompt among those that the step draws

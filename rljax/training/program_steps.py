@@ -38,7 +38,7 @@ from rljax.training.sources import RolloutSource
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-    """What a step is made of: the static half of the program."""
+    """The functions and settings of a step: the static half of the program."""
 
     rollout: Component
     cfg: RolloutConfig

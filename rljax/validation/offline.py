@@ -146,7 +146,7 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
 
 
 def _check_program(config: Config, problems: Problems, dataflow: Component) -> None:
-    """What the steps of one program call can be traced: the dataflow, the rollout, the reward."""
+    """The dataflow, the rollout and the reward of steps of one program can be traced."""
     field, value, fix = "program_steps", config.program_steps, "program_steps=1"
     rule = f"dataflow={config.dataflow!r} is not one program"
     how = f"decorate it by @program (rljax.roles), or {fix}"

@@ -1,5 +1,6 @@
 """Steps that one program takes are those that are taken one at a time."""
 
+import gc
 import json
 
 import jax
@@ -12,6 +13,7 @@ from rljax import setup as build
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rollout import Rollout
+from rljax.tracking import compiles
 from rljax.training.loop import one_step
 from rljax.training.run import Run
 from rljax.validation import validate
@@ -232,3 +234,21 @@ def test_a_row_that_the_form_cannot_decide_on_is_masked_and_counted(tmp_path):
     assert metrics["reward/mean"] == pytest.approx(np.mean(scores))
     assert [row.score.status == "error" for row in rows] == failed
     assert "cannot decide" in next(row.score.message for row in rows if row.score.status == "error")
+
+
+def test_the_collector_does_not_look_at_what_exists_when_a_run_has_settled(tmp_path):
+    """Each step makes an object for every sample, and the collector would look at all traced
+    programs again and again."""
+    compiles.watch()
+    gc.unfreeze()
+    try:
+        with opened(config_of(tmp_path, program_steps=3), tmp_path) as run:
+            one_step(run)
+            assert not gc.get_freeze_count()
+            one_step(run)  # compiles nothing
+            assert run.steady and gc.get_freeze_count() > 100_000
+            before = gc.get_freeze_count()
+            one_step(run)
+            assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()

@@ -307,6 +307,7 @@ def test_fields_that_a_resume_may_change_are_those_that_change_no_number():
         "checkpoint.best_metric",
         "checkpoint.allow_changed",
         "samples_every_steps",
+        "program_steps",
         "report_every_minutes",
         "reward.workers",
         "compilation_cache",
