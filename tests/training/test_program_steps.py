@@ -249,6 +249,6 @@ def test_the_collector_does_not_look_at_what_exists_when_a_run_has_settled(tmp_p
             assert run.steady and gc.get_freeze_count() > 100_000
             before = gc.get_freeze_count()
             one_step(run)
-            assert gc.get_freeze_count() == before
+            assert gc.get_freeze_count() <= before  # once is enough
     finally:
         gc.unfreeze()
