@@ -48,8 +48,8 @@ def main(steps: int = 80) -> None:
     for _ in range(30):
         batch = place(Batch(**pad_examples(next(demonstrations), length=12)), mesh)
         actor = imitate(batch, key, Steps(64, microbatch_rows=64), actor=actor)[0]["actor"]
-    encoded, _ = encode_prompts(task.train, tokenizer, max_prompt_tokens=10)
-    records = Loader(encoded, batch_size=P * steps, seed=0).take(P * steps)
+    records, _ = encode_prompts(task.train, tokenizer, max_prompt_tokens=10)
+    records = Loader(records, batch_size=P * steps, seed=0).take(P * steps)
     prompts = Prompts.from_records(records, length=10)
     scorer = device_scorer("exact_match()", tokenizer, tokenizer.vocab_size)
     fields = scorer.fields([record.ground_truth for record in records])
@@ -57,8 +57,8 @@ def main(steps: int = 80) -> None:
 
     def step(actor, given):
         (tokens, lengths, fields), key = given
-        how = dict(n=N, version=actor.state.step, decoding=Decoding())
         read = (actor.model, actor.state.weights, tokens, lengths, key, sampling)
+        how = dict(n=N, version=actor.state.step, decoding=Decoding())
         batch = generate_in_program(*read, **how)
         starts, fields = jax.tree.map(lambda x: jnp.repeat(x, N, axis=0), (lengths, fields))
         ends = jnp.sum(batch.segment_ids > 0, axis=1)
@@ -66,15 +66,14 @@ def main(steps: int = 80) -> None:
         batch = with_rewards(batch, scores, None, jnp.isfinite(scores), batch.group)
         batch = batch.replace(old_logprobs=actor.logprobs(batch))
         batch = batch.replace(advantages=group_relative(batch))
-        rows = Steps(P * N, microbatch_rows=P * N)
-        return actor.update(batch, ppo_clip, steps=rows, reduction=token_mean)[0], scores.mean()
+        how = dict(steps=Steps(P * N, microbatch_rows=P * N), reduction=token_mean)
+        return actor.update(batch, ppo_clip, **how)[0], scores.mean()
 
     given = (prompts.tokens, prompts.lengths, fields)
     given = jax.tree.map(lambda x: x.reshape(steps, P, *x.shape[1:]), given)
-    given = (given, jax.random.split(key, steps))
-    _, rewards = jax.jit(lambda actor, given: jax.lax.scan(step, actor, given))(actor, given)
-    for i, reward in enumerate(fetch(rewards)):
-        print(f"step {i} reward {reward:.3f}")
+    run = jax.jit(lambda actor, given: jax.lax.scan(step, actor, given))
+    _, rewards = run(actor, (given, jax.random.split(key, steps)))
+    print("\n".join(f"step {i} reward {x:.3f}" for i, x in enumerate(fetch(rewards))))
 
 
 if __name__ == "__main__":

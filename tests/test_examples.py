@@ -54,6 +54,15 @@ def test_the_loop_of_ppo_has_thirty_lines_beside_its_imports():
 
 
 @pytest.mark.slow
+def test_the_steps_of_one_program_learn():
+    path = REPO / "examples" / "one_program.py"
+    assert len(path.read_text().splitlines()) <= 80
+    rewards = rewards_of(path.name, 40)
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
+    assert last > 0.7 and last > first + 0.12, rewards
+
+
+@pytest.mark.slow
 def test_the_loop_of_ppo_learns():
     rewards = rewards_of("ppo_loop.py", 40)
     assert sum(rewards[:2]) / 2 < 0.4 and sum(rewards[-5:]) / 5 > 0.9, rewards
