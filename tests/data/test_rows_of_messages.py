@@ -579,3 +579,61 @@ def test_a_loss_mask_as_json_text():
         [{"messages": [U, A, V, B], "loss_mask": "[0, 0, 0, 1]"}], "train", "examples"
     )
     assert [m.get("learn") for m in record["messages"]] == [None, False, None, None]
+
+
+# -- reasoning in a column of its own --
+
+THOUGHT = {"reasoning": "I think"}
+PAIR = {"chosen": "yes", "rejected": "no"}
+REASONED = [
+    ("examples", {"prompt": "q", "completion": "a", **THOUGHT}, "reasoning"),
+    ("examples", {"prompt": [U], "completion": [B], "thinking": "I think"}, "thinking"),
+    ("examples", {"instruction": "q", "output": "a", "Thinking": "I think"}, "Thinking"),
+    ("examples", {"question": "q", "answer": "a", "reasoning_content": "I think"}, "_content"),
+    ("examples", {"messages": [U, A, V, B], "reasoning": [None, "I think"]}, "reasoning"),
+    ("examples", {"conversations": [U, A], **THOUGHT}, "reasoning"),
+    ("examples", {"text": "q a", **THOUGHT}, "reasoning"),
+    ("examples", {"extra_info": {"question": "q", "answer": "a", **THOUGHT}}, "reasoning"),
+    ("pairs", {"prompt": "q", **PAIR, **THOUGHT}, "reasoning"),
+    ("pairs", {"chosen": [U, A], "rejected": [U, B], **THOUGHT}, "reasoning"),
+    ("pairs", {"prompt": "q", **PAIR, "chosen_reasoning": "I think"}, "chosen_reasoning"),
+    ("unpaired", {"prompt": "q", "completion": "a", "label": True, **THOUGHT}, "reasoning"),
+    ("stepwise", {"prompt": "q", "completions": ["a"], "labels": [1], **THOUGHT}, "reasoning"),
+    ("trajectories", {"prompt": "q", "steps": ["a"], "reward": 1, **THOUGHT}, "reasoning"),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "column"), REASONED)
+def test_reasoning_in_a_column_is_not_left_out_without_a_word(tmp_path, kind, row, column):
+    bare = {name: value for name, value in row.items() if column not in name}
+    bare |= {"extra_info": {"question": "q", "answer": "a"}} if "extra_info" in row else {}
+    rows = [bare, {**row, "a": None}]
+    says = rf"row 1.*{column}' is not learned: got 'I think'.*reasoning_content"
+    path = write(tmp_path / "rows.jsonl", rows)
+    assert load_rows([bare], "train", kind)
+    ways = [lambda: load_rows(path, "train", kind), lambda: load_stored_rows(path, kind).first(2)]
+    if kind == "examples":
+        ways.append(lambda: load_demonstrations(path, "train"))
+        ways.append(lambda: load_demonstrations(path, "train", stored=True).first(2))
+    for read in ways:
+        with pytest.raises(InputError, match=says):
+            read()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"completion": "<think>\nI  think\n</think> a", **THOUGHT},
+        {"messages": [U, {**A, "reasoning_content": "I think"}], **THOUGHT},
+        {"completion": "a", "reasoning": None, "thinking": " "},
+        {"completion": "a", "reasoning": "on", "thinking": True},  # says that the model shall think
+        {"completion": "a", "reasoning_effort": "high"},
+    ],
+)
+def test_reasoning_that_is_learned_may_stand_in_a_column_too(row):
+    assert load_rows([{"prompt": "q", **row}], "train", "examples")
+
+
+def test_a_reward_reads_reasoning_in_a_column():
+    row = {"prompt": "q", "answer": "a", **THOUGHT}
+    assert load_prompts([row], "train")[0]["extra_info"]["reasoning"] == "I think"

@@ -25,7 +25,12 @@ from rljax.data.rows.columns import (
     text_of,
     without_nulls,
 )
-from rljax.data.rows.conversation import context, conversation, require_no_column_flags
+from rljax.data.rows.conversation import (
+    context,
+    conversation,
+    require_no_column_flags,
+    require_no_other_reasoning,
+)
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
 from rljax.errors import InputError
@@ -112,6 +117,7 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     make, *columns = _KINDS[kind]
     with rows.named_columns():
         made = make(row, read_columns(row, location, columns), location)
+    require_no_other_reasoning(row, made, location)
     return dict(made, **rendering_of(row, location), index=index, **images)
 
 

@@ -18,6 +18,7 @@ from rljax.data.rows.conversation import (
     messages_in_text,
     of_prompt,
     require_no_column_flags,
+    require_no_other_reasoning,
     with_column_flags,
 )
 from rljax.data.rows.nulls import TOOLS, Nulls
@@ -392,9 +393,15 @@ def demonstration_record(row: dict, location: str, index: int) -> dict:
     """A supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and index.
 
     `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
-    of the assistant are not learned. Raises InputError for a row without these columns, and for a
-    column of another type or with nothing to learn.
+    of the assistant are not learned. Raises InputError for a row without these columns, for a
+    column of another type or with nothing to learn, and for reasoning in a column of its own.
     """
+    record = _demonstration(row, location, index)
+    require_no_other_reasoning(row, record, location)
+    return record
+
+
+def _demonstration(row: dict, location: str, index: int) -> dict:
     how = rendering_of(row, location)
     if row.get("messages") is not None:
         messages = conversation(row["messages"], f"{location}, column 'messages'")
@@ -436,6 +443,7 @@ def demonstration_record(row: dict, location: str, index: int) -> dict:
         if isinstance(prompt, str) and isinstance(answer, str):
             turns = [("user", prompt), ("assistant", answer)]
             messages = [{"role": role, "content": content} for role, content in turns]
+            require_no_other_reasoning(extra, dict(messages=messages), f"{location}, 'extra_info'")
             return dict(messages=messages, **how, index=index)
     if "text" in row:
         require_no_column_flags(row, location)

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rljax.data.text.messages import LEARN, SPEAKERS, for_template, role_of, validate_messages
+from rljax.data.text.contents import texts_in
+from rljax.data.text.messages import (
+    LEARN,
+    REASONING,
+    SPEAKERS,
+    for_template,
+    role_of,
+    validate_messages,
+)
 from rljax.errors import InputError
 from rljax.files import parse_json
 
@@ -290,6 +298,38 @@ def require_no_column_flags(row: Mapping, location: str) -> None:
             rule="they are read of a demonstration of messages",
             fix=f"{_FIX}, or remove the column",
         )
+
+
+# Columns with what the model thought, by the letters of their names: of the completion, or of one
+# of a pair (chosen_reasoning, thinking_rejected).
+_THOUGHTS = re.compile(
+    "(chosen|rejected|completion|response|answer)?"
+    f"({'|'.join(name.replace('_', '') for name in REASONING)})(chosen|rejected)?"
+)
+
+
+def require_no_other_reasoning(row: Mapping, record: Mapping, location: str) -> None:
+    """Raises InputError if a column of the row holds reasoning that its record has not: the answer
+    would be learned without it. "on" or true, which say that the model shall think, are none."""
+    columns = {
+        name: [text for text in texts_in(value) if text.strip().lower() not in (*_TRUTHS, "")]
+        for name, value in row.items()
+        if isinstance(name, str) and _THOUGHTS.fullmatch(_read_name(name)[0])
+    }
+    if not any(columns.values()):
+        return
+    given = {name: value for name, value in record.items() if name not in ("tools", "variables")}
+    said = "\0".join("".join(text.split()) for text in texts_in(given))
+    for name, texts in columns.items():
+        lost = next((text for text in texts if "".join(text.split()) not in said), None)
+        if lost is not None:
+            raise InputError(
+                f"{location}, column {name!r} is not learned",
+                value=lost,
+                rule="reasoning is learned as a part of the turn that it belongs to",
+                fix="write it into the completion, or into the message of the assistant as its"
+                f" {REASONING[0]!r}; remove or rename the column if the model shall not learn it",
+            )
 
 
 def of_prompt(name: str, location: str) -> InputError:

@@ -142,12 +142,18 @@ def _function(value: object) -> Mapping:
 
 def _texts(function: Mapping) -> list[str]:
     """The texts among a call's arguments."""
-    found, todo = [], [function.get("arguments")]
-    if isinstance(todo[0], str):
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
         try:
-            todo = [parse_json(todo[0], "arguments")]
+            arguments = parse_json(arguments, "arguments")
         except InputError:
-            return [todo[0]]
+            return [arguments]
+    return texts_in(arguments)
+
+
+def texts_in(value: object) -> list[str]:
+    """Returns the texts in a value of JSON: itself, or those within its lists and objects."""
+    found, todo = [], [value]
     while todo:
         value = todo.pop()
         if isinstance(value, str):
