@@ -18,7 +18,7 @@ from rljax.data.images.columns import require_text_alone
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.rows.columns import prompt_of, text_of
+from rljax.data.rows.columns import prompt_of, rows_of, text_of
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
@@ -226,7 +226,8 @@ def sample_comparisons(
             value=samples,
             fix="--samples=2 or more: the samples of a prompt are compared with one another",
         )
-    records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
     completions = sample_all(

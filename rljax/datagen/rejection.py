@@ -19,6 +19,7 @@ from rljax.config.policy_options import RejectionOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
+from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.datagen.trajectories import example_row, pair_row, trajectories_of
@@ -165,7 +166,8 @@ def selection_metrics(
 
 
 def _records(options: RejectionOptions, data: str, held: float) -> list[dict]:
-    records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
     require_text_alone(records, "this command")
     return records
 

@@ -16,6 +16,7 @@ from rljax.config.policy_options import LabelOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
+from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import Tokenizer
@@ -78,7 +79,8 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
     if reads_model(resolve(reward, NAMESPACES["reward"])):
         rule = "it reads the score of a reward model: no test of a program"
         raise InputError("reward", value=reward, rule=rule, fix="--reward='code_tests()', say")
-    given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
     rng = random.Random(f"{options.seed} {number}")
     drawn = rng.sample(given, min(options.prompts, len(given)))
     require_text_alone(drawn, "this command")

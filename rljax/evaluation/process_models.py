@@ -15,6 +15,7 @@ from rljax.batch import Batch
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import Stepwise, encode_rows
 from rljax.data.offline.rows import load_rows
+from rljax.data.rows.columns import rows_of
 from rljax.data.text.tokenizer import Tokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
@@ -100,7 +101,8 @@ def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> di
     lines, scores, labels}]} of a file of steps. Raises InputError for a row that is not
     valid or too long."""
     scorer = load_scorer(folder)
-    rows = load_rows(data, split, "stepwise")
+    with rows_of("--data", "--data=FILE of steps with labels"):
+        rows = load_rows(data, split, "stepwise")
     items, counts = _encode(scorer, rows)
     scores = step_scores(scorer, items)
     labels = [item.labels[item.mask > 0] for item in items]

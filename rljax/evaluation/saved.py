@@ -15,6 +15,7 @@ from rljax.config.declare import check_options
 from rljax.config.policy_options import EvaluateOptions
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
 from rljax.data.online.prompts import PromptRecord
+from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.errors import InputError
@@ -112,13 +113,10 @@ def evaluate_saved(
     data, reward_text = data_and_reward(options, saved)
     fraction = 0.0 if options.data else held_out_fraction(config, data)
     count = options.prompts or (config.evaluate.prompts if run else 256)
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        prompts = load_prompts(data, "test", test_fraction=fraction)[:count]
     ask = functools.partial(
-        _asked,
-        options,
-        load_prompts(data, "test", test_fraction=fraction)[:count],
-        reward_text,
-        config.evaluate.correct_at,
-        answer,
+        _asked, options, prompts, reward_text, config.evaluate.correct_at, answer
     )
     asked = ask(saved)
     if options.answers:

@@ -23,6 +23,7 @@ from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord, Prompts, pad_examples
 from rljax.data.online.stream import Stream
+from rljax.data.rows.columns import rows_of
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.metric import Metric
@@ -358,7 +359,8 @@ class ReplaySource(LoaderSource):
     def __init__(self, setup: Setup, count: int):
         config = setup.config
         self.setup, self.count = setup, count
-        rows = load_rows(config.rollouts.replay, "train", "trajectories")
+        with rows_of("rollouts.replay", "--config.rollouts.replay=FILE of trajectories"):
+            rows = load_rows(config.rollouts.replay, "train", "trajectories")
         longest = setup.row_tokens
         items, _ = encode_rows(rows, setup.tokenizer, "trajectories", max_tokens=longest)
         groups = _groups(items, config.batch.samples_per_prompt, config.rollouts.replay)

@@ -4,11 +4,13 @@ what is said of rows of another kind."""
 import json
 
 import pytest
+from test_trl_formats import config_of
 
 from rljax.config import Config
 from rljax.config.checks import Problems, check_paths
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
+from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.rows.read import read_rows, read_stored
 from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.text.tokenizer import CharTokenizer
@@ -205,3 +207,48 @@ def test_the_fix_is_of_why_the_rows_were_dropped(here, rows, fix):
 def test_a_table_of_one_column_is_read(here):
     (here / "a.csv").write_text("text\nab\ncd\n")
     assert [row["text"] for row in read_rows("a.csv", "train").rows] == ["ab", "cd"]
+
+
+@pytest.mark.parametrize(
+    ("field", "fixes"),
+    [
+        ("sft.steps", ("sft.data=FILE", "sft.steps=0")),
+        ("sft.data", ("sft.data=FILE", "sft.steps=0")),
+        ("pretraining.data", ("pretraining.data=FILE",)),
+        ("data.test", ("data.test=FILE",)),
+    ],
+)
+def test_the_fix_is_no_dataflow_where_another_field_asks_for_the_rows(here, field, fixes):
+    config = Config(model="decoder(layers=1)", dataflow="grpo")
+    config.reward.function = "exact_match()"
+    tokenizer, config.data.train = CharTokenizer("abc"), jsonl(here / "a.jsonl", PROMPT, PROMPT)
+    config.sft.steps = 1 if field.startswith("sft") else 0
+    other = jsonl(here / "b.jsonl", PAIR, PAIR)
+    if field == "sft.data":
+        config.sft.data = other
+    elif field == "pretraining.data":
+        config.pretraining.data = other
+    elif field == "data.test":
+        config.data.test = other
+    with pytest.raises(InputError, match=rf"^{field}.*: row 0") as error:
+        load_data(config, tokenizer)
+    _, fix = error.value.parts
+    assert all(f"--config.{one}" in fix for one in fixes) and "dataflow" not in fix
+    config.sft.steps, config.data.test, config.pretraining.data = 0, "", ""
+    assert load_data(config, tokenizer).prompts
+
+
+def test_the_fix_of_prompts_that_an_offline_run_evaluates_on_names_their_field(here):
+    config = Config(model="decoder(layers=1)", dataflow="sft")
+    config.data.train = config.evaluate.prompts_from = jsonl(here / "a.jsonl", DEMO)
+    with pytest.raises(InputError, match=r"^evaluate.prompts_from: .*row 0.*prompts_from=FILE"):
+        load_data(config, CharTokenizer("abc"), "examples")
+
+
+def test_a_conversation_that_the_supervised_phase_cannot_learn_says_which_phase_reads_it(here):
+    asked = {"messages": [{"role": "user", "content": "a"}], "answer": "b"}
+    config = config_of(here, "grpo", [asked])
+    tokenizer, config.sft.steps = load_run_tokenizer(config), 1
+    says = "^sft.steps reads data.train: .*no message of the assistant.*sft.steps=0"
+    with pytest.raises(InputError, match=says):
+        load_data(config, tokenizer)

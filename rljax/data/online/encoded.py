@@ -3,6 +3,7 @@
 One record is read by rljax.data.rows.sources and encoded by rljax.data.online.prompts.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -34,6 +35,7 @@ from rljax.data.online.kept import bare_prompts, kept_line, reference_check, war
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import PromptRecord, encode_prompt, encode_prompts
 from rljax.data.online.stream import Stream
+from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
@@ -323,8 +325,16 @@ def _test_records(config: Config, notes: list[str]) -> list[dict]:
     for number, spec in enumerate(specs):
         share = count * (number + 1) // len(specs) - count * number // len(specs)
         mixed = {"source": spec} if len(specs) > 1 else {}
-        records += [{**r, **mixed} for r in _records(spec, config, "test", notes)[:share]]
+        with _of_test(config, "prompts"):
+            records += [{**r, **mixed} for r in _records(spec, config, "test", notes)[:share]]
     return records
+
+
+def _of_test(config: Config, kind: str):
+    """Wraps code that reads data.test, or what is held out where it is not set."""
+    if not config.data.test:
+        return contextlib.nullcontext()
+    return rows_of("data.test", f"--config.data.test=FILE of {kind}")
 
 
 def _warn_dropped(counts: dict) -> None:
@@ -343,7 +353,8 @@ def _held_rows(config: Config, kind: str) -> list[dict]:
     specs, rows = [config.data.test] if config.data.test else specs, []
     for spec in specs:
         share = -(-config.evaluate.prompts // len(specs))
-        rows += load_rows(spec, "test", kind, None, held_out_fraction(config, spec))[:share]
+        with _of_test(config, f"{kind}, as data.train"):
+            rows += load_rows(spec, "test", kind, None, held_out_fraction(config, spec))[:share]
     return rows
 
 
@@ -405,7 +416,10 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     held_rows, held = _held_out(config, tokenizer, kind, options, notes)
     test, test_records = [], []
     if config.evaluate.prompts_from:
-        test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
+        prompts = "--config.evaluate.prompts_from=FILE of prompts with answers"
+        with rows_of("evaluate.prompts_from", prompts):
+            test_records = load_prompts(config.evaluate.prompts_from, "test")
+        test_records = test_records[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
         test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, images=reader())
     examples = demonstrations_of(config, tokenizer, config.sft.data, notes, reader())

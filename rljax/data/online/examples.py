@@ -8,6 +8,7 @@ from rljax.data.images.encode import ImageReader
 from rljax.data.online.kept import kept_line, warn_unread
 from rljax.data.online.prompts import Example, encode_demonstrations, encode_example
 from rljax.data.online.stream import Stream
+from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_demonstrations
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import Tokenizer
@@ -49,7 +50,9 @@ def demonstrations_of(
     if not config.sft.steps:
         return Examples()
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    return _examples(config, tokenizer, spec, notes, total, reader, "examples")
+    other = "--config.sft.data=FILE of demonstrations, or --config.sft.steps=0"
+    with rows_of("sft.data" if config.sft.data else "sft.steps reads data.train", other):
+        return _examples(config, tokenizer, spec, notes, total, reader, "examples")
 
 
 def pretraining_of(
@@ -59,7 +62,8 @@ def pretraining_of(
     spec, most = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return Examples()
-    return _examples(config, tokenizer, spec, notes, most, reader, "pretraining")
+    with rows_of("pretraining.data", "--config.pretraining.data=FILE of demonstrations"):
+        return _examples(config, tokenizer, spec, notes, most, reader, "pretraining")
 
 
 def _examples(

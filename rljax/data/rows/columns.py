@@ -3,10 +3,11 @@
 One row at a time, with errors that name it: `location` is the file, the row and its line.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -71,6 +72,9 @@ _KINDS = (
 )
 
 
+_WHICH_READS = ", which reads such rows, or "  # behind the dataflow of a fix
+
+
 def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     """(rule, fix) for a row without the columns `lacking` that looks like a row of another
     dataflow; ("", "") if it does not."""
@@ -78,9 +82,22 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     for names, what, kind in _KINDS:
         columns = set(names.split())
         if columns <= has and not columns & set(lacking):
-            fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}, which reads such rows, or "
+            fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}{_WHICH_READS}"
             return f"the row is {what}", fix
     return "", ""
+
+
+@contextlib.contextmanager
+def rows_of(field: str, fix: str) -> Iterator[None]:
+    """Wraps code that reads rows of `field`, of a kind that config.dataflow does not choose. Its
+    errors name the field, and `fix`: about rows of another kind in place of a dataflow."""
+    try:
+        yield
+    except InputError as error:
+        what, own = error.parts
+        _, of_another, rest = own.partition(_WHICH_READS)
+        fixes = (fix, rest) if of_another else (own, fix)
+        raise InputError(f"{field}: {what}", fix=", or ".join(filter(None, fixes))) from None
 
 
 def first_of(row: dict, names: Sequence[str], location: str, fix: str) -> str:
