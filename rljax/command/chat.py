@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from rljax.config import Config
 from rljax.config.service_options import ChatOptions
-from rljax.config.trust import untrained
+from rljax.config.trust import unscored
 from rljax.errors import printable
 
 SHOWN = 600  # characters of what a tool answers
@@ -23,7 +23,7 @@ def main(options: ChatOptions) -> None:
     from rljax.tracking.screen import Terminal
 
     def read(config: Config) -> Config:
-        config = untrained(config)
+        config = unscored(config)
         if options.environment:  # the run's own function is not called
             settings = dataclasses.replace(config.environment, function="")
             config = dataclasses.replace(config, environment=settings)

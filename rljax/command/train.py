@@ -17,7 +17,7 @@ from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.run_options import TrainOptions
-from rljax.config.trust import asks, untrained, vouched
+from rljax.config.trust import asks, unscored, untrained, vouched
 from rljax.files import is_whole_number
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import Store, is_url
@@ -135,16 +135,17 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, run_dir])}"
     if checkpoints and "policy" in there:
-        more, trust = "", ""
+        more, trust = "", {}
         with local_copy(folder) as here:
             if (here / "config.json").is_file():
                 made = load_config_file(str(here / "config.json"))
                 if not vouched(made, f"{folder}/config.json", here):
-                    trust = " --trust_code" if asks(untrained(made)) else ""
+                    used = {"evaluate": untrained(made), "serve": unscored(made)}
+                    trust = {n: " --trust_code" for n, config in used.items() if asks(config)}
                 more = _left_to_say(made)
         quoted = shlex.quote(str(folder))
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust}{more}"
-        yield f"{'serve:':<14}rljax serve {quoted}{trust}"
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust.get('evaluate', '')}{more}"
+        yield f"{'serve:':<14}rljax serve {quoted}{trust.get('serve', '')}"
 
 
 def _left_to_say(config: Config) -> str:

@@ -37,6 +37,7 @@ from rljax.config.values import value_of, with_overrides
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
 from rljax.files import read_data
+from rljax.runs.jsonl import read_jsonl
 from rljax.runs.store import is_url
 
 # A registered data set: no folder, whose classes would be imported, and no namespace of others.
@@ -49,9 +50,11 @@ _TYPES = (bool, int, float, type(None))
 
 
 def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") -> None:
-    """Raises InputError if the config holds values that need trust. `folder` is where the config
-    lies: a run may write there and in the working folder, and nowhere else."""
+    """Raises InputError if the config, read from `where`, holds values that need trust. `folder` is
+    where it lies: a run may write there and in the working folder, and nowhere else."""
     if found := asks(config, folder):
+        if lacking := sorted(filter(_is_lacking, own_names(config))):
+            raise _not_here(lacking, where, folder or os.path.dirname(where))
         raise InputError(
             f"{where} uses code, addresses or places that are not rljax's own",
             value="; ".join(found),
@@ -66,6 +69,45 @@ def untrained(config: Config) -> Config:
     own = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
     changes = {"run_dir": "", "profile_port": 0, "trackers": own}
     return with_overrides(config, changes, "the config of a run")
+
+
+def unscored(config: Config) -> Config:
+    """Returns the config of a run whose policy only answers: as `untrained`, and without rewards,
+    which are not called."""
+    scoring = [field for field in FIELDS if field.startswith("reward.")]
+    changes = {field: _DEFAULTS[field] for field in (*scoring, "evaluate.reward")}
+    return with_overrides(untrained(config), changes, "the config of a run")
+
+
+def _not_here(names: list[str], where: str, folder: str | os.PathLike) -> InputError:
+    """The error for functions that are not in this working folder: another one is the matter, not
+    the trust in their author."""
+    began = _began_in(folder)
+    return InputError(
+        f"{where} names functions that are not found here",
+        value="; ".join(names),
+        rule=f"they are looked for from the working folder, {os.getcwd()}, and on PYTHONPATH"
+        + (f"; the run began in {began}" if began else ""),
+        fix=f"run the command in {began or 'the folder where the run began'}, or where they are;"
+        " those of somebody else need --trust_code there",
+    )
+
+
+def _began_in(folder: str | os.PathLike) -> str:
+    """The working folder in which a run began, as its folder says; "" if it does not."""
+    try:
+        starts = read_jsonl(Path(folder) / "starts.jsonl")
+    except (OSError, InputError, ValueError):
+        return ""
+    last = starts[-1] if starts else {}
+    return str(last.get("working_folder") or "")
+
+
+def _is_lacking(name: str) -> bool:
+    """Returns whether neither a file nor a module of a function is here; nothing is imported."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    return not os.path.exists(_file_of(name))
 
 
 def asks(config: Config, folder: str | os.PathLike = "") -> list[str]:

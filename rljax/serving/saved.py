@@ -15,6 +15,7 @@ import jax
 from rljax import hub
 from rljax.config.declare import check_options
 from rljax.config.service_options import ServeOptions
+from rljax.config.trust import unscored
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
 from rljax.errors import InputError, printable
@@ -130,7 +131,8 @@ def serve(options: ServeOptions) -> None:
     try:
         # At once, so that a port in use is an error before minutes of loading.
         with in_background(loading, options.host, options.port, limits) as address:
-            policy = load_policy(options.model, options.step, trust_code=options.trust_code)
+            how = dict(trust_code=options.trust_code, read=unscored)
+            policy = load_policy(options.model, options.step, **how)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
             # What ends a response of the run ends one of the server.

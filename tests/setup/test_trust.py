@@ -322,7 +322,9 @@ def test_no_command_uses_what_a_folder_names_unless_the_user_says_so(here, chang
     of_a_run = set(changes) & {"run_dir", "trackers", "profile_port"} and "evil" not in str(changes)
     commands = [["train", "--config=run", "--dry_run"], ["inspect", "--config=run"]]
     if not of_a_run:  # what nothing is written to, or told, is not looked at
-        commands += [["chat", "run"], ["evaluate", "run"], ["sample", "run", "--out=x.jsonl"]]
+        commands += [["evaluate", "run"], ["sample", "run", "--out=x.jsonl"]]
+        # (It scores nothing.)
+        commands += [] if all(name.startswith("reward.") for name in changes) else [["chat", "run"]]
         played = "--config.environment.function=guess_number()"
         commands += [["play", "--policy=run", "--config=quickstart", played]]
     for name, *arguments in commands:
@@ -334,12 +336,17 @@ def test_no_command_uses_what_a_folder_names_unless_the_user_says_so(here, chang
     assert nothing_ran(here)
 
 
-def test_a_server_runs_nothing_that_a_folder_names(here):
-    saved_run(here / "run", FOLDERS[0])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [(FOLDERS[0], "trust_code"), ({"reward.function": "evil.run"}, "holds no checkpoint")],
+)
+def test_a_server_runs_nothing_that_a_folder_names(here, changes, says):
+    """It calls no reward: one of anybody's asks for no trust."""
+    saved_run(here / "run", changes)
     command = [sys.executable, "-m", "rljax", "serve", "run", "--port=0"]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
     ran = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 2 and "trust_code" in ran.stderr and nothing_ran(here), ran.stderr
+    assert ran.returncode == 2 and says in ran.stderr and nothing_ran(here), ran.stderr
 
 
 STAGES = (
@@ -399,6 +406,46 @@ def test_what_the_user_began_here_needs_no_trust(here):
     place = "s3://b/run/config.json"
     assert vouched(read(), config) and vouch(read(), place, here / "run")
     assert vouched(read(), place, here / "run") and not vouched(read(), place.replace("b", "c"))
+
+
+REWARDS = [
+    {"reward.function": "evil.run"},
+    {"reward.function": "evil.py:run(x=1)", "evaluate.reward": "evil.run"},
+    {"reward.function": "mixture(rewards=('judge(api_key_env=\\'SECRET\\')', 'evil.run'))"},
+    {"reward.rubrics": "evolving_rubrics(generator='evil.run')"},
+    {"reward.process_reward": "nowhere.run", "reward.model": "s3://bucket/model"},
+]
+
+
+@pytest.mark.parametrize("changes", REWARDS, ids=str)
+def test_what_scores_nothing_asks_for_no_trust_in_a_reward(here, changes, capsys):
+    for more, says in (({}, "holds no checkpoint"), ({"model": "evil.run"}, "trust_code")):
+        saved_run(here / "run", changes | more)
+        assert launch(COMMANDS["chat"], ["run"], "rljax chat") == 2
+        assert says in capsys.readouterr().err and nothing_ran(here)
+
+
+@pytest.mark.parametrize(
+    ("name", "began"), [("tr.py:f", "/began"), ("own/tr.py:f", ""), ("unknown_here.f", "/began")]
+)
+def test_a_function_of_another_working_folder_is_not_found_rather_than_mistrusted(
+    here, name, began, capsys
+):
+    saved_run(here / "run", {"reward.function": f"by_source(sources=(('a', '{name}'),))"})
+    if began:
+        starts = ({"time": 1.0, "working_folder": "/a"}, {"time": 2.0, "working_folder": began})
+        lines = "".join(json.dumps(start) + "\n" for start in starts)
+        (here / "run" / "starts.jsonl").write_text(lines)
+    assert launch(COMMANDS["evaluate"], ["run"], "rljax evaluate") == 2
+    err = capsys.readouterr().err
+    assert f"not found here: got '{name}'" in err and str(here) in err and "could harm" not in err
+    assert f"began in {began}. Fix: run the command in {began}," in err if began else "Fix" in err
+    (here / "run" / "starts.jsonl").write_text("[1]\n" * 2)
+    assert launch(COMMANDS["evaluate"], ["run"], "rljax evaluate") == 2
+    assert "the folder where the run began" in capsys.readouterr().err
+    saved_run(here / "run", {"reward.function": "evil.run"})  # it is here, and a stranger's
+    assert launch(COMMANDS["evaluate"], ["run"], "rljax evaluate") == 2
+    assert "could harm this machine" in capsys.readouterr().err and nothing_ran(here)
 
 
 def test_a_config_that_was_trusted_once_is_not_asked_again(here, capsys):
