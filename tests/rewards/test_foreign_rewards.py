@@ -1,4 +1,5 @@
-"""Rewards with the signatures of TRL and verl, as their users have them, named and by file."""
+"""Rewards with the signatures of TRL, verl, OpenRLHF and verifiers, as people have them, by name
+and by file."""
 
 import sys
 
@@ -110,6 +111,45 @@ def score_dict(data_source, solution_str, ground_truth, extra_info=None, **kwarg
 def weighed(solution_str, ground_truth, weight): return weight * (solution_str == ground_truth)
 def needs_more(solution_str, prompt_str): return 0.0
 def text_score(data_source, solution_str, ground_truth): return {"score": "1", "acc": 1.0}
+
+def of_batch(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+    assert not kwargs and set(data_sources) == {"toy"} and extra_infos[-1]["difficulty"] == 3
+    pairs = zip(solution_strs, ground_truths, strict=True)
+    return [{"score": float(s == gt), "acc": s == gt, "pred": s} for s, gt in pairs]
+
+def bound_batch(solution_strs, ground_truths, weight):
+    return [Number(weight * (s == gt)) for s, gt in zip(solution_strs, ground_truths)]
+
+# -- OpenRLHF
+
+def reward_func(queries, prompts, labels, **kwargs):
+    assert not kwargs
+    responses = [query[len(prompt):] for query, prompt in zip(queries, prompts, strict=True)]
+    rewards = [Number(float(r == label)) for r, label in zip(responses, labels, strict=True)]
+    mean = sum(one.value for one in rewards) / len(rewards)
+    lengths = [Number(len(r)) for r in responses]
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"n": lengths, "mean": mean}}
+
+def queries_alone(queries, labels=None): return [float(len(query)) for query in queries]
+def no_rewards(queries, prompts, labels): return {"scores": [1.0 for _ in queries]}
+def nan_rewards(queries, prompts, labels): return [float("nan") for _ in queries]
+def needs_tokenizer(queries, prompts, labels, tokenizer): return [1.0 for _ in queries]
+
+# -- verifiers
+
+def text_of(completion):
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+def correct(completion, answer, **kwargs): return float(text_of(completion) == answer)
+
+async def of_rubric(prompt, completion, answer, state, info, task):
+    assert state["prompt"] == prompt and info["difficulty"] == 3 and task == "default"
+    asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return float(asked == "2+2") + float(text_of(state["completion"]) == state["answer"])
+
+def by_column(completion, difficulty): return difficulty * len(completion)
+def by_parser(completion, answer, parser): return 1.0
+def ours(response, completion=None, queries=()): return float(len(response))
 '''
 
 
@@ -148,6 +188,17 @@ CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         ("several", ("a", "b", "c"), CHAT, (3, 3, 3)),
         ("score_dict", ("4", "5"), CHAT, (1, -1)),
         ("weighed(weight=2.0)", ("4", "5"), None, (2, 0)),
+        ("of_batch", ("4", "5", "4"), CHAT, (1, 0, 1)),
+        ("bound_batch(weight=0.5)", ("5", "4"), None, (0, 0.5)),
+        ("reward_func", ("4", "5"), None, (1, 0)),
+        ("reward_func", ("4", "5"), CHAT, (1, 0)),
+        ("queries_alone", ("4", "55"), None, (4, 5)),
+        ("correct", ("4", "5"), None, (1, 0)),
+        ("correct", ("4", "5"), CHAT, (1, 0)),
+        ("of_rubric", ("4", "5"), None, (2, 1)),
+        ("of_rubric", ("4", "5"), CHAT, (2, 1)),
+        ("by_column", ("4", "55"), None, (3, 6)),
+        ("ours", ("4", "55"), None, (1, 2)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -201,6 +252,36 @@ def test_what_trls_trainer_hands_over_is_handed_over(score, capfd):
     assert one.parts == {"score": 1.0, "log/length": 1.0, "log/groups": 1.0}
     assert other.parts == {"score": 1.0, "log/length": 2.0, "log/groups": 1.0}
     assert "text: 55" in capfd.readouterr().err
+
+
+def test_what_openrlhf_and_verl_log_beside_a_score_is_logged(score):
+    one, other = score("reward_func", "4", "55")
+    assert one.parts == {"score": 1.0, "log/scores": 1.0, "log/n": 1.0, "log/mean": 0.5}
+    assert other.parts == {"score": 0.0, "log/scores": 0.0, "log/n": 2.0, "log/mean": 0.5}
+    assert score("of_batch", "4")[0].parts == {"score": 1.0, "acc": 1.0}  # numbers alone
+    (found,) = score("no_rewards", "4")
+    assert found.status == "error" and "a dict without 'rewards': ['scores']" in found.message
+    (found,) = score("nan_rewards", "4")  # no abstention, as in TRL
+    assert found.status == "error" and "nan" in found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("needs_tokenizer", "OpenRLHF and needs 'tokenizer'; of its arguments there are queries"),
+        ("by_parser", r"verifiers and needs 'parser'.*def my_reward\(.*by_parser\(\.\.\., parser="),
+        ("bound_batch", "verl's BatchRewardManager and needs 'weight'.*bound_batch\\(weight="),
+    ],
+)
+def test_what_another_library_would_hand_over_is_named_with_a_fix(score, name, says):
+    with pytest.raises(InputError, match=says):
+        score(name, "4")
+
+
+def test_every_signature_adds_up_in_a_mixture(score):
+    names = ("of_batch", "reward_func", "correct", "boxed_is")
+    found = mixed(score, *names, responses=("4", "5"), messages=None)
+    assert [value for value, _ in found] == [3.0, 0.0]
 
 
 def test_verls_may_be_a_member_of_a_mixture(score):

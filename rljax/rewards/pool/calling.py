@@ -12,7 +12,16 @@ from typing import Literal, get_args, get_origin
 from rljax.components import Component, resolve, signature_of
 from rljax.contracts import component_in, spec
 from rljax.errors import InputError, location_in, location_of
-from rljax.rewards.pool.foreign import Logged, arguments_of, fields_of, library_of, numbers_of
+from rljax.rewards.pool.foreign import (
+    OF_GROUPS,
+    OPENRLHF,
+    Logged,
+    arguments_of,
+    fields_of,
+    library_of,
+    numbers_of,
+    results_of,
+)
 
 HOME = "rljax.rewards"
 FIELDS = (
@@ -63,10 +72,10 @@ class Abstained(Exception):
 @functools.lru_cache(maxsize=1024)
 def compares_samples(component: Component) -> bool:
     """Returns whether one call takes all samples of a prompt: the reward declares `responses`, and
-    no option binds it, or it has TRL's signature."""
+    no option binds it, or it has a signature of OF_GROUPS."""
     names = signature_of(component.function).parameters
     ours = "responses" in names and "responses" not in component.options
-    return ours or library_of(component) == "TRL"
+    return ours or library_of(component) in OF_GROUPS
 
 
 @functools.lru_cache(maxsize=1024)
@@ -113,7 +122,8 @@ def wanted_fields(component: Component) -> Fields:
             f"reward {component.name!r} needs {unknown[0]!r}, which no "
             + ("group has" if grouped else "sample has"),
             rule=f"the fields of a {'group' if grouped else 'sample'} are {', '.join(known)}",
-            fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)'",
+            fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)';"
+            " or call the function in a reward of these fields",
         )
     named = members(component)
     whole = [is_group_reward(member) for member in named]
@@ -317,7 +327,7 @@ def _of_siblings(component: Component, sample: Mapping) -> tuple[float, dict[str
     if "group_scores" in sample:
         scores, index = sample["group_scores"]
         return _value_and_parts(component, scores.of(component)[index])
-    if library_of(component) != "TRL":
+    if library_of(component) not in OF_GROUPS:
         raise InputError(
             f"reward {component.name!r} compares the samples of a prompt",
             value="one sample",
@@ -382,13 +392,14 @@ def _of_group(component: Component, group: Mapping, fields: Fields | None = None
     """Returns the value of each sample by a reward that compares samples."""
     count, logged = len(group["responses"]), Logged(len(group["responses"]))
     returned = _asked(component, _chosen(component, group, fields, logged))
+    returned = logged.rewards_in(returned) if library_of(component) == OPENRLHF else returned
     if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__len__"):
         raise TypeError(
             f"the reward of a group returned {_shown(returned)}: no list of {count} scores"
         )
     if len(returned) != count:
         raise ValueError(f"the reward returned {len(returned)} scores for {count} responses")
-    return logged.scores(returned) if library_of(component) == "TRL" else returned
+    return results_of(component, returned, logged)
 
 
 class GroupScores:

@@ -1,4 +1,4 @@
-"""Calls rewards that were written for TRL or for verl with the arguments that those libraries give.
+"""Calls rewards that were written for another library with the arguments that it gives.
 
   TRL   def f(completions, prompts=..., <column>=..., **kwargs) -> list of a score for each: called
         once for all samples of a prompt. Every argument is a list, of one length; of a row whose
@@ -6,7 +6,16 @@
         log_extra and log_metric are handed over; trainer_state, which a worker does not know, is
         an error where it is read. None or NaN abstains.
   verl  def f(data_source, solution_str, ground_truth, extra_info=None) -> score, or a dict with
-        "score", of which the numbers are kept: called for each sample
+        "score", of which the numbers are kept: called for each sample. Of its BatchRewardManager,
+        f(data_sources, solution_strs, ground_truths, extra_infos): called once for all samples of a
+        prompt, returns a list of such
+  OpenRLHF   def f(queries, prompts, labels, **kwargs) -> a score for each, or {"rewards": of each,
+        "scores": of each, "extra_logs": {name: of each, or one number}}: called once for all
+        samples of a prompt. Prompts are texts as the policy read them, queries are prompt and
+        response.
+  verifiers  def f(completion, answer, prompt=..., <column>=..., **kwargs) -> score: called for each
+        sample. Of a conversation, prompt and completion are lists of messages. `info` is the row's
+        column of that name or else its extra_info; `state` holds what the sample has of it.
 
 The columns are those of the row: the ground truth also by the names that data sets give it.
 """
@@ -30,18 +39,35 @@ _VERL_FIELDS = {
     "data_source": "data_source",
     "extra_info": "extra_info",
 }
+_LISTS_OF_VERL = {
+    "solution_strs": "responses",
+    "ground_truths": "ground_truth",
+    "data_sources": "data_source",
+    "extra_infos": "extra_info",
+}
+_LISTS_OF_OPENRLHF = {"queries": "responses", "prompts": "prompt", "labels": "ground_truth"}
 _TRUTHS = ("ground_truth", "answer", "solution")
-# What TRL's trainer has and a sample has not.
-_OF_TRL_ALONE = ("trainer_state", "environments")
+# What the trainer of a library has, or its rubric, and a sample has not.
+_OF_A_TRAINER = {"TRL": ("trainer_state", "environments"), "verifiers": ("parser", "judge")}
+VERL_BATCH, OPENRLHF = "verl's BatchRewardManager", "OpenRLHF"
+# {library: {parameter: the field that fills it}}; the others take any column of the row.
+_PARAMETERS = {"verl": _VERL_FIELDS, VERL_BATCH: _LISTS_OF_VERL, OPENRLHF: _LISTS_OF_OPENRLHF}
+# Those that are called once for all samples of a prompt.
+OF_GROUPS = ("TRL", VERL_BATCH, OPENRLHF)
 
 
 @functools.lru_cache(maxsize=1024)
 def library_of(component: Component) -> str:
-    """Returns "TRL" or "verl" if the reward has that library's signature, else ""."""
-    names = set(component.signature.parameters) - set(component.options)
+    """Returns the name of the library that the reward's signature is of; "" if it is ours."""
+    parameters = component.signature.parameters
+    names = set(parameters) - set(component.options)
     if names & {"completions", "completion_ids"}:
         return "TRL"
-    return "verl" if "solution_str" in names else ""
+    if "solution_str" in names:
+        return "verl"
+    known = {"solution_strs": VERL_BATCH, "queries": OPENRLHF, "completion": "verifiers"}
+    required = [n for n in known if n in names and parameters[n].default is parameters[n].empty]
+    return known[required[0]] if required else ""
 
 
 def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -55,18 +81,29 @@ def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
         and p.name not in component.options
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
-    known = _VERL_FIELDS if library == "verl" else None
-    wrong = [n for n in required if n in _OF_TRL_ALONE or known is not None and n not in known]
+    known, unknown = _PARAMETERS.get(library), _OF_A_TRAINER.get(library, ())
+    wrong = [n for n in required if n in unknown or known is not None and n not in known]
     if wrong:
+        name, lacking = component.function.__name__, wrong[0]
+        what = f"reward {component.name!r} has the signature of {library} and needs {lacking!r}"
+        if known is not None:
+            raise InputError(
+                what,
+                rule=f"of its arguments there are {', '.join(known)}",
+                fix=f"give it a default, or bind it: '{component.name}({lacking}=...)'",
+            )
         raise InputError(
-            f"reward {component.name!r} has the signature of {library} and needs {wrong[0]!r}",
-            rule="of verl's arguments there are data_source, solution_str, ground_truth, extra_info"
-            if known
-            else "what TRL's trainer itself holds is not handed to a reward",
-            fix=f"give it a default, or bind it: '{component.name}({wrong[0]}=...)'",
+            what,
+            rule=f"what a trainer of {library} itself holds is not handed to a reward",
+            fix="give it a default, or call it in a reward of your own: "
+            f"def my_reward(response, ground_truth): return {name}(..., {lacking}=...)",
         )
     if known is not None:
         return tuple(known.values()), tuple(known[name] for name in required)
+    if library == "verifiers":
+        fields = ("response", *(n for n in _TRL_FIELDS if n not in ("responses", "token_ids")))
+        compared = {"ground_truth", "answer"} & set(required)
+        return fields, ("response", *(["ground_truth"] if compared else []))
     return _TRL_FIELDS, ("responses", *(n for n in ("ground_truth",) if n in required))
 
 
@@ -109,6 +146,21 @@ class Logged:
         for parts in self.parts:
             parts[f"log/{name}"] = float(value)
 
+    def rewards_in(self, returned: object) -> object:
+        """Returns the rewards that a reward of OpenRLHF's returned, and records what it logs beside
+        them. Raises TypeError for a dict without "rewards"."""
+        if not isinstance(returned, dict):
+            return returned
+        if "rewards" not in returned:
+            raise TypeError(f"the reward returned a dict without 'rewards': {sorted(returned)}")
+        beside = {"scores": returned.get("scores"), **(returned.get("extra_logs") or {})}
+        for name, values in beside.items():
+            if isinstance(values, numbers.Real) or getattr(values, "shape", None) == ():
+                self.metric(name, _plain(values))
+            elif values is not None:
+                self.extra(name, values)
+        return returned["rewards"]
+
     def scores(self, returned: Sequence) -> list:
         """Returns the scores as TRL reads them (None or NaN abstains), with the logged parts."""
         plain = map(_plain, returned)
@@ -128,11 +180,16 @@ def _plain(value: object) -> object:
 
 
 def arguments_of(component: Component, sample: Mapping, logged: Logged | None = None) -> dict:
-    """The keyword arguments of a call, from a sample (verl) or from a group (TRL). Raises
-    InputError if the row lacks a column that a parameter without a default needs."""
+    """The keyword arguments of a call, from a sample or, for a library of OF_GROUPS, from a group.
+    Raises InputError if the row lacks a column that a parameter without a default needs."""
     parameters = component.signature.parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if library_of(component) == "verl":
+    library = library_of(component)
+    if library in (VERL_BATCH, OPENRLHF):
+        given = _known_lists(library, sample)
+    elif library == "verifiers":
+        given = _of_verifiers(sample)
+    elif library == "verl":
         given = {name: sample[field] for name, field in _VERL_FIELDS.items() if field in sample}
     else:
         given = _lists(sample)
@@ -173,6 +230,41 @@ def _lists(group: Mapping) -> dict[str, list]:
     if "token_ids" in group:
         lists["completion_ids"] = [[int(i) for i in ids] for ids in group["token_ids"]]
     return {**lists, "prompts": prompts, "completions": completions}
+
+
+def _known_lists(library: str, group: Mapping) -> dict[str, list]:
+    """Returns the arguments that verl hands a reward of a batch, or OpenRLHF."""
+    count, lists = len(group["responses"]), _lists(group)
+    columns = {name: [group[name]] * count for name in ("prompt", "data_source") if name in group}
+    columns |= {"extra_info": [group.get("extra_info")] * count, "responses": group["responses"]}
+    columns |= {n: lists[n] for n in ("ground_truth",) if n in lists}
+    given = {n: list(columns[f]) for n, f in _PARAMETERS[library].items() if f in columns}
+    if library == OPENRLHF:
+        pairs = zip(given["prompts"], given["queries"], strict=True)
+        given["queries"] = [f"{prompt}{response}" for prompt, response in pairs]
+    return given
+
+
+def _of_verifiers(sample: Mapping) -> dict:
+    """Returns the arguments that a rubric of verifiers hands a reward."""
+    group = {name: value for name, value in sample.items() if name != "token_ids"}
+    lists = _lists({**group, "responses": [sample["response"]]})
+    given = {name: values[0] for name, values in lists.items()}
+    given |= {"prompt": given.pop("prompts"), "completion": given.pop("completions")}
+    given = {"info": sample.get("extra_info") or {}, "task": "default"} | given
+    names = ("prompt", "completion", "answer", "info", "task")
+    return {"state": {name: given[name] for name in names if name in given}} | given
+
+
+def results_of(component: Component, returned: Sequence, logged: Logged) -> Sequence:
+    """Returns what a reward of a group returned as ours do: a score, or a dict, of each sample."""
+    library = library_of(component)
+    if library == VERL_BATCH:
+        return [numbers_of(_plain(one)) for one in returned]
+    if library == OPENRLHF:
+        scores = zip(map(_plain, returned), logged.parts, strict=True)
+        return [{"score": x, **parts} for x, parts in scores]
+    return logged.scores(returned) if library == "TRL" else returned
 
 
 def numbers_of(returned: object) -> object:
