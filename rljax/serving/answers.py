@@ -11,7 +11,7 @@ from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import HALF
 from rljax.serving.call_stream import CallStream
 from rljax.serving.fields import ParsedRequest
-from rljax.serving.text import StopStrings, TextStream, text_stream
+from rljax.serving.text import Offsets, StopStrings, TextStream, bytes_of, text_stream
 from rljax.serving.worker import TokenChunk
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.INTERRUPT: "stop"}
@@ -50,6 +50,7 @@ class Answer:
             else CallStream(tokenizer, form, request.stops, request.tools, request.begun)
             for _ in range(count)
         ]
+        self._offsets = [Offsets(tokenizer, text) for text in self._texts]
         self.left = count  # choices that are not finished
         self.prompt_logprobs: list[list[float]] = []  # of each prompt, where they are asked for
         # Of each choice's prompt and response, where others than the sampled tokens are asked for.
@@ -70,8 +71,12 @@ class Answer:
         before = len(self._echo(piece.sample))
         parts, offsets = [], []
         for token in piece.tokens:
-            offsets.append(before + text.characters)
-            parts.append(text.push(token))
+            if self.request.logprobs and not self.request.chat:
+                at, part = self._offsets[piece.sample].push(token)
+                offsets.append(before + at)
+            else:
+                part = text.push(token)
+            parts.append(part)
         if piece.finish_reason is not None:
             parts.append(text.finish())
             self.left -= 1
@@ -197,11 +202,9 @@ class Answer:
             return [], [], []
         prompt = choice // self.request.n
         scored = self.likeliest[choice][0] if self.likeliest else self.prompt_logprobs[prompt]
-        ids, offsets = self.request.requests[prompt][0], []
-        text = TextStream(self._tokenizer.decode, StopStrings())
-        for token in ids:
-            offsets.append(text.characters)
-            text.push(token)
+        ids = self.request.requests[prompt][0]
+        text = Offsets(self._tokenizer, TextStream(self._tokenizer.decode, StopStrings()))
+        offsets = [text.push(token)[0] for token in ids]
         return list(ids), [None, *scored[1 : len(ids)]], offsets
 
     def _likeliest(self, piece: Delta) -> list[list[tuple[int, float]]]:
@@ -229,20 +232,22 @@ class Answer:
         return [None, *of_prompt, *of_response]
 
     def _by_text(self, pairs: list[tuple[int, float]]) -> dict[str, float]:
-        """The log-probs by the tokens' texts, the last where texts are equal. Halves of characters
-        have one text for all of them: they go by token_id:NUMBER."""
-        found: dict[str, float] = {}
-        for token, logprob in pairs:
-            text = self._token(token)
-            text = f"token_id:{token}" if HALF in text else text
-            found[text] = logprob
-        return found
+        """The log-probs by the tokens' texts. The last token goes by its own, as among the tokens
+        of the answer; another one with a text that is taken, or half a character, goes by
+        token_id:NUMBER."""
+        last, own = pairs[-1]
+        found, text_of_last = {}, self._token(last)
+        for token, logprob in pairs[:-1]:
+            text = text_of_last if token == last else self._token(token)
+            taken = text in (text_of_last, *found) or HALF in text
+            name = f"token_id:{token}" if taken and token != last else text
+            found[name] = logprob
+        return found | {text_of_last: own}
 
     def _token(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def _chat_token(self, token: int, logprob: float) -> dict:
-        text = self._token(token)
-        # Half a character has no bytes that could be told from its text.
-        raw = None if HALF in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": raw}
+        raw = bytes_of(self._tokenizer, token)
+        raw = None if raw is None else list(raw)
+        return {"token": self._token(token), "logprob": logprob, "bytes": raw}

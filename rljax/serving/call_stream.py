@@ -46,6 +46,11 @@ class CallStream:
         """Characters of the text so far, those that are held back included."""
         return self._text.characters
 
+    @property
+    def whole(self) -> bool:
+        """Returns whether all tokens so far are in the text."""
+        return self._text.whole
+
     def push(self, token: int) -> str:
         """Takes one more token; returns the text that can be sent now."""
         self._tokens.append(token)

@@ -5,6 +5,7 @@ that it was obeyed.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from rljax.data.images.encode import ImageReader
@@ -212,9 +213,13 @@ def _stop_token_ids(name, value) -> tuple[int, ...]:
 
 
 def _seed(name, value) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-        _refuse(name, value, fix="send a whole number from 0 to 4294967295")
-    return value
+    """A seed of 64 bits, as OpenAI and vLLM take it, in the 32 bits of a key. Those that have more
+    are hashed: to cut them would make equal draws of seeds that are near to one another."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        _refuse(name, value, fix=f"send a whole number from {-(2**63)} to {2**63 - 1}")
+    if 0 <= value < 2**32:
+        return value
+    return int.from_bytes(hashlib.sha256(str(value).encode()).digest()[:4], "big")
 
 
 def _flag(name, value) -> bool:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rljax.data.text.tokenizer import Tokenizer
+from rljax.rewards.on_device.scorer import part_of_a_character
 from rljax.sampler.stop_strings import HALF, holds_special, special_texts
 
 HELD_TOKENS = 16  # after so many without a whole character at their end, there is none to come
@@ -81,6 +82,11 @@ class TextStream:
         self._new: list[int] = []  # the tokens whose text was read last
         self.characters = 0  # of the text so far, held back or not
 
+    @property
+    def whole(self) -> bool:
+        """Returns whether all tokens so far are in the text: none is a part of a character."""
+        return self._read == len(self._ids)
+
     def push(self, token: int) -> str:
         """Takes one more token; returns the text that can be sent now."""
         self._ids.append(token)
@@ -141,6 +147,59 @@ class TextStream:
             shown[at : at + len(text)] = [False] * len(text)
             at += len(text)
         return shown
+
+
+@functools.lru_cache(maxsize=8)
+def _vocabulary(tokenizer: Tokenizer) -> dict[int, str]:
+    return tokenizer.vocabulary()
+
+
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes | None:
+    """Returns the bytes of a token, which may be a part of a character; None where the vocabulary
+    does not tell them."""
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    if HALF not in text:
+        return text.encode()
+    return part_of_a_character(_vocabulary(tokenizer).get(token, ""))
+
+
+def _begun_character(read: bytes) -> bytes:
+    """Returns the bytes at the end that begin a character and do not complete it."""
+    for size in (3, 2, 1):
+        try:
+            read[-size:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return read[-size:]
+    return b""
+
+
+class Offsets:
+    """Where each token of a text begins, in characters. The parts of a character begin where it
+    does; bytes that are no text are read as the characters U+FFFD that stand for them."""
+
+    def __init__(self, tokenizer: Tokenizer, text: TextStream):
+        self._tokenizer, self._text = tokenizer, text
+        self._characters = 0
+        self._begun = b""  # of a character that is not whole yet
+
+    def push(self, token: int) -> tuple[int, str]:
+        """Hands a token to the text; returns where it begins, and what the text can send now."""
+        special = token in self._tokenizer.special_ids
+        new = b"" if special else bytes_of(self._tokenizer, token) or b""
+        at, read = self._characters, self._begun + new
+        if self._begun and new:  # two characters, if what was begun is none
+            at += len(read[: len(self._begun) + 1].decode(errors="replace")) - 1
+        self._begun = _begun_character(read)
+        self._characters += len(read[: len(read) - len(self._begun)].decode(errors="replace"))
+        waited = not self._text.whole
+        sent = self._text.push(token)
+        if self._text.whole:  # the text itself is known
+            self._characters, self._begun = self._text.characters, b""
+            own = new.decode(errors="replace")
+            if waited and HALF not in own:
+                at = self._characters - len(own)
+        return at, sent
 
 
 def text_stream(

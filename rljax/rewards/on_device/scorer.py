@@ -200,7 +200,7 @@ def token_bytes(tokenizer, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.
     raw = [text.encode() for text in texts]
     names, unknown = tokenizer.vocabulary(), np.zeros(vocab_size, bool)
     for i in lost:
-        part = _part_of_a_character(names.get(i, ""))
+        part = part_of_a_character(names.get(i, ""))
         raw[i], unknown[i] = part or b"", part is None
     table = np.zeros((vocab_size, max(1, *map(len, raw))), np.uint8)
     for row, one in zip(table, raw, strict=True):
@@ -214,7 +214,7 @@ def _reads_answer(component: Component) -> bool:
     return spec(component).reads == "answer" or any(map(_reads_answer, named))
 
 
-def _part_of_a_character(token: str) -> bytes | None:
+def part_of_a_character(token: str) -> bytes | None:
     """Returns the bytes of a token that is no text by itself, as vocabularies of bytes write them:
     <0xE9>, or a letter for each byte (GPT-2). None if it is neither."""
     if found := re.fullmatch("<0x([0-9A-F]{2})>", token):
