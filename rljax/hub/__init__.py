@@ -1,7 +1,7 @@
 """Models and data sets of the Hugging Face Hub: read into its own cache, and models written."""
 
 from rljax.hub.client import page
-from rljax.hub.datasets import split_files
+from rljax.hub.datasets import files_by_split, split_files
 from rljax.hub.models import (
     ADAPTER,
     CONFIG,
@@ -22,6 +22,7 @@ __all__ = [
     "WEIGHTS",
     "HubName",
     "digests",
+    "files_by_split",
     "is_hub",
     "model_card",
     "model_folder",

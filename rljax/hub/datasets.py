@@ -91,7 +91,7 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
     inside = [p for p in data if p.startswith(f"{path}/")]
     if not inside:
         raise _no_part(name, path, subsets)
-    splits = _by_names(p.removeprefix(f"{path}/") for p in inside)
+    splits = files_by_split(p.removeprefix(f"{path}/") for p in inside)
     if list(splits) == ["train"] and not any(_split_of(p.removeprefix(f"{path}/")) for p in inside):
         return path, inside  # no name says a split: all of them are what was asked for
     splits = {key: [f"{path}/{p}" for p in files] for key, files in splits.items()}
@@ -150,7 +150,7 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
         inside = f"{inside}/" if inside else ""
         if entry.get("data_files") is None:
             if inside not in by_names:
-                by_names[inside] = _by_names(
+                by_names[inside] = files_by_split(
                     p.removeprefix(inside) for p in data if p.startswith(inside)
                 )
             splits = {key: [inside + p for p in own] for key, own in by_names[inside].items()}
@@ -164,7 +164,7 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
         if splits := {split: own for split, own in splits.items() if own}:
             found[subset] = splits
     first = sorted(found, key=lambda subset: (subset not in marked, subset != "default"))
-    return {subset: found[subset] for subset in first} or {"default": _by_names(data)}
+    return {subset: found[subset] for subset in first} or {"default": files_by_split(data)}
 
 
 def _text(value: object, otherwise: str = "default") -> str:
@@ -200,7 +200,7 @@ def _patterns(value: object) -> list[tuple[str, list[str]]]:
     return out
 
 
-def _by_names(paths: Iterable[str]) -> dict[str, list[str]]:
+def files_by_split(paths: Iterable[str]) -> dict[str, list[str]]:
     """{split: files} by what the names of files and folders say; all are `train` where none says
     anything."""
     found: dict[str, list[str]] = {}

@@ -1,10 +1,14 @@
 """Rows in the columns of other projects, tables, and what a run says of its data when it starts."""
 
 import csv
+import datetime
+import decimal
 import functools
 import json
 import logging
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from family_tokenizers import write_family
 from test_trl_formats import config_of
@@ -14,7 +18,7 @@ from tiny_tokenizer import write_tokenizer
 from rljax.config import Config
 from rljax.config.checks import check_paths
 from rljax.data.offline.encode import encode_rows
-from rljax.data.offline.rows import load_rows
+from rljax.data.offline.rows import load_rows, load_stored_rows
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.online.kept import warn_unread
 from rljax.data.online.prompts import encode_prompts
@@ -22,6 +26,7 @@ from rljax.data.rows.read import read_rows
 from rljax.data.rows.show import load_shown
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
+from rljax.errors import InputError
 
 U, A = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
@@ -604,3 +609,100 @@ def test_calls_of_sharegpt_and_parts_by_other_names():
     (record,) = load_rows([{"messages": messages}], "train", "examples")
     assert [m["content"] for m in record["messages"]] == ["2+2?", "4"]
     assert record["messages"][1]["reasoning_content"] == "so"
+
+
+Q = "1+1? Step 1: a ки\nStep 2: b ки"
+SHEPHERD = {"input": Q, "label": "1+1? Step 1: a +\nStep 2: b -", "task": "GSM8K"}
+
+
+@pytest.mark.parametrize("row", [SHEPHERD, {**SHEPHERD, "input": Q + "\n"}], ids=["plain", "end"])
+def test_math_shepherd_as_it_is_published(tmp_path, row):
+    file = write(tmp_path / "rows.jsonl", [row, row])
+    record, _ = load_rows(file, "train", "stepwise")
+    of_values = {"input": Q, "value": ["+", "-"]}
+    (want,) = load_rows(write(tmp_path / "a.jsonl", [of_values]), "train", "stepwise")
+    assert record == want and record["labels"] == [1.0, -1.0]
+    assert load_stored_rows(file, "stepwise")[0]["labels"] == [1.0, -1.0]
+    more = {**row, "input": Q + " Step 3: c", "label": SHEPHERD["label"] + " Step 3: c"}
+    for broken in ({**row, "label": "1+1? Step 1: a +\nStep 2: b ?"}, more):
+        with pytest.raises(InputError, match=r"row 1 .*'label' does not fit the steps of 'input'"):
+            load_rows(write(tmp_path / "b.jsonl", [row, broken]), "train", "stepwise")
+    # Prompts in Russian are no steps.
+    prompts = [{"input": "книжки?", "label": "книж"}, {"input": "ки", "label": "+1"}]
+    for one in prompts:
+        (read,) = load_prompts(write(tmp_path / "c.jsonl", [one]), "train")
+        assert (read["prompt"], read["ground_truth"]) == (one["input"], one["label"])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_error_about_columns_that_were_renamed_names_those_of_the_file(tmp_path, stored):
+    file = write(tmp_path / "rows.jsonl", [{"input": "q", "label": "a", "task": "t"}])
+    says = "lacks the column 'completions'.*'input', 'label' were read as columns of OpenRLHF"
+    with pytest.raises(InputError, match=says):
+        load_stored_rows(file, "stepwise") if stored else load_rows(file, "train", "stepwise")
+    file = write(tmp_path / "b.jsonl", [{"instruction": "q", "output": "a"}])
+    with pytest.raises(InputError, match="'instruction', 'output' were read as columns of Alpaca"):
+        load_rows(file, "train", "pairs")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (True, "is a bool, and no text: got True"),
+        (False, "is a bool, and no text: got False"),
+        (datetime.date(2020, 1, 2), "is a date, and no text"),
+        (datetime.datetime(2020, 1, 2), "is a datetime, and no text"),
+        (datetime.time(1, 2), "is a time, and no text"),
+        (datetime.timedelta(days=1), "is a timedelta, and no text"),
+        (decimal.Decimal("1.50"), "1.5"),
+        (decimal.Decimal("72.00"), "72"),
+        (decimal.Decimal("1000"), "1000"),
+        (decimal.Decimal("-0.25"), "-0.25"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_answers_that_a_database_holds(tmp_path, value, says, nested):
+    row = {"prompt": "q", "reward_model": {"ground_truth": value}}
+    row = row if nested else {"prompt": "q", "answer": value}
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    if isinstance(value, decimal.Decimal):
+        assert [r["ground_truth"] for r in load_prompts(str(path), "train")] == [says]
+        return
+    with pytest.raises(InputError, match=rf"{says}.*Fix: write it as the text of a right answer"):
+        load_prompts(str(path), "train")
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (["data/train-00000-of-00001.parquet"], ["data/train-00000-of-00001.parquet"]),
+        ([f"data/train-0000{n}-of-00002.parquet" for n in (0, 1)], ["data/train-*.parquet"]),
+        ([f"train-0000{n}-of-00002.parquet" for n in (0, 1)], ["train-*.parquet"]),
+        ([f"{s}/train-0000{n}.jsonl" for s in "ab" for n in (0, 1)], ["a/train-*.jsonl"] * 2),
+        ([f"train/000{n}.parquet" for n in (0, 1)], ["train/*.parquet"]),
+        ([f"train/part{n}.csv" for n in (1, 20)] + ["train/part.csv"], ["train/part*.csv"]),
+        (["test-00000-of-00001.parquet", ".cache/train.parquet"], []),
+    ],
+)
+def test_a_downloaded_data_set_is_told_by_the_pattern_that_reads_it(tmp_path, names, fix):
+    for name in [*names, "data/test-00000-of-00001.parquet", "README.md"]:
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pyarrow.Table.from_pylist([{"prompt": f"q {name}", "answer": "a"}])
+        if path.suffix == ".parquet":
+            pyarrow.parquet.write_table(table, path)
+        else:
+            path.write_text(
+                "prompt,answer\nq,a\n" if path.suffix == ".csv" else '{"prompt": "q"}\n'
+            )
+    for folder in {tmp_path / "set", (tmp_path / "set" / names[0]).parent}:
+        with pytest.raises(InputError, match="has no file for the split 'train'") as error:
+            load_prompts(str(folder), "train")
+        fixes = error.value.parts[1].split(" or ")
+        if not fix:
+            assert fixes == ["name the file itself"]
+        elif folder == tmp_path / "set":
+            assert len(fixes) == len(fix) and fixes[0] == f"{folder}/{fix[0]}"
+        found = [read_rows(one, "train") for one in fixes if fix]
+        assert sum(len(rows.rows) for rows in found) in (0, len(names), len(names) // 2)

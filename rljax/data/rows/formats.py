@@ -73,6 +73,8 @@ def form_of(row: dict) -> Form | None:
         return _ORCA
     if isinstance(row.get("input"), str) and isinstance(row.get("value"), (list, tuple)):
         return _MATH_SHEPHERD
+    if _signs(row.get("input"), row.get("label")):
+        return _MARKED_MATH_SHEPHERD
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
     own = {"prompt", "question", "messages", "text"} & row.keys()
@@ -240,6 +242,35 @@ def _math_shepherd(row: dict, location: str) -> dict:
     }
 
 
+def _signs(text: object, label: object) -> str:
+    """Returns the sign of each step of a text with marks, where `label` is the same text with a
+    sign in place of each mark; else "" ."""
+    if not isinstance(text, str) or not isinstance(label, str):
+        return ""
+    *steps, rest = text.split(_STEP_END)
+    signs, at = "", 0
+    for step in steps:
+        sign = label[at + len(step) : at + len(step) + 1]
+        if not label.startswith(step, at) or sign not in _SIGNS:
+            return ""
+        signs, at = signs + sign, at + len(step) + 1
+    return signs if label[at:].strip() == rest.strip() else ""
+
+
+def _marked_math_shepherd(row: dict, location: str) -> dict:
+    """Math-Shepherd as it is published: `input`, a question and steps with a mark behind each, and
+    `label`, the same with "+" or "-" in place of the marks."""
+    signs = _signs(row.get("input"), row.get("label"))
+    if not signs or row["input"].rpartition(_STEP_END)[2].strip():
+        raise InputError(
+            f"{location}: 'label' does not fit the steps of 'input'",
+            value=row.get("label"),
+            rule=f"'label' is the text of 'input' with '+' or '-' in place of each {_STEP_END!r}",
+            fix="correct the row, or write 'prompt', 'completions' and 'labels'",
+        )
+    return _math_shepherd({**row, "value": list(signs)}, location)
+
+
 _PKU_COLUMNS = {"prompt", "response_0", "response_1"}
 
 
@@ -273,6 +304,7 @@ _SHAREGPT = Form("ShareGPT", _sharegpt)
 _ALPACA = Form("Alpaca", _alpaca)
 _ORCA = Form("OpenOrca", _orca)
 _MATH_SHEPHERD = Form("Math-Shepherd", _math_shepherd)
+_MARKED_MATH_SHEPHERD = Form("Math-Shepherd", _marked_math_shepherd)
 _OPENRLHF = Form("OpenRLHF", _openrlhf)
 # MATH's and open-r1's. A map of the user's own reads the column as it is called there.
 _PROBLEMS = Form("problems", lambda row, location: {**row, "prompt": row.get("problem")})

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from rljax.config import is_path
 from rljax.config.overrides import TFDS, kind_of_text
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import KNOWN, plain_row
-from rljax.data.rows.formats import form_of, table_row, understood
+from rljax.data.rows.formats import Form, form_of, table_row, understood
 from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
 from rljax.errors import InputError
@@ -47,6 +48,7 @@ from rljax.files import (
 )
 
 _MOST_COLUMNS = 10_000
+_MOST_FOLDERS = 100  # in a folder, of those that are looked through for files of a split
 _LONGEST_CELL = 10_000_000  # characters of a table: an open quote takes all that follows
 
 
@@ -67,6 +69,7 @@ class Rows:
     folder: Path | None = None  # of the file: what paths of images are relative to
     parts: tuple["Rows", ...] = ()  # of several files, in the order of the rows
     header: str = ""  # the first line of a table, where it names no column that is read
+    form: str = ""  # of which project the columns are, and which ones, where they are not ours
 
     @functools.cached_property
     def nulls(self) -> Nulls:
@@ -88,17 +91,21 @@ class Rows:
 
     @contextlib.contextmanager
     def named_columns(self) -> Iterator[None]:
-        """Wraps code that reads columns: its errors say so if a table has no names of columns."""
+        """Wraps code that reads columns: its errors say so if a table has no names of columns, or
+        if the columns of the file are another project's."""
         try:
             yield
         except InputError as error:
-            if not self.header:
+            what, fix = error.parts
+            if self.header:
+                raise InputError(
+                    what,
+                    rule=f"the first line, {self.header[:80]!r}, was read as names of columns",
+                    fix="name them, such as prompt,answer, above that line if it is a row",
+                ) from None
+            if not self.form:
                 raise
-            raise InputError(
-                error.parts[0],
-                rule=f"the first line, {self.header[:80]!r}, was read as names of columns",
-                fix="name them, such as prompt,answer, above that line if it is a row",
-            ) from None
+            raise InputError(what, rule=self.form, fix=fix) from None
 
 
 def read_rows(
@@ -147,7 +154,8 @@ def read_rows(
     form = form_of(rows.rows[0])
     if form is not None:
         converted = [form.convert(row, rows.location(index)) for index, row in enumerate(rows.rows)]
-        rows = dataclasses.replace(rows, rows=converted)
+        renamed = _renamed(form, rows.rows[0], converted[0])
+        rows = dataclasses.replace(rows, rows=converted, form=renamed)
     what = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
     if notes is not None and what and is_path(rows.source):
         notes.append(f"{rows.source}: {len(rows.rows):,} rows, read as {what}")
@@ -177,6 +185,7 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
     form = form_of(first) if isinstance(first, dict) else None
     if form is not None:
         stored.convert = lambda row, index: form.convert(row, rows.location(index))
+        rows = dataclasses.replace(rows, form=_renamed(form, first, stored[0]))
     if notes is not None:
         what = ": ".join(filter(None, (form and form.name, understood(stored[0]))))
         as_what = f", as {what}" if what else ""
@@ -185,6 +194,12 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
             f"{rows.source}: {stored.rows:,} rows, read as they are drawn{as_what}{chosen}"
         )
     return rows
+
+
+def _renamed(form: Form, row: dict, made: dict) -> str:
+    """Returns what errors say of rows whose columns were renamed; "" if none was."""
+    read = sorted(str(name) for name in row if name not in made)
+    return f"{', '.join(map(repr, read))} were read as columns of {form.name}" if read else ""
 
 
 def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -> Rows:
@@ -217,8 +232,32 @@ def _file_of_split(folder: Path, split: str) -> Path:
         f"{folder} has no file for the split {split!r}",
         value=sorted(item.name for item in folder.iterdir())[:10],
         rule=f"a folder holds {split} with one of {', '.join(DATA_FILES)}",
-        fix="name the file itself",
+        fix=" or ".join(_patterns_of(folder, split)) or "name the file itself",
     )
+
+
+def _patterns_of(folder: Path, split: str) -> list[str]:
+    """Returns what to write for the files of a split that lie in a folder as in a data set of the
+    hub (data/train-00000-of-00002.parquet), a text for each subset."""
+    paths = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        depth = len(Path(here).relative_to(folder).parts)
+        folders[:] = folders[:_MOST_FOLDERS] if depth < 2 else []
+        paths += [Path(here, name) for name in names if name[0] != "."]
+    found: dict[tuple[Path, str], list[str]] = {}
+    relative = (path.relative_to(folder).as_posix() for path in paths)
+    for name in hub.files_by_split(relative).get(split, ()):
+        path = folder / name
+        found.setdefault((path.parent, path.suffix), []).append(path.name)
+    texts = []
+    for (parent, suffix), names in sorted(found.items())[:3]:
+        names.sort()
+        begin = re.sub(r"\d.*", "", os.path.commonprefix(names), flags=re.DOTALL)
+        pattern = str(parent / (names[0] if len(names) == 1 else f"{begin}*{suffix}"))
+        whole = ",".join(str(parent / name) for name in names)
+        texts.append(pattern if len(data_files(pattern)) == len(names) else whole)
+    return texts
 
 
 def _read_parquet(path: Path, split: str) -> Rows:

@@ -4,6 +4,8 @@ Where the rows come from (files, tasks, TFDS, a list) is `read`; the rows of pre
 offline training are rljax.data.offline.rows. Every row is checked here, before a model loads.
 """
 
+import datetime
+import decimal
 import json
 import math
 from collections.abc import Callable
@@ -276,6 +278,16 @@ def _answer_text(value: object, location: str) -> str:
         value = None if math.isnan(value) else value  # a missing number comes as NaN
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        return str(int(value)) if value == value.to_integral_value() else f"{value.normalize():f}"
+    if isinstance(value, (bool, datetime.date, datetime.time, datetime.timedelta)):
+        raise InputError(
+            f"{location} is a {type(value).__name__}, and no text",
+            value=value,
+            rule="an answer is compared with what the model writes, and there are several ways to"
+            " write it",
+            fix="write it as the text of a right answer, such as 'yes' or '2020-01-02'",
+        )
     if isinstance(value, (dict, list)) and value:
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
