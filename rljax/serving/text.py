@@ -175,7 +175,7 @@ def _begun_character(read: bytes) -> bytes:
 
 
 class Offsets:
-    """Where each token of a text begins, in characters. The parts of a character begin where it
+    """Begins of the tokens of a text, in characters. The parts of a character begin where it
     does; bytes that are no text are read as the characters U+FFFD that stand for them."""
 
     def __init__(self, tokenizer: Tokenizer, text: TextStream):
