@@ -186,8 +186,7 @@ def _import(name: str, home: str) -> Callable:
     except (Exception, SystemExit) as error:
         missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
         parent, _, within = module_name.rpartition(".")
-        there = vars(sys.modules[parent]) if parent in sys.modules else {}
-        if inspect.isclass(there.get(within)):
+        if parent in sys.modules and inspect.isclass(_attribute(sys.modules[parent], within)):
             raise InputError(
                 f"component {name!r} belongs to the class {within!r}",
                 rule="a component is a function of a module",
@@ -408,8 +407,19 @@ def location_and_fix(error: BaseException) -> tuple[str, str]:
     return f"{file}:{line}", fix
 
 
+def _attribute(module: types.ModuleType, name: str) -> object:
+    """Returns what a module has under a name, also where its `__getattr__` loads it; nothing of
+    what every module has, such as `__class__`."""
+    if name in vars(module) or hasattr(type(module), name):
+        return vars(module).get(name)
+    return getattr(module, name, None)
+
+
 def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callable:
-    found = vars(module).get(attribute)
+    try:
+        found = _attribute(module, attribute)
+    except (Exception, SystemExit) as error:  # what loads it fails
+        raise fails_at_import(f"{where}: {attribute!r}", error) from error
     inner = found
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -420,11 +430,11 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
     if isinstance(inner, types.BuiltinFunctionType) or all(map(_is_a_librarys, homes)):
         raise _not_a_component(f"{where}: {attribute!r}", module.__name__)
     if not callable(found):
-        if attribute in vars(module):
+        if attribute in vars(module) or found is not None:
             raise InputError(
                 f"{where}: {attribute!r} is no function", value=found, fix="name a function"
             )
-        close = near_names(attribute, list(vars(module)), 1)
+        close = near_names(attribute, dir(module), 1)
         names = _functions_in(getattr(module, "__file__", None) or "")
         rule = f"it defines {', '.join(names)}" if names else ""
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"

@@ -232,6 +232,61 @@ def test_what_is_in_a_class_or_in_a_folder_with_brackets_is_refused_by_name(tmp_
         resolve("/project (copy)/r.py:f", "rljax.rewards")
 
 
+LAZY = """
+import os
+LOADED = []
+
+def __getattr__(name):
+    LOADED.append(name)
+    if name == "score":
+        from lazy_parts import score
+        return score
+    if name == "Scores":
+        from lazy_parts import Scores
+        return Scores
+    if name == "broken":
+        raise ImportError("no_such_package is needed")
+    if name == "system":
+        return os.system
+    if name == "LIMIT":
+        return 3
+    raise AttributeError(name)
+
+def __dir__():
+    return ["score", "broken"]
+"""
+
+
+@pytest.mark.parametrize("form", ["lazy.{}", "{here}/lazy.py:{}"])
+def test_a_function_that_a_module_loads_by_its_getattr_is_found(tmp_path, monkeypatch, form):
+    (tmp_path / "lazy.py").write_text(LAZY)
+    parts = "def score(response, *, k=1):\n    return k\nclass Scores:\n    f = print"
+    (tmp_path / "lazy_parts.py").write_text(parts)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("lazy", "lazy_parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    form = form.replace("{here}", str(tmp_path))
+    assert resolve(form.format("score") + "(k=3)", HOME)(response="x") == 3
+    refused = {
+        "scroe": "has no function 'scroe'.*did you mean 'score'",
+        "broken": "'broken': its module fails at import; ImportError: no_such_package is needed",
+        "system": "'system' is Python's own",
+        "LIMIT": "'LIMIT' is no function",
+        "__class__": "has no function '__class__'",
+        "__init__": "has no function '__init__'",
+    }
+    for name, message in refused.items():
+        with pytest.raises(InputError, match=message):
+            resolve(form.format(name), HOME)
+    if form == "lazy.{}":
+        with pytest.raises(InputError, match="belongs to the class 'Scores'"):
+            resolve("lazy.Scores.f", HOME)
+
+
+def test_the_documented_name_of_a_reward_of_trl_is_found():
+    assert resolve("trl.rewards.accuracy_reward", HOME).function.__name__ == "accuracy_reward"
+
+
 def test_annotations_that_are_texts_are_read(tmp_path):
     """`from __future__ import annotations` makes texts of them."""
     path = tmp_path / "late.py"
