@@ -183,15 +183,27 @@ def _name(call: Call) -> str:
 
 
 def _as_text(value: object) -> str:
-    """A tool's result as text: a text as it is, everything else as JSON. Raises TypeError,
-    ValueError."""
+    """A tool's result as text: a text as it is, what JSON has as JSON, with NumPy's numbers and
+    arrays as Python's and other values in it as their text, everything else as its text."""
     if isinstance(value, str):
         return value
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
+    value = _plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list | tuple | int | float | None):
+        return str(value)
+    try:
+        return json.dumps(value, ensure_ascii=False, default=lambda one: _plain(one, str))
+    except (TypeError, ValueError, RecursionError):  # keys that are no texts, a circle
+        return str(value)
+
+
+def _plain(value: object, other: Callable = lambda value: value) -> object:
+    """A value of NumPy as Python's own, any other one by `other`."""
+    if isinstance(value, np.generic | np.ndarray):
+        plain = value.tolist()
+        return other(plain) if isinstance(plain, np.generic) else plain
+    return other(value)
 
 
 def described(error: BaseException) -> str:
