@@ -1,9 +1,9 @@
 """Tools: functions that the policy calls by name, and the environment that runs them.
 
-A tool is a plain function. The policy is shown its name, type hints and docstring; an option that
-the config binds is not shown. A function that is annotated to return a callable is called once for
-each episode, with its options, and what it returns is the tool, which may have a memory of that
-episode:
+A tool is a function, which may be async. The policy is shown its name, type hints and docstring; an
+option that the config binds is not shown. A function that is annotated to return a callable is
+called once for each episode, with its options, and what it returns is the tool, which may have a
+memory of that episode:
 
     def notebook(*, pages: int = 3) -> Callable:
         notes = []
@@ -34,6 +34,7 @@ import numpy as np
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import component_in, contract, spec
+from rljax.environments.awaiting import awaited
 from rljax.environments.contract import Call, Opening, Reply
 from rljax.environments.schemas import checked_arguments, schema_of
 from rljax.errors import InputError
@@ -133,7 +134,7 @@ class Toolbox:
         if misfit:
             return f"the arguments do not fit: {misfit}", "failed"
         try:
-            return _as_text(tool.function(**arguments)), ""
+            return _as_text(awaited(tool.function(**arguments))), ""
         except SandboxError:
             raise
         except (Exception, SystemExit) as error:
@@ -155,13 +156,13 @@ def _component(function: str | Callable) -> Component | Callable:
 def _tool(function: str | Callable) -> Tool:
     component = _component(function)
     if isinstance(component, Component) and _makes_a_tool(component):
-        component = component()
+        component = awaited(component())
     plain = getattr(component, "function", component)
-    if inspect.iscoroutinefunction(plain):
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         raise InputError(
-            f"tool {plain.__name__!r} is async",
-            rule="a tool is a plain function",
-            fix="write an environment of your own, an async generator that awaits it",
+            f"tool {plain.__name__!r} is a generator",
+            rule="a tool returns its result, once",
+            fix="return a list, or one text, instead of each yield",
         )
     if not isinstance(component, Component):
         return Tool(component, schema_of(component))

@@ -253,6 +253,37 @@ class Gymlike(Walk):
         return seen, reward, ended, self.at > 9, {}
 
 
+class Waiting(Increment):
+    """Each method is async, and they share a lock, which belongs to one event loop."""
+
+    async def reset(self, **kwargs):
+        self.lock = asyncio.Lock()
+        async with self.lock:
+            return super().reset(**kwargs)
+
+    async def increment(self, step: int) -> int:
+        """Adds to the counter.
+
+        Args:
+            step: How much.
+        """
+        async with self.lock:
+            return super().increment(step)
+
+    async def get_reward(self):
+        async with self.lock:
+            return super().get_reward()
+
+    async def close(self):
+        CLOSED.append(self)
+
+
+class WaitingWalk(Walk):
+    async def step(self, reply):
+        await asyncio.sleep(0)
+        return super().step(reply)
+
+
 CLOSED: list = []
 
 
@@ -265,7 +296,18 @@ def test_public_methods_of_a_class_are_tools():
     assert play(text, ["Done."], goal=3)[-1].outcome == {"": 0.0}
 
 
+def test_async_methods_of_a_class_are_awaited():
+    CLOSED.clear()
+    text = f"of_class(cls='{__name__}.Waiting(start=1)')"
+    steps = play(text, [call("increment", step=2), "Done."], goal=3, prompt="Hi.")
+    assert texts(steps) == ["Hi.\n\nCount to 3.", "3"]
+    assert steps[-1].outcome == {"": 1.0} and len(CLOSED) == 1
+    steps = play(f"of_class(cls='{__name__}.WaitingWalk')", ["1", "2"], goal=3, prompt="Walk.")
+    assert texts(steps) == ["Walk.\n\nat 0", "at 1"] and steps[-1].outcome == {"": -0.1}
+
+
 def test_a_class_with_reset_and_step():
+    CLOSED.clear()
     steps = play(f"of_class(cls='{__name__}.Walk')", ["1", "2"], goal=3, prompt="Walk.")
     assert texts(steps) == ["Walk.\n\nat 0", "at 1"] and steps[1].reward == -0.1
     assert steps[-1].outcome == {"": -0.1} and len(CLOSED) == 1

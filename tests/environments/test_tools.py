@@ -1,5 +1,6 @@
 """Tools: what a call gets for an answer, whatever the policy wrote, and the environment of them."""
 
+import asyncio
 import dataclasses
 import datetime
 import decimal
@@ -88,8 +89,36 @@ class Point:
     x: int
 
 
-async def waits() -> str:
+async def waits(key: str, *, times: int = 1) -> str:
     """Waits."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+    if key == "exit":
+        raise SystemExit(3)
+    return {"a": "found"}[key] * times
+
+
+async def waiting_counter(*, start: int = 0) -> Callable:
+    """A tool that is made, and called, by waiting; its lock belongs to one event loop."""
+    count, lock = [start], asyncio.Lock()
+
+    async def count_on(by: int) -> int:
+        """Counts on."""
+        async with lock:
+            count[0] += by
+        return count[0]
+
+    return count_on
+
+
+def yields(key: str):
+    """Yields."""
+    yield key
+
+
+async def yields_later(key: str):
+    """Yields."""
+    yield key
 
 
 def said(box, name, **arguments):
@@ -142,7 +171,8 @@ def test_functions_of_a_file_and_functions_themselves(tmp_path):
         (("pyton()",), "did you mean python"),
         (("math.sqrt",), "component"),
         ((f"{HERE}.multiply(c=1)",), "no option 'c'"),
-        ((f"{HERE}.waits",), "is async"),
+        ((f"{HERE}.yields",), "'yields' is a generator"),
+        ((yields_later,), "'yields_later' is a generator"),
     ],
 )
 def test_a_toolbox_that_cannot_be(functions, message):
@@ -204,6 +234,23 @@ def test_a_result_that_json_does_not_have_is_no_failure(value, text):
         "name": "look",
         "content": text,
     }
+
+
+def test_an_async_tool_is_awaited():
+    for box in (toolbox([f"{HERE}.waits(times=2)"]), toolbox([f"{HERE}.waits(times=2)", multiply])):
+        assert said(box, "waits", key="a") == "foundfound"
+        assert box.answer(Call("waits", {"key": "b"}))["content"] == "Error: KeyError: 'b'"
+        assert box.answer(Call("waits", {"key": "exit"}))["failure"] == "failed"
+        assert said(box, "waits", key="a") == "foundfound"  # the loop lives on
+        parameters = box.schemas[0]["function"]["parameters"]
+        assert list(parameters["properties"]) == ["key"]
+    box = toolbox([f"{HERE}.waiting_counter(start=5)"])
+    assert [said(box, "count_on", by=2) for _ in range(2)] == ["7", "9"]
+
+    async def in_a_loop():
+        return said(box, "count_on", by=1)
+
+    assert asyncio.run(in_a_loop()) == "10"
 
 
 def test_a_long_answer_keeps_its_head_and_its_tail():

@@ -1,4 +1,5 @@
-"""Environments that are classes: reset and step, or methods that are tools, as TRL has them."""
+"""Environments that are classes: reset and step, or methods that are tools, as TRL has them. Each
+method may be async."""
 
 import inspect
 from collections.abc import Generator
@@ -6,6 +7,7 @@ from collections.abc import Generator
 from rljax.components import resolve
 from rljax.contracts import contract
 from rljax.environments.adapters.shared import declared, with_prompt
+from rljax.environments.awaiting import awaited
 from rljax.environments.contract import Opening, Reply, Turn
 from rljax.environments.toolbox import toolbox
 from rljax.errors import InputError
@@ -19,8 +21,8 @@ def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
     `step` gives them are understood) every reply is a step. Otherwise the public methods are tools,
     as in TRL: the policy calls them until a reply has no call; what `get_reward()` then returns is
     the outcome, and without that method `reward.function` scores the last turn. What `reset`
-    returns is read behind the prompt of the row. `cls`: its dotted name with its options,
-    "my_envs.Counter(start=1)". Raises InputError for a class without `reset`.
+    returns is read behind the prompt of the row. Any method may be async. `cls`: its dotted name
+    with its options, "my_envs.Counter(start=1)". Raises InputError for a class without `reset`.
     """
     made = resolve(cls, __name__)()
     if not hasattr(made, "reset"):
@@ -30,20 +32,20 @@ def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
             fix=f"define reset(self, ...) and step(self, reply) in {cls.partition('(')[0]}",
         )
     try:
-        first = made.reset(**declared(made.reset, row))
+        first = awaited(made.reset(**declared(made.reset, row)))
         first = first[0] if isinstance(first, tuple) else first  # observation, info
         if isinstance(first, str):
             first = with_prompt(row.get("prompt", ""), first)
         return (yield from (_stepped if hasattr(made, "step") else _called)(made, first))
     finally:
         if hasattr(made, "close"):
-            made.close()
+            awaited(made.close())
 
 
 def _stepped(made, observation) -> Generator[object, Reply, float]:
     reply = yield observation
     while True:
-        observation, reward, ended, *more = made.step(reply)
+        observation, reward, ended, *more = awaited(made.step(reply))
         if ended or (len(more) == 2 and more[0]):  # terminated, truncated, info
             return reward
         reply = yield Turn(observation, reward=reward)
@@ -56,4 +58,4 @@ def _called(made, first) -> Generator[object, Reply, object]:
     reply = yield Opening(first, tools=box.schemas)
     while reply.calls:
         reply = yield [box.answer(call) for call in reply.calls]
-    return made.get_reward() if hasattr(made, "get_reward") else None
+    return awaited(made.get_reward()) if hasattr(made, "get_reward") else None
