@@ -387,6 +387,257 @@ def test_a_program_of_asserts_has_one_verdict_each():
     assert statuses("def f(x): return x", {"test": test}) == ["passed", "failed", "passed"]
 
 
+def test_what_stands_behind_the_last_assert_belongs_to_it():
+    program = "def f(x): return x"
+    test = "assert f(1) == 1\nassert f(2) == 5\nassert f(3) == 3\nx = 1\n"
+    assert statuses(program, {"test": test}) == ["passed", "failed", "passed"]
+    assert statuses(program, {"test": "assert f(1) == 2\nx = 1\n"}) == ["failed"]
+
+
+# -- tests that a runner of tests would call
+
+ADD = """
+def add(a, b): return a + b
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x)
+    def pop(self): return self.items.pop()
+"""
+BAD_ADD = """
+def add(a, b): return "no"
+class Stack:
+    def push(self, x): pass
+    def pop(self): return 7
+"""
+# Source of tests, and how many tests it has. Each asks for add(1, 2) == 3 or a stack at least.
+RUN = {
+    "functions": (
+        "def test_a():\n    assert add(1, 2) == 3\ndef test_b(): assert add(0, 0) == 0",
+        2,
+    ),
+    "KodCode": ("from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n", 1),
+    "the module of the program": (
+        "import solution\nimport solution as s\nfrom solution import add as plus\n"
+        "from solution import *\nfrom .solution import Stack\nfrom . import solution as t\n"
+        "def test_a():\n    assert solution.add(1, 2) == s.add(1, 2) == t.add(1, 2) == 3\n"
+        "    assert plus(1, 2) == add(1, 2) == 3\n    stack = Stack()\n    stack.push(1)\n"
+        "    assert stack.pop() == 1\n",
+        1,
+    ),
+    "a package of it": ("from src.solution import add\ndef test_a(): assert add(1, 2) == 3", 1),
+    "imports in a function": (
+        "def test_a():\n    from your_module import add\n    assert add(1, 2) == 3",
+        1,
+    ),
+    "a local name of the same kind": (
+        "def test_a():\n    Stack = add(1, 2)\n    assert Stack == 3\n"
+        "def test_b():\n    s = Stack()\n    s.push(1)\n    assert s.pop() == 1\n",
+        2,
+    ),
+    "parameters": (
+        "import pytest\n@pytest.mark.parametrize('a, b, c', [(1, 2, 3), (2, 2, 4)])\n"
+        "def test_a(a, b, c): assert add(a, b) == c\n"
+        "@pytest.mark.parametrize('a', [1, pytest.param(2)])\n"
+        "@pytest.mark.parametrize(['b'], [(1,), (3,)])\n"
+        "def test_b(a, b):\n    with pytest.raises(AssertionError):\n        assert False\n"
+        "    assert add(a, b) == pytest.approx(a + b)\n",
+        2,
+    ),
+    "fixtures": (
+        "import pytest\n@pytest.fixture\ndef start(): return 3\n"
+        "@pytest.fixture(scope='function')\ndef stack(start):\n    s = Stack()\n    s.push(start)\n"
+        "    yield s\n    s.push(1)\ndef test_a(stack, start): assert stack.pop() == start\n",
+        1,
+    ),
+    "a class of pytest": (
+        "import pytest\n@pytest.mark.parametrize('v', [3, 4])\nclass TestStack:\n"
+        "    @pytest.fixture(autouse=True)\n    def stack(self): self.s = Stack()\n"
+        "    def setup_method(self, method): self.times = 1\n"
+        "    def test_a(self, v):\n        self.s.push(v * self.times)\n"
+        "        assert self.s.pop() == v\n"
+        "    def test_b(self, v): assert add(v, 1) == v + 1\n",
+        2,
+    ),
+    "a class in a class": (
+        "class TestOuter:\n    class TestInner:\n        @staticmethod\n        def test_a():\n"
+        "            assert add(1, 2) == 3\n",
+        1,
+    ),
+    "setups": (
+        "def setup_module(): global one; one = 1\n"
+        "def setup_function(function): global s; s = Stack()\n"
+        "def test_a():\n    s.push(one)\n    assert s.pop() == 1 and add(1, 2) == 3",
+        1,
+    ),
+    "BigCodeBench": (
+        "import unittest\nclass Base(unittest.TestCase):\n    @classmethod\n"
+        "    def setUpClass(cls): cls.one = 1\n    def setUp(self): self.s = Stack()\n"
+        "class TestCases(Base):\n    def test_a(self):\n        self.s.push(self.one)\n"
+        "        self.assertEqual(self.s.pop(), 1)\n    def test_b(self):\n"
+        "        for i in range(3):\n            with self.subTest(i=i):\n"
+        "                self.assertEqual(add(i, 1), i + 1)\n"
+        "    @unittest.skip('not now')\n    def test_c(self): self.fail()\n"
+        "if __name__ == '__main__':\n    unittest.main()\n",
+        2,
+    ),
+    "a runner": (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+        "        self.assertEqual(add(1, 2), 3)\n"
+        "unittest.TextTestRunner().run(unittest.TestLoader().loadTestsFromTestCase(T))\n",
+        1,
+    ),
+    "a runner that is started": (
+        "import pytest, sys\ndef test_a(): assert add(1, 2) == 3\n"
+        "if __name__ == '__main__':\n    sys.exit(pytest.main([__file__]))\n",
+        1,
+    ),
+    "async": (
+        "import unittest\nasync def test_a(): assert add(1, 2) == 3\n"
+        "class T(unittest.IsolatedAsyncioTestCase):\n    async def test_b(self):\n"
+        "        self.assertEqual(add(1, 2), 3)\n",
+        2,
+    ),
+    "a block of __main__": (
+        "def run():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    run()\n",
+        1,
+    ),
+    "asserts in that block": (
+        "if '__main__' == __name__:\n    assert add(1, 2) == 3\n    assert add(1, 3) == 4\n",
+        2,
+    ),
+    "a block that shows": (
+        "assert add(1, 2) == 3\nif __name__ == '__main__':\n    print(add(int(input()), 2))\n",
+        1,
+    ),
+    "tests that the source calls": ("def test_a(): assert add(1, 2) == 3\ntest_a()", 1),
+    "a table of checks": (
+        "def verify(a, b, c): assert add(a, b) == c\nchecks = [verify]\n"
+        "for check_one in checks:\n    check_one(1, 2, 3)\n",
+        1,
+    ),
+    "a helper with arguments": (
+        "def test_one(x, y): assert add(x, 1) == y\ndef test_all(): test_one(1, 2)\n",
+        1,
+    ),
+    "asserts and functions": ("assert add(1, 1) == 2\ndef test_a(): assert add(1, 2) == 3", 2),
+    "a smoke test and a test": (
+        "def test_a(): add(1, 2)\ndef test_b(): assert add(1, 2) == 3\ndef test_c(): pass",
+        1,
+    ),
+    "assertions of a library": ("import numpy as np\nnp.testing.assert_allclose(add(1, 2), 3)", 1),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_functions_and_classes_of_tests_are_run(name):
+    source, count = RUN[name]
+    assert statuses(ADD, {"test": source}) == ["passed"] * count
+    for program in (BAD_ADD, "x = 1"):
+        found = statuses(program, {"test": source})
+        assert len(found) == count and set(found) <= {"failed", "error"}, found
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        ["def test_a(): assert add(1, 2) == 3"],
+        {"test": ["from solution import add", "assert add(1, 2) == 3"]},
+        {"asserts": None, "test": None, "inputs": None, "test_list": ["assert add(1, 2) == 3"]},
+        {"asserts": ["def check(candidate): assert candidate(1, 2) == 3"], "entry_point": "add"},
+        {"asserts": ["check(add)"], "setup": "def check(f): assert f(1, 2) == 3"},
+        {"test": "from adder import add\nassert add(1, 2) == 3", "entry_point": "add"},
+        {"test": "test_a()", "setup": "def test_a(): assert add(1, 2) == 3"},
+        [
+            "import unittest",
+            "class T(unittest.TestCase):\n    def test_a(self):\n"
+            "        self.assertEqual(add(1, 2), 3)",
+        ],
+    ],
+)
+def test_every_form_of_statements_may_define_its_tests(truth):
+    assert statuses(ADD, truth) == ["passed"]
+    assert statuses(BAD_ADD, truth) != ["passed"] != statuses("x = 1", truth)
+
+
+def test_one_test_function_that_does_not_end_leaves_the_others():
+    source = "".join(f"def test_{n}(): assert add({n}, 0) == {n}\n" for n in range(3))
+    program = "def add(a, b):\n    while a == 1: pass\n    return a"
+    found = statuses(program, {"test": source}, timeout_s=0.7)
+    assert found == ["passed", "timeout", "passed"]
+
+
+@pytest.mark.parametrize(
+    "truth, message",
+    [
+        ({"test": "def verify(): assert add(1, 2) == 3"}, "nothing calls verify"),
+        ({"test": "def check(candidate): assert candidate(1, 2) == 3"}, "nothing calls check"),
+        ({"test": "def check(c): c(1, 2) == 3", "entry_point": "add"}, "nothing in it asserts"),
+        (["add(1, 2) == 3"], "nothing in it asserts"),
+        (["add(1, 2)"], "nothing in it asserts"),
+        ([""], "nothing in it asserts"),
+        (["assert True"], "nothing in it asserts"),
+        (["assert (add(1, 2) == 3, 'a message')"], "nothing in it asserts"),
+        (["assert 1 + 1 == 2"], "no test uses a name of the program"),
+        ({"test": "assert 1 + 1 == 2", "entry_point": "add"}, "no test uses a name of the program"),
+        ([f"assert add(1, 2) == {'-' * 5000}3"], "no Python|too deeply"),
+        ({"test": "print(add(1, 2))"}, "nothing in it asserts"),
+        ({"test": "def test_a(): pass\ndef test_b(): ..."}, "nothing in it asserts"),
+        ({"test": "import doctest\ndoctest.testmod()"}, "nothing in it asserts"),
+        ({"test": "def v(): assert add(1, 2) == 3\nALL = [v]"}, "nothing calls v"),
+        ({"test": "def v(x): assert x\nt = lambda: v(add(1, 2))"}, "nothing calls v"),
+        (
+            {"test": "class Checks:\n    def a(self): assert add(1, 2) == 3"},
+            "nothing in it asserts",
+        ),
+        (
+            {"test": "import pytest\n@pytest.mark.skip\ndef test_a(): assert add(1, 2) == 3"},
+            "nothing calls test_a",
+        ),
+        ({"test": "def test_a(capsys): assert add(1, 2) == 3"}, "gives its argument 'capsys'"),
+        (
+            {"test": "class TestA:\n    def test_a(self, tmp_path): assert add(1, 2) == 3"},
+            "'TestA.test_a' cannot be run.*argument 'tmp_path'",
+        ),
+        (
+            {
+                "test": "class TestA:\n    def __init__(self): 0\n"
+                "    def test_a(self): assert add(1, 2)"
+            },
+            "has an __init__",
+        ),
+        (
+            {
+                "test": "import pytest\n@pytest.fixture(params=[1])\ndef x(request): return 1\n"
+                "def test_a(x): assert add(x, 2) == 3"
+            },
+            "'x' cannot be run; it is a fixture with params=",
+        ),
+        (
+            {
+                "test": "from unittest.mock import patch\n@patch('builtins.print')\n"
+                "def test_a(p): assert add(1, 2) == 3"
+            },
+            "gives its argument 'p'",
+        ),
+        ({"test": "import no_such_library\ndef test_a(): assert add(1, 2)"}, "pip install no_such"),
+        (
+            {"test": "from nowhere import add\ndef test_a(): assert add(1, 2)"},
+            "from solution import",
+        ),
+    ],
+)
+def test_tests_that_would_pass_or_fail_every_program_are_an_error(truth, message):
+    with pytest.raises(InputError, match=message):
+        code_tests(ADD, json.dumps(truth))
+
+
+def test_an_import_that_may_be_missing_is_none_that_must_be_there():
+    source = (
+        "try:\n    import no_such_library\nexcept ImportError:\n    pass\nassert add(1, 2) == 3"
+    )
+    assert statuses(ADD, {"test": source}) == ["passed"]
+
+
 @pytest.mark.parametrize(
     "truth, message",
     [

@@ -170,6 +170,7 @@ NOT_RUN = {
     "_judge": "compares decoded values: run_tests bounds what a program sends",
     "_value_of": "of reasoning_gym: literals, or 500 characters of whole numbers and operators",
     "_raised": "makes a verdict of a message",
+    "_uses": "reads the source of a ground truth's tests",
     "_result": "reads the answer of a server",
     "generator_of": "reads an option",
     "_matches": "draws by the texts, which it only prints",

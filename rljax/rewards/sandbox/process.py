@@ -186,7 +186,7 @@ def _readable_paths() -> list[str]:
     return readable
 
 
-def _library_path() -> list[str]:
+def library_path() -> list[str]:
     """The folders that programs import from: the standard library and the installed packages."""
     standard = sysconfig.get_paths()["stdlib"]
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -202,7 +202,7 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
         "control": control,
         "readable": readable,
         "devices": devices,
-        "path": _library_path(),
+        "path": library_path(),
         "max_scratch_bytes": MAX_SCRATCH_BYTES,
         "temporary": tempfile.gettempdir(),
     }

@@ -28,6 +28,7 @@ import typing
 
 from rljax.rewards.sandbox.values import (
     ObjectReference,
+from rljax.rewards.sandbox.cases import run_case
     WireError,
     decode,
     encode,
@@ -373,7 +374,8 @@ class Remote:
 def _check(channel: Channel, header: dict) -> None:
     """Run the units of a test one after another; each sends its verdict."""
     program = _Program(channel)
-    names: dict[str, object] = {"__name__": "__test__"}
+    module = sys.modules["__test__"] = types.ModuleType("__test__")
+    names = module.__dict__
     for name, data in header["names"].items():
         if isinstance(data, dict) and "module" in data:
             names[name] = importlib.import_module(data["module"])
@@ -389,3 +391,19 @@ def _check(channel: Channel, header: dict) -> None:
             status, text = "error", describe(error)
         seconds = time.monotonic() - began
         channel.send({"verdict": status, "text": text, "seconds": seconds})
+def _stand_in(paths: list[str], names: dict[str, object]) -> None:
+    """Makes modules of these dotted paths, and of the packages that they name, with `names`."""
+    made: dict[str, types.ModuleType] = {}
+    for path in paths:
+        parent, name = None, ""
+        for part in path.split("."):
+            name = f"{name}.{part}" if name else part
+            module = made.setdefault(name, types.ModuleType(name))
+            vars(module).update(names)
+            if parent:
+                setattr(parent, part, module)
+            parent = sys.modules[name] = module
+
+
+    _stand_in(header["modules"], {name: names[name] for name in header["names"]})
+    names["__run_case__"] = functools.partial(run_case, names)

@@ -10,9 +10,14 @@ A ground truth is JSON (text, or the object itself) of one of these forms:
                                                    names test_list (MBPP) and assert_case
   {"test": "...", "entry_point": "..."}            HumanEval: the test defines check(candidate);
                                                    without check, each assert at its top level
+In statements and in a test, functions test_... with their fixtures and parameters (pytest; KodCode,
+where `solution` is the program) and classes of unittest (BigCodeBench) are tests, one for each
+function. What asserts nothing is part of the test behind it, and where nothing asserts, as in a
+check(candidate) without entry_point, that is an error.
 """
 
 import ast
+import itertools
 import json
 import math
 import re
@@ -22,6 +27,7 @@ from typing import Literal
 
 from rljax.errors import InputError
 from rljax.rewards.sandbox.values import encode
+from rljax.rewards.unit_tests.code_cases import Definitions, cases_in, names_of, prepare
 
 Scale = Literal["signed", "binary", "fraction"]
 Compare = Literal["lines", "tokens", "exact"]
@@ -41,7 +47,8 @@ class CaseResult:
 @dataclass(frozen=True)
 class Tests:
     """The tests of one ground truth, by `kind`. stdin: texts in, texts out. calls: argument lists
-    and values of `function`. asserts: statements over the program's names, after `setup`."""
+    and values of `function`. asserts: statements over the program's `names`, after `setup`;
+    `modules` of the tests are the program, too."""
 
     kind: str
     inputs: tuple = ()
@@ -49,6 +56,8 @@ class Tests:
     function: str = ""
     setup: str = ""
     wrapped: bool | None = None  # whether each value stands in a list of one; None: it may
+    names: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -76,7 +85,8 @@ def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
 
 
 def read_tests(ground_truth: str | dict | list) -> Tests:
-    """The tests that a ground truth holds. Raises InputError for any other form, and for none."""
+    """The tests that a ground truth holds. Raises InputError for any other form, for none, and for
+    some that would pass every program."""
     value = ground_truth
     try:
         for _ in range(2):  # some data sets store JSON in JSON
@@ -89,10 +99,11 @@ def read_tests(ground_truth: str | dict | list) -> Tests:
         raise _no_tests(ground_truth, "it is neither an object nor a list")
     if value.get("inputs") is not None or value.get("outputs") is not None:
         tests = _input_output(value, ground_truth)
-    elif value.get("test"):
-        tests = _test_program(value, ground_truth)
     else:
-        tests = _asserts(value, ground_truth)
+        try:
+            tests = _python(value, ground_truth)
+        except RecursionError:
+            raise _no_tests(ground_truth, "a test is nested too deeply") from None
     if not tests:
         raise _no_tests(ground_truth, "the list of tests is empty")
     return tests
@@ -104,7 +115,8 @@ def _no_tests(ground_truth: object, why: str) -> InputError:
         value=ground_truth,
         rule=why,
         fix='write {"inputs": [...], "outputs": [...]}, {"asserts": [...]} or '
-        '{"test": "def check(candidate): ...", "entry_point": "name"}',
+        '{"test": "def check(candidate): ...", "entry_point": "name"}; call what '
+        "tests, or name it test_...",
     )
 
 
@@ -143,43 +155,97 @@ def _arguments(value: object) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def _asserts(value: dict, ground_truth: object) -> Tests:
-    name = next((n for n in ("asserts", "test_list", "assert_case") if n in value), None)
+def _python(value: dict, ground_truth: object) -> Tests:
+    if value.get("test") and isinstance(value["test"], str):
+        return _statements([value["test"]], value, ground_truth, parted=True)
+    fields = ("asserts", "test_list", "assert_case", "test")
+    name = next((n for n in fields if value.get(n) is not None), None)
     if name is None:
         raise _no_tests(ground_truth, f"it has {sorted(map(str, value))}")
     statements = value[name]
     if not isinstance(statements, list) or not all(isinstance(s, str) for s in statements):
         raise _no_tests(ground_truth, f"{name} is a list of statements")
+    return _statements(statements, value, ground_truth, parted=False)
+
+
+def _statements(texts: list[str], value: dict, ground_truth: object, *, parted: bool) -> Tests:
+    """Texts of Python as tests: each that asserts, or with `parted` each assert at its top level,
+    and each test function. HumanEval's check is one test, of the function `entry_point`."""
     imports = value.get("test_imports") or []
-    setup = value.get("setup") or value.get("test_setup_code") or ""
-    setup = "\n".join([*imports, setup])
-    for statement in [setup, *statements]:
-        _parse(statement, ground_truth)
-    return Tests("asserts", tuple(statements), function=value.get("fn_name") or "", setup=setup)
+    setup = "\n".join([*imports, value.get("setup") or value.get("test_setup_code") or ""])
+    function = str(value.get("fn_name") or value.get("entry_point") or "")
+    parsed = [_parse(text, ground_truth).body for text in (setup, *texts)]
+    known = Definitions(list(itertools.chain(*parsed)))
+    (before, new), *prepared = [prepare(body, known) for body in parsed]
+    setup = _source(before) if new else setup
+    whole = list(itertools.chain(*(body for body, _ in prepared)))
+    called = known.called_by(whole)
+    units: list[tuple[str, bool]] = []  # source, and whether it asserts
+    for text, (body, new) in zip(texts, prepared, strict=True):
+        text = _source(body) if new else text
+        if function and any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in body):
+            if "check" not in called:
+                text = f"{text}\ncheck({function})\n"
+                body = ast.parse(text).body
+            units.append((text, known.assert_in(body)))
+        elif parted:
+            units += [(_source(g), known.assert_in(g)) for g in _up_to_each_assert(body)]
+        else:
+            units.append((text, known.assert_in(body)))
+    cases = cases_in(before, whole, known, called)
+    if not any(asserts for _, asserts in units):
+        setup = "\n".join([setup, *(text for text, _ in units)])
+        units = []
+    units += [(case.source, case.asserts) for case in cases]
+    tests = _with_what_asserts(units)
+    if texts and not tests:
+        uncalled = ", ".join(known.uncalled(whole, called))
+        rule = f"nothing calls {uncalled}" if uncalled else "nothing in it asserts"
+        raise _no_tests(ground_truth, rule)
+    try:
+        names, modules = names_of((setup, *tests), function)
+    except SyntaxError as error:
+        raise _no_tests(ground_truth, f"a test is no Python: {error}") from None
+    if tests and not names:
+        raise _no_tests(ground_truth, "no test uses a name of the program")
+    return Tests(
+        "asserts",
+        tuple(tests),
+        function=function,
+        setup=setup,
+        names=tuple(names),
+        modules=tuple(modules),
+    )
 
 
-def _test_program(value: dict, ground_truth: object) -> Tests:
-    """HumanEval's check as one test, or each assert at the top level as one."""
-    source, name = str(value["test"]), str(value.get("entry_point") or "")
-    body = _parse(source, ground_truth).body
-    defines_check = any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in body)
-    if defines_check and name:
-        calls = any(
-            isinstance(n, ast.Expr)
-            and isinstance(n.value, ast.Call)
-            and getattr(n.value.func, "id", "") == "check"
-            for n in body
-        )
-        return Tests("asserts", (source if calls else f"{source}\ncheck({name})\n",), function=name)
+def _source(body: list[ast.stmt]) -> str:
+    return ast.unparse(ast.Module(body, []))
+
+
+def _up_to_each_assert(body: list[ast.stmt]) -> list[list[ast.stmt]]:
     groups: list[list[ast.stmt]] = [[]]
     for statement in body:
         groups[-1].append(statement)
         if isinstance(statement, ast.Assert):
             groups.append([])
     if len(groups) > 1 and groups[-1]:  # what follows the last assert belongs to it
-        groups[-2] += groups.pop()
-    units = [ast.unparse(ast.Module(group, [])) for group in groups if group]
-    return Tests("asserts", tuple(units), function=name)
+        rest = groups.pop()
+        groups[-1] += rest
+    return [group for group in groups if group]
+
+
+def _with_what_asserts(units: list[tuple[str, bool]]) -> list[str]:
+    """The sources of units that assert, each behind those before it that do not."""
+    tests: list[str] = []
+    waiting: list[str] = []
+    for source, asserts in units:
+        waiting.append(source)
+        if asserts:
+            tests.append("\n".join(waiting))
+            waiting = []
+    if tests and waiting:
+        tests[-1] = "\n".join([tests[-1], *waiting])
+    return tests
 
 
 def _parse(source: str, ground_truth: object) -> ast.Module:

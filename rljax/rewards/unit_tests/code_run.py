@@ -24,8 +24,6 @@ any value of one of two kinds where a test asks for a type, a length or truth al
 tests with values that are literals, and ask for the length.
 """
 
-import ast
-import builtins
 import functools
 import json
 import reprlib
@@ -35,8 +33,10 @@ from typing import Literal
 
 from rljax.contracts import Permission, contract
 from rljax.errors import InputError
+from rljax.rewards.sandbox.process import library_path
 from rljax.rewards.sandbox.tiers import Process, ProcessLimits, sandbox_tier
 from rljax.rewards.sandbox.values import WireError, encode
+from rljax.rewards.unit_tests.code_cases import check_imports
 from rljax.rewards.unit_tests.code_forms import (
     CaseResult,
     Compare,
@@ -106,6 +106,7 @@ def run_tests(
             return same_value(output, want, float_tolerance)
 
         return session.run(lambda first: _run_calls(session, first, same), stop_at_failure)
+    check_imports((tests.setup, *tests.inputs), tests.function, library_path())
     return session.run(lambda first: _run_asserts(session, first), stop_at_failure)
 
 
@@ -147,7 +148,8 @@ class _Session:
 
 
 def _run_stdin(session: _Session, first: int, same):
-    tests, header = session.tests, {"mode": "script", "source": session.program}
+    tests = session.tests
+    header = {"mode": "script", "source": session.program}
     with Process(header, session.limits(), session.tier, stdin=tests.inputs[first]) as process:
         result = process.wait()
     if result.status != "ok":
@@ -240,36 +242,9 @@ def _judge(session: _Session, answer: dict, expected: object, seconds: float, sa
 # -- tests that run in a process of their own
 
 
-def _names_of(tests: Tests) -> list[str]:
-    """The names that the tests take from the program: used, but not their own nor Python's.
-
-    If there is no such name the tested function hides one of Python's, as MBPP's `sum`: then it is
-    the first that a test calls.
-    """
-    used, own, called = [], set(), []
-    for source in (tests.setup, *tests.inputs):
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Name):
-                (used.append if isinstance(node.ctx, ast.Load) else own.add)(node.id)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                own.add(node.name)
-            elif isinstance(node, ast.arg):
-                own.add(node.arg)
-            elif isinstance(node, ast.alias):
-                own.add((node.asname or node.name).partition(".")[0])
-            elif isinstance(node, ast.ExceptHandler) and node.name:
-                own.add(node.name)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                called.append(node.func.id)
-    names = [n for n in dict.fromkeys(used) if n not in own and not hasattr(builtins, n)]
-    if tests.function:
-        names = list(dict.fromkeys([*names, tests.function]))
-    return names or called[:1]
-
-
 def _run_asserts(session: _Session, first: int):
     tests = session.tests
-    header = {"mode": "calls", "source": session.program, "names": _names_of(tests)}
+    header = {"mode": "calls", "source": session.program, "names": tests.names}
     began = time.monotonic()
     with Process(header, session.limits(), session.tier) as program:
         deadline = time.monotonic() + session.limit()
@@ -285,7 +260,7 @@ def _run_asserts(session: _Session, first: int):
         if len(json.dumps(names)) > _MOST_OF_NAMES:
             yield from [_raised("its names hold too much", 0.0)] * (len(tests) - first)
             return
-        header = {"mode": "check", "units": units, "names": names}
+        header = {"mode": "check", "units": units, "names": names, "modules": tests.modules}
         with Process(header, session.limits(), session.tier) as checker:
             deadline = time.monotonic() + session.limit()  # its start is not the program's time
             for unit in units:
