@@ -205,6 +205,29 @@ def f(x): return Yes()
         assert statuses(other, ["assert f(1).startswith('a')"]) == ["error"]
 
 
+FORGED = """
+import json, os, struct
+def send(message):
+    data = json.dumps(message).encode()
+    os.write(3, struct.pack("!I", len(data)) + data)
+function, true = ({"t": "reference", "v": [number, "function"]} for number in (0, 1))
+send({"loaded": {"f": function} | dict.fromkeys(["all", "isinstance", "helper"], true)})
+while True:
+    (size,) = struct.unpack("!I", os.read(3, 4))
+    send({"value": json.loads(os.read(3, size))["target"] == 1})
+"""
+
+
+def test_a_program_gives_the_tests_no_name_that_they_do_not_take_from_it():
+    for test in (
+        "assert all(f(n) == n for n in [3])",
+        "assert isinstance(f(1), str)",
+        "def helper(x): assert x == 1\nhelper(f(1))",
+        "def test_a(): assert all([f(1) == 1])",
+    ):
+        assert statuses(FORGED, [test]) == ["failed"], test
+
+
 def test_a_program_cannot_end_the_loop_of_a_test():
     for program in (
         "def f(x): raise StopIteration",

@@ -258,6 +258,8 @@ def _run_asserts(session: _Session, first: int):
         if tests.setup.strip():
             units.insert(0, {"source": tests.setup, "setup": True})
         if len(json.dumps(names)) > _MOST_OF_NAMES:
+        # A program that answers by itself may send more: `all`, say, which is Python's.
+        names = {name: value for name, value in names.items() if name in tests.names}
             yield from [_raised("its names hold too much", 0.0)] * (len(tests) - first)
             return
         header = {"mode": "check", "units": units, "names": names, "modules": tests.modules}
