@@ -661,6 +661,67 @@ def test_an_import_that_may_be_missing_is_none_that_must_be_there():
     assert statuses(ADD, {"test": source}) == ["passed"]
 
 
+# -- names that judges import
+
+JUDGED = [
+    "deque([1, 2])[1]",
+    "defaultdict(int)[0] + 2",
+    "heapq.nlargest(1, x)[0]",
+    "heappop([2, 3])",
+    "math.floor(2.5)",
+    "floor(2.5)",
+    "2 if inf > 1 else 1",
+    "reduce(max, x)",
+    "list(accumulate([1, 1]))[-1]",
+    "bisect_left([1, 2, 3], 3)",
+    "gcd(4, 6)",
+    "Counter([2, 2])[2] if isinstance(Counter(), dict) else 0",
+    "pow(2, 5, 10)",
+    "len(re.findall('a', 'aa'))",
+    "datetime.date(2020, 1, 2).day",
+    "min(2, sys.maxsize)",
+    "max(cast(int, 1), 2)",
+    "lru_cache(None)(lambda: 2)()",
+]
+
+
+@pytest.mark.parametrize("body", JUDGED)
+def test_programs_for_judges_need_no_imports(body):
+    """LiveCodeBench's and verl's runners import these above every program."""
+    method = (
+        f"class Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n        return {body}"
+    )
+    calls = {"inputs": [[[1, 2]]], "outputs": [2], "fn_name": "f"}
+    assert statuses(method, calls) == ["passed"]
+    script = f"x = [int(n) for n in input().split()]\nprint({body})"
+    assert statuses(script, {"inputs": ["1 2"], "outputs": ["2"]}) == ["passed"]
+    check = "def check(c: Callable):\n    assert c(x=[1, 2]) == 2\n"
+    leetcode = {"test": check, "entry_point": "Solution().f"}
+    assert statuses(method, leetcode) == ["passed"]
+
+
+def test_what_judges_import_is_not_the_programs_own():
+    """A test of `add` finds operator's only in a program that imports it itself; MBPP and HumanEval
+    import nothing for a program."""
+    calls = {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}
+    asserts = ["assert add(1, 2) == 3"]
+    for tests in (calls, asserts):
+        assert statuses("x = 1", tests) == ["error"]
+        assert statuses("class Solution: pass", tests) == ["error"]
+        assert statuses("from operator import add", tests) == ["passed"]
+    assert statuses("def f(x): return floor(x)", ["assert f(2.5) == 2"]) == ["error"]
+    stdin = {"inputs": ["5"], "outputs": ["5"]}
+    for program in (
+        "import builtins\nbuiltins.input = lambda: '5'\nprint(input())",
+        "print(5 if 'inf' not in globals() else 0)",
+        "def f(n): return 5 if n == 0 else f(n - 1)\nprint(f(20_000))",
+        "print(stdin.readline())",
+    ):
+        assert statuses(program, stdin) == ["passed"], program
+    found = verdicts("def f(): return g()\ndef g(): return f()\nf()", stdin)
+    assert found[0].status == "error" and "RecursionError" in found[0].message
+
+
 @pytest.mark.parametrize(
     "truth, message",
     [

@@ -7,6 +7,7 @@ The first frame on the channel is the mode:
   script  {"source"}                run it as __main__; stdin and stdout are its own
   calls   {"source", "names"}       run it, then answer requests; what it prints is dropped
   check   {"units", "names", ...}   trusted tests, unit by unit; a call in them is a request
+With "judge" a program finds what sites with judges import above every program.
 Whatever a program does to this process, it has no expected output to read: in `script` and `calls`
 those are compared outside, in `check` they are in another process than the program.
 """
@@ -25,10 +26,11 @@ import time
 import traceback
 import types
 import typing
+from collections.abc import Iterable
 
+from rljax.rewards.sandbox.cases import run_case
 from rljax.rewards.sandbox.values import (
     ObjectReference,
-from rljax.rewards.sandbox.cases import run_case
     WireError,
     decode,
     encode,
@@ -43,8 +45,17 @@ for _name in (
 ).split():
     importlib.import_module(_name)
 
+# What judges import above a program, by name and by *: LiveCodeBench's and verl's import these. Of
+# two modules with a name the first one counts: as there, operator's sub comes before that of re,
+# and against their order Counter is that of collections, which typing's only stands for.
+_OF_JUDGES = (
+    "json sys io operator functools itertools statistics random math copy bisect heapq collections "
+    "datetime re string typing"
+).split()
+_RECURSION_OF_JUDGES = 50_000  # LiveCodeBench's
 site.setquit()  # exit() and quit(), which -S leaves out
 _MESSAGE_CHARS = 500
+_MOST_FRAMES = 1_000  # of a traceback: what a recursion without an end has by default
 MODULE = "__program__"
 
 
@@ -118,6 +129,8 @@ def _run_script(channel: Channel, header: dict) -> None:
     os.close(channel.descriptor)
     code = 0
     try:
+        if header.get("judge"):
+            _import_as_judges()
         _run_source(header["source"], "__main__")
     except BaseException as error:
         code = _exit_code(error)
@@ -130,10 +143,27 @@ def _run_script(channel: Channel, header: dict) -> None:
     os._exit(code)
 
 
-def _run_source(source: str, name: str, names: dict | None = None) -> dict:
-    """The program's names after it ran, `names` there before it. Raises what it raises."""
+def _import_as_judges() -> None:
+    """Gives this process the names that judges import. They stand behind Python's own, not among
+    the program's: a test of `add` must not find operator's in a program that defines none."""
+    modules = {name: sys.modules[name] for name in _OF_JUDGES}
+    for name, module in modules.items():
+        vars(builtins).setdefault(name, module)
+    for module in modules.values():
+        _name(module, getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"])
+    sys.setrecursionlimit(_RECURSION_OF_JUDGES)
+
+
+def _name(module: types.ModuleType, names: Iterable[str]) -> None:
+    """Gives this process names of a module, behind Python's own: functions, and tests, are often
+    written with List and Optional in mid-air."""
+    for name in names:
+        vars(builtins).setdefault(name, getattr(module, name))
+
+
+def _run_source(source: str, name: str) -> dict:
+    """The program's names after it ran. Raises what it raises."""
     module = types.ModuleType(name)
-    module.__dict__.update(names or {})
     module.__file__ = "program.py"
     sys.modules[name] = module
     exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
@@ -149,7 +179,9 @@ def _exit_code(error: BaseException) -> int:
         return 1
     try:
         # Our own frames do not help a reader.
-        traceback.print_exception(type(error), error, error.__traceback__.tb_next)
+        traceback.print_exception(
+            type(error), error, error.__traceback__.tb_next, limit=-_MOST_FRAMES
+        )
         sys.stderr.flush()
     except BaseException:
         os.write(2, f"{type(error).__name__}\n".encode())
@@ -171,9 +203,10 @@ def _answer_calls(channel: Channel, header: dict) -> None:
         return kept[reference.number]
 
     try:
-        # Functions are often written with List and Optional in mid-air, as sites with judges allow.
-        known = {name: getattr(typing, name) for name in typing.__all__}
-        names = _run_source(header["source"], MODULE, known)
+        if header.get("judge"):
+            _import_as_judges()
+        _name(typing, typing.__all__)
+        names = _run_source(header["source"], MODULE)
         results = {}
         for name in header["names"]:
             if name in names:
@@ -371,26 +404,6 @@ class Remote:
         return str(self._program.ask("show", self._reference.number))
 
 
-def _check(channel: Channel, header: dict) -> None:
-    """Run the units of a test one after another; each sends its verdict."""
-    program = _Program(channel)
-    module = sys.modules["__test__"] = types.ModuleType("__test__")
-    names = module.__dict__
-    for name, data in header["names"].items():
-        if isinstance(data, dict) and "module" in data:
-            names[name] = importlib.import_module(data["module"])
-        else:
-            names[name] = decode(data, functools.partial(program.resolve_name, name))
-    for unit in header["units"]:
-        status, text, began = "passed", "", time.monotonic()
-        try:
-            exec(compile(unit["source"], "tests.py", "exec", dont_inherit=True), names)
-        except AssertionError as error:
-            status, text = "failed", describe(error)
-        except BaseException as error:
-            status, text = "error", describe(error)
-        seconds = time.monotonic() - began
-        channel.send({"verdict": status, "text": text, "seconds": seconds})
 def _stand_in(paths: list[str], names: dict[str, object]) -> None:
     """Makes modules of these dotted paths, and of the packages that they name, with `names`."""
     made: dict[str, types.ModuleType] = {}
@@ -405,5 +418,27 @@ def _stand_in(paths: list[str], names: dict[str, object]) -> None:
             parent = sys.modules[name] = module
 
 
+def _check(channel: Channel, header: dict) -> None:
+    """Run the units of a test one after another; each sends its verdict. Modules that stand for
+    the program have its names."""
+    _name(typing, [name for name in typing.__all__ if name[0].isupper()])  # types, no functions
+    program = _Program(channel)
+    module = sys.modules["__test__"] = types.ModuleType("__test__")
+    names = module.__dict__
+    for name, data in header["names"].items():
+        if isinstance(data, dict) and "module" in data:
+            names[name] = importlib.import_module(data["module"])
+        else:
+            names[name] = decode(data, functools.partial(program.resolve_name, name))
     _stand_in(header["modules"], {name: names[name] for name in header["names"]})
     names["__run_case__"] = functools.partial(run_case, names)
+    for unit in header["units"]:
+        status, text, began = "passed", "", time.monotonic()
+        try:
+            exec(compile(unit["source"], "tests.py", "exec", dont_inherit=True), names)
+        except AssertionError as error:
+            status, text = "failed", describe(error)
+        except BaseException as error:
+            status, text = "error", describe(error)
+        seconds = time.monotonic() - began
+        channel.send({"verdict": status, "text": text, "seconds": seconds})
