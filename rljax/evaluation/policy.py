@@ -14,7 +14,7 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.policies import Completion, Policy, sample_all
-from rljax.rewards.answers.find import last_boxed
+from rljax.rewards.answers.find import in_tag, last_boxed
 from rljax.rewards.answers.letters import labelled_letter
 from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
 
@@ -87,7 +87,9 @@ def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) 
 @contract(reads="answer")
 def final_answer(response: str) -> str | None:
     r"""The answer that maj@k votes on: the last `\boxed{...}`, else the text after the last `####`,
-    else the whole text."""
+    else the whole text; in the last <answer>, if there is one."""
+    content = in_tag(response)
+    response = response if content is None else content
     boxed = last_boxed(response)
     text = boxed if boxed is not None else response.rpartition("####")[2]
     if letter := labelled_letter(text):  # `B: Paris` and `(B)` are one vote

@@ -110,6 +110,9 @@ def test_majority_at_k_votes_in_disjoint_runs():
         ("  42\n", "42"),
         ("", None),
         (r"\boxed{}", None),
+        (r"\boxed{3} so <answer>\frac{1}{2}</answer>", r"\frac{1}{2}"),
+        (r"<answer>that is \boxed{12}</answer> done", "12"),
+        ("<answer>B. Paris</answer>", "B"),
     ],
 )
 def test_final_answer(response, answer):

@@ -76,6 +76,7 @@ PARSERS = {
         lambda t: rewards.math_verify(t, r"\frac{1}{2}"),
         (
             *("{}", r"\boxed{{{}}}", "#### {}", "the answer is {}", "<think>{}</think> 5"),
+            *("<answer>{}</answer>",),
             *(r"\boxed{{\gcd({},2)}}", r"\boxed{{5\ \mathrm{{{}}}}}"),
         ),
     ),

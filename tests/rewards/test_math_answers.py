@@ -299,6 +299,47 @@ def test_where_the_answer_stands(response, extraction, score, extracted):
     assert found == {"score": score, "extracted": extracted}
 
 
+TAGGED = [  # content, reference, score
+    (r"\frac{1}{2}", r"\frac{1}{2}", 1),
+    (r"\frac{1}{2}", "2", 0),
+    ("(3, 5)", "(3,5)", 1),
+    ("(3, 5)", "5", 0),
+    ("3 or 5", "5", 0),
+    ("3\n5", "5", 0),
+    ("$3$ or 5", "3", 0),
+    ("x^2+1", "1", 0),
+    ("x = 5", "5", 1),
+    ("B", "B", 1),
+    ("(B) Paris", "B", 1),
+    ("Monday", "Monday", 1),
+    ("March 5", "March 5", 1),
+    ("the lines are all parallel", "The lines are all parallel.", 1),
+    ("`5`", "5", 1),
+    ("$5$ apples", "5", 1),
+    ("Total: 5", "5", 1),
+    ("\n\\[\n\\frac12\n\\]\n", "1/2", 1),
+    ("\\begin{pmatrix}\n1 \\\\ 2\n\\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1),
+    ("The answer is 5", "5", 1),
+    (r"so \boxed{4}, no: \boxed{5}", "5", 1),
+    ("6 - 1 = 5\n#### 5", "5", 1),
+    ("So she has 5 apples left.", "5", 1),  # a sentence: its last number, as without a tag
+    ("So she has 4 or 5 apples left.", "5", 0),
+    ("", "5", 0),
+    ("4 <answer>5", "5", 1),
+]
+
+
+@pytest.mark.parametrize("content, reference, score", TAGGED)
+def test_the_answer_in_a_tag_is_read_as_it_stands(content, reference, score):
+    for response in (
+        f"<think>7 or 8</think><answer>{content}</answer>",
+        rf"\boxed{{7}} #### 8 <answer>9</answer> no: <answer>{content}</answer> 10",
+        f"So:\n<answer>{content}",  # a stop string may have cut what closes it
+    ):
+        assert math_verify(response, reference)["score"] == score
+    assert math_verify(r"\boxed{5}", "so <answer>5</answer>")["score"] == 1.0
+
+
 def test_the_options_reach_the_comparison():
     assert math_verify(r"\boxed{0.33}", "1/3", decimals=2)["score"] == 1.0
     assert math_verify(r"\boxed{\sqrt{2}}", "1.414", decimals=3)["score"] == 1.0

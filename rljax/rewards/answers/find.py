@@ -8,9 +8,10 @@ mmlu_pro.
 import re
 from typing import Literal
 
-from rljax.rewards.answers.normalise import NUMBER, group_end
+from rljax.rewards.answers.normalise import NUMBER, TAKEN_BACK, group_end
 
 _WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
+_MOST_WORDS = 3  # of an answer; a tag with more of them holds a sentence that says it
 
 Place = Literal["any", "boxed", "marked", "last"]
 
@@ -18,11 +19,14 @@ Place = Literal["any", "boxed", "marked", "last"]
 def find(response: str, where: Place) -> str | None:
     """The text of the answer; None if `where` holds none. The places are those of `math_verify`."""
     response = response.replace("\\fbox", "\\boxed")
+    said = _last_answer
     if where == "any":
+        if (content := in_tag(response)) is not None:
+            response, said = content, _tag_answer
         where = "boxed" if "\\boxed" in response else "marked" if "####" in response else "last"
     if where == "boxed":
         return last_boxed(response)
-    return marked_line(response) if where == "marked" else _last_answer(response[-_WINDOW:])
+    return marked_line(response) if where == "marked" else said(response[-_WINDOW:])
 
 
 def last_boxed(text: str) -> str | None:
@@ -69,6 +73,15 @@ def answer_text(response: str) -> str:
     return response.strip() if answer is None else answer
 
 
+def in_tag(response: str) -> str | None:
+    """The answer in the last <answer>...</answer>; in one that is never closed, where none is, up
+    to the end; None without a tag."""
+    content = tagged(response)
+    if content is None:
+        return tagged(response, closed=False)
+    return answer_text(content)  # an opening within: the answer is behind it
+
+
 _ANSWER_IS = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is|was|:|=)[ \t*_:]{0,9}", re.IGNORECASE)
 _FORMULA = re.compile(
     r"\$\$([^$]{1,1000})\$\$|(?<![\\$0-9])\$([^$\n]{1,1000})\$"
@@ -80,6 +93,25 @@ _SENTENCE_END = re.compile(r"[.!?](?:\s|$)|,?\s(?:because|since|as shown|which)\
 _NO_ANSWER = re.compile(
     r"\banswer (?:cannot|can not|can't|could not|isn't|is not|must not)\b", re.IGNORECASE
 )
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_LABEL = re.compile(r"[A-Za-z][A-Za-z ]{1,29}:\s{1,9}(?=\\?[-+$]{0,2}[0-9])")  # `Total: 5`
+_UNSURE = re.compile(r"\b(?:or|either|neither|nor|not|maybe|perhaps)\b|n't\b", re.IGNORECASE)
+
+
+def _tag_answer(content: str) -> str | None:
+    """The answer that a tag holds: as it stands, like that of a box; where it is a sentence, what
+    an answer without a mark is found to be."""
+    content = content.strip().strip("`").strip()
+    label = _LABEL.match(content)
+    content = content[label.end() :] if label else content
+    formulas = list(_FORMULA.finditer(content))
+    words = _FORMULA.sub(" ", content)
+    sentence = "\\" not in words and len(_WORD.findall(words)) > _MOST_WORDS
+    if _ANSWER_IS.search(words) or sentence and not _UNSURE.search(words):
+        return _last_answer(content) or content
+    if len(formulas) == 1 and not (TAKEN_BACK.search(words) or re.search("[0-9]", words)):
+        return _content(formulas[0])
+    return content or None
 
 
 def _last_answer(text: str) -> str | None:

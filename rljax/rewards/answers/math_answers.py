@@ -47,7 +47,8 @@ def math_verify(
     Where the answer is looked for; the last one counts, and `3 or 4` is not 3:
       boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
       last    after "answer is" or "answer:", else the last formula, else the last number
-      any     boxed if there is a box, else marked if there is a mark, else last
+      any     in <answer>...</answer> if there is one, else in the response: boxed if there is a
+              box, else marked if there is a mark, else last; a short text in the tag, as it stands
     Equal = the same text, the same number (decimals rounded to `decimals` places), or the same
     value of what math-verify's grammar reads: expressions, equations (`x=5` is 5), inequalities,
     intervals, sets, tuples, matrices. `strict=False`: names of variables do not matter. Units are
@@ -75,9 +76,9 @@ def math_verify(
 
 
 def _reference(ground_truth: str) -> str:
-    """The answer of the reference, which may be a whole solution with a box or a mark."""
-    where = "boxed" if "\\boxed" in ground_truth else "marked" if "####" in ground_truth else None
-    text = find(ground_truth, where) if where else ground_truth
+    """The answer of the reference, which may be a whole solution with a tag, a box or a mark."""
+    marked = any(mark in ground_truth for mark in ("<answer>", "\\boxed", "####"))
+    text = find(ground_truth, "any") if marked else ground_truth
     if not plain_form(text or ""):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is empty")
     if is_text(text) and len(text) > _MAX_TEXT_CHARACTERS:

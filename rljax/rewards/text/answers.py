@@ -195,9 +195,9 @@ def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int 
     r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
 
-    The answer stands in the last `\boxed{}`, else behind the last `####`, else where
-    math_verify(extraction="last") looks for it. Raises ValueError for a ground truth that is no
-    such integer.
+    The answer stands where math_verify() looks for it: in the last <answer>, if there is one; in
+    the last `\boxed{}`, else behind the last `####`, else after "answer is" or last. Raises
+    ValueError for a ground truth that is no such integer.
     """
     check_text(ground_truth)
     reference = integer_of(ground_truth, low, high)
