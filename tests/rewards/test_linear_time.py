@@ -76,7 +76,7 @@ PARSERS = {
         lambda t: rewards.math_verify(t, r"\frac{1}{2}"),
         (
             *("{}", r"\boxed{{{}}}", "#### {}", "the answer is {}", "<think>{}</think> 5"),
-            *("<answer>{}</answer>",),
+            *("<answer>{}</answer>", "answer is:\n{}", "answer is:\n$$\n{}"),
             *(r"\boxed{{\gcd({},2)}}", r"\boxed{{5\ \mathrm{{{}}}}}"),
         ),
     ),

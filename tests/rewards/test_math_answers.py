@@ -340,6 +340,49 @@ def test_the_answer_in_a_tag_is_read_as_it_stands(content, reference, score):
     assert math_verify(r"\boxed{5}", "so <answer>5</answer>")["score"] == 1.0
 
 
+ON_LINES_OF_ITS_OWN = [
+    "The answer is:\n{}",
+    "Thus the answer is\n{}",
+    "**Final Answer:**\n\n{}\n\nThat is 7.",
+    "The answer is given by\n{}",
+    "The final answer is, in simplest form:\n\n{}\n",
+    "The answer is therefore\n\n{}.",
+]
+
+
+@pytest.mark.parametrize("text", ON_LINES_OF_ITS_OWN)
+def test_a_formula_on_lines_of_its_own_behind_answer_is(text):
+    for formula in (
+        "\\[\n{}\n\\]",
+        "$$\n{}\n$$",
+        "\\[{}\\]",
+        "$${}$$",
+        "\\begin{{equation*}}\n{}\n\\end{{equation*}}",
+    ):
+        for content, score in ((r"\frac{1}{2}", 1), ("x = 0.5.", 1), (r"\frac{1}{3}", 0)):
+            response = text.format(formula.format(content))
+            assert math_verify(response, "1/2")["score"] == score, response
+        one = formula.format("5")
+        assert math_verify(text.format(f"{one} or {formula.format('6')}"), "5")["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "response, reference",
+    [
+        (r"The answer is $\$36$.", "36"),
+        (r"So he pays $\$36$ in total.", "36"),
+        (r"Thus it costs $\$1{,}234.56$.", "1234.56"),
+        (r"so $$\$36$$", "36"),
+        (r"\(x = \$5\) and \(y = \$36\)", "36"),
+        ("He pays $30 and $36 in total.", "36"),
+        ("The answer is Monday\n\n$$x=5$$", "Monday"),
+        ("The answer is:\n```\n36\n```", "36"),
+    ],
+)
+def test_amounts_and_texts_beside_formulas(response, reference):
+    assert math_verify(response, reference)["score"] == 1.0
+
+
 def test_the_options_reach_the_comparison():
     assert math_verify(r"\boxed{0.33}", "1/3", decimals=2)["score"] == 1.0
     assert math_verify(r"\boxed{\sqrt{2}}", "1.414", decimals=3)["score"] == 1.0

@@ -83,9 +83,23 @@ def in_tag(response: str) -> str | None:
 
 
 _ANSWER_IS = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is|was|:|=)[ \t*_:]{0,9}", re.IGNORECASE)
+_INSIDE = r"(?:[^$\\]|\\.){1,1000}+"  # of dollars; `\$` is an amount's
+_DISPLAY = (
+    rf"\$\$({_INSIDE})\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\])){{1,1000}})\\\]"
+    r"|\\begin\{(?:equation|displaymath)\*?\}((?:[^\\]|\\(?!end\{)){1,1000})\\end\{"
+    r"(?:equation|displaymath)\*?\}"
+)
 _FORMULA = re.compile(
-    r"\$\$([^$]{1,1000})\$\$|(?<![\\$0-9])\$([^$\n]{1,1000})\$"
-    r"|\\\[((?:[^\\]|\\(?!\])){1,1000})\\\]|\\\(((?:[^\\\n]|\\(?!\))){1,1000})\\\)"
+    rf"{_DISPLAY}|(?<![\\$0-9])\$((?:[^$\\\n]|\\[^\n]){{1,1000}}+)\$(?![0-9])"
+    r"|\\\(((?:[^\\]|\\(?!\))){1,1000})\\\)",
+    re.DOTALL,
+)
+# Words that lead from "answer is" to a formula on lines of its own.
+_LEADS = re.compile(
+    r"(?:[^0-9A-Z\\$\n]{0,99}:[\s*_]{1,9}|(?:(?:given|expressed|written|by|as|in|the|follows"
+    r"|following|form|then|thus|therefore|hence|so|simply|just|exactly|equal|to)\b[\s,*_]{1,9}){1,9})"
+    rf"(?={_DISPLAY})",
+    re.DOTALL,
 )
 _NUMBER_WITH_PERCENT = re.compile(rf"(?<![A-Za-z0-9.]){NUMBER}[ ]?(?:\\?%)?")
 # The stop of a sentence, unless a digit follows as in 0.5, or a clause that gives a reason.
@@ -118,9 +132,7 @@ def _last_answer(text: str) -> str | None:
     """After the last "answer is" or "answer:", else the last formula, else the last number."""
     matches = list(_ANSWER_IS.finditer(text))
     if matches:
-        # One sentence, on this line or the next.
-        line = text[matches[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
-        rest = _SENTENCE_END.split(line.strip().strip("*_"), maxsplit=1)[0]
+        rest = _sentence(text[matches[-1].end() :].lstrip(" \t\n*_:`"))
         formulas = list(_FORMULA.finditer(rest))
         if len(formulas) == 1:
             return _content(formulas[0])
@@ -132,6 +144,22 @@ def _last_answer(text: str) -> str | None:
         return _content(formulas[-1])
     numbers = _NUMBER_WITH_PERCENT.findall(text)
     return numbers[-1] if numbers else None
+
+
+def _sentence(text: str) -> str:
+    """The first sentence, which ends with its line; a formula in it may stand on several lines."""
+    lead = _LEADS.match(text)
+    text = text[lead.end() :] if lead else text
+    end = 0  # of the formulas so far
+    for formula in _FORMULA.finditer(text):
+        if "\n" in text[end : formula.start()]:
+            break
+        end = formula.end()
+    line = text[:end] + text[end:].split("\n", 1)[0]
+    line = line.strip().strip("*_")
+    plain = _FORMULA.sub(lambda formula: "0" * len(formula[0]), line)
+    stop = _SENTENCE_END.search(plain)
+    return line[: stop.start()] if stop else line
 
 
 def _content(match: re.Match) -> str:
