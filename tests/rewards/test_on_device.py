@@ -103,6 +103,13 @@ def test_a_row_that_the_form_cannot_decide_on_has_no_score():
     assert_same("regex_match(pattern='</?think>')", TEXT, reasoned, ["72"] * 6)
 
 
+def test_a_target_in_a_list_is_compared_as_its_text_is():
+    for truth in ('["72"]', '{"target": ["72"]}', '{"target": "72"}', "[72]"):
+        responses = [*SPACED[:9], truth]
+        for reward in ("exact_match()", "sequence_match(partial=0.5)", "gsm8k(method='flexible')"):
+            assert_same(reward, TEXT, responses, [truth] * len(responses))
+
+
 NUMBERS = [
     "#### 72",
     "#### -72",
@@ -265,6 +272,10 @@ def test_a_reward_without_a_form_is_refused_by_name(reward, said):
         ("letter_quota(quota=2)", "ab", "no single"),
         ("sequence_match(partial=2.0)", "ab", "partial"),
         ("exact_match()", 7, "must be text"),
+        ("exact_match()", '["72", "73"]', "several targets"),
+        ("sequence_match()", '{"target": ["72", "73"]}', "several targets"),
+        ("gsm8k(method='strict')", '["72", "73"]', "several targets"),
+        ("letter_quota(quota=2)", '["a", "b"]', "several targets"),
     ],
 )
 def test_a_ground_truth_that_the_form_cannot_use_is_refused(reward, truth, said):

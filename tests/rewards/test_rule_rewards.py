@@ -14,18 +14,24 @@ from rljax.rewards import (
     choice,
     contains,
     dapo,
+    exact_match,
     format_tags,
     gsm8k,
+    integer_answer,
     json_match,
     json_schema,
     l1_max,
     language,
+    last_line,
+    letter_quota,
+    list_match,
     looping,
     math_verify,
     mmlu_pro,
     qa_exact_match,
     regex_match,
     repetition,
+    sequence_match,
     soft_overlong,
     token_f1,
 )
@@ -111,6 +117,62 @@ def test_several_targets_as_json_text_as_rows_of_data_hold_them():
         assert contains("it is Oslo", truth) == 0.0
     assert contains("so [1, 2] it is", "[1, 2]") == 1.0  # no texts: the target itself
     assert contains("use {x}", "{x}") == 1.0
+
+
+# A reward, a response that is right for the second of two targets, one that is for neither.
+COMPARED = {
+    "exact_match": (exact_match, " 73 ", "7"),
+    "last_line": (last_line, "so\n73", "73\nso"),
+    "sequence_match": (sequence_match, "73", "99"),
+    "boxed": (boxed, r"\boxed{73}", r"\boxed{7}"),
+    "gsm8k": (gsm8k, "#### $73", "#### 7"),
+    "gsm8k strict": (lambda r, t: gsm8k(r, t, method="strict"), "#### 73", "#### 7"),
+    "gsm8k flexible": (lambda r, t: gsm8k(r, t, method="flexible"), "73", "7"),
+    "math_verify": (lambda r, t: math_verify(r, t)["score"], r"\boxed{73.0}", r"\boxed{7}"),
+    "dapo": (lambda r, t: dapo(r, t)["acc"], "Answer: 73", "Answer: 7"),
+    "dapo strict": (
+        lambda r, t: dapo(r, t, strict_box_verify=True)["acc"],
+        r"\boxed{73}",
+        r"\boxed{7}",
+    ),
+    "integer_answer": (lambda r, t: integer_answer(r, t)["score"], "it is 073", "it is 7"),
+    "regex_match": (regex_match, "so 73.", "so 7."),
+    "contains": (contains, "so 73.", "so 7."),
+    "token_f1": (lambda r, t: token_f1(r, t)["exact"], "73", "7"),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_any_of_several_targets_is_right(name):
+    reward, right, wrong = COMPARED[name]
+    texts = ["72", "73"]
+    for truth in (texts, {"target": texts}, texts[1:], "73", {"target": "73"}):
+        for given in (truth, truth if isinstance(truth, str) else json.dumps(truth)):
+            assert reward(right, given) == 1.0, given
+            assert reward(wrong, given) == 0.0, given
+    for broken in ('["72", 73]', '["72", null]', '{"target": 72}', '{"target": []}', ["72", 73]):
+        with pytest.raises((TypeError, ValueError), match="ground_truth"):
+            reward(right, broken)
+
+
+def test_several_letters_and_lists_of_items():
+    for truth in ('["A", "B"]', {"target": ["A", "B"]}, '["B"]'):
+        assert choice("B", truth)["score"] == 1.0 and choice("C", truth)["score"] == 0.0
+        assert mmlu_pro("The answer is (B)", truth)["score"] == 1.0
+        assert mmlu_pro("The answer is (C)", truth)["score"] == 0.0
+    for truth in ('["3", "5"]', "[3, 5]", '{"target": ["3, 5", "5, 3"]}'):
+        assert list_match("3, 5", truth) == list_match('["3", "5"]', truth) == 1.0
+        assert list_match("3", truth) == 0.0
+    assert letter_quota("aab", '["a"]', quota=2) == 1.0
+    with pytest.raises(ValueError, match="several targets"):
+        letter_quota("aab", '["a", "b"]', quota=2)
+
+
+def test_text_that_is_no_list_of_texts_is_one_target():
+    for text in ("[1, 2]", "[72]", '{"a": "b"}', '{"target": 5, "numbers": [5]}', '["a"', "{x}"):
+        assert exact_match(text, text) == sequence_match(text, text) == 1.0
+        assert exact_match("72", text) == 0.0
+    assert sequence_match("abd", '["xyz", "abc"]', partial=0.5) == pytest.approx(1 / 3)
 
 
 def test_a_target_of_which_the_normal_form_leaves_nothing_is_not_met_by_nothing():

@@ -7,6 +7,7 @@ import re
 
 from rljax.contracts import contract
 from rljax.rewards.answers.find import answer_text
+from rljax.rewards.text.targets import targets
 
 MAX_CHARACTERS = 100_000  # of the text that is parsed
 
@@ -15,17 +16,24 @@ MAX_CHARACTERS = 100_000  # of the text that is parsed
 def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the items are those of the ground truth in its order, else partial * agree / longer.
 
-    Items are parted by commas, semicolons or blanks, maybe in square brackets; numbers are equal as
-    they are written. The list is what the last <answer>...</answer> holds, else the whole response.
-    agree = positions with the same item, longer = the larger number of items. Raises ValueError
-    unless 0 <= partial < 1, and for a ground truth without items.
+    Items are parted by commas, semicolons or blanks, maybe in square brackets and double quotes;
+    numbers are equal as they are written. The list is what the last <answer>...</answer> holds,
+    else the whole response. agree = positions with the same item, longer = the larger number of
+    items. Of {"target": [...]} the best list counts. Raises ValueError unless 0 <= partial < 1, and
+    for a ground truth without items.
     """
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"list_match: partial must lie in [0, 1), got {partial!r}")
-    theirs = _items(ground_truth)
-    if not theirs:
+    # A list is the items themselves, {"target": [...]} several such lists.
+    several = ground_truth.lstrip().startswith("{")
+    accepted = [_items(one) for one in (targets(ground_truth) if several else [ground_truth])]
+    if not all(accepted):
         raise ValueError(f"ground_truth {ground_truth!r:.80} holds no items")
     ours = _items(answer_text(response)[:MAX_CHARACTERS])
+    return max(_agreement(ours, theirs, partial) for theirs in accepted)
+
+
+def _agreement(ours: list[str], theirs: list[str], partial: float) -> float:
     if ours == theirs:
         return 1.0
     agree = sum(a == b for a, b in zip(ours, theirs, strict=False))
@@ -33,4 +41,4 @@ def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> flo
 
 
 def _items(text: str) -> list[str]:
-    return [item for item in re.split(r"[\s,;\[\]]+", text.strip()) if item]
+    return [item for item in re.split(r'[\s,;\[\]"]+', text.strip()) if item]

@@ -23,7 +23,7 @@ from rljax.rewards.answers.latex import (
     without_base,
 )
 from rljax.rewards.answers.normalise import is_text, plain_form, rational
-from rljax.rewards.text.rules import check_text
+from rljax.rewards.text.targets import targets
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
 _MAX_DEPTH = 12  # of brackets: the parser's time doubles with each of some
@@ -36,13 +36,13 @@ _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d
 @contract(safe=True, reads="answer", on_timeout=0.0, prepare=lambda options: _prepare)
 def math_verify(
     response: str,
-    ground_truth: str,
+    ground_truth: str | list | dict,
     *,
     extraction: Literal["any", "boxed", "marked", "last"] = "any",
     strict: bool = True,
     decimals: int = 6,
 ) -> dict:
-    r"""1 if the answer equals the reference, both as math-verify's parser reads them, else 0.
+    r"""1 if the answer equals a target, both as math-verify's parser reads them, else 0.
 
     Where the answer is looked for; the last one counts, and `3 or 4` is not 3:
       boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
@@ -65,14 +65,14 @@ def math_verify(
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error. Needs the extra [rewards].
     """
-    check_text(ground_truth)
-    reference = _reference(ground_truth)
+    references = [_reference(target) for target in targets(ground_truth)]
     answer = find(response, extraction)
-    longest = 10 * MAX_ANSWER_CHARACTERS + len(reference)  # longer ones are not even looked at
+    # Longer ones are not even looked at.
+    longest = 10 * MAX_ANSWER_CHARACTERS + max(map(len, references))
     if answer is None or len(answer.strip()) > longest or not plain_form(answer):
         return {"score": 0.0, "extracted": 0.0}
-    equal = _equal(reference, answer, strict, decimals)
-    return {"score": float(bool(equal)), "extracted": float(equal is not None)}
+    equal = [_equal(reference, answer, strict, decimals) for reference in references]
+    return {"score": float(any(equal)), "extracted": float(equal != [None] * len(equal))}
 
 
 def _reference(ground_truth: str) -> str:

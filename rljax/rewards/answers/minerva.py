@@ -8,7 +8,8 @@ import re
 
 from rljax.contracts import contract
 from rljax.rewards.answers.normalise import rewritten, steps
-from rljax.rewards.text.rules import answer_unless_whole, check_text
+from rljax.rewards.text.rules import answer_unless_whole
+from rljax.rewards.text.targets import targets
 
 _WINDOW = 300  # characters of the response that are read; of a strict box the last 100
 _STRICT_WINDOW = 100
@@ -88,22 +89,23 @@ def _braced(text: str) -> str | None:
 @contract(safe=True, reads=answer_unless_whole, on_timeout={"score": -1.0, "acc": 0.0})
 def dapo(
     response: str,
-    ground_truth: str,
+    ground_truth: str | list | dict,
     *,
     strict_box_verify: bool = False,
     whole_response: bool = False,
 ) -> dict:
-    r"""1 if the answer equals the reference as text in Minerva's normal form, else -1.
+    r"""1 if the answer equals a target as text in Minerva's normal form, else -1.
 
-    `strict_box_verify`: the text of the last box equals the reference as they stand. Parts: acc
+    `strict_box_verify`: the text of the last box equals a target as they stand. Parts: acc
     (0 or 1), extracted. As verl's math_dapo, but for `pred`, which is text: `dapo_answer`. It stays
     as published, with what that pays: `7 = 5`, `$5$ or $6$`, `not $5$` and `5,0` are 5; but for the
     reasoning, in which the published rule also looks: `whole_response=True`.
     """
-    check_text(ground_truth)
+    accepted = targets(ground_truth)
+    if not strict_box_verify:
+        accepted = [minerva_form(target) for target in accepted]
     answer = dapo_answer(response, strict_box_verify=strict_box_verify)
-    reference = ground_truth if strict_box_verify else minerva_form(ground_truth)
-    right = answer is not None and answer == reference
+    right = answer is not None and answer in accepted
     return {
         "score": 1.0 if right else -1.0,
         "acc": float(right),

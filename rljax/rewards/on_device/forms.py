@@ -24,7 +24,7 @@ from rljax.rewards.on_device.form import (
 )
 from rljax.rewards.on_device.scorer import device_form
 from rljax.rewards.pool.calling import HOME
-from rljax.rewards.text.rules import check_text
+from rljax.rewards.text.targets import only_target
 
 _GSM8K_WINDOW = 300  # characters of the form of texts
 _REPLACED = "\ufffd"  # the character of bytes that are no UTF-8
@@ -36,10 +36,15 @@ def _known(score: jax.Array, decided: jax.Array) -> jax.Array:
 
 
 def _stripped_truth(ground_truth: str, **options) -> dict:
-    check_text(ground_truth)
-    if _REPLACED in ground_truth:
+    return text_field("truth", _truth(ground_truth).strip())
+
+
+def _truth(ground_truth: str) -> str:
+    """The one target, as a form reads it."""
+    target = only_target(ground_truth)
+    if _REPLACED in target:
         raise ValueError("ground_truth holds U+FFFD, which stands for bytes that are no text")
-    return text_field("truth", ground_truth.strip())
+    return target
 
 
 def _exact_match(responses: Responses, fields: dict) -> jax.Array:
@@ -75,9 +80,10 @@ sequence_match = DeviceForm(_sequence_match, _sequence_truth)
 def _letter(ground_truth: str, *, quota: int) -> dict:
     if quota < 1:
         raise ValueError(f"letter_quota needs a quota of at least 1, got {quota}")
-    if len(ground_truth.encode()) != 1:
-        raise ValueError(f"ground_truth {ground_truth!r:.80} is no single ASCII character")
-    return {"letter": np.uint8(ord(ground_truth))}
+    letter = only_target(ground_truth)
+    if len(letter.encode()) != 1:
+        raise ValueError(f"ground_truth {letter!r:.80} is no single ASCII character")
+    return {"letter": np.uint8(ord(letter))}
 
 
 def _letter_quota(responses: Responses, fields: dict, *, quota: int) -> jax.Array:
@@ -124,10 +130,10 @@ def _gsm8k_truth(
     format_score: float = 0.0,
     whole_response: bool = False,
 ) -> dict:
-    check_text(ground_truth)
+    target = only_target(ground_truth)
     if method not in ("strict", "flexible"):
         raise ValueError(f"gsm8k(method={method!r}): on the device it is 'strict' or 'flexible'")
-    return text_field("truth", ground_truth)
+    return text_field("truth", target)
 
 
 def _gsm8k(

@@ -1,12 +1,8 @@
 """Rewards for text answers: exact match and token F1 with several targets, choices, substrings,
-patterns.
-
-A ground truth with several targets is a list of texts or {"target": [...]}, or one of these as JSON
-text, which is how a row of data holds it.
+patterns. Several targets of a ground truth are those of `targets`.
 """
 
 import functools
-import json
 import re
 from collections import Counter
 from typing import Literal
@@ -16,44 +12,10 @@ from rljax.errors import InputError
 from rljax.rewards.answers.find import find, tagged
 from rljax.rewards.answers.letters import is_labelled, labelled_letter, letter_of
 from rljax.rewards.answers.normalise import WIDE, integer_of, squad_form
-from rljax.rewards.text.rules import answer_unless_whole, check_text
+from rljax.rewards.text.rules import answer_unless_whole
+from rljax.rewards.text.targets import targets
 
 _MAX_TAGS = 10  # more answers than that are no answer
-
-
-def targets(ground_truth: object) -> list[str]:
-    """The accepted answers of "a", ["a", "b"] or {"target": ...}, the last two also as JSON text.
-    Raises ValueError if there is none, and TypeError for an answer that is no text."""
-    if isinstance(ground_truth, str):
-        ground_truth = _from_json(ground_truth)
-    if isinstance(ground_truth, dict):
-        if "target" not in ground_truth:
-            raise ValueError(f"ground_truth has no 'target': {sorted(map(str, ground_truth))}")
-        ground_truth = ground_truth["target"]
-    if hasattr(ground_truth, "tolist"):  # an array of parquet
-        ground_truth = ground_truth.tolist()
-    texts = [ground_truth] if isinstance(ground_truth, str) else ground_truth
-    if not isinstance(texts, list | tuple):
-        check_text(texts)
-    if not texts:
-        raise ValueError("ground_truth has no target")
-    for target in texts:
-        check_text(target)
-    return list(texts)
-
-
-def _from_json(text: str) -> object:
-    """The value of a text that is JSON of several targets, else the text: "[1]" is a target."""
-    if text.strip()[:1] not in ("[", "{"):
-        return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    several = value.get("target") if isinstance(value, dict) else value
-    several = [several] if isinstance(several, str) else several
-    texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
-    return value if texts and several else text
 
 
 @contract(safe=True, probed=True, reads=answer_unless_whole, on_timeout=0.0)
@@ -114,19 +76,18 @@ _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
 @contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
-def choice(response: str, ground_truth: str, *, letters: PlainText = "ABCD") -> dict:
-    r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
+def choice(response: str, ground_truth: str | list | dict, *, letters: PlainText = "ABCD") -> dict:
+    r"""1 if the chosen letter is a target, else 0. Part: extracted.
 
     The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
     is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none. Raises
     ValueError for a ground truth that is none of the letters.
     """
-    check_text(ground_truth)
-    reference = letter_of(ground_truth, letters)
-    if reference is None:
+    references = [letter_of(target, letters) for target in targets(ground_truth)]
+    if None in references:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters {letters!r}")
     chosen = _chosen(response, letters)
-    return {"score": float(chosen == reference), "extracted": float(chosen is not None)}
+    return {"score": float(chosen in references), "extracted": float(chosen is not None)}
 
 
 def _chosen(response: str, letters: str) -> str | None:
@@ -155,9 +116,11 @@ _MMLU_PRO_ALONE = re.compile(r"\b(?<![A-Z]\.)[A-J]\b(?!\.[A-Z]\b)")  # in B.C. n
 
 
 @contract(safe=True, probed=True, reads=answer_unless_whole, on_timeout=0.0)
-def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) -> dict:
-    """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is the
-    reference's, else 0. Part: extracted.
+def mmlu_pro(
+    response: str, ground_truth: str | list | dict, *, whole_response: bool = False
+) -> dict:
+    """1 if the letter A to J that MMLU-Pro's evaluation extracts (arXiv 2406.01574) is a target,
+    else 0. Part: extracted.
 
     The letter stands behind the first "answer is", else behind "Answer:", else it is the box's or
     labels the last line, `B. Paris`, else it is the last one that stands alone. The published
@@ -165,12 +128,11 @@ def mmlu_pro(response: str, ground_truth: str, *, whole_response: bool = False) 
     looks into the reasoning: `whole_response=True`. Raises ValueError for a ground truth that is
     not a letter A to J.
     """
-    check_text(ground_truth)
-    reference = ground_truth.strip().strip("().").upper()
-    if not re.fullmatch("[A-J]", reference):
+    references = [target.strip().strip("().").upper() for target in targets(ground_truth)]
+    if not all(re.fullmatch("[A-J]", reference) for reference in references):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters A to J")
     letter = _mmlu_pro_letter(response)
-    return {"score": float(letter == reference), "extracted": float(letter is not None)}
+    return {"score": float(letter in references), "extracted": float(letter is not None)}
 
 
 def _mmlu_pro_letter(text: str) -> str | None:
@@ -191,20 +153,21 @@ def _mmlu_pro_letter(text: str) -> str | None:
 
 
 @contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
-def integer_answer(response: str, ground_truth: str, *, low: int = 0, high: int = 999) -> dict:
-    r"""1 if the answer is the reference's integer, else 0. Part: extracted, whether the answer is
+def integer_answer(
+    response: str, ground_truth: str | list | dict, *, low: int = 0, high: int = 999
+) -> dict:
+    r"""1 if the answer is a target's integer, else 0. Part: extracted, whether the answer is
     an integer from `low` to `high` at all (AIME: 0 to 999, and 025 is 25).
 
     The answer stands where math_verify() looks for it: in the last <answer>, if there is one; in
     the last `\boxed{}`, else behind the last `####`, else after "answer is" or last. Raises
     ValueError for a ground truth that is no such integer.
     """
-    check_text(ground_truth)
-    reference = integer_of(ground_truth, low, high)
-    if reference is None:
+    references = [integer_of(target, low, high) for target in targets(ground_truth)]
+    if None in references:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is no integer from {low} to {high}")
     answer = integer_of(find(response, "any") or "", low, high)
-    return {"score": float(answer == reference), "extracted": float(answer is not None)}
+    return {"score": float(answer in references), "extracted": float(answer is not None)}
 
 
 @contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
@@ -251,17 +214,21 @@ def _pattern(text: str) -> re.Pattern:
     on_device="rljax.rewards.on_device.forms.regex_match",
 )
 def regex_match(
-    response: str, ground_truth: str = "", *, pattern: PlainText = "", whole: bool = False
+    response: str,
+    ground_truth: str | list | dict = "",
+    *,
+    pattern: PlainText = "",
+    whole: bool = False,
 ) -> float:
     """1 if the pattern is found in the response (or `whole`: is all of it, stripped), else 0.
 
-    Without the option the ground truth is the pattern, of an answer: the reasoning is not read.
+    Without the option each target is a pattern, of an answer: the reasoning is not read.
     `.` also matches a line's end. Raises InputError for a pattern that cannot be compiled, or if
     there is none.
     """
-    check_text(ground_truth)
-    if not (pattern or ground_truth):
+    patterns = [pattern] if pattern else targets(ground_truth)
+    if not all(patterns):
         raise InputError("regex_match has no pattern", fix="regex_match(pattern='...')")
-    compiled = _pattern(pattern or ground_truth)
-    match = compiled.fullmatch(response.strip()) if whole else compiled.search(response)
-    return float(match is not None)
+    compiled = [_pattern(one) for one in patterns]
+    text = response.strip() if whole else response
+    return float(any(one.fullmatch(text) if whole else one.search(text) for one in compiled))

@@ -1,7 +1,8 @@
 """Rewards by fixed rules: the answer of a response against a reference, its length, its format.
 
 Pure functions of strings, linear in the length of the response, safe on any text (a response is
-untrusted input). Those with a ground truth raise TypeError for one that is no text.
+untrusted input). Of several targets in a ground truth any one counts (`targets`, which raises
+TypeError for one that is no text).
 """
 
 import json
@@ -15,6 +16,7 @@ from rljax.rewards.answers.countdown import ExpressionError, evaluate
 from rljax.rewards.answers.find import last_boxed, marked_line
 from rljax.rewards.answers.normalise import normal_form, plain_signs, said_number
 from rljax.rewards.pool.calling import Scored
+from rljax.rewards.text.targets import only_target, targets
 
 
 def answer_unless_whole(options: dict) -> str:
@@ -32,7 +34,7 @@ _GSM8K_WINDOW = 300
 @contract(safe=True, reads=answer_unless_whole, on_timeout=0.0, on_device=f"{_FORMS}.gsm8k")
 def gsm8k(
     response: str,
-    ground_truth: str,
+    ground_truth: str | list | dict,
     *,
     method: Literal["numeric", "strict", "flexible"] = "numeric",
     score: float = 1.0,
@@ -53,17 +55,17 @@ def gsm8k(
 
     Raises ValueError for an unknown method, and by "numeric" for a ground truth that is no number.
     """
-    check_text(ground_truth)
+    accepted = targets(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
     if method == "strict":
         number = strict_number(tail)
-        numbers, right = number is not None, number == ground_truth
+        numbers, right = number is not None, number in accepted
     elif method == "flexible":
         numbers = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
-        right = bool(numbers) and numbers[-1] == ground_truth
+        right = bool(numbers) and numbers[-1] in accepted
     elif method == "numeric":
-        number, reference = marked_number(tail), _reference_number(ground_truth)
-        numbers, right = number is not None, number == reference
+        number, references = marked_number(tail), [_reference_number(one) for one in accepted]
+        numbers, right = number is not None, number in references
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
     return _with_format(score if right else format_score if numbers else 0.0, bool(numbers))
@@ -118,19 +120,17 @@ def _reference_number(ground_truth: str) -> Fraction:
 
 
 @contract(safe=True, reads=answer_unless_whole, on_timeout=0.0)
-def boxed(response: str, ground_truth: str, *, whole_response: bool = False) -> float:
-    r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals the reference, else 0.
+def boxed(response: str, ground_truth: str | list | dict, *, whole_response: bool = False) -> float:
+    r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals a target, else 0.
 
     Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
     not `2\sqrt{2}`. A box in the reasoning is none, unless `whole_response`, as published. Part:
     format/extracted, whether there is a box.
     """
-    check_text(ground_truth)
-    answer = last_boxed(response)
-    return _with_format(
-        answer is not None and _equal_boxes(answer, ground_truth), answer is not None
-    )
+    accepted, answer = targets(ground_truth), last_boxed(response)
+    right = answer is not None and any(_equal_boxes(answer, target) for target in accepted)
+    return _with_format(right, answer is not None)
 
 
 def _equal_boxes(answer: str, ground_truth: str) -> bool:
@@ -145,32 +145,39 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0, on_device=f"{_FORMS}.exact_match")
-def exact_match(response: str, ground_truth: str) -> float:
-    """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
-    check_text(ground_truth)
-    return float(response.strip() == ground_truth.strip())
+def exact_match(response: str, ground_truth: str | list | dict) -> float:
+    """1 if the response equals a target, both stripped of surrounding whitespace, else 0."""
+    return float(response.strip() in _stripped(ground_truth))
+
+
+def _stripped(ground_truth: str | list | dict) -> list[str]:
+    return [target.strip() for target in targets(ground_truth)]
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)
-def last_line(response: str, ground_truth: str) -> float:
-    """1 if the last line of the response that is not blank is the ground truth, else 0: a solution
-    in lines, whose last one is the answer."""
-    check_text(ground_truth)
-    lines = response.strip().splitlines()
-    return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
+def last_line(response: str, ground_truth: str | list | dict) -> float:
+    """1 if the last line of the response that is not blank is a target, else 0: a solution in
+    lines, whose last one is the answer."""
+    accepted, lines = _stripped(ground_truth), response.strip().splitlines()
+    return float(bool(lines) and lines[-1].strip() in accepted)
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0, on_device=f"{_FORMS}.sequence_match")
-def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
+def sequence_match(
+    response: str, ground_truth: str | list | dict, *, partial: float = 0.0
+) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
-    agree = number of positions with the same character in both; longer = the larger length. Raises
-    ValueError unless 0 <= partial <= 1.
+    agree = number of positions with the same character in both; longer = the larger length. The
+    best of the targets. Raises ValueError unless 0 <= partial <= 1.
     """
-    check_text(ground_truth)
     if not 0.0 <= partial <= 1.0:
         raise ValueError(f"sequence_match: partial must lie in [0, 1], got {partial!r}")
-    ours, theirs = response.strip(), ground_truth.strip()
+    text = response.strip()
+    return max(_agreement(text, target, partial) for target in _stripped(ground_truth))
+
+
+def _agreement(ours: str, theirs: str, partial: float) -> float:
     if ours == theirs:
         return 1.0
     agree = sum(a == b for a, b in zip(ours, theirs, strict=False))
@@ -199,22 +206,13 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def check_text(ground_truth: str) -> None:
-    """Raises TypeError for a ground truth that is no text."""
-    # 72 == "72" is False without an error: a whole data set would score 0.
-    if not isinstance(ground_truth, str):
-        raise TypeError(
-            f"ground_truth must be text, got {type(ground_truth).__name__} {ground_truth!r:.80}"
-        )
-
-
 @contract(safe=True, on_timeout=0.0, truth="specification", on_device=f"{_FORMS}.letter_quota")
-def letter_quota(response: str, ground_truth: str, *, quota: int) -> float:
+def letter_quota(response: str, ground_truth: str | list | dict, *, quota: int) -> float:
     """max(0, 1 - |n - quota| / quota), n = how often the letter `ground_truth` occurs: 1 at the
     quota, 0 at none and at twice as many.
 
-    Raises ValueError for a quota below 1.
+    Raises ValueError for a quota below 1, and for several letters.
     """
     if quota < 1:
         raise ValueError(f"letter_quota needs a quota of at least 1, got {quota}")
-    return max(0.0, 1 - abs(response.count(ground_truth) - quota) / quota)
+    return max(0.0, 1 - abs(response.count(only_target(ground_truth)) - quota) / quota)
