@@ -1,6 +1,8 @@
 """Rewards with the signatures of TRL, verl, OpenRLHF and verifiers, as people have them, by name
 and by file."""
 
+import json
+import pickle
 import sys
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from rollout_cases import Letters
 
 from rljax.components import resolve
-from rljax.data.online.prompts import PromptRecord
+from rljax.data.online.prompts import PromptRecord, encode_prompts
+from rljax.data.rows.sources import load_endless_prompts, load_prompts
+from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import HOME, call_reward, is_group_reward, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
@@ -150,6 +154,31 @@ async def of_rubric(prompt, completion, answer, state, info, task):
 def by_column(completion, difficulty): return difficulty * len(completion)
 def by_parser(completion, answer, parser): return 1.0
 def ours(response, completion=None, queries=()): return float(len(response))
+
+# -- of what a row holds
+
+def member(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str in ground_truth)
+
+def searched(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str in ground_truth["target"])
+
+def counted(solution_str, ground_truth): return float(int(solution_str) == ground_truth)
+
+def same_number(completions, answer, **kwargs):
+    return [float(int(c) == a) for c, a in zip(completions, answer)]
+
+def hash_answer(completions, answer, **kwargs):
+    gold = [a.split("####")[1].strip() if "####" in a else None for a in answer]
+    return [float(c == g) for c, g in zip(completions, gold)]
+
+def of_verls_column(completions, reward_model, ground_truth, **kwargs):
+    assert [m["ground_truth"] for m in reward_model] == ground_truth
+    return [float(c in g) for c, g in zip(completions, ground_truth)]
+
+def ours_of_text(response, ground_truth):
+    assert isinstance(ground_truth, str)
+    return float(response == ground_truth)
 '''
 
 
@@ -160,9 +189,9 @@ def score(tmp_path_factory):
     (folder / "foreign_rewards.py").write_text(MODULE)
     sys.path.insert(0, str(folder))
 
-    def scored(text, *responses, messages=None, by_file=False):
+    def scored(text, *responses, messages=None, by_file=False, record=None):
         text = f"{folder / 'foreign_rewards.py'}:{text}" if by_file else f"foreign_rewards.{text}"
-        record = PromptRecord(
+        record = record or PromptRecord(
             "2+2", np.ones(1, np.int32), "4", "toy", {"difficulty": 3}, 0, messages=messages
         )
         with RewardPool(text, workers=1) as pool:
@@ -390,3 +419,37 @@ def test_a_member_is_asked_once_for_a_group_and_one_sample_is_a_group_of_one(sco
     twice = "mixture(rewards=('foreign_rewards.siblings', 'foreign_rewards.siblings'))"
     assert [s.value for s in score_text(twice, "4", "5", "6")] == [6.0, 6.0, 6.0]
     assert is_group_reward(resolve(twice, HOME))
+
+
+def of_verl(truth):
+    return {"prompt": "q", "reward_model": {"style": "rule", "ground_truth": truth}}
+
+
+HELD = [  # a row, a reward, a response that is right, one that is wrong
+    (of_verl(["Paris", "Lyon"]), "member", "Paris", "a"),
+    (of_verl({"target": ["Paris"]}), "searched", "Paris", "a"),
+    (of_verl(72), "counted", "72", "7"),
+    (of_verl(["Paris", "Lyon"]), "of_verls_column", "Lyon", ", "),
+    (of_verl("Paris"), "compute_score", "Paris", "a"),
+    ({"prompt": "q", "answer": 72}, "same_number", "72", "7"),
+    ({"prompt": "q", "answer": 72, "extra_info": {"answer": "no"}}, "same_number", "72", "7"),
+    ({"question": "q", "answer": "6 * 12 = 72\n#### 72"}, "hash_answer", "72", "7"),
+    ({"question": "q", "answer": "6 * 12 = 72\n#### 72"}, "compute_score", "72", "7"),
+    ({"question": "q", "answer": "6 * 12 = 72\n#### 72"}, "ours_of_text", "72", "7"),
+    ({"prompt": "q", "answer": ["72"]}, "ours_of_text", '["72"]', "72"),
+    ({"prompt": "q", "answer": 72.0}, "ours_of_text", "72", "72.0"),
+]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["loaded", "streamed"])
+def test_a_truth_is_what_the_row_holds_and_text_for_ours(score, tmp_path, stored):
+    """From a file, through the encoded prompts of a run, to the workers."""
+    for number, (row, name, right, wrong) in enumerate(HELD[::5] if stored else HELD):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(json.dumps({**row, "data_source": "toy"}))
+        rows = load_endless_prompts(str(path), stored=True) if stored else None
+        record = rows[0] if stored else load_prompts(str(path), "train")[0]
+        assert json.loads(json.dumps(record))["ground_truth"] == record["ground_truth"]
+        (encoded,), _ = encode_prompts([record], CharTokenizer("q"), max_prompt_tokens=9)
+        found = score(name, right, wrong, record=pickle.loads(pickle.dumps(encoded)))
+        assert [s.value for s in found] == [1.0, 0.0], (row, name, found)

@@ -29,6 +29,7 @@ from rljax.data.rows.split import one_side
 from rljax.data.text.messages import check_unicode
 from rljax.errors import InputError
 from rljax.rewards.answers.find import last_boxed, tagged
+from rljax.rewards.pool.foreign import GroundTruth
 
 _PROMPT_FIX = (
     "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
@@ -50,8 +51,9 @@ def load_prompts(
     notes: list[str] | None = None,
     test_fraction: float = 0.0,
 ) -> list[dict]:
-    """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index; and
-    images, where a row has some (rljax.data.images.columns).
+    """Prompt records: prompt (str or messages), ground_truth (its text, which knows what the row
+    holds), data_source, extra_info, index; and images, where a row has some
+    (rljax.data.images.columns).
 
     Without `need_ground_truth` (a reward model judges) a missing one is "". `notes` are those of
     read_rows. With a `test_fraction` both splits are sides of the training split
@@ -222,17 +224,15 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[str, str, dic
     model = row.get("reward_model")
     if model is not None:
         fix = 'write {"style": "rule", "ground_truth": "..."}'
-        text = object_of(model, f"{location}, column 'reward_model'", fix).get("ground_truth")
-        if text is not None or needed:
-            text = _answer_text(text, f"{location}, column 'reward_model.ground_truth'")
-        return text or "", "reward_model", {}
+        value = object_of(model, f"{location}, column 'reward_model'", fix).get("ground_truth")
+        text = ""
+        if value is not None or needed:
+            text = _answer_text(value, f"{location}, column 'reward_model.ground_truth'")
+        return GroundTruth(text, {"reward_model": model}, value), "reward_model", {}
     present = [name for name in ("ground_truth", "answer") if name in row]
     if needed and not present and isinstance(row.get("solution"), str):
-        return (
-            _solved(row["solution"], f"{location}, column 'solution'"),
-            "solution",
-            {"solution": row["solution"]},
-        )
+        text = _solved(row["solution"], f"{location}, column 'solution'")
+        return text, "solution", {"solution": row["solution"]}
     if not needed and all(row[name] is None for name in present):
         return "", "ground_truth", {}
     column = first_of(row, ("ground_truth", "answer"), location, _TRUTH_FIX)
@@ -247,8 +247,8 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[str, str, dic
                 value=text,
                 fix="write the final answer behind '####', or drop the row",
             )
-        return final, column, {"solution": solution}
-    return text, column, {}
+        return GroundTruth(final, {column: text}, text), column, {"solution": solution}
+    return GroundTruth(text, {column: row[column]}, row[column]), column, {}
 
 
 def _solved(solution: str, location: str) -> str:

@@ -17,7 +17,8 @@
         sample. Of a conversation, prompt and completion are lists of messages. `info` is the row's
         column of that name or else its extra_info; `state` holds what the sample has of it.
 
-The columns are those of the row: the ground truth also by the names that data sets give it.
+The columns are those of the row, with the values that it holds: a list, an object or a number is
+one. The ground truth is handed over by all names that data sets give it.
 """
 
 import functools
@@ -54,6 +55,28 @@ VERL_BATCH, OPENRLHF = "verl's BatchRewardManager", "OpenRLHF"
 _PARAMETERS = {"verl": _VERL_FIELDS, VERL_BATCH: _LISTS_OF_VERL, OPENRLHF: _LISTS_OF_OPENRLHF}
 # Those that are called once for all samples of a prompt.
 OF_GROUPS = ("TRL", VERL_BATCH, OPENRLHF)
+
+
+class GroundTruth(str):
+    """The text of a ground truth that knows what its row holds: what rewards of TRL's and verl's
+    signature are handed, while ours compare with the text.
+
+    `columns` is {name of the column: its value}, and `value` the ground truth in it.
+    """
+
+    columns: dict
+    value: object
+
+    def __new__(cls, text: str, columns: dict | None = None, value: object = None):
+        made = super().__new__(cls, text)
+        made.columns, made.value = columns or {}, text if value is None else value
+        return made
+
+
+def _held(truth: object) -> object:
+    """The ground truth as a row holds it; of a worked solution the answer alone."""
+    value = truth.value if isinstance(truth, GroundTruth) else truth
+    return str(truth) if isinstance(value, str) else value
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,6 +214,8 @@ def arguments_of(component: Component, sample: Mapping, logged: Logged | None = 
         given = _of_verifiers(sample)
     elif library == "verl":
         given = {name: sample[field] for name, field in _VERL_FIELDS.items() if field in sample}
+        if "ground_truth" in given:
+            given["ground_truth"] = _held(given["ground_truth"])
     else:
         given = _lists(sample)
         given |= {"log_extra": logged.extra, "log_metric": logged.metric}
@@ -215,12 +240,11 @@ def arguments_of(component: Component, sample: Mapping, logged: Logged | None = 
 def _lists(group: Mapping) -> dict[str, list]:
     """Returns the arguments that TRL hands a reward of a group: a list for every name."""
     responses, messages = group["responses"], group.get("messages")
-    extra = group.get("extra_info")
-    columns = (
-        {name: group.get("ground_truth") for name in _TRUTHS} if "ground_truth" in group else {}
-    )
+    extra, truth = group.get("extra_info"), group.get("ground_truth")
+    columns = dict.fromkeys(_TRUTHS, _held(truth)) if "ground_truth" in group else {}
     columns |= {"data_source": group["data_source"]} if "data_source" in group else {}
     columns |= extra if isinstance(extra, dict) else {}
+    columns |= truth.columns if isinstance(truth, GroundTruth) else {}
     lists = {str(name): [value] * len(responses) for name, value in columns.items()}
     if messages:
         prompts = [[dict(message) for message in messages] for _ in responses]
