@@ -103,6 +103,48 @@ UNEQUAL = [
     ("5", r"\text{5 or 6, I cannot tell}"),
 ]
 
+EQUAL += [
+    ("abc", "bca"),
+    ("abc", r"a \cdot b \cdot c"),
+    ("abc", "a b c"),
+    (r"a\cdot b\cdot c", "cab"),
+    ("-abc", "-bca"),
+    ("2abc", "2bca"),
+    ("bca^2", "a^2bc"),
+    ("xyz", "zyx"),
+    ("lwh", "whl"),
+    ("abcd", "dcba"),
+    (r"\pi r^2 h", r"h \pi r^2"),
+    (r"\frac{abc}{2}", r"\frac{bca}{2}"),
+    ("bad", "Bad"),
+    ("1", "1 day"),
+    ("5", "5 lbs"),
+    ("5", "5 pm"),
+    ("2x", "2x cm"),
+    ("8:00 PM", r"8:00 \text{ PM}"),
+    ("8:00 p.m.", r"8:00\text{ p.m.}"),
+    ("8:00 PM", r"8{:}00~\mathrm{p.m.}"),
+    ("8:00 PM", "8 PM"),
+    ("5 or 6", r"5\text{ or }6"),
+    (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+]
+UNEQUAL += [
+    ("cat", "act"),
+    ("abc", "abd"),
+    ("abc", "ab"),
+    ("2", "2abc"),
+    ("2abc", "2"),
+    ("a^2", "a^2bc"),
+    (r"\pi r^2", r"\pi r^2 h"),
+    (r"\text{bad}", "dab"),
+    ("8:00 p.m.", "9:00 p.m."),
+    ("8:00 PM", "8:00 a.m."),
+    ("8:00 PM", "8:00"),
+    ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+    ("-2", r"\left|\begin{array}{cc}1&2\\3&4\end{array}\right|"),
+    ("-4", r"2\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+]
+
 # Both ways: either of the two may be the reference. Units are not compared, numbers are.
 UNITS_AND_FUNCTIONS = [
     ("5", r"5\ \mathrm{m/s^2}"),

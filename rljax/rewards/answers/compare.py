@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from rljax.rewards.answers.letters import formula_of_letter, labelled_letter, sole_letter
-from rljax.rewards.answers.normalise import REMARK, bare, rational
+from rljax.rewards.answers.normalise import REMARK, bare, rational, time_of_day
 
 
 def same_letter(reference: str, answer: str) -> bool | None:
@@ -43,7 +43,10 @@ def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
 
 def same_text(a: str, b: str) -> bool:
     """Returns whether two texts are equal up to case, spaces, outer brackets and a final
-    stop: (B) is b."""
+    stop: (B) is b. A time of the day may be written in any way."""
+    times = time_of_day(a), time_of_day(b)
+    if None not in times:
+        return times[0] == times[1]
     a, b = (
         " ".join(REMARK.sub(r"\1", bare(x)).casefold().strip(" ().:$*").split()) for x in (a, b)
     )

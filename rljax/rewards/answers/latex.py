@@ -84,6 +84,11 @@ _SYMBOLS = str.maketrans(
 # {x | x > 3}
 _SET_BUILDER = r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?R\}?\s*)?(?:\\mid|\||:)(.*)\\\}$"
 _READABLE = steps(
+    # The parser would take `dc` for a differential.
+    (
+        r"(?<![\\A-Za-z])(?=[a-d]{3,4}(?![A-Za-z]))(?=[abc]{0,3}d)[a-d]{3,4}",
+        lambda match: "".join(f"({letter})" for letter in match[0]),
+    ),
     (r"\*\*", "^"),
     (r"\{\}(?=\s?\^\s?\{?\s?\\circ)", ""),
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),

@@ -22,7 +22,7 @@ from rljax.rewards.answers.latex import (
     spelled_alike,
     without_base,
 )
-from rljax.rewards.answers.normalise import is_text, plain_form, rational
+from rljax.rewards.answers.normalise import is_text, plain_form, rational, unwrapped_remarks
 from rljax.rewards.text.targets import targets
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
@@ -30,7 +30,10 @@ _MAX_DEPTH = 12  # of brackets: the parser's time doubles with each of some
 _MAX_PRODUCTS = 9  # of each other, as in a/b/c/d
 _MAX_TEXT_CHARACTERS = 200
 # Work that is still to do: restating the problem is no answer to it.
-_OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
+_OPEN = re.compile(
+    r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}"
+    r"|\\begin\s?\{vmatrix\}|(?:\||\\l?vert)\s?\\begin\s?\{(?:matrix|smallmatrix|array)\}"
+)
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0, prepare=lambda options: _prepare)
@@ -89,7 +92,7 @@ def _reference(ground_truth: str) -> str:
 
 def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | None:
     """None if the answer cannot be read. Raises ValueError for such a reference."""
-    if plain_form(reference) == plain_form(answer):
+    if plain_form(reference) == plain_form(answer) or _same_words(reference, answer):
         return True
     same = same_letter(reference, answer)  # first: the parser would drop the sign of A^T
     if same is not None:
@@ -118,6 +121,12 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
         return spelled_alike(reference, answer) and _same(gold, parsed, strict, decimals)
     except Exception:  # sympy's, of many kinds: a response must not choose to have no score
         return None
+
+
+def _same_words(reference: str, answer: str) -> bool:
+    r"""Returns whether the two are one text but for `\text{...}` around words of it."""
+    ours, theirs = (plain_form(unwrapped_remarks(text)) for text in (reference, answer))
+    return bool(ours) and ours == theirs
 
 
 def _same(gold, parsed, strict: bool, decimals: int) -> bool:
@@ -263,11 +272,13 @@ def _parsed(latex: str):
     reader, _, _ = _library()
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    config = reader.NormalizationConfig(
-        units=True, malformed_operators=True, nits=True, boxed="none"
-    )
+    options = dict(malformed_operators=True, nits=True, boxed="none")
     try:
-        latex = reader.normalize_latex(latex, config=config)
+        latex, whole = (
+            reader.normalize_latex(latex, reader.NormalizationConfig(units=units, **options))
+            for units in (True, False)
+        )
+        latex = whole if _lost_factors(latex, whole) else latex
         _check_written(latex)
         expression = reader.latex2sympy(
             latex,
@@ -281,6 +292,18 @@ def _parsed(latex: str):
         raise _Unreadable(f"{type(error).__name__} while parsing") from error
     _check_size(expression)
     return expression
+
+
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[a-df-hj-zA-DF-HJ-Z]|(?:\\cdot|\\times|[-+*/])\s{0,9}\Z")
+_LAST_FACTORS = re.compile(r"[a-z]|\s{0,9}(?:[cht]|ab|bc)\s{0,9}")
+
+
+def _lost_factors(latex: str, whole: str) -> bool:
+    """Returns whether the library took variables for units: it reads c, bc and h behind a digit or
+    a space so, and a^2bc as a^2."""
+    if not whole.startswith(latex) or not _LAST_FACTORS.fullmatch(whole[len(latex) :]):
+        return False
+    return _VARIABLE.search(latex.rpartition("=")[2]) is not None
 
 
 def _depth(text: str) -> int:

@@ -277,6 +277,11 @@ _NAMED = (
     | dict.fromkeys(("the empty set", "empty set"), r"\emptyset")
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+# Letters that are variables where each of them stands once, and no word: abc, xyz, pqr.
+_FACTORS = tuple(map(set, ("abcd abcxyz xyzt uvwxyz pqr rst kmnp klmn ijk lwh mgh prt".split())))
+_TIME = re.compile(
+    r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)?\s{0,9}(?:([AaPp])\s?\.\s?[Mm]\b|([AP])M\b|([ap])m\b)\.?"
+)
 _NUMBER_AND_WORDS = re.compile(rf"(\$?\s*{NUMBER})\s*((?:[A-Za-z]{{3,}}\s*)+)\.?")
 
 
@@ -287,11 +292,37 @@ def is_text(text: str) -> bool:
     text = bare(text)
     if counted(text) or named_value(text):
         return False
+    if time_of_day(text):
+        return True
     if worded or text.lower() == "no":
         return True
     if re.search(r"[\\^_=<>{}+*/|$]", text):
         return False
-    return any(word.lower() not in _MATH_WORDS for word in _WORD.findall(text))
+    words = _WORD.findall(text)
+    return any(word.lower() not in _MATH_WORDS and not _is_product(word) for word in words)
+
+
+def _is_product(word: str) -> bool:
+    """Returns whether the letters are variables: abc is bca, and dog is not god."""
+    letters = set(word)
+    return len(letters) == len(word) and any(letters <= factors for factors in _FACTORS)
+
+
+def time_of_day(text: str) -> str | None:
+    r"""`8:00 \text{ PM}`, `8:00 p.m.` -> 8:00 pm; None for anything else; 5 pm is a length."""
+    if len(text) > 100:
+        return None
+    match = _TIME.fullmatch(unwrapped_remarks(text))
+    if match is None or match[5] and not match[2]:
+        return None
+    half = (match[3] or match[4] or match[5]).lower()
+    return f"{int(match[1])}{match[2] or ':00'} {half}m"
+
+
+def unwrapped_remarks(text: str) -> str:
+    r"""The answer with the words of `\text{...}` as they stand, and single spaces: `8:00 PM`."""
+    text = re.sub(SPACING, " ", bare(text))
+    return " ".join(REMARK.sub(r" \1 ", text).split())
 
 
 def counted(text: str) -> tuple[str, list[str]] | None:
@@ -300,7 +331,9 @@ def counted(text: str) -> tuple[str, list[str]] | None:
         return None
     text = re.sub(r"\\(?:text|mbox|mathrm)\s*\{\s*([A-Za-z ]+)\}", r" \1", text.strip())
     match = _NUMBER_AND_WORDS.fullmatch(text)
-    return (match[1], match[2].lower().split()) if match and not TAKEN_BACK.search(text) else None
+    if match is None or TAKEN_BACK.search(text) or any(map(_is_product, match[2].split())):
+        return None
+    return match[1], match[2].lower().split()
 
 
 def named_value(text: str) -> str | None:
