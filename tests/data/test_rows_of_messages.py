@@ -593,6 +593,8 @@ REASONED = [
     ("examples", {"messages": [U, A, V, B], "reasoning": [None, "I think"]}, "reasoning"),
     ("examples", {"conversations": [U, A], **THOUGHT}, "reasoning"),
     ("examples", {"text": "q a", **THOUGHT}, "reasoning"),
+    # What stands in a prompt by chance, or is the name of a role.
+    ("examples", {"prompt": "I think?", "completion": "a", **THOUGHT}, "reasoning"),
     ("examples", {"extra_info": {"question": "q", "answer": "a", **THOUGHT}}, "reasoning"),
     ("pairs", {"prompt": "q", **PAIR, **THOUGHT}, "reasoning"),
     ("pairs", {"chosen": [U, A], "rejected": [U, B], **THOUGHT}, "reasoning"),
@@ -626,12 +628,25 @@ def test_reasoning_in_a_column_is_not_left_out_without_a_word(tmp_path, kind, ro
         {"completion": "<think>\nI  think\n</think> a", **THOUGHT},
         {"messages": [U, {**A, "reasoning_content": "I think"}], **THOUGHT},
         {"completion": "a", "reasoning": None, "thinking": " "},
+        {
+            "prompt": "Judge: 'one and one are two, so yes'.",
+            "completion": "a",
+            "reasoning": "one and one are two, so yes",
+        },
         {"completion": "a", "reasoning": "on", "thinking": True},  # says that the model shall think
         {"completion": "a", "reasoning_effort": "high"},
     ],
 )
 def test_reasoning_that_is_learned_may_stand_in_a_column_too(row):
     assert load_rows([{"prompt": "q", **row}], "train", "examples")
+
+
+@pytest.mark.parametrize("thought", ["assistant", "t", "role"])
+def test_a_short_reasoning_is_not_taken_for_the_words_of_a_role(thought):
+    with pytest.raises(InputError, match="'thinking' is not learned"):
+        load_rows(
+            [{"messages": [U, {**A, "content": "a"}], "thinking": thought}], "train", "examples"
+        )
 
 
 def test_a_reward_reads_reasoning_in_a_column():

@@ -300,6 +300,7 @@ def require_no_column_flags(row: Mapping, location: str) -> None:
         )
 
 
+_SHORT = 16  # characters of a text that may stand in a prompt by chance
 # Columns with what the model thought, by the letters of their names: of the completion, or of one
 # of a pair (chosen_reasoning, thinking_rejected).
 _THOUGHTS = re.compile(
@@ -318,10 +319,9 @@ def require_no_other_reasoning(row: Mapping, record: Mapping, location: str) -> 
     }
     if not any(columns.values()):
         return
-    given = {name: value for name, value in record.items() if name not in ("tools", "variables")}
-    said = "\0".join("".join(text.split()) for text in texts_in(given))
+    learned, read = _said_in(record)
     for name, texts in columns.items():
-        lost = next((text for text in texts if "".join(text.split()) not in said), None)
+        lost = next((text for text in texts if not _stands_in(text, learned, read)), None)
         if lost is not None:
             raise InputError(
                 f"{location}, column {name!r} is not learned",
@@ -330,6 +330,27 @@ def require_no_other_reasoning(row: Mapping, record: Mapping, location: str) -> 
                 fix="write it into the completion, or into the message of the assistant as its"
                 f" {REASONING[0]!r}; remove or rename the column if the model shall not learn it",
             )
+
+
+def _said_in(record: Mapping) -> tuple[str, str]:
+    """Returns (the words of a record that are learned, the others), without white space."""
+    learned, read = [], []
+    for name, value in record.items():
+        if name in ("tools", "variables"):
+            continue
+        for part in value if isinstance(value, list) else [value]:
+            message = isinstance(part, Mapping)
+            asked = name == "prompt" or message and part["role"] != "assistant"
+            said = {n: v for n, v in part.items() if n != "role"} if message else part
+            (read if asked else learned).extend(texts_in(said))
+    learned, read = ("\0".join("".join(t.split()) for t in texts) for texts in (learned, read))
+    return learned, read
+
+
+def _stands_in(text: str, learned: str, read: str) -> bool:
+    """Returns whether a record says a text; a short one in what is learned."""
+    text = "".join(text.split())
+    return text in learned or len(text) >= _SHORT and text in read
 
 
 def of_prompt(name: str, location: str) -> InputError:
