@@ -181,7 +181,7 @@ NOT_RUN = {
     "l1_exact": "as l1_max",
     "soft_overlong": "reads the number of tokens alone",
 }
-# What reads no text of a response: options, requests, the sandbox's own inside, parsed formulas, and
+# What reads no text of a response: options, requests, the sandbox's own inside, parsed formulas,
 # arrays of a fixed size.
 ROOMS_WITHOUT_RESPONSES = (
     *("pool.", "sandbox.", "judges.endpoint", "mixing", "on_device."),
