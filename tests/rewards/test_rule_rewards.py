@@ -173,6 +173,9 @@ def test_text_that_is_no_list_of_texts_is_one_target():
         assert exact_match(text, text) == sequence_match(text, text) == 1.0
         assert exact_match("72", text) == 0.0
     assert sequence_match("abd", '["xyz", "abc"]', partial=0.5) == pytest.approx(1 / 3)
+    for text in ('["a", "b"]', '{"target": "a"}'):  # a list may be what is asked for
+        assert exact_match(f" {text}", text) == last_line(f"so\n{text}", text) == 1.0
+        assert exact_match("a", text) == sequence_match(text, text) == 1.0
 
 
 def test_a_target_of_which_the_normal_form_leaves_nothing_is_not_met_by_nothing():

@@ -36,7 +36,8 @@ def _known(score: jax.Array, decided: jax.Array) -> jax.Array:
 
 
 def _stripped_truth(ground_truth: str, **options) -> dict:
-    return text_field("truth", _truth(ground_truth).strip())
+    target, text = _truth(ground_truth).strip(), str(ground_truth).strip()
+    return text_field("truth", target) | text_field("written", text)
 
 
 def _truth(ground_truth: str) -> str:
@@ -49,7 +50,14 @@ def _truth(ground_truth: str) -> str:
 
 def _exact_match(responses: Responses, fields: dict) -> jax.Array:
     text, length, decided = strip(responses.text, responses.length)
-    return _known(equal(text, length, fields["truth"], fields["truth_length"]), decided)
+    return _known(_either(text, length, fields), decided)
+
+
+def _either(text: jax.Array, length: jax.Array, fields: dict) -> jax.Array:
+    """Returns whether texts [B, N] are the target, or the ground truth as it is written: [B]."""
+    names = ("truth", "written")
+    same = [equal(text, length, fields[name], fields[f"{name}_length"]) for name in names]
+    return same[0] | same[1]
 
 
 exact_match = DeviceForm(_exact_match, _stripped_truth)
@@ -57,15 +65,17 @@ exact_match = DeviceForm(_exact_match, _stripped_truth)
 
 def _sequence_match(responses: Responses, fields: dict, *, partial: float = 0.0) -> jax.Array:
     text, length, decided = strip(responses.text, responses.length)
-    truth, truth_length = fields["truth"], fields["truth_length"]
-    same = equal(text, length, truth, truth_length)
-    shared = min(text.shape[1], truth.shape[1])
-    both = inside(text, jnp.minimum(length, truth_length))[:, :shared]
-    agree = jnp.sum(both & (text[:, :shared] == truth[:, :shared]), axis=1)
-    longer = jnp.maximum(jnp.maximum(length, truth_length), 1)
+    same, best = _either(text, length, fields), jnp.zeros(length.shape)
     # Positions count characters, so that a text must be ASCII where it is not equal.
-    plain = jnp.all(text < 128, axis=1) & jnp.all(truth < 128, axis=1)
-    return _known(jnp.where(same, 1.0, partial * agree / longer), decided & (same | plain))
+    plain = jnp.all(text < 128, axis=1)
+    for name in ("truth", "written"):
+        truth, truth_length = fields[name], fields[f"{name}_length"]
+        shared = min(text.shape[1], truth.shape[1])
+        both = inside(text, jnp.minimum(length, truth_length))[:, :shared]
+        agree = jnp.sum(both & (text[:, :shared] == truth[:, :shared]), axis=1)
+        longer = jnp.maximum(jnp.maximum(length, truth_length), 1)
+        best, plain = jnp.maximum(best, agree / longer), plain & jnp.all(truth < 128, axis=1)
+    return _known(jnp.where(same, 1.0, partial * best), decided & (same | plain))
 
 
 def _sequence_truth(ground_truth: str, *, partial: float = 0.0) -> dict:

@@ -146,12 +146,14 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
 
 @contract(safe=True, reads="answer", on_timeout=0.0, on_device=f"{_FORMS}.exact_match")
 def exact_match(response: str, ground_truth: str | list | dict) -> float:
-    """1 if the response equals a target, both stripped of surrounding whitespace, else 0."""
+    """1 if the response equals a target, both stripped of surrounding whitespace, else 0. A ground
+    truth that is the text of a list may be the answer itself, too."""
     return float(response.strip() in _stripped(ground_truth))
 
 
 def _stripped(ground_truth: str | list | dict) -> list[str]:
-    return [target.strip() for target in targets(ground_truth)]
+    accepted = [target.strip() for target in targets(ground_truth)]
+    return [*accepted, ground_truth.strip()] if isinstance(ground_truth, str) else accepted
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)
