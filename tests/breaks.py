@@ -1385,6 +1385,37 @@ BREAKS |= {
         "start_new_session=False,  # out of",
         ["tests/workers/test_worker_processes.py"],
     ),
+    # -- what strangers bring
+    "the answer in a tag is not read": (
+        "rljax/rewards/answers/find.py",
+        "        if (content := in_tag(response)) is not None:\n",
+        "        if (content := None) is not None:\n",
+        ["tests/rewards/test_math_answers.py", "-k", "tag"],
+    ),
+    "several targets are one text": (
+        "rljax/rewards/text/targets.py",
+        "        ground_truth = _from_json(ground_truth)\n",
+        "        pass\n",
+        ["tests/rewards/test_rule_rewards.py", "-k", "targets"],
+    ),
+    "a foreign reward gets the text of a list": (
+        "rljax/rewards/pool/foreign.py",
+        "    value = truth.value if isinstance(truth, GroundTruth) else truth\n",
+        "    value = truth\n",
+        ["tests/rewards/test_foreign_rewards.py", "-k", "truth"],
+    ),
+    "reasoning in a column is left out": (
+        "rljax/data/offline/rows.py",
+        "    require_no_other_reasoning(row, made, location)\n",
+        "",
+        ["tests/data/test_rows_of_messages.py", "-k", "reasoning"],
+    ),
+    "a tool is not awaited": (
+        "rljax/environments/toolbox.py",
+        '            return _as_text(awaited(tool.function(**arguments))), ""\n',
+        '            return _as_text(tool.function(**arguments)), ""\n',
+        ["tests/environments/test_tools.py", "-k", "async"],
+    ),
     # -- several steps in one program
     "steps of a program have one key": (
         "rljax/training/program_steps.py",
