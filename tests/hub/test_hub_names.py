@@ -7,7 +7,7 @@ from rljax.config.checks import refuse_early
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.hub import globs
-from rljax.hub.datasets import _by_names
+from rljax.hub.datasets import files_by_split
 from rljax.hub.globs import Files
 from rljax.hub.names import data_name, model_name, names_in, parse
 
@@ -141,7 +141,7 @@ def test_a_folder_may_name_repositories_since_they_are_data():
     ],
 )
 def test_splits_are_read_off_names(files, splits):
-    assert {split: len(found) for split, found in _by_names(files).items()} == splits
+    assert {split: len(found) for split, found in files_by_split(files).items()} == splits
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from tiny_folders import one_device, same, tensors_of, write_folder
 from tiny_tokenizer import write_tokenizer
 
 from rljax.config import Config
+from rljax.config.declare import declared
+from rljax.config.policy_options import RejectionOptions
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
-from rljax.experiments.stages import _check_options
+from rljax.experiments.stages import _check_option
 from rljax.files import file_sha256
 from rljax.hub import model_folder
 from rljax.models.huggingface.peft import load_adapter
@@ -145,9 +147,11 @@ def test_saved_policies_and_stages_take_names(server, tmp_path):
         load_named_policy("me/tiny@best")
     with pytest.raises(InputError, match="no such folder.*hf://OWNER/NAME"):
         load_policy("runs/no/such")
-    _check_options({"checkpoint": "hf://me/tiny", "reward_model": "me/tiny"})
+    options = declared(RejectionOptions)
+    _check_option("checkpoint", options["checkpoint"], "hf://me/tiny")
+    _check_option("reward_model", options["reward_model"], "me/tiny")
     with pytest.raises(InputError, match="model of the hub"):
-        _check_options({"checkpoint": "no/such/folder"})
+        _check_option("checkpoint", options["checkpoint"], "no/such/folder")
     tokenizer = load_run_tokenizer(config(tmp_path))
     assert tokenizer.fingerprint() == policy.tokenizer.fingerprint()
     assert model_folder("me/tiny").is_dir()
