@@ -44,6 +44,7 @@ TIMES = (
     ("time/generate_s", "generate"),
     ("time/reward_s", "reward"),
     ("time/learn_s", "learn"),
+    ("time/program_s", "program"),
     ("time/rest_s", "rest"),
 )
 HISTORY = 512  # values of a metric that its trend shows

@@ -107,7 +107,8 @@ def one_step(run: Run) -> dict:
         metrics = {k: float(v) for k, v in run.step().items()}
     step_s, seconds = time.monotonic() - timings.begun_s, timings.seconds
     seconds["rest"] = step_s - sum(seconds.values())
-    metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
+    names = [name for name in PARTS if name in seconds or name != "program"]
+    metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in names}
     if phase.samples:
         metrics |= timings.decoding_metrics()
     for role, sums in timings.moves.items():
@@ -126,10 +127,10 @@ def one_step(run: Run) -> dict:
     if here > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
         run.warn(COMPILED_AGAIN, f"compiled again: {names}")
-    if phase is run.setup.main and compiles.count() == compiled:
+    if phase is run.setup.main and compiles.count() == compiled and not run.compiled_program:
         if not run.steady:
             _set_aside()
-        run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
+        run.steady.append([seconds.get(name, 0.0) for name in PARTS])
         # Of the first such step, and of the last.
         run.timelines[1 if run.timelines else 0 :] = [
             timeline.record_of(timings, run.progress.step, step_s)
@@ -378,7 +379,8 @@ def summarise(run: Run, status: str) -> dict:
     if run.steady:  # steps of the dataflow that compiled nothing
         means = np.mean(run.steady, axis=0)
         out["step_s"] = float(means.sum())
-        out["time_split"] = {n: float(m / means.sum()) for n, m in zip(PARTS, means, strict=True)}
+        parts = {name: float(m / means.sum()) for name, m in zip(PARTS, means, strict=True)}
+        out["time_split"] = {n: part for n, part in parts.items() if part or n != "program"}
     if progress.right_before and progress.right and progress.measured:
         pairs = zip(progress.right_before, progress.right, strict=True)
         changes = [b - a for a, b in pairs if a is not None and b is not None]

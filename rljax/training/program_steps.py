@@ -32,6 +32,7 @@ from rljax.rollout.on_device import DevicePrompts, DeviceSampler, report_of
 from rljax.sampler import Decoding
 from rljax.setup import Phase, Setup
 from rljax.setup.dry_run import parts_readers
+from rljax.tracking import compiles
 from rljax.tracking.timing import timed
 from rljax.training.sources import RolloutSource
 
@@ -90,6 +91,7 @@ class ProgramSteps:
             setup.row_tokens,
             bool(parts_readers(phase)),
         )
+        self.compiled = False  # for the steps that were taken last
         self._is_traced = False
         self.more = 0  # prompts that a step draws beside its first ones
         self.taken: collections.deque[TakenStep] = collections.deque()
@@ -115,11 +117,12 @@ class ProgramSteps:
         return self.taken.popleft(), roles
 
     def _run(self, first: int, count: int, roles: dict) -> dict:
-        begun, parts = time.monotonic(), self._parts(roles)
+        begun, parts, known = time.monotonic(), self._parts(roles), compiles.count()
         prompts, drawn, inputs = self._drawn(parts, first, count)
         with timed("program"):
             new, out = _steps(*parts, inputs, jnp.int32(count), static=self.static)
             learned, metrics, samples, report = fetch(out)
+        self.compiled = compiles.count() > known
         _, shared, *_ = parts
         new = {name: role.joined(shared[name]) for name, role in new.items()}
         after = {name: roles[name].after_program(role, new) for name, role in new.items()}

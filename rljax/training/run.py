@@ -343,6 +343,12 @@ class Run:
         are not counted yet."""
         return self.programs is not None and bool(self.programs.taken)
 
+    @property
+    def compiled_program(self) -> bool:
+        """Returns whether the program that took the last step was compiled for it."""
+        programs = self.programs if self.phase is self.setup.main else None
+        return programs is not None and programs.compiled
+
     def _step_of_program(self, taken: int) -> tuple[dict, dict]:
         """Takes the next steps in one program, or counts one that a program has taken. Returns
         metrics of the dataflow, and of the rollout."""
