@@ -328,7 +328,7 @@ _STRUCTURE = re.compile(
 
 
 @functools.lru_cache(maxsize=8)
-def _mark_ids(tokenizer) -> dict[int, str]:
+def mark_ids(tokenizer) -> dict[int, str]:
     """The special tokens of a vocabulary that are marks, or parts of them: `decode` drops them."""
     texts = {i: tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids}
     marks = (_MARK.fullmatch, _STRUCTURE.fullmatch)
@@ -341,7 +341,7 @@ def response_of(
     """The text of sampled ids, without special tokens; a Response where that text does not show
     where the reasoning ends."""
     ids = [int(i) for i in ids]
-    text, marks = tokenizer.decode(ids), _mark_ids(tokenizer)
+    text, marks = tokenizer.decode(ids), mark_ids(tokenizer)
     begun = beginning_of(prompt, messages)
     if marks.keys().isdisjoint(ids):
         return Response(text, answer_of(text, begun)) if begun else text

@@ -1447,6 +1447,18 @@ BREAKS |= {
         "                pass\n",
         [ON_DEVICE, "-k", "cannot_decide"],
     ),
+    "a mark that is a special token is left out of the text": (
+        "rljax/rewards/on_device/scorer.py",
+        "            self.unknown[[i for i in mark_ids(tokenizer) if i < vocab_size]] = True\n",
+        "            pass\n",
+        [ON_DEVICE, "-k", "special_token"],
+    ),
+    "reasoning that a prompt has begun is an answer": (
+        "rljax/rewards/on_device/scorer.py",
+        "        for text, messages in prompts if self.cuts else ():\n",
+        "        for text, messages in ():\n",
+        [ON_DEVICE, "-k", "begins_the_reasoning"],
+    ),
     "a text of the device keeps what stands around the response": (
         "rljax/rewards/on_device/scorer.py",
         "        ids = jnp.where(column < count[:, None], ids, 0)\n",

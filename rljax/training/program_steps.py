@@ -182,10 +182,12 @@ class ProgramSteps:
         fields: dict = {}
         if scorer is not None:
             count = len(prompts[0].records)
-            truths = [record.ground_truth for one in prompts for record in one.records]
+            records = [record for one in prompts for record in one.records]
+            truths = [record.ground_truth for record in records]
+            texts = [(record.prompt_text, record.messages) for record in records]
             fields = {
                 name: x.reshape(len(prompts), count, *x.shape[1:])
-                for name, x in scorer.fields(truths).items()
+                for name, x in scorer.fields(truths, texts).items()
             }
         steps = range(first, first + len(prompts))
         arrays = {

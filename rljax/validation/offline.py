@@ -151,11 +151,12 @@ def _check_program(config: Config, problems: Problems, dataflow: Component) -> N
     rule = f"dataflow={config.dataflow!r} is not one program"
     how = f"decorate it by @program (rljax.roles), or {fix}"
     problems.check(hasattr(dataflow.function, "arguments"), field, value, rule, how)
-    rollout = rollout_of(config, dataflow)
-    rule = f"algorithm.collect={rollout.text!r} reads scores or texts on the host: it does not "
-    rule += "declare @contract(on_device=True)"
-    how = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
-    problems.check(bool(spec(rollout).on_device), field, value, rule, how)
+    if resolve_field(Problems(), "collect", config.algorithm.collect, "collect") is not None:
+        rollout = rollout_of(config, dataflow)
+        rule = f"algorithm.collect={rollout.text!r} reads scores or texts on the host: it does not "
+        rule += "declare @contract(on_device=True)"
+        how = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
+        problems.check(bool(spec(rollout).on_device), field, value, rule, how)
     reward = resolve_field(problems, "reward.function", config.reward.function, "reward")
     if reward is not None and spec(dataflow).data == "rollouts":
         lacks = without_form(reward)

@@ -12,6 +12,7 @@ from rljax.components import resolve
 from rljax.contracts import contract
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
+from rljax.reasoning import response_of
 from rljax.rewards.on_device import DeviceForm, device_scorer
 from rljax.rewards.on_device.automaton import compile_pattern
 from rljax.rewards.pool.calling import HOME, call_reward
@@ -299,6 +300,37 @@ def test_the_texts_of_a_vocabulary_of_words(tmp_path, kind):
     whole = np.array(["\ufffd" not in text for text in texts])
     assert 0.1 < whole.mean() < 0.9
     assert (made["score"][whole] == 1.0).all() and np.isnan(made["score"][~whole]).all()
+
+
+def test_a_mark_of_reasoning_that_is_a_special_token_leaves_a_row_undecided(tmp_path):
+    library = byte_level_bpe(["<eos>", "[THINK]", "[/THINK]"])
+    tokenizer = HuggingFaceTokenizer(write_folder(tmp_path, library, {"eos_token": "<eos>"}))
+    texts = ["[THINK]72[/THINK]", "72[THINK]", "72"]
+    ids = [tokenizer.encode(text) for text in texts]
+    assert [response_of(tokenizer, one) for one in ids] == ["72", "72", "72"]
+    made = scored("exact_match()", tokenizer, texts, ["72"] * 3, ids)["score"]
+    assert np.isnan(made).tolist() == [True, True, False] and made[2] == 1.0
+    whole = scored("length_under(max_tokens=9)", tokenizer, texts, ["72"] * 3, ids)["score"]
+    assert whole.tolist() == [1.0, 1.0, 1.0]  # it reads no answer
+
+
+def test_a_prompt_that_begins_the_reasoning_is_refused():
+    scorer = device_scorer("exact_match()", TEXT, TEXT.vocab_size)
+    assert scorer.fields(["72"], [("6 * 12 =", None)])["truth_length"].tolist() == [2]
+    with pytest.raises(InputError, match="a prompt begins the reasoning"):
+        scorer.fields(["1", "72"], [("6 * 12 =", None), ("6 * 12 = <think>\n", None)])
+    length = device_scorer("length_under(max_tokens=9)", TEXT, TEXT.vocab_size)
+    assert length.fields(["72"], [("6 * 12 = <think>\n", None)]) == {}
+
+
+@contract(on_device=True)
+def no_form(response: str, ground_truth: str) -> float:
+    return 0.0
+
+
+def test_a_declaration_that_is_no_form_is_refused():
+    with pytest.raises(InputError, match="of a reward it is a DeviceForm"):
+        device_scorer(f"{__name__}.no_form", TEXT, TEXT.vocab_size)
 
 
 def test_a_tokenizer_that_rewrites_texts_is_refused(tmp_path):

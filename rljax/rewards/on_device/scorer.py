@@ -15,7 +15,7 @@ import numpy as np
 from rljax.components import Component, resolve
 from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.reasoning import MARKS
+from rljax.reasoning import MARKS, beginning_of, mark_ids
 from rljax.rewards.on_device.automaton import compile_pattern
 from rljax.rewards.on_device.form import DeviceForm, Responses, contains, lower
 from rljax.rewards.pool.calling import HOME, members
@@ -39,7 +39,7 @@ UNDECIDED = "the form for the device cannot decide on this response"
 
 
 def device_form(component: Component) -> DeviceForm | None:
-    """Returns the form for the device that a reward declares; None without one. Raises TypeError
+    """Returns the form for the device that a reward declares; None without one. Raises InputError
     for a declaration that is no form."""
     declared = spec(component).on_device
     if isinstance(declared, str):
@@ -48,7 +48,12 @@ def device_form(component: Component) -> DeviceForm | None:
     if declared in (None, False):
         return None
     if not isinstance(declared, DeviceForm):
-        raise TypeError(f"contract(on_device=...) of a reward is a DeviceForm, not {declared!r}")
+        raise InputError(
+            f"the reward {component.text!r} declares on_device",
+            value=declared,
+            rule="of a reward it is a DeviceForm of rljax.rewards.on_device, or its name",
+            fix="@contract(on_device=DeviceForm(score, prepare))",
+        )
     return declared
 
 
@@ -65,11 +70,14 @@ class DeviceScorer:
             _is_text(row[:n]) for row, n in zip(self.table, self.sizes, strict=True)
         )
         letters = {*bytes(np.unique(lower_bytes(self.table)))}
-        cuts = _reads_answer(component)
-        self.signs = tuple(s for s in _SIGNS if cuts and {*s} <= letters)
+        self.cuts = _reads_answer(component)
+        self.signs = tuple(s for s in _SIGNS if self.cuts and {*s} <= letters)
+        if self.cuts:  # marks that are special tokens are no part of the text
+            self.unknown[[i for i in mark_ids(tokenizer) if i < vocab_size]] = True
 
     def _identity(self) -> tuple:
-        return self.component.text, self.table.tobytes(), self.sizes.tobytes(), self.signs
+        arrays = (self.table, self.sizes, self.unknown)
+        return self.component.text, self.signs, *(array.tobytes() for array in arrays)
 
     def __eq__(self, other) -> bool:
         """Scorers of one reward and one vocabulary are equal, so that runs share programs."""
@@ -78,9 +86,21 @@ class DeviceScorer:
     def __hash__(self) -> int:
         return hash(self.component.text)
 
-    def fields(self, ground_truths: Sequence[str]) -> dict[str, np.ndarray]:
-        """Returns the fields of prompts, numbers as [P] and arrays as [P, K]. Raises InputError for
-        a ground truth that the reward refuses."""
+    def fields(
+        self, ground_truths: Sequence[str], prompts: Sequence[tuple] = ()
+    ) -> dict[str, np.ndarray]:
+        """Returns the fields of prompts, numbers as [P] and arrays as [P, K]. `prompts` are the
+        text and the messages of each. Raises InputError for a ground truth that the reward refuses,
+        and for a prompt that begins the reasoning of a response whose answer is read."""
+        for text, messages in prompts if self.cuts else ():
+            if begun := beginning_of(text, messages):
+                raise InputError(
+                    f"program_steps with the reward {self.component.text!r}: a prompt begins the "
+                    "reasoning of its response",
+                    value=begun,
+                    rule="it reads the answer behind the reasoning, which the host finds",
+                    fix="program_steps=1, or a prompt that does not",
+                )
         made = []
         for index, truth in enumerate(ground_truths):
             try:
