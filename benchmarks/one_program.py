@@ -1,7 +1,7 @@
 """Steps of the quickstart's GRPO one at a time, and several in one program: prints JSON.
 
 python benchmarks/one_program.py [--steps=20] [--laps=5] [--embed=64] [--rows=512]
-    [--topology=v5e:2x4]
+    [--topology=v5e:2x4] [--seeds=8]
 
 Both runs have the same seed and take the same steps; `same` says whether their losses are equal.
 Laps of both take turns, after a first one that compiles. Seconds are of the clock, of this process
@@ -10,12 +10,19 @@ Laps of both take turns, after a first one that compiles. Seconds are of the clo
 With --topology the program is compiled for TPUs that need not be there, and nothing is run: bytes
 of a chip, its collectives, and the compiler's count of FLOPs and bytes, in which a loop's body
 (the steps, the tokens of a response) counts once.
+
+With --seeds whole runs are compared: `rljax sweep` of the quickstart with so many seeds, one after
+the other, and with --together. Seconds are those of the commands, from start to end, with an empty
+cache of compiled programs that the runs of a sweep share; `accuracy` is that of each seed.
 """
 
 import argparse
 import json
 import os
 import re
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -120,6 +127,34 @@ def compiled(config: Config, topology: str) -> dict:
     }
 
 
+def sweep(seeds: int, steps: int, folder: str, *flags: str) -> dict:
+    """Seconds and accuracies of a sweep of the quickstart over seeds."""
+    command = [sys.executable, "-m", "rljax", "sweep", "quickstart", f"--seeds={seeds}", *flags]
+    command += [f"--out={folder}", f"--config.compilation_cache={folder}/programs"]
+    command += [f"--config.program_steps={steps}", f"--config.steps={2 * steps}"]
+    command += ["--config.checkpoint.every_steps=0", "--config.trackers="]
+    begun, used = time.monotonic(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    rows = json.loads((Path(folder) / "sweep.json").read_text())
+    return {
+        "wall_s": round(time.monotonic() - begun, 1),
+        "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - used, 1),
+        "accuracy": [row["accuracy_after"]["value"] for row in rows],
+    }
+
+
+def compared_sweeps(seeds: int, steps: int) -> dict:
+    """A sweep of one run after the other, and one whose runs are trained together."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        out = {
+            "apart": sweep(seeds, steps, one),
+            "together": sweep(seeds, steps, other, "--together"),
+        }
+    for clock in ("wall_s", "cpu_s"):
+        out[f"{clock}_ratio"] = round(out["apart"][clock] / out["together"][clock], 2)
+    return {"device": jax.devices()[0].device_kind, "seeds": seeds, "steps": 2 * steps, **out}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20, help="of a program, and of a lap")
@@ -127,7 +162,11 @@ def main() -> None:
     parser.add_argument("--embed", type=int, default=64)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--topology", default="", help="compile for TPUs, such as v5e:2x4")
+    parser.add_argument("--seeds", type=int, default=0, help="compare sweeps over so many seeds")
     options = parser.parse_args()
+    if options.seeds:
+        print(json.dumps(compared_sweeps(options.seeds, options.steps), indent=1))
+        return
     sizes = (options.embed, options.rows)
     if options.topology:
         print(

@@ -5,11 +5,20 @@ holds, one after the other, prints a table, and compares the runs on one page, c
 same command again goes on: finished members are kept, an interrupted one resumes. --dry_run lists
 the members and their commands only.
 
+--seeds=8 runs every member with eight seeds; a config without sweep() is then the only member.
+With --together, members that differ in nothing but their seed are trained in this process, and one
+program takes the next config.program_steps steps of all of them. Each is the run that it would be
+by itself, with a folder of its own. --until="A better than B by 0.02", of two members without their
+seeds, runs one seed of all members after the other (with --together eight), and ends with code 0
+once the interval of the difference in accuracy, which is valid however often one looks, has
+answered it; else it says about how many more seeds would.
+
 On a pod, run it on every host: its hosts run each member together. A member that ends with a code
 that says "start again", such as 143 after SIGTERM, ends the sweep with that code there. With
 --member_of=INDEX/COUNT machines that share the folder each run their part of the members, alone.
 """
 
+import functools
 import os
 import shlex
 import shutil
@@ -21,32 +30,43 @@ from rljax.config.flags import is_data, listed, split_config
 from rljax.config.run_options import SweepOptions
 from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failure
 
+TOGETHER = 8  # seeds that a sweep with --together and --until trains before it looks
+
 
 def main(options: SweepOptions, given: Given) -> int:
     """Runs the members and prints the table; returns the exit code."""
-    from rljax.experiments import sweep
+    from rljax.experiments import sweep, until
     from rljax.hosts.cluster import find
     from rljax.report.comparison import write_pages
     from rljax.tracking.screen import Terminal
 
     path, arguments = given.path, given.config_arguments(trust_code=options.trust_code)
     fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
-    entries, trusted = listed(path, "sweep", fix), options.trust_code or not is_data(path)
+    trusted = options.trust_code or not is_data(path)
+    entries = listed(path, "sweep", fix, default=[{}] if options.seeds else None)
+    seeds = range(given.config.seed, given.config.seed + options.seeds)
     cluster = None if options.member_of else find(os.environ)
     host, share = cluster.host if cluster else 0, options.share()
     folder = Path(options.out or Path("runs") / Path(split_config(path)[0]).stem)
-    members = sweep.make_members(given.config, entries, folder, path, trusted)
+    members = sweep.make_members(given.config, entries, folder, path, trusted, seeds)
     own = members[share[0] :: share[1]] if share else members
     if options.dry_run:
         for member in own:
             print(shlex.join(sweep.command(arguments, member)))
         return 0
+    question = until.question_of(options.until, members) if options.until else None
+    at_once = TOGETHER if options.together else 1
     stopped, again = "", 0
     writer = share[0] if share else 0
     words = Path(tempfile.mkdtemp(prefix="rljax-")) / "words"
     try:
         env = sweep.ALONE if share else {LAST_WORDS: str(words)} if cluster else {}
-        for member, code in sweep.run_members(own, arguments, host=host, env=env):
+        how = dict(arguments=arguments, host=host, env=env)
+        run = functools.partial(sweep.run_members, **how)
+        if options.together:
+            run = functools.partial(sweep.run_together, env=env)
+        runs = until.run_until(question, own, run, at_once) if question else run(own)
+        for member, code in runs:
             print(f"{member.name}: " + ("was finished" if code is None else f"exit code {code}"))
             if not host:
                 sweep.write_result(sweep.result_rows(members), folder, writer)
@@ -67,7 +87,8 @@ def main(options: SweepOptions, given: Given) -> int:
     if begun and not host and not writer:
         print(write_pages(begun, folder / "comparison.html"))
     print(stopped, end="\n" if stopped else "")
-    return again or (0 if all(member.finished() for member in own) else 3)
+    done = question.answer(own).known if question else all(member.finished() for member in own)
+    return again or (0 if done else 3)
 
 
 def _start_again(code: int | None, words: Path) -> int:

@@ -46,11 +46,11 @@ def read_config(file: str) -> Config:
         raise error if file in str(error) else error.within(f"{file}: ") from None
 
 
-def read_entries(file: str, name: str) -> list[dict]:
-    """Returns the list `sweep` or `pipeline` of a JSON or YAML file. Fields of the config have
-    their types; other names, such as options of a stage's command, have the scalars of JSON. Raises
-    InputError if it is no list of mappings."""
-    entries = _read(file).get(name)
+def read_entries(file: str, name: str, default: list[dict] | None = None) -> list[dict]:
+    """Returns the list `sweep` or `pipeline` of a JSON or YAML file; `default` without one. Fields
+    of the config have their types; other names, such as options of a stage's command, have the
+    scalars of JSON. Raises InputError if it is no list of mappings, or if there is neither."""
+    entries = _read(file).get(name, default)
     if entries is None:
         fix = f"write {name}: and behind it a list of fields and their values, an entry for each"
         raise InputError(f"{file} has no {name}", fix=fix)

@@ -184,14 +184,18 @@ def config_module(path: str):
     return module
 
 
-def listed(path: str, name: str, fix: str, variant: str = "") -> object:
+def listed(
+    path: str, name: str, fix: str, variant: str = "", default: list[dict] | None = None
+) -> object:
     """Returns what the function `name` of a Python config file yields, given the variant if it
-    takes one; for JSON and YAML the list of that name: mappings of fields and options. Raises
-    InputError if there is none."""
+    takes one; for JSON and YAML the list of that name: mappings of fields and options. Without one
+    it returns `default`, or raises InputError if that is None."""
     file = config_file(path)
     if is_data(file):
-        return read_entries(file, name)
+        return read_entries(file, name, default)
     make = vars(config_module(path)).get(name)
+    if make is None and default is not None:
+        return default
     if not callable(make):
         raise InputError(f"{path.partition(':')[0]} has no {name}()", fix=fix)
     return make(variant) if inspect.signature(make).parameters else make()

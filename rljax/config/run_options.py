@@ -267,6 +267,21 @@ class SweepOptions(TrustOptions):
         rule="INDEX/COUNT, INDEX from 0 to COUNT - 1",
     )
 
+    together: bool = option(
+        False,
+        "Members that differ in nothing but their seed take their steps in one program of "
+        "config.program_steps",
+    )
+    seeds: int = option(
+        0,
+        "Seeds of each member, from config.seed on; a config without sweep() is one member. 0: one "
+        "run of each",
+        low=0,
+    )
+    until: str = option(
+        "", "Question whose answer ends the sweep: 'lr=0.001 better than lr=0.0001 by 0.02'"
+    )
+
     def share(self) -> tuple[int, int] | None:
         """Returns (index, count) of --member_of; None if this machine runs every member."""
         return _share(self.member_of)

@@ -30,6 +30,7 @@ from rljax.config.flags import load_config_file, load_named_config
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
 from rljax.files import read_json_object, write_json
+from rljax.report.run_warnings import fault_meaning
 from rljax.runs.units import interval_text
 from rljax.validation import validate
 
@@ -114,12 +115,17 @@ def config_of(
 
 
 def make_members(
-    base: Config, listed: object, folder: Path, where: str, trusted: bool = True
+    base: Config,
+    listed: object,
+    folder: Path,
+    where: str,
+    trusted: bool = True,
+    seeds: Sequence[int] = (),
 ) -> list[Member]:
     """Returns the members, each one valid. Raises InputError that lists every problem of
     every member.
 
-    `trusted`: they may name code of others.
+    `trusted`: they may name code of others. `seeds`: each is run with these.
     """
     try:
         overrides = list(listed)
@@ -137,6 +143,18 @@ def make_members(
         ) from error
     if not overrides:
         raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
+    if seeds and any(isinstance(item, Mapping) and "seed" in item for item in overrides):
+        raise InputError(
+            f"{where}: a member of sweep() sets a seed beside --seeds={len(seeds)}",
+            rule="one of both says which seeds a member is run with",
+            fix="leave --seeds out, or the seed of the member",
+        )
+    if seeds:
+        overrides = [
+            {**item, "seed": seed} if isinstance(item, Mapping) else item
+            for item in overrides
+            for seed in seeds
+        ]
     members, problems, shared = [], [], {}
     for i, item in enumerate(overrides):
         location = f"{where}: member {i} of sweep()"
@@ -281,6 +299,43 @@ def run_members(
         member.folder.mkdir(parents=True, exist_ok=True)
         line = command(arguments, member, launcher)
         yield member, _run_one(line, member.folder / name, env or {})
+
+
+def run_together(
+    members: Sequence[Member], env: Mapping[str, str] | None = None
+) -> Iterator[tuple[Member, int | None]]:
+    """As `run_members`, in this process: members that differ in nothing but their seed take their
+    steps in one program (rljax.training.together). A line for each program, and the warnings of all
+    runs behind the last. Raises InputError for settings that cannot be trained in this way, before
+    any member begins."""
+    from rljax.training.result import RunStopped
+    from rljax.training.together import check_together, train_together
+
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        settings = dataclasses.replace(member.config, seed=0, run_dir="")
+        groups.setdefault(repr(settings), []).append(member)
+    for group in groups.values():
+        check_together([member.config for member in group])
+    os.environ.update(env or {})
+    for group in groups.values():
+        left = [member for member in group if not member.finished()]
+        ended = train_together([member.config for member in left]) if left else []
+        yield from ((member, None) for member in group if member not in left)
+        said: dict[str, int] = {}
+        for member, end in zip(left, ended, strict=True):
+            if isinstance(end, InputError):
+                print(f"{member.name}: {end}")
+                yield member, 2
+                continue
+            summary = (end.run if isinstance(end, RunStopped) else end).summary
+            for line in [*summary["warnings"], *map(fault_meaning, summary["faults"])]:
+                said[line] = said.get(line, 0) + bool(line)
+            yield member, 0 if summary["status"] == "finished" else 3
+        for line, count in said.items():
+            print(f"warning in {count} of {len(left)} runs: {line}")
+        if stopped := [end for end in ended if isinstance(end, RunStopped)]:
+            raise Stopped(stopped[0].signal)
 
 
 def result_rows(members: Sequence[Member]) -> list[dict]:

@@ -14,6 +14,7 @@ from rljax.report.head import listing
 from rljax.report.run_folder import RecordedRun
 from rljax.tracking.charts import Series
 
+_MIXED = 1.0  # c of always_valid_half: 1 / the variance of the effects that it mixes
 OWN = ("run_dir", "seed")  # fields of the config that runs of one arm differ in
 LEVEL, POWER = 0.95, 0.8
 
@@ -112,6 +113,29 @@ def interval(values: Sequence[float]) -> dict:
         half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * known.std(ddof=1) / math.sqrt(n))
         out |= {"low": out["value"] - half, "high": out["value"] + half}
     return out
+
+
+def always_valid_half(n: int, deviation: float) -> float:
+    """Returns half the width of an interval for the mean of n values with this standard deviation
+    (of n, not n - 1), which holds at every n together with probability LEVEL: whoever looks after
+    each seed, and stops when it pleases, is not misled. Infinite for a few values.
+
+    The mean m is in it while the e-value sqrt(c / (n + c)) ((n + c) V / ((n + c) V - S^2))^(n / 2)
+    is below 1 / (1 - LEVEL), where S and V are the sums of x - m and of (x - m)^2, and c = 1: a
+    t test mixed over effects. (Wang and Ramdas 2023, arXiv 2310.03722, for Gaussian values.)
+    """
+    more = n + _MIXED
+    ratio = (math.sqrt(more / _MIXED) / (1 - LEVEL)) ** (2 / n)
+    room = more - ratio * _MIXED
+    return deviation * math.sqrt((ratio - 1) * more / room) if room > 0 else math.inf
+
+
+def always_valid(values: Sequence[float]) -> dict:
+    """Returns the mean of values, one per seed, as `interval`, with the bounds of
+    `always_valid_half`."""
+    known = np.asarray(values, np.float64)
+    mean, half = float(known.mean()), always_valid_half(len(known), float(known.std()))
+    return {"value": mean, "n": len(known), "low": mean - half, "high": mean + half}
 
 
 def seeds_needed(differences: Sequence[float]) -> int | None:

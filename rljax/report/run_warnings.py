@@ -33,14 +33,20 @@ def fault_lines(
     all equal: ... (the last at step 25 of 71)", if the last step of the fault is known."""
     lines = []
     for name, count in list(faults.items()):  # a run may add to them
-        meaning = _MEANINGS.get(name)
-        if name.startswith(UNHEALTHY):
-            meaning = f"steps with {name.removeprefix(UNHEALTHY)} outside of its healthy range"
+        meaning = fault_meaning(name)
         if meaning and count:
             last = last_steps.get(name)
             latest = f" (the last at step {last} of {steps})" if last is not None else ""
             lines.append(f"{count:g} {meaning}{latest}")
     return lines
+
+
+def fault_meaning(name: str) -> str:
+    """Returns what a fault counts: "steps whose rewards were all equal"; "" for one that is not
+    shown."""
+    if name.startswith(UNHEALTHY):
+        return f"steps with {name.removeprefix(UNHEALTHY)} outside of its healthy range"
+    return _MEANINGS.get(name, "")
 
 
 def is_said(before: float, after: float) -> bool:

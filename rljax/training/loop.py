@@ -5,13 +5,14 @@ in rljax.training.run, and every algorithm is a page of rljax.dataflows.
 """
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -40,6 +41,7 @@ from rljax.report.run_warnings import (
     too_many_truncated,
 )
 from rljax.report.starts import last_start, peak_memory, record_start, versions
+from rljax.rollout import Player
 from rljax.runs.folder import concerns, disk_fault, not_written, write_whole
 from rljax.setup import Setup, build
 from rljax.setup.default_batch import with_default_batch
@@ -93,9 +95,21 @@ METRICS = {
 }
 
 LOG = logging.getLogger("rljax")
+# A run that is trained: it yields where a program is about to take its next steps, and returns what
+# has become of it and the signal that came too late to stop it.
+Training = Generator[Run, None, tuple[TrainedRun, str]]
 _OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
 PARTS = ("generate", "reward", "learn", "program", "rest")
 _STOPPED = "stopped by"  # how the status of a run begins that a signal has stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What a run shares with others that take their steps together with it: the signals of the
+    process, and the players that score the samples of all of them."""
+
+    signals: Signals
+    players: Sequence[Player] = ()
 
 
 def one_step(run: Run) -> dict:
@@ -259,11 +273,12 @@ def roll_back(run: Run, bad: int) -> None:
     )
 
 
-def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> None:
+def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> Iterator[Run]:
     """Trains until the run is finished, a signal arrives, or too many steps go wrong; then waits
-    until all checkpoints are written."""
+    until all checkpoints are written. Yields the run where a program is about to take its next
+    steps."""
     try:
-        _steps(run, tracking, signals, profile)
+        yield from _steps(run, tracking, signals, profile)
     except hosts.StopAgreed:
         heartbeat.at_end()
         run.checkpoints.wait()
@@ -274,7 +289,7 @@ def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> No
     run.checkpoints.wait()
 
 
-def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> None:
+def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> Iterator[Run]:
     stop = hosts.stop_agreed(signals.received)  # during the start
     while run.half_step or not run.finished():
         if hosts.count() == 1:
@@ -282,6 +297,8 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
         if stop and not run.within_program:  # nothing is new since the checkpoint
             raise hosts.StopAgreed(stop)
         run.checkpoints.check()  # of the save before
+        if run.needs_program:
+            yield run
         try:
             metrics, shown, due = whole_step(run, profile)
         except hosts.StopAgreed:  # of several hosts, on all of them alike
@@ -470,7 +487,7 @@ def train(
         config, said = with_default_batch(config, unset, devices, check)
         if said and "console" in config.trackers and hosts.first():
             print(said, flush=True)
-        run, signal = _trained(config, on_start, devices, shipped)
+        run, signal = _driven(_trained(config, on_start, devices, shipped))
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
@@ -479,24 +496,42 @@ def train(
     return run
 
 
+def _driven(training: Training) -> tuple[TrainedRun, str]:
+    """The result of a run whose programs take its own steps alone."""
+    while True:
+        try:
+            next(training)
+        except StopIteration as end:
+            return end.value
+
+
 def _trained(
     config: Config, on_start: Callable[[Path | str], None] | None, devices, shipped: Config | None
-) -> tuple[TrainedRun, str]:
-    """The run, and the signal that came too late to stop it, if one did."""
+) -> Training:
+    """Yields the run where a program is about to take its next steps; returns the run, and the
+    signal that came too late to stop it, if one did."""
     warnings = validate(config, len(devices), shipped)
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as opened:
         if on_start:
             on_start(opened.url or opened.path)
-        return _train(config, opened, devices, warnings, shipped)
+        return (yield from train_in(config, opened, devices, warnings, shipped))
 
 
-def _train(
-    config: Config, run_folder: RunFolder, devices, warnings: Sequence[str], shipped: Config | None
-) -> tuple[TrainedRun, str]:
+def train_in(
+    config: Config,
+    run_folder: RunFolder,
+    devices,
+    warnings: Sequence[str],
+    shipped: Config | None,
+    beside: Beside | None = None,
+) -> Training:
+    """Yields the run where a program is about to take its next steps; returns the run, and the
+    signal that came too late to stop it. `beside`: the run is one of several that take their steps
+    together, and shows nothing on the console."""
     folder = run_folder.path
     writes = hosts.first()  # files, trackers and the console
-    shows = "console" in config.trackers and writes
+    shows = "console" in config.trackers and writes and beside is None
     steps = (config.sft.steps + config.steps, config.sft.steps)
     console = make_console(*steps, compiles.doing) if shows else None
     if console:
@@ -504,16 +539,20 @@ def _train(
     summary, status = {}, "failed"
     with (
         contextlib.closing(console) if console else contextlib.nullcontext(),
-        Signals(abandons=hosts.count() > 1) as signals,
+        Signals(abandons=hosts.count() > 1)
+        if beside is None
+        else contextlib.nullcontext(beside.signals) as signals,
         run_folder.watched(config, lambda: signals.received),
         run_folder.locked(),
         contextlib.nullcontext(with_commits(config, folder)) as (config, commits),
         ProgramCache(config, run_folder, say=console and console.say) as cache,
         Profile(config, folder, cache.after_step) as profile,
-        _new_run(config, devices, run_folder) as run,
+        _new_run(config, devices, run_folder, beside.players if beside else ()) as run,
     ):
         run.warnings = [*warnings, *setup_warnings(run.setup, shipped)]
-        for warning in run.warnings if writes else ():
+        run.logs_warnings = beside is None
+        says = writes and run.logs_warnings
+        for warning in run.warnings if says else ():
             LOG.warning("%s", warning)
         if console:
             console.warnings = run.all_warnings
@@ -526,12 +565,13 @@ def _train(
         opened = Silent()
         if writes:
             meanings = Meanings(folder, run.own_metrics, run.metric_prefixes)
-            opened = open_tracking(config.trackers, folder, to_dict(config), console, meanings)
+            names = [name for name in config.trackers if shows or name != "console"]
+            opened = open_tracking(names, folder, to_dict(config), console, meanings)
         with opened as tracking, hosts.telling():
             try:
                 for warning in try_rewards(run):
                     run.warnings.append(warning)
-                    if writes:
+                    if says:
                         LOG.warning("%s", warning)
                 compiles.expect(programs(run.setup))
                 if console:
@@ -550,7 +590,7 @@ def _train(
                     started["warnings"] = run.warnings
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):
-                    loop(run, tracking, signals, profile)
+                    yield from loop(run, tracking, signals, profile)
                 require_scores(run)
                 status = "finished"
                 if console:
@@ -579,7 +619,7 @@ def _train(
     return TrainedRun(run_folder.url or folder, hosts.share(summary)), late
 
 
-def _new_run(config: Config, devices, run_folder: RunFolder) -> Run:
+def _new_run(config: Config, devices, run_folder: RunFolder, players: Sequence[Player]) -> Run:
     setup = build(config, devices)
     check_same_data(setup)
-    return Run(setup, run_folder)
+    return Run(setup, run_folder, players=players)

@@ -51,6 +51,15 @@ class StepProgram:
     keeps_parts: bool  # whether learning reads the parts of the reward
 
 
+class Given(NamedTuple):
+    """What a program reads for its next steps."""
+
+    parts: tuple[dict, dict, dict, dict]  # of the roles: trained, shared, read, of the rollout
+    prompts: list[Prompts]  # of each step
+    drawn: list[dict]  # metrics of these prompts
+    inputs: dict  # prompts and keys of N steps
+
+
 class TakenStep(NamedTuple):
     """A step that a program has taken and that the run has not counted yet."""
 
@@ -117,30 +126,36 @@ class ProgramSteps:
         return self.taken.popleft(), roles
 
     def _run(self, first: int, count: int, roles: dict) -> dict:
-        begun, parts, known = time.monotonic(), self._parts(roles), compiles.count()
-        prompts, drawn, inputs = self._drawn(parts, first, count)
+        begun, known = time.monotonic(), compiles.count()
+        given = self.given(first, count, roles)
         with timed("program"):
-            new, out = _steps(*parts, inputs, jnp.int32(count), static=self.static)
-            learned, metrics, samples, report = fetch(out)
+            new, out = _steps(*given.parts, given.inputs, jnp.int32(count), static=self.static)
+            out = fetch(out)
         self.compiled = compiles.count() > known
-        _, shared, *_ = parts
+        return self.keep(given, new, out, roles, (time.monotonic() - begun) / count)
+
+    def given(self, first: int, count: int, roles: dict) -> Given:
+        """Draws the prompts of `count` steps from the step `first` of the phase."""
+        parts = self._parts(roles)
+        return Given(parts, *self._drawn(parts, first, count))
+
+    def keep(self, given: Given, new: dict, out: tuple, roles: dict, seconds: float) -> dict:
+        """Keeps the steps that a program has taken, each in so many seconds. `out`: what it made
+        beside the trained roles `new`, [N, ...] on the host. Returns the roles behind them."""
+        _, shared, *_ = given.parts
         new = {name: role.joined(shared[name]) for name, role in new.items()}
         after = {name: roles[name].after_program(role, new) for name, role in new.items()}
-        seconds = (time.monotonic() - begun) / count
-
-        def of(step: int, tree):
-            return jax.tree.map(lambda x: x[step], tree)
-
-        for i in range(count):
-            made = (of(i, learned), of(i, metrics), of(i, samples), int(report[i]))
-            self.taken.append(TakenStep(*made, prompts[i], drawn[i], seconds))
+        for i, (prompts, drawn) in enumerate(zip(given.prompts, given.drawn, strict=True)):
+            learned, metrics, samples, report = jax.tree.map(lambda x, i=i: x[i], out)
+            made = (learned, metrics, samples, int(report), prompts, drawn, seconds)
+            self.taken.append(TakenStep(*made))
         return {**roles, **after}
 
     def lower(self, roles: dict) -> jax.stages.Lowered:
         """Returns the program of the next steps, lowered for roles whose arrays may be shapes."""
-        parts = self._parts(roles)
-        *_, inputs = self._drawn(parts, 0, self.most)
-        return _steps.lower(*parts, inputs, jnp.int32(self.most), static=self.static)
+        given = self.given(0, self.most, roles)
+        count = jnp.int32(self.most)
+        return _steps.lower(*given.parts, given.inputs, count, static=self.static)
 
     def _parts(self, roles: dict) -> tuple[dict, dict, dict, dict]:
         """The roles as the program takes them: what it trains, what that shares with others, what
@@ -255,8 +270,7 @@ def _one_step(shared, read, others, static: StepProgram, drawn: list[int], own, 
     return new, (learned, metrics, tuple(sample.asked), jnp.int32(done.report))
 
 
-@functools.partial(jax.jit, static_argnames="static", donate_argnames="own")
-def _steps(own, shared, read, others, inputs, count, *, static: StepProgram):
+def take_steps(own, shared, read, others, inputs, count, *, static: StepProgram):
     """Takes `count` steps. Returns the trained roles, and of each step (metrics of the dataflow,
     metrics of the rollout, samples, which of them is the rollout's), N of them with zeros behind
     the last step."""
@@ -276,3 +290,6 @@ def _steps(own, shared, read, others, inputs, count, *, static: StepProgram):
     state = (jnp.int32(0), own, out)
     _, own, out = jax.lax.while_loop(lambda state: state[0] < count, step, state)
     return own, out
+
+
+_steps = jax.jit(take_steps, static_argnames="static", donate_argnames="own")

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -35,7 +35,7 @@ from rljax.plan.memory import check_fits, fewest_microbatches
 from rljax.policies import Policy, sample_all
 from rljax.report.run_warnings import IN_A_ROW, fault_lines, is_said
 from rljax.roles.placed import run_dataflow
-from rljax.rollout import Player, Reward, player_of
+from rljax.rollout import Player, Reward
 from rljax.runs.folder import whole_export
 from rljax.setup import Phase, Setup
 from rljax.setup.dry_run import check_fields_read, parts_readers
@@ -67,10 +67,13 @@ def checkpoint_bytes(setup: Setup) -> int:
 class Run:
     """One run: its setup, sources, roles and progress. `train` drives it.
 
-    `reward` scores samples in place of the config's own, and is not closed with the run.
+    `players` are those of another run of such a config: they take the place of the config's own,
+    and are not closed with the run.
     """
 
-    def __init__(self, setup: Setup, run_folder: RunFolder | Path, *, reward: Reward | None = None):
+    def __init__(
+        self, setup: Setup, run_folder: RunFolder | Path, *, players: Sequence[Player] = ()
+    ):
         chip = local_devices()[1]
         setup = fewest_microbatches(setup, chip and chip.hbm_bytes)
         self.setup, self.config = setup, setup.config
@@ -93,6 +96,7 @@ class Run:
         self.roles: dict = {}
         self.metrics: dict[str, float] = {}
         self.warnings: list[str] = []  # that were known before the first step
+        self.logs_warnings = True  # as they are counted
         self.own_metrics = own_metrics(setup.config)
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
@@ -106,10 +110,9 @@ class Run:
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.owned: list[Player] = []
-        self.player = self.eval_player = None if reward is None else player_of(reward)
-        if reward is None and (setup.needs_reward or setup.data.test_prompts):
-            self.owned = build.open_players(setup, self.folder / PRINTED)
-            self.player, self.eval_player = self.owned[0], self.owned[-1]
+        if not players and (setup.needs_reward or setup.data.test_prompts):
+            players = self.owned = build.open_players(setup, self.folder / PRINTED)
+        self.player, self.eval_player = (players[0], players[-1]) if players else (None, None)
         if self.eval_player is not None:  # evaluation uses the outcome reward only
             self.eval_player = self.eval_player.outcome_alone()
         self.sources = make_sources(setup, self.player, self.key)
@@ -344,6 +347,12 @@ class Run:
         return self.programs is not None and bool(self.programs.taken)
 
     @property
+    def needs_program(self) -> bool:
+        """Returns whether a program is about to take the next steps of the run."""
+        waits = self.half_step is None and not self.within_program
+        return self.programs is not None and self.phase is self.setup.main and waits
+
+    @property
     def compiled_program(self) -> bool:
         """Returns whether the program that took the last step was compiled for it."""
         programs = self.programs if self.phase is self.setup.main else None
@@ -399,7 +408,7 @@ class Run:
         before = self.progress.faults.get(name, 0.0)
         self.progress.count_fault(name, count)
         after = self.progress.faults[name]
-        if is_said(before, after):
+        if self.logs_warnings and is_said(before, after):
             times = f" (so far {after:.0f} times)" if before else ""
             LOG.warning("step %d: %s%s", self.progress.step, text, times)
 

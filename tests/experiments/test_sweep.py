@@ -29,6 +29,7 @@ from rljax.experiments.sweep import (
     member_name,
     result_rows,
     run_members,
+    run_together,
     table,
     write_result,
 )
@@ -381,3 +382,40 @@ def test_a_sweep_over_a_pod_and_one_host_per_member(tmp_path):
     for one, other in zip(together, apart, strict=True):
         assert one["accuracy_after"]["n"] == other["accuracy_after"]["n"] == 16
         assert one["accuracy_before"] == other["accuracy_before"]
+
+
+def test_each_member_is_run_with_as_many_seeds_as_are_asked_for(tmp_path, rljax_command):
+    seeds = range(4, 6)
+    members = make_members(base(), [{"steps": 3}, {"steps": 5}], tmp_path, "x.py", seeds=seeds)
+    assert [member.name for member in members] == [
+        f"steps={steps},seed={seed}" for steps in (3, 5) for seed in seeds
+    ]
+    assert [member.config.seed for member in members] == [4, 5, 4, 5]
+    with pytest.raises(InputError, match="sets a seed beside --seeds=2"):
+        make_members(base(), [{"seed": 1}], tmp_path, "x.py", seeds=seeds)
+    with pytest.raises(InputError, match="dict of dotted fields"):
+        make_members(base(), ["seed"], tmp_path, "x.py", seeds=seeds)
+    asked = ["sweep", "quickstart:tiny", "--dry_run", f"--out={tmp_path}"]
+    _, out, _ = rljax_command(*asked, "--seeds=2", "--config.seed=7")
+    assert [line.rpartition("/")[2] for line in out.splitlines()] == ["seed=7", "seed=8"]
+    code, _, said = rljax_command(*asked)
+    assert code == 2 and "has no sweep()" in said
+    code, _, said = rljax_command(*asked[:2], f"--out={tmp_path}", "--seeds=2", "--together")
+    assert code == 2 and "program_steps=1" in said
+
+
+@pytest.mark.slow
+def test_members_that_differ_in_their_seed_alone_are_trained_together(tmp_path, capsys):
+    path = tmp_path / "conf.py"
+    path.write_text(REAL.replace('{"seed": 1, ', '{"program_steps": 2, "steps": 2, '))
+    config = load_config_file(str(path))
+    config.reward.function = "exact_match()"
+    listed = list(config_module(str(path)).sweep()) * 2
+    listed[1] = {**listed[1], "actor_optimizer.lr": 1e-2}
+    members = make_members(config, listed, tmp_path / "s", str(path), seeds=(0, 1))
+    assert [code for _, code in run_together(members)] == [0, 0, 0, 0]
+    said = capsys.readouterr().out
+    assert said.count("step 2 of 2: 4 steps of 2 runs") == 2
+    rows = [json.loads((m.folder / "metrics.jsonl").read_text().splitlines()[-1]) for m in members]
+    assert len({row["reward/mean"] for row in rows}) > 1 and {row["step"] for row in rows} == {2}
+    assert [code for _, code in run_together(members)] == [None] * 4

@@ -12,6 +12,7 @@ from conftest import REPO
 from rljax import setup as build
 from rljax.config.flags import load_config_file
 from rljax.models.huggingface import save_params
+from rljax.rollout import player_of
 from rljax.training.run import Run
 
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
@@ -57,7 +58,7 @@ class Shared:
         built, text = build.build(config, jax.devices()[:1]), config.reward.function
         if text not in self.rewards:
             self.rewards[text] = build.reward_role(built, text, dense=True)
-        return Run(built, self.folder, reward=self.rewards[text])
+        return Run(built, self.folder, players=[player_of(self.rewards[text])])
 
     def teacher(self) -> str:
         """The folder of a policy that the preset grpo has trained."""

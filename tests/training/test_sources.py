@@ -223,7 +223,7 @@ def test_rows_without_log_probs_and_small_groups_are_refused(shared, stored, tmp
     for name, says in (("bare", "without logprobs"), ("few", "samples_per_prompt=3 or less")):
         setup = build(config_of(tmp_path / f"{name}.jsonl"), jax.devices()[:1])
         with pytest.raises(InputError, match=says):
-            Run(setup, tmp_path / name, reward=shared.reward)
+            Run(setup, tmp_path / name, players=[player_of(shared.reward)])
 
 
 def learning(since: int) -> int:

@@ -1,0 +1,207 @@
+"""Runs that differ in their seed alone: one compiled program takes the next steps of all of them.
+
+Each run has the folder, metrics, checkpoints, evaluations and report that it has by itself, and is
+resumed in the same way; only the program of its steps (rljax.training.program_steps) is vmapped
+over the runs. One that fails or ends early leaves the others as they are.
+
+Axes: S runs, N steps of a program at most.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax import heartbeat, hosts
+from rljax.arrays import fetch
+from rljax.config import Config, changed_fields
+from rljax.errors import InputError
+from rljax.runs.units import human_bytes
+from rljax.tracking import compiles
+from rljax.tracking.signals import Signals
+from rljax.training.loop import Beside, Training, train_in
+from rljax.training.program_steps import StepProgram, take_steps
+from rljax.training.result import RunStopped, TrainedRun
+from rljax.training.run import Run
+from rljax.training.run_folder import run_folder
+from rljax.validation import validate
+
+OWN = ("seed", "run_dir")  # fields in which the runs may differ
+Ended = TrainedRun | InputError | RunStopped  # what becomes of a run
+
+
+def check_together(configs: Sequence[Config]) -> None:
+    """Raises InputError for configs that differ in more than OWN, or that one program cannot
+    train."""
+    first, *others = [changed_fields(config) for config in configs]
+    for other in others:
+        names = {*first, *other} - set(OWN)
+        if differ := sorted(name for name in names if first.get(name) != other.get(name)):
+            raise InputError(
+                f"runs that are trained together differ in {', '.join(differ)}",
+                value=[fields.get(differ[0], "the default") for fields in (first, other)],
+                rule=f"{' and '.join(OWN)} alone may differ: all else is compiled into the program",
+                fix="train those of equal settings together, and the others apart",
+            )
+    config = configs[0]
+    if config.program_steps < 2:
+        raise InputError(
+            "runs that are trained together",
+            value=f"program_steps={config.program_steps}",
+            rule="one program takes the steps of all of them, at least 2 of each",
+            fix="program_steps=20, with a reward that has a form for the device",
+        )
+    if config.profile_steps:
+        raise InputError(
+            "runs that are trained together",
+            value=f"profile_steps={config.profile_steps}",
+            rule="a profile is of one run",
+            fix="leave profile_steps out, or train one run by itself",
+        )
+
+
+def train_together(
+    configs: Sequence[Config],
+    *,
+    devices: Sequence | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Ended]:
+    """Trains configs that differ in `seed` and `run_dir` alone to their end, on `devices` (default:
+    all), the steps of all of them in one program. Returns what has become of each, in this order:
+    the run, the error that ended it, or that a signal has stopped it. `say` shows a line behind
+    each program. Raises InputError as `check_together`, and where the runs do not fit into memory.
+    """
+    check_together(configs)
+    hosts.start(configs[0].hosts.init_timeout_s, configs[0].hosts.heartbeat_s)
+    devices = jax.devices() if devices is None else devices
+    ended: dict[int, Ended] = {}
+    with contextlib.ExitStack() as stack:
+        beside = Beside(stack.enter_context(Signals()))
+        live: dict[int, Training] = {}
+        waiting: dict[int, Run] = {}
+        for i, config in enumerate(configs):
+            live[i] = _in_its_folder(config, devices, beside)
+            _advance(i, live, waiting, ended)
+            if i in waiting and not beside.players:
+                run = waiting[i]
+                check_memory(run, len(configs))
+                beside = dataclasses.replace(beside, players=run.owned)
+                for player in run.owned:  # they outlive the run that opened them
+                    stack.callback(player.close)
+                run.owned = []
+        program = Program(len(configs))
+        while waiting:
+            runs, waiting = waiting, {}
+            say(_progress(list(runs.values()), program.take([*runs.values()])))
+            for i in runs:
+                _advance(i, live, waiting, ended)
+    return [ended[i] for i in range(len(configs))]
+
+
+def _in_its_folder(config: Config, devices, beside: Beside) -> Training:
+    """A run of its own folder, which exists while the run is trained."""
+    warnings = validate(config, len(devices))
+    with run_folder(config.run_dir, "run") as folder:
+        return (yield from train_in(config, folder, devices, warnings, None, beside))
+
+
+def _advance(
+    i: int, live: dict[int, Training], waiting: dict[int, Run], ended: dict[int, Ended]
+) -> None:
+    """Lets run i go on until it waits for its next program, or has ended."""
+    try:
+        waiting[i] = next(live[i])
+    except StopIteration as end:
+        run, signal = end.value
+        stopped = signal or run.summary["status"].startswith("stopped by")
+        ended[i] = RunStopped(run, signal) if stopped else run
+    except InputError as error:  # of this run alone
+        ended[i] = error
+
+
+def check_memory(run: Run, count: int) -> None:
+    """Raises InputError where the estimate of `count` such runs is above what a device has."""
+    need, have = run.memory.least * count, run.memory.available
+    if have is not None and need > have:
+        raise InputError(
+            f"{count} runs together need {human_bytes(need)} per device",
+            value=f"{human_bytes(have)} left",
+            rule=f"each needs at least {human_bytes(run.memory.least)}: {run.memory.line()}",
+            fix=f"{max(have // run.memory.least, 1)} runs together",
+        )
+
+
+@functools.partial(jax.jit, static_argnames="static", donate_argnames="own")
+def _steps_together(own, others, inputs, counts, *, static: StepProgram):
+    """Takes the next steps of S runs. Returns a list of (trained roles, what the steps made)."""
+    stacked = [jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (own, others, inputs)]
+    trained, (shared, read, beside), inputs = stacked
+    one = functools.partial(take_steps, static=static)
+    new, out = jax.vmap(one)(trained, shared, read, beside, inputs, counts)
+    # Roles as a list, so that each run goes on with arrays of its own.
+    return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out
+
+
+class Program:
+    """The program of `count` runs: it is compiled once, whatever the number of runs that still
+    take steps."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def take(self, runs: Sequence[Run]) -> float:
+        """Takes the next steps of all these runs, each up to its own next stop. Returns seconds."""
+        begun, known = time.monotonic(), compiles.count()
+        programs = [run.programs for run in runs]
+        counts = [
+            one.steps_until(run.progress.step, run.progress.rl_steps)
+            for one, run in zip(programs, runs, strict=True)
+        ]
+        given = [
+            one.given(run.progress.taken.get(run.progress.phase, 0), count, run.roles)
+            for one, run, count in zip(programs, runs, counts, strict=True)
+        ]
+        own = [one.parts[0] for one in given]
+        others = [one.parts[1:] for one in given]
+        # Runs that have ended are taken for the last one, by copies that nobody reads.
+        more = self.count - len(runs)
+        own += [jax.tree.map(jnp.copy, own[-1]) for _ in range(more)]
+        with heartbeat.phase("program"):
+            new, out = _steps_together(
+                own,
+                others + others[-1:] * more,
+                [one.inputs for one in given] + [given[-1].inputs] * more,
+                jnp.array(counts + [0] * more, jnp.int32),
+                static=programs[0].static,
+            )
+            out = fetch(out)
+        seconds, compiled = time.monotonic() - begun, compiles.count() > known
+        for i, (run, one) in enumerate(zip(runs, given, strict=True)):
+            mine = jax.tree.map(lambda x, i=i: x[i], out)
+            run.programs.compiled = compiled
+            run.roles = run.programs.keep(one, new[i], mine, run.roles, seconds / sum(counts))
+        return seconds
+
+
+def _progress(runs: Sequence[Run], seconds: float) -> str:
+    """A line about the steps that a program has taken: the mean reward of each run over its steps,
+    as the mean of all runs and the range from the lowest to the highest."""
+    at = max(run.progress.step + len(run.programs.taken) for run in runs)
+    count = sum(len(run.programs.taken) for run in runs)
+    line = (
+        f"step {at} of {runs[0].total_steps}: {count} steps of {len(runs)} runs in {seconds:.1f} s"
+    )
+    if runs[0].programs.static.scorer is None:
+        return line
+    means = [
+        float(
+            np.nanmean([step.samples[step.report].scores["score"] for step in run.programs.taken])
+        )
+        for run in runs
+    ]
+    return f"{line}, reward {np.mean(means):.3f} ({min(means):.3f} to {max(means):.3f})"
