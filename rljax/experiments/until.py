@@ -21,7 +21,7 @@ MOST_SEEDS = 10_000  # that are said to be needed
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What is known so far, and whether that answers the question."""
+    """Verdict so far in words, and whether it settles the question."""
 
     text: str
     known: bool
@@ -29,7 +29,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Whether setting `better` has an accuracy above that of `worse` by more than `by`."""
+    """Question of --until: is the accuracy of `better` above that of `worse` by more than `by`?"""
 
     better: str
     worse: str
@@ -58,7 +58,7 @@ class Question:
         return Answer(f"{self}: not known, {shown}{self._needed(gains, mean['value'])}", False)
 
     def _needed(self, gains: Sequence[float], mean: float) -> str:
-        """How many more seeds would settle it, if they are as these."""
+        """Says how many more seeds would settle it, if they are as these."""
         deviation = (sum((gain - mean) ** 2 for gain in gains) / len(gains)) ** 0.5
         for n in range(len(gains) + 1, MOST_SEEDS):
             if len(gains) > 1 and always_valid_half(n, deviation) < abs(mean - self.by):
@@ -96,8 +96,8 @@ def run_until(
     run: Callable[[Sequence[Member]], Iterator[tuple[Member, int | None]]],
     at_once: int,
 ) -> Iterator[tuple[Member, int | None]]:
-    """Runs the members of `at_once` seeds after the other, as `run` does, until the question is
-    answered; prints the answer after each."""
+    """Runs the members of `at_once` seeds after another, as `run` does, until the question is
+    answered. Prints the answer each time."""
     seeds = sorted({member.config.seed for member in members})
     for first in range(0, len(seeds), at_once):
         now = seeds[first : first + at_once]

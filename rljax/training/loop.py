@@ -105,8 +105,8 @@ _STOPPED = "stopped by"  # how the status of a run begins that a signal has stop
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """What a run shares with others that take their steps together with it: the signals of the
-    process, and the players that score the samples of all of them."""
+    """Signals of the process and players that score samples: shared by the runs that take their
+    steps together."""
 
     signals: Signals
     players: Sequence[Player] = ()
@@ -497,7 +497,7 @@ def train(
 
 
 def _driven(training: Training) -> tuple[TrainedRun, str]:
-    """The result of a run whose programs take its own steps alone."""
+    """Returns the result of a run whose programs take its own steps alone."""
     while True:
         try:
             next(training)
@@ -508,8 +508,7 @@ def _driven(training: Training) -> tuple[TrainedRun, str]:
 def _trained(
     config: Config, on_start: Callable[[Path | str], None] | None, devices, shipped: Config | None
 ) -> Training:
-    """Yields the run where a program is about to take its next steps; returns the run, and the
-    signal that came too late to stop it, if one did."""
+    """Opens the folder of a run and trains in it, as `train_in`."""
     warnings = validate(config, len(devices), shipped)
     name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as opened:
@@ -526,9 +525,10 @@ def train_in(
     shipped: Config | None,
     beside: Beside | None = None,
 ) -> Training:
-    """Yields the run where a program is about to take its next steps; returns the run, and the
-    signal that came too late to stop it. `beside`: the run is one of several that take their steps
-    together, and shows nothing on the console."""
+    """Trains a config in its opened folder. Yields the run where a program is about to take its
+    next steps; returns the run, and the signal that came too late to stop it. `beside`: the run is
+    one of several that take their steps together, and shows nothing on the console. Raises
+    InputError and OSError as `train`."""
     folder = run_folder.path
     writes = hosts.first()  # files, trackers and the console
     shows = "console" in config.trackers and writes and beside is None

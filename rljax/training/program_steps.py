@@ -52,7 +52,7 @@ class StepProgram:
 
 
 class Given(NamedTuple):
-    """What a program reads for its next steps."""
+    """Roles, prompts and keys that a program reads for its next steps."""
 
     parts: tuple[dict, dict, dict, dict]  # of the roles: trained, shared, read, of the rollout
     prompts: list[Prompts]  # of each step

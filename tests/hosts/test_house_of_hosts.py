@@ -360,7 +360,7 @@ ENDS_ALL = "a host that raises ends the run on all, with its words"
 LISTED = {
     ("training/loop.py", "finish", "not hosts.first()"): AFTERWARDS,
     ("training/loop.py", "finish", "gone"): AFTERWARDS,
-    ("training/loop.py", "_train", "console"): "begin() is the console's",
+    ("training/loop.py", "train_in", "console"): "begin() is the console's",
     ("training/bad_batch.py", "read", "not path.exists()"): "a replay is of one host",
     ("training/preflight.py", "_appears", "file.read_text() == token"): "its result is gathered",
     ("training/preflight.py", "_appears", "time.monotonic() > deadline"): "its result is gathered",
