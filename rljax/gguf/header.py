@@ -22,19 +22,8 @@ from rljax.files import open_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_NUMBERS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "<u1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_NUMBERS = dict(enumerate("<u1 <i1 <u2 <i2 <u4 <i4 <f4 <u1".split()))
+_NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 # Bounds on a header. The largest published one has 12 MB, 50 keys and 500,000 texts in an array.
 _MOST_BYTES = 256_000_000

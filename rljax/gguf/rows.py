@@ -13,21 +13,7 @@ from rljax.gguf.header import Header, package
 
 # Types that are read; those of the package that are left out were never published for the
 # families that are.
-TYPES = (
-    "F32",
-    "F16",
-    "BF16",
-    "Q8_0",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-)
+TYPES = tuple("F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K".split())
 _AT_ONCE = 1 << 16  # values decoded at once: the package's own arrays take several times as much
 _SHOWN = 4
 

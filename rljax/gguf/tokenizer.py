@@ -55,12 +55,8 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 def _split(pattern: str, **more) -> dict:
     """Returns the parts of tokenizer.json that cut a text by `pattern`, of byte-level tokens."""
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    split["invert"] = False
     steps = [split, {**_BYTES, "use_regex": False}]
     return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, **more}
 
@@ -75,20 +71,11 @@ _LLAMA3_PARTS = _split(_LLAMA3, ignore_merges=True, add_bos=True)
 _QWEN2_PARTS = _split(_QWEN2, normalizer={"type": "NFC"})
 # tokenizer.ggml.pre -> parts of tokenizer.json, and what the published tokenizer does beside.
 _PRE = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _STARCODER,
-    "starcoder": _STARCODER,
-    "refact": _STARCODER,
-    "llama3": _LLAMA3_PARTS,
-    "llama-v3": _LLAMA3_PARTS,
-    "llama-bpe": _LLAMA3_PARTS,
-    "falcon3": _split(_LLAMA3),
-    "dbrx": _split(_LLAMA3),
-    "smaug-bpe": _LLAMA3_PARTS,
-    "qwen2": _QWEN2_PARTS,
-    "deepseek-r1-qwen": _QWEN2_PARTS,
-    "megrez": _QWEN2_PARTS,
+    **dict.fromkeys(("default", "gpt-2"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _STARCODER),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "smaug-bpe"), _LLAMA3_PARTS),
+    **dict.fromkeys(("falcon3", "dbrx"), _split(_LLAMA3)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2_PARTS),
     "tekken": _split(_TEKKEN, ignore_merges=True),
     "gpt-4o": _split(_GPT4O),
 }
@@ -248,28 +235,19 @@ def _byte_level(values: _Values, tokens: list[str]) -> tuple[dict, bool]:
         raise values.wrong("pre", f"known are {', '.join(_PRE)}")
     parts = {"normalizer": None, "ignore_merges": False, "add_bos": False, **_PRE[pre]}
     vocabulary = _vocabulary(tokens)
-    model = _bpe(
-        vocabulary, _listed_merges(values, vocabulary), None, ignore_merges=parts["ignore_merges"]
-    )
-    content = {
-        "normalizer": parts["normalizer"],
-        "pre_tokenizer": parts["pre_tokenizer"],
-        "decoder": {**_BYTES, "use_regex": True},
-        "model": model,
-    }
+    merges = _listed_merges(values, vocabulary)
+    content = {name: parts[name] for name in ("normalizer", "pre_tokenizer")}
+    content["decoder"] = {**_BYTES, "use_regex": True}
+    content["model"] = _bpe(vocabulary, merges, None, ignore_merges=parts["ignore_merges"])
     return content, parts["add_bos"]
 
 
 def _bpe(vocabulary, merges, unknown: str | None, **more) -> dict:
     return {
         "type": "BPE",
-        "dropout": None,
         "unk_token": unknown,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
+        **dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix")),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
         "vocab": vocabulary,
         "merges": merges,
         **more,

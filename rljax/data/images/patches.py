@@ -59,22 +59,12 @@ class ImageProcessing:
             )
 
 
-_READ = {
-    "patch_size",
-    "temporal_patch_size",
-    "merge_size",
-    "min_pixels",
-    "max_pixels",
-    "size",
-    "image_mean",
-    "image_std",
-    "do_resize",
-    "do_rescale",
-    "do_normalize",
-    "do_convert_rgb",
-    "rescale_factor",
-    "resample",
-}
+_READ = set(
+    """
+    patch_size temporal_patch_size merge_size min_pixels max_pixels size image_mean image_std
+    do_resize do_rescale do_normalize do_convert_rgb rescale_factor resample
+    """.split()
+)
 _IGNORED = {"image_processor_type", "processor_class", "feature_extractor_type", "data_format"}
 
 

@@ -28,20 +28,8 @@ from rljax.files import parse_json
 # and without what is no letter, so that stepLossMask and step_loss_mask are one. Of OpenAI and
 # Mistral (weight), axolotl (train, training), ms-swift (loss, loss_scale), LLaMA-Factory
 # (loss_mask), slime (step_loss_mask).
-FLAGS = (
-    LEARN,
-    "weight",
-    "train",
-    "training",
-    "trainable",
-    "istrainable",
-    "loss",
-    "lossmask",
-    "lossscale",
-    "lossweight",
-    "computeloss",
-    "steplossmask",
-)
+_FLAGS = "weight train training trainable istrainable loss lossmask lossscale lossweight"
+FLAGS = (LEARN, *_FLAGS.split(), "computeloss", "steplossmask")
 _FLAGS_OF_COLUMNS = tuple(flag.removesuffix("s") for flag in FLAGS)  # weights, loss_masks
 _OF_ROWS = ("weight", "lossmask", "lossscale", "lossweight", "steplossmask")
 # How words of other keys begin that look like such, and those that do with a truth value alone.

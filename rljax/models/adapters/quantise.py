@@ -10,33 +10,21 @@ import numpy as np
 
 # Quantiles of a standard normal, one of them exactly 0, over their largest (the paper's table).
 LEVELS = np.array(
-    [
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    ],
+    """
+    -1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635
+    -0.18477343022823334 -0.09105003625154495 0.0 0.07958029955625534 0.16093020141124725
+    0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941
+    0.7229568362236023 1.0
+    """.split(),
     np.float32,
 )
 KINDS = ("int8", "nf4")
 DTYPES = {"int8": jnp.int8, "nf4": jnp.uint4}
 
 
-def block_of(size: int, most: int = 64) -> int:
+def block_of(size: int) -> int:
     """Returns the largest divisor of `size` that is at most 64."""
-    return next(b for b in range(min(size, most), 0, -1) if size % b == 0)
+    return next(b for b in range(min(size, 64), 0, -1) if size % b == 0)
 
 
 def _blocks(x: jax.Array, axis: int, block: int) -> jax.Array:

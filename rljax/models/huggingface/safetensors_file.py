@@ -29,28 +29,16 @@ FLOATS: dict[str, np.dtype] = {
 SPELLING = {dtype: name for name, dtype in FLOATS.items()}
 # The bits of an element of every dtype that the format knows.
 _BITS = {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
+    name: bits
+    for bits, names in (
+        (4, "F4"),
+        (6, "F6_E2M3 F6_E3M2"),
+        (8, "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ"),
+        (16, "I16 U16 F16 BF16"),
+        (32, "I32 U32 F32"),
+        (64, "C64 F64 I64 U64"),
+    )
+    for name in names.split()
 }
 _LONGEST_HEADER = 25_000_000  # bytes; the format allows more, and no published file has 10 MB
 _MOST_VALUES = 2_000_000  # of a header; a tensor has about eight

@@ -171,48 +171,22 @@ _TOKENS = {
     "start_token_id": ("vision_start_token_id", 151652),
     "end_token_id": ("vision_end_token_id", 151653),
 }
-_READ_APART = {
-    "model_type",
-    "hidden_act",
-    "in_channels",
-    "in_chans",
-    "spatial_patch_size",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "num_position_embeddings",
-}
+_READ_APART = set(
+    """
+    model_type hidden_act in_channels in_chans spatial_patch_size rope_parameters rope_scaling
+    rope_theta num_position_embeddings
+    """.split()
+)
 # Keys that every configuration of transformers may hold and that do not change the tower.
-_IGNORED = {
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "architectures",
-    "chunk_size_feed_forward",
-    "diversity_penalty",
-    "dtype",
-    "encoder_no_repeat_ngram_size",
-    "id2label",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "problem_type",
-    "repetition_penalty",
-    "return_dict",
-    "temperature",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "transformers_version",
-    "typical_p",
-    "use_cache",
-}
+_IGNORED = set(
+    """
+    _attn_implementation_autoset _name_or_path architectures chunk_size_feed_forward
+    diversity_penalty dtype encoder_no_repeat_ngram_size id2label label2id length_penalty
+    max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_attentions output_hidden_states problem_type repetition_penalty return_dict
+    temperature top_k top_p torch_dtype transformers_version typical_p use_cache
+    """.split()
+)
 
 
 def _number(where: str, config: Mapping, key: str, default):

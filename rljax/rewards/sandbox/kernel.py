@@ -22,22 +22,10 @@ import struct
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
-CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
-    0x08000000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-)
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
-    1,
-    2,
-    4,
-    8,
-    32,
-    4096,
-    16384,
-    1 << 18,
-)
+CLONE_NEWIPC, CLONE_NEWUSER = 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _KEPT_FLAGS = {
     os.ST_NOSUID: MS_NOSUID,
     os.ST_NODEV: MS_NODEV,
@@ -47,120 +35,45 @@ _KEPT_FLAGS = {
     os.ST_RELATIME: 1 << 21,
 }
 
-# name: (x86_64, aarch64); -1 = does not exist there. Without conditions on their arguments.
-_ALLOWED = {
-    "read": (0, 63),
-    "write": (1, 64),
-    "close": (3, 57),
-    "fstat": (5, 80),
-    "poll": (7, -1),
-    "lseek": (8, 62),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "munmap": (11, 215),
-    "brk": (12, 214),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "pread64": (17, 67),
-    "pwrite64": (18, 68),
-    "readv": (19, 65),
-    "writev": (20, 66),
-    "pipe": (22, -1),
-    "select": (23, -1),
-    "sched_yield": (24, 124),
-    "mremap": (25, 216),
-    "madvise": (28, 233),
-    "dup": (32, 23),
-    "dup2": (33, -1),
-    "pause": (34, -1),
-    "nanosleep": (35, 101),
-    "getitimer": (36, 102),
-    "alarm": (37, -1),
-    "setitimer": (38, 103),
-    "getpid": (39, 172),
-    "sendto": (44, 206),
-    "recvfrom": (45, 207),
-    "shutdown": (48, 210),
-    "exit": (60, 93),
-    "wait4": (61, 260),
-    "uname": (63, 160),
-    "flock": (73, 32),
-    "fsync": (74, 82),
-    "fdatasync": (75, 83),
-    "umask": (95, 166),
-    "gettimeofday": (96, 169),
-    "getrlimit": (97, 163),
-    "getrusage": (98, 165),
-    "sysinfo": (99, 179),
-    "times": (100, 153),
-    "getuid": (102, 174),
-    "getgid": (104, 176),
-    "geteuid": (107, 175),
-    "getegid": (108, 177),
-    "getppid": (110, 173),
-    "getpgrp": (111, -1),
-    "getgroups": (115, 158),
-    "getresuid": (118, 148),
-    "getresgid": (120, 150),
-    "rt_sigpending": (127, 136),
-    "rt_sigtimedwait": (128, 137),
-    "rt_sigsuspend": (130, 133),
-    "sigaltstack": (131, 132),
-    "gettid": (186, 178),
-    "time": (201, -1),
-    "futex": (202, 98),
-    "epoll_create": (213, -1),
-    "set_tid_address": (218, 96),
-    "restart_syscall": (219, 128),
-    "fadvise64": (221, 223),
-    "exit_group": (231, 94),
-    "epoll_wait": (232, -1),
-    "epoll_ctl": (233, 21),
-    "pselect6": (270, 72),
-    "ppoll": (271, 73),
-    "set_robust_list": (273, 99),
-    "epoll_pwait": (281, 22),
-    "eventfd2": (290, 19),
-    "epoll_create1": (291, 20),
-    "dup3": (292, 24),
-    "pipe2": (293, 59),
-    "getcpu": (309, 168),
-    "getrandom": (318, 278),
-    "membarrier": (324, 283),
-    "rseq": (334, 293),
-    "close_range": (436, 436),
-    "arch_prctl": (158, -1),
-}
+
+def _numbers(text: str) -> dict[str, tuple[int, int]]:
+    rows = (row.split() for row in text.split(","))
+    return {name: (int(x86_64), int(aarch64)) for name, x86_64, aarch64 in rows}
+
+
+# Name, number on x86_64, number on aarch64; -1 = does not exist there. Without conditions on
+# their arguments.
+_ALLOWED = _numbers("""
+    read 0 63, write 1 64, close 3 57, fstat 5 80, poll 7 -1, lseek 8 62, mmap 9 222,
+    mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135,
+    rt_sigreturn 15 139, pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, pipe 22 -1,
+    select 23 -1, sched_yield 24 124, mremap 25 216, madvise 28 233, dup 32 23, dup2 33 -1,
+    pause 34 -1, nanosleep 35 101, getitimer 36 102, alarm 37 -1, setitimer 38 103,
+    getpid 39 172, sendto 44 206, recvfrom 45 207, shutdown 48 210, exit 60 93, wait4 61 260,
+    uname 63 160, flock 73 32, fsync 74 82, fdatasync 75 83, umask 95 166, gettimeofday 96 169,
+    getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153, getuid 102 174,
+    getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, getpgrp 111 -1,
+    getgroups 115 158, getresuid 118 148, getresgid 120 150, rt_sigpending 127 136,
+    rt_sigtimedwait 128 137, rt_sigsuspend 130 133, sigaltstack 131 132, gettid 186 178,
+    time 201 -1, futex 202 98, epoll_create 213 -1, set_tid_address 218 96,
+    restart_syscall 219 128, fadvise64 221 223, exit_group 231 94, epoll_wait 232 -1,
+    epoll_ctl 233 21, pselect6 270 72, ppoll 271 73, set_robust_list 273 99, epoll_pwait 281 22,
+    eventfd2 290 19, epoll_create1 291 20, dup3 292 24, pipe2 293 59, getcpu 309 168,
+    getrandom 318 278, membarrier 324 283, rseq 334 293, close_range 436 436, arch_prctl 158 -1
+""")
 # The same, where Landlock or a root of its own says which files there are.
-_PATHS = {
-    "stat": (4, -1),
-    "lstat": (6, -1),
-    "access": (21, -1),
-    "readlink": (89, -1),
-    "readlinkat": (267, 78),
-    "newfstatat": (262, 79),
-    "faccessat": (269, 48),
-    "statx": (332, 291),
-    "faccessat2": (439, 439),
-    "chdir": (80, 49),
-    "fchdir": (81, 50),
-    "getcwd": (79, 17),
-    "ftruncate": (77, 46),
-    "getdents": (78, -1),
-    "getdents64": (217, 61),
-}
+_PATHS = _numbers("""
+    stat 4 -1, lstat 6 -1, access 21 -1, readlink 89 -1, readlinkat 267 78, newfstatat 262 79,
+    faccessat 269 48, statx 332 291, faccessat2 439 439, chdir 80 49, fchdir 81 50,
+    getcwd 79 17, ftruncate 77 46, getdents 78 -1, getdents64 217 61
+""")
 # name: numbers, index of the flags. What they open can be seen by its name, without O_TMPFILE.
 _OPEN = {"open": ((2, -1), 1), "openat": ((257, 56), 2)}
 # And where the files are counted by their file system: a file that is open, or mapped, and has lost
 # its name takes space that nobody sees.
-_REMOVING = {
-    "rename": (82, -1),
-    "renameat": (264, 38),
-    "renameat2": (316, 276),
-    "unlink": (87, -1),
-    "unlinkat": (263, 35),
-}
+_REMOVING = _numbers("""
+    rename 82 -1, renameat 264 38, renameat2 316 276, unlink 87 -1, unlinkat 263 35
+""")
 _CLONE3, _CLONE = (435, 435), (56, 220)
 # name: numbers, index of the argument, allowed low words of it ("self" = the process's own id)
 _ONLY = {
