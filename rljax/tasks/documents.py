@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from rljax.contracts import contract
-from rljax.errors import InputError
-from rljax.tasks.task import TEXT, Problem, Task, check_range, procedural
+from rljax.tasks.task import TEXT, Problem, Task, check_choice, check_range, procedural
 
 _NAMES = "Ada Ben Cleo Dana Emil Farah Gita Hugo Ines Jonas Kira Liam Mona Nils Olga Pavel".split()
 _SURNAMES = "Abel Brandt Costa Duval Eriksen Fischer Garcia Haas Ito Jensen Kaya Lopez".split()
@@ -88,8 +87,7 @@ def json_extraction(
     """
     check_range("json_extraction", "fields", fields, 1, 6)
     check_range("json_extraction", "noise", noise, 0, len(_NOISE))
-    if style not in ("words", "short"):
-        raise InputError("json_extraction(style)", value=style, fix="write words or short")
+    check_choice("json_extraction", "style", style, "words", "short")
 
     def draw(rng: random.Random) -> Problem:
         if style == "short":
@@ -105,25 +103,15 @@ def json_extraction(
         sentences += rng.sample(_NOISE, noise)
         rng.shuffle(sentences)
         keys = ", ".join(f"{n} ({_TYPES[type(v)]})" for n, v in sorted(values.items()))
-        prompt = (
-            f"{' '.join(sentences)}\n\nWrite what this text says as one JSON object with the keys "
-            f"{keys}.\n"
-        )
+        asked = f"Write what this text says as one JSON object with the keys {keys}."
+        prompt = f"{' '.join(sentences)}\n\n{asked}\n"
         truth = json.dumps(values, sort_keys=True)
         return Problem(prompt, truth, f"```json\n{truth}\n```")
 
-    return procedural(
-        "json_extraction",
-        draw,
-        reward="json_match()",
-        evaluation="json_match(partial=False)",
-        alphabet='0123456789abcdefgh=;>{}":,' if style == "short" else TEXT,
-        chat=chat,
-        prompts=prompts,
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    scores = dict(reward="json_match()", evaluation="json_match(partial=False)")
+    alphabet = '0123456789abcdefgh=;>{}":,' if style == "short" else TEXT
+    sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
+    return procedural("json_extraction", draw, alphabet=alphabet, chat=chat, **scores, **sizes)
 
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}

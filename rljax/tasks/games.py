@@ -14,6 +14,11 @@ CELLS = "123456789"
 DEALS = tuple("".join(deal) for deal in itertools.permutations("JQK", 2))
 
 
+def _row(game: str, index: int, prompt: str, truth: str, **extra: object) -> dict:
+    named = dict(prompt=prompt, ground_truth=truth, data_source=game)
+    return {**named, "extra_info": extra, "index": index}
+
+
 @contract(safe=True)
 def guess_number(
     *,
@@ -30,16 +35,8 @@ def guess_number(
     check_range("guess_number", "turns", turns, 1, 20)
     check_range("guess_number", "halving_share", halving_share, 0, 1)
     opening = f"Guess my number, 1 to {high}."
-    rows = [
-        {
-            "prompt": opening,
-            "ground_truth": str(secret),
-            "data_source": "guess_number",
-            "extra_info": {"secret": secret},
-            "index": secret - 1,
-        }
-        for secret in range(1, high + 1)
-    ]
+    secrets = range(1, high + 1)
+    rows = [_row("guess_number", s - 1, opening, str(s), secret=s) for s in secrets]
     rng = random.Random(f"guess_number/{seed}")
     shown = [_guess(rng, opening, high, turns, halving_share) for _ in range(worked_examples)]
     alphabet = "0123456789\n" + "".join(sorted({*opening, *"higherlower"} - {*"0123456789"}))
@@ -113,16 +110,7 @@ def _thirds(board: list[str], mark: str) -> list[int]:
 def kuhn_poker() -> Task:
     """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king. Worked examples pass
     and bet equally often at every decision."""
-    rows = [
-        {
-            "prompt": deal,
-            "ground_truth": deal,
-            "data_source": "kuhn_poker",
-            "extra_info": {"deal": deal},
-            "index": i,
-        }
-        for i, deal in enumerate(DEALS)
-    ]
+    rows = [_row("kuhn_poker", i, deal, deal, deal=deal) for i, deal in enumerate(DEALS)]
     logs = [
         before.format(card) for card in "JQK" for before in ("{0}", "{0}p", "{0}b", "{0}p{0}pb")
     ]

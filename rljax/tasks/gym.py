@@ -62,15 +62,9 @@ def _made(name, difficulty, size, test, worked_examples, chat, seed, options) ->
             f"<answer>{answer}</answer>" if taught else "",
         )
 
-    task = procedural(
-        f"reasoning_gym/{name}",
-        numbered=numbered,
-        reward="reasoning_gym_score()",
-        chat=chat,
-        prompts=size,
-        test=test,
-        worked_examples=worked_examples,
-    )
+    sizes = dict(prompts=size, test=test, worked_examples=worked_examples)
+    scores = dict(reward="reasoning_gym_score()", chat=chat)
+    task = procedural(f"reasoning_gym/{name}", numbered=numbered, **scores, **sizes)
     shown = [*task.worked_examples, *task.worked_test, *task.test]
     characters = {c for row in shown for text in row.values() for c in str(text)}
     return dataclasses.replace(task, alphabet=TEXT + "".join(sorted(characters - {*TEXT})))
@@ -95,14 +89,9 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
             fix="mix tasks with data.sources and data.weights",
         )
     if name not in DATASETS:
-        close = near_names(name, DATASETS, 3)
-        raise InputError(
-            "reasoning-gym has no such data set",
-            value=name,
-            fix=f"did you mean {' or '.join(close)}?"
-            if close
-            else f"use one of {', '.join(sorted(DATASETS))}",
-        )
+        close = " or ".join(near_names(name, DATASETS, 3))
+        fix = f"did you mean {close}?" if close else f"use one of {', '.join(sorted(DATASETS))}"
+        raise InputError("reasoning-gym has no such data set", value=name, fix=fix)
     kind = DATASETS[name][1]
     fields = [f.name for f in dataclasses.fields(kind) if f.name not in ("seed", "size")]
     for option in options:

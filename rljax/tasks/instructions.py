@@ -6,8 +6,7 @@ import random
 from typing import Literal
 
 from rljax.contracts import contract
-from rljax.errors import InputError
-from rljax.tasks.task import Problem, Task, procedural
+from rljax.tasks.task import Problem, Task, check_choice, procedural
 
 _TOPICS = (
     "book bridge bus cat chair city cloud coat desert dog door dream farm field fire fish flower "
@@ -16,19 +15,10 @@ _TOPICS = (
     "school shadow ship shop snake spoon storm table teacher tiger tower train tree village window"
 ).split()
 _ENDINGS = (
-    "and that is all",
-    "as everybody knows",
-    "before the sun rises",
-    "every single day",
-    "for the first time",
-    "like never before",
-    "no matter what",
-    "once and for all",
-    "or so they say",
-    "until the very end",
-    "when nobody is looking",
-    "with a big smile",
-)
+    "and that is all, as everybody knows, before the sun rises, every single day, "
+    "for the first time, like never before, no matter what, once and for all, or so they say, "
+    "until the very end, when nobody is looking, with a big smile"
+).split(", ")
 
 
 def _exactly(kind: str, argument: str, count: int, **options) -> list[tuple[str, dict]]:
@@ -78,8 +68,7 @@ def instructions(
 
     Raises InputError for another kind.
     """
-    if kind not in _KINDS:
-        raise InputError("instructions(kind)", value=kind, fix=f"write {' or '.join(_KINDS)}")
+    check_choice("instructions", "kind", kind, *_KINDS)
 
     def draw(rng: random.Random) -> Problem:
         prompt, asked, answer = _KINDS[kind](rng.choice(_TOPICS), rng)
@@ -87,13 +76,5 @@ def instructions(
         truth = json.dumps({"instruction_id_list": names, "kwargs": arguments})
         return Problem(prompt, truth, answer)
 
-    return procedural(
-        "instructions",
-        draw,
-        reward="instruction_following()",
-        chat=chat,
-        prompts=prompts,
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
+    return procedural("instructions", draw, reward="instruction_following()", chat=chat, **sizes)

@@ -11,7 +11,7 @@ from typing import Literal
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.answers.countdown import evaluate
-from rljax.tasks.task import TEXT, Problem, Task, check_range, procedural
+from rljax.tasks.task import TEXT, Problem, Task, check_choice, check_range, procedural
 
 OPERATIONS = "+-*/"
 
@@ -24,11 +24,6 @@ def _check_operations(task: str, operations: str) -> None:
             rule=f"some of {OPERATIONS}, each once",
             fix=f"operations='+-', or other characters of {OPERATIONS!r}",
         )
-
-
-def _check_style(task: str, style: str, *styles: str) -> None:
-    if style not in (known := ("words", "short", *styles)):
-        raise InputError(f"{task}(style)", value=style, fix=f"write {' or '.join(known)}")
 
 
 @contract(safe=True)
@@ -56,7 +51,7 @@ def countdown(
     check_range("countdown", "max_number", max_number, 2, 9999)
     check_range("countdown", "max_target", max_target, 2, 99_999)
     _check_operations("countdown", operations)
-    _check_style("countdown", style)
+    check_choice("countdown", "style", style, "words", "short")
 
     def draw(rng: random.Random) -> Problem:
         for _ in range(10_000):
@@ -82,18 +77,10 @@ def countdown(
         )
         return Problem(prompt, truth, f"<answer>{text}</answer>")
 
-    return procedural(
-        "countdown",
-        draw,
-        reward="countdown(format_score=0.1)",
-        evaluation="countdown()",
-        alphabet="0123456789+-*/(),=>" if style == "short" else TEXT,
-        chat=chat,
-        prompts=prompts,
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    scores = dict(reward="countdown(format_score=0.1)", evaluation="countdown()")
+    alphabet = "0123456789+-*/(),=>" if style == "short" else TEXT
+    sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
+    return procedural("countdown", draw, alphabet=alphabet, chat=chat, **scores, **sizes)
 
 
 def _random_expression(
@@ -153,7 +140,7 @@ def arithmetic(
     check_range("arithmetic", "digits", digits, 1, 9)
     check_range("arithmetic", "min_number", min_number, 0, 10**digits - 1)
     _check_operations("arithmetic", operations)
-    _check_style("arithmetic", style, "number")
+    check_choice("arithmetic", "style", style, "words", "short", "number")
 
     def draw(rng: random.Random) -> Problem:
         while True:
@@ -179,17 +166,10 @@ def arithmetic(
         "short": "exact_match()",
         "number": f"integer_answer(low={-most}, high={most})",
     }
-    return procedural(
-        "arithmetic",
-        draw,
-        reward=rewards[style],
-        alphabet="0123456789+-*/()=" if style == "short" else TEXT,
-        chat=chat,
-        prompts=prompts,
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    alphabet = "0123456789+-*/()=" if style == "short" else TEXT
+    sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
+    scores = dict(reward=rewards[style])
+    return procedural("arithmetic", draw, alphabet=alphabet, chat=chat, **scores, **sizes)
 
 
 def _chain(rng: random.Random, numbers: list[int], operations: str) -> tuple[int, str]:
@@ -229,7 +209,7 @@ def sorting(
     """
     check_range("sorting", "items", items, 2, 100)
     check_range("sorting", "max_number", max_number, 2, 10**9)
-    _check_style("sorting", style)
+    check_choice("sorting", "style", style, "words", "short")
     order = "descending" if descending else "ascending"
 
     def draw(rng: random.Random) -> Problem:
@@ -244,15 +224,7 @@ def sorting(
         )
         return Problem(prompt, answer, f"<answer>{answer}</answer>")
 
-    return procedural(
-        "sorting",
-        draw,
-        reward="list_match(partial=0.5)",
-        evaluation="list_match()",
-        alphabet="0123456789,>" if style == "short" else TEXT,
-        chat=chat,
-        prompts=prompts,
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    scores = dict(reward="list_match(partial=0.5)", evaluation="list_match()")
+    alphabet = "0123456789,>" if style == "short" else TEXT
+    sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
+    return procedural("sorting", draw, alphabet=alphabet, chat=chat, **scores, **sizes)

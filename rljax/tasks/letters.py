@@ -7,23 +7,20 @@ All prompts are drawn at once and split at random. Endless streams are in `integ
 import dataclasses
 import itertools
 import random
+from collections.abc import Callable
 from typing import Literal
 
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
 from rljax.rewards.unit_tests.programs import OPERATIONS
 from rljax.tasks.program_task import problems as program_problems
-from rljax.tasks.task import Task
+from rljax.tasks.task import Task, check_range
 
 
 def _check_prompts(name: str, prompts: int) -> None:
     if prompts < 2:
-        raise InputError(
-            f"{name}(prompts)",
-            value=prompts,
-            rule="at least 2: it is split in two",
-            fix="prompts=2 or more",
-        )
+        rule = "at least 2: it is split in two"
+        raise InputError(f"{name}(prompts)", value=prompts, rule=rule, fix="prompts=2 or more")
 
 
 def _split(
@@ -55,6 +52,14 @@ def _split(
     return Task(alphabet, train, records[:test], examples, held_out)
 
 
+def _judged(task: Task, reward: str, truth: Callable[[dict], object]) -> Task:
+    """The task with another ground truth of each row, for a reward that judges more than the
+    demonstration."""
+    splits = task.train, task.test
+    train, test = ([r | {"ground_truth": truth(r)} for r in rows] for rows in splits)
+    return dataclasses.replace(task, train=train, test=test, reward=reward)
+
+
 @contract(safe=True)
 def sort_digits(
     *,
@@ -69,17 +74,10 @@ def sort_digits(
 
     Raises InputError unless 2 <= digits <= 12.
     """
-    if not 2 <= digits <= 12:
-        raise InputError(
-            "sort_digits(digits)",
-            value=digits,
-            rule="2 to 12",
-            fix="set digits to a number of this range",
-        )
+    check_range("sort_digits", "digits", digits, 2, 12)
     _check_prompts("sort_digits", prompts)
     rng = random.Random(seed)
-    wanted = min(prompts, 10**digits)
-    numbers = rng.sample(range(10**digits), wanted)
+    numbers = rng.sample(range(10**digits), min(prompts, 10**digits))
     texts = [str(n).zfill(digits) for n in numbers]
     pairs = [(f"{t}>", "".join(sorted(t))) for t in texts]
     return _split("sort_digits", "0123456789>", pairs, test, worked_examples)
@@ -98,13 +96,7 @@ def addition(
 
     Raises InputError unless 1 <= digits <= 9.
     """
-    if not 1 <= digits <= 9:
-        raise InputError(
-            "addition(digits)",
-            value=digits,
-            rule="1 to 9",
-            fix="set digits to a number of this range",
-        )
+    check_range("addition", "digits", digits, 1, 9)
     _check_prompts("addition", prompts)
     rng = random.Random(seed)
     pairs_of_numbers = rng.sample(range(100**digits), min(prompts, 100**digits))
@@ -128,20 +120,8 @@ def letter_count(
     `prompts` texts are drawn and repeated ones dropped. Raises InputError unless 2 <= letters <= 19
     and 3 <= kinds <= 26.
     """
-    if not 2 <= letters <= 19:
-        raise InputError(
-            "letter_count(letters)",
-            value=letters,
-            rule="2 to 19: a count is one digit",
-            fix="set letters to a number of this range",
-        )
-    if not 3 <= kinds <= 26:
-        raise InputError(
-            "letter_count(kinds)",
-            value=kinds,
-            rule="3 to 26",
-            fix="set kinds to a number of this range",
-        )
+    check_range("letter_count", "letters", letters, 2, 19, ": a count is one digit")
+    check_range("letter_count", "kinds", kinds, 3, 26)
     _check_prompts("letter_count", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
@@ -151,9 +131,8 @@ def letter_count(
         text = list("a" * count) + rng.choices(alphabet[1:], k=letters - count)
         rng.shuffle(text)
         answers["".join(text) + ">"] = str(count)
-    return _split(
-        "letter_count", "0123456789>" + alphabet, list(answers.items()), test, worked_examples
-    )
+    pairs = list(answers.items())
+    return _split("letter_count", "0123456789>" + alphabet, pairs, test, worked_examples)
 
 
 @contract(safe=True)
@@ -171,13 +150,7 @@ def first_letter(
 
     Raises InputError unless 2 <= kinds <= 26, 1 <= letters <= 6, and kinds^letters <= 20,000.
     """
-    if not 2 <= kinds <= 26:
-        raise InputError(
-            "first_letter(kinds)",
-            value=kinds,
-            rule="2 to 26",
-            fix="set kinds to a number of this range",
-        )
+    check_range("first_letter", "kinds", kinds, 2, 26)
     if not 1 <= letters <= 6 or kinds**letters > 20_000:
         raise InputError(
             "first_letter(letters)",
@@ -238,20 +211,8 @@ def running_sum(
 
     Raises InputError unless 3 <= terms <= 9 and 2 <= modulus <= 10.
     """
-    if not 3 <= terms <= 9:
-        raise InputError(
-            "running_sum(terms)",
-            value=terms,
-            rule="3 to 9",
-            fix="set terms to a number of this range",
-        )
-    if not 2 <= modulus <= 10:
-        raise InputError(
-            "running_sum(modulus)",
-            value=modulus,
-            rule="2 to 10: a sum is one digit",
-            fix="set modulus to a number of this range",
-        )
+    check_range("running_sum", "terms", terms, 3, 9)
+    check_range("running_sum", "modulus", modulus, 2, 10, ": a sum is one digit")
     _check_prompts("running_sum", prompts)
     wanted = random.Random(seed).sample(range(modulus**terms), min(prompts, modulus**terms))
     pairs = []
@@ -261,12 +222,7 @@ def running_sum(
         pairs.append(("".join(map(str, digits)) + ">", "\n".join(map(str, sums[1:]))))
     task = _split("running_sum", "0123456789>\n", pairs, test, worked_examples)
 
-    def judged(rows):
-        return [r | {"ground_truth": r["ground_truth"][-1]} for r in rows]
-
-    return dataclasses.replace(
-        task, train=judged(task.train), test=judged(task.test), reward="last_line()"
-    )
+    return _judged(task, "last_line()", lambda row: row["ground_truth"][-1])
 
 
 @contract(safe=True)
@@ -298,19 +254,10 @@ def program_synthesis(
     Raises InputError for an option outside of its range, and for "trace" unless operations="+-"
     and with_input=False.
     """
-    ranges = (
-        ("lines", lines, 1, 6),
-        ("min_lines", min_lines, 1, lines),
-        ("max_constant", max_constant, 2, 9),
-    )
-    for name, value, low, high in (*ranges, ("examples", examples, 1, 8)):
-        if not low <= value <= high:
-            raise InputError(
-                f"program_synthesis({name})",
-                value=value,
-                rule=f"{low} to {high}",
-                fix=f"set {name} to a number of this range",
-            )
+    check_range("program_synthesis", "lines", lines, 1, 6)
+    check_range("program_synthesis", "min_lines", min_lines, 1, lines)
+    check_range("program_synthesis", "max_constant", max_constant, 2, 9)
+    check_range("program_synthesis", "examples", examples, 1, 8)
     if not operations or len(set(operations)) < len(operations) or set(operations) - {*OPERATIONS}:
         raise InputError(
             "program_synthesis(operations)",
@@ -330,33 +277,15 @@ def program_synthesis(
             fix="operations='+-', with_input=False",
         )
     _check_prompts("program_synthesis", prompts)
-    drawn = program_problems(
-        random.Random(seed),
-        lines=lines,
-        min_lines=min_lines,
-        max_constant=max_constant,
-        operations=operations,
-        with_input=with_input,
-        show=show,
-        examples=examples,
-    )
+    sizes = dict(lines=lines, min_lines=min_lines, max_constant=max_constant, examples=examples)
+    language = dict(operations=operations, with_input=with_input, show=show)
+    drawn = program_problems(random.Random(seed), **sizes, **language)
     distinct = {p.prompt: p for p in itertools.islice(drawn, prompts)}
     # _split puts an answer beside each prompt: the program is the demonstration, the tests judge.
     alphabet = "0123456789+-*x^>,:\n"
-    task = _split(
-        "program_synthesis",
-        alphabet,
-        [(p.prompt, p.program) for p in distinct.values()],
-        test,
-        worked_examples,
-    )
-
-    def judged(rows):
-        return [r | {"ground_truth": distinct[r["prompt"]].ground_truth} for r in rows]
-
-    return dataclasses.replace(
-        task, train=judged(task.train), test=judged(task.test), reward="program_tests()"
-    )
+    pairs = [(p.prompt, p.program) for p in distinct.values()]
+    task = _split("program_synthesis", alphabet, pairs, test, worked_examples)
+    return _judged(task, "program_tests()", lambda row: distinct[row["prompt"]].ground_truth)
 
 
 @contract(safe=True)
@@ -381,13 +310,7 @@ def letter_quota(
     """
     ranges = (("letters", letters, 2, 32), ("kinds", kinds, 2, 26), ("quota", quota, 1, letters))
     for name, value, low, high in (*ranges, ("shown", shown, 0, letters)):
-        if not low <= value <= high:
-            raise InputError(
-                f"letter_quota({name})",
-                value=value,
-                rule=f"{low} to {high}",
-                fix=f"set {name} to a number of this range",
-            )
+        check_range("letter_quota", name, value, low, high)
     _check_prompts("letter_quota", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
@@ -402,12 +325,4 @@ def letter_quota(
         pairs.append((f"{text}>", "".join(answer)))
     task = _split("letter_quota", alphabet + ">", pairs, test, worked_examples)
 
-    def judged(rows):
-        return [r | {"ground_truth": r["prompt"][0]} for r in rows]
-
-    return dataclasses.replace(
-        task,
-        train=judged(task.train),
-        test=judged(task.test),
-        reward=f"letter_quota(quota={quota})",
-    )
+    return _judged(task, f"letter_quota(quota={quota})", lambda row: row["prompt"][0])

@@ -15,27 +15,8 @@ IMAGE_CHARACTERS = "\u25a3\u25a4\u27e6\u27e7"
 
 # Segments of a display: top, two upper sides, middle, two lower sides, bottom, as (row, column,
 # height, width) in a box of 5 x 3.
-_SEGMENTS = (
-    (0, 0, 1, 3),
-    (0, 0, 3, 1),
-    (0, 2, 3, 1),
-    (2, 0, 1, 3),
-    (2, 0, 3, 1),
-    (2, 2, 3, 1),
-    (4, 0, 1, 3),
-)
-_LIT = (
-    "1110111",
-    "0010010",
-    "1011101",
-    "1011011",
-    "0111010",
-    "1101011",
-    "1101111",
-    "1010010",
-    "1111111",
-    "1111011",
-)
+_SEGMENTS = [tuple(map(int, s)) for s in "0013 0031 0231 2013 2031 2231 4013".split()]
+_LIT = "1110111 0010010 1011101 1011011 0111010 1101011 1101111 1010010 1111111 1111011".split()
 
 
 @contract(safe=True)
@@ -66,14 +47,8 @@ def drawn_digits(
         draw = random.Random(f"drawn_digits/{seed}/{split}/{index}")
         text = "".join(str(draw.randrange(kinds)) for _ in range(digits))
         picture = np.concatenate([_digit(int(d), pixels, noise, draw) for d in text], axis=1)
-        return dict(
-            prompt=f"{MARK}?",
-            images=[picture],
-            ground_truth=text,
-            data_source="drawn_digits",
-            extra_info={},
-            index=index,
-        )
+        own = dict(prompt=f"{MARK}?", images=[picture], ground_truth=text)
+        return dict(own, data_source="drawn_digits", extra_info={}, index=index)
 
     def demonstrations(split: str, count: int) -> list[dict]:
         rows = [row(split, index) for index in range(count)]

@@ -4,14 +4,14 @@ The problems, their reference programs and tests; the reward is `code_tests`. An
 unless `prompts` is set.
 """
 
+import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from rljax.contracts import contract
-from rljax.errors import InputError
-from rljax.tasks.task import TEXT, Problem, Task, check_range, procedural
+from rljax.tasks.task import TEXT, Problem, Task, check_choice, check_range, procedural
 
 # One step of a pipeline: what the prompt says, the expression of `x` that the reference program
 # uses, and the same as a function; `{k}` is a constant.
@@ -32,31 +32,16 @@ _MAP: tuple[Step, ...] = (
     ("change the sign of each", "-x", lambda x, k: -x),
     ("take the remainder of each after division by {k}", "x % {k}", lambda x, k: x % k),
 )
-# What is printed at the end; an empty list sums to 0, and its largest is 0, as the prompt says.
-_REDUCE: tuple[tuple[str, str, Callable[[list[int]], str]], ...] = (
-    ("the sum", "print(sum(numbers))", lambda v: str(sum(v))),
-    ("how many are left", "print(len(numbers))", lambda v: str(len(v))),
-    (
-        "the largest, or 0 if none is left",
-        "print(max(numbers, default=0))",
-        lambda v: str(max(v, default=0)),
-    ),
-    (
-        "the smallest, or 0 if none is left",
-        "print(min(numbers, default=0))",
-        lambda v: str(min(v, default=0)),
-    ),
-    (
-        "them in ascending order, parted by blanks",
-        "print(*sorted(numbers))",
-        lambda v: " ".join(map(str, sorted(v))),
-    ),
-    (
-        "them in reverse order, parted by blanks",
-        "print(*reversed(numbers))",
-        lambda v: " ".join(map(str, reversed(v))),
-    ),
-    ("how many different ones there are", "print(len(set(numbers)))", lambda v: str(len(set(v)))),
+# What is printed at the end, as one value or several; an empty list sums to 0, and its largest is
+# 0, as the prompt says.
+_REDUCE: tuple[tuple[str, str, Callable[[list[int]], int | Iterable[int]]], ...] = (
+    ("the sum", "sum(numbers)", sum),
+    ("how many are left", "len(numbers)", len),
+    ("the largest, or 0 if none is left", "max(numbers, default=0)", lambda v: max(v, default=0)),
+    ("the smallest, or 0 if none is left", "min(numbers, default=0)", lambda v: min(v, default=0)),
+    ("them in ascending order, parted by blanks", "*sorted(numbers)", sorted),
+    ("them in reverse order, parted by blanks", "*reversed(numbers)", reversed),
+    ("how many different ones there are", "len(set(numbers))", lambda v: len(set(v))),
 )
 
 
@@ -88,9 +73,7 @@ def code_tests(
     check_range("code_tests", "steps", steps, 1, 6)
     check_range("code_tests", "tests", tests, 1, 50)
     check_range("code_tests", "shown", shown, 0, tests)
-    if style not in ("words", "short"):
-        raise InputError("code_tests(style)", value=style, fix="write words or short")
-
+    check_choice("code_tests", "style", style, "words", "short")
     drawn = _function_problem if style == "short" else _program_problem
 
     def draw(rng: random.Random) -> Problem:
@@ -99,16 +82,10 @@ def code_tests(
             if tests == 1 or len(set(json.loads(problem.ground_truth)["outputs"])) > 1:
                 return problem
 
+    alphabet = _SHORT_TEXT if style == "short" else TEXT
+    sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
     return procedural(
-        "code_tests",
-        draw,
-        reward="code_tests()",
-        alphabet=_SHORT_TEXT if style == "short" else TEXT,
-        chat=chat,
-        prompts=prompts,
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
+        "code_tests", draw, reward="code_tests()", alphabet=alphabet, chat=chat, **sizes
     )
 
 
@@ -125,7 +102,7 @@ def _program_problem(rng: random.Random, steps: int, tests: int, shown: int) -> 
         lines.append(f"numbers = [{items}]")
         pipeline.append((keeps, function, k))
     result, code, reduce = rng.choice(_REDUCE)
-    lines.append(code)
+    lines.append(f"print({code})")
     inputs = ["\n"] if tests > 1 else []  # an empty list is a test of its own
     while len(inputs) < tests:
         count = rng.randint(1, 8)
@@ -164,11 +141,10 @@ def _function_problem(rng: random.Random, steps: int, tests: int, shown: int) ->
     return Problem(prompt, json.dumps(truth), f"def f(x):return{body}")
 
 
-def _run(pipeline: list[tuple], reduce: Callable[[list[int]], str], text: str) -> str:
+def _run(pipeline: list[tuple], reduce: Callable, text: str) -> str:
     values = [int(word) for word in text.split()]
     for keeps, function, k in pipeline:
-        if keeps:
-            values = [x for x in values if function(x, k)]
-        else:
-            values = [function(x, k) for x in values]
-    return reduce(values)
+        made = [function(x, k) for x in values]
+        values = list(itertools.compress(values, made)) if keeps else made
+    result = reduce(values)
+    return str(result) if isinstance(result, int) else " ".join(map(str, result))

@@ -22,11 +22,8 @@ def _caution(name: str, count: int) -> Callable[[dict], str]:
     return lambda options: (
         ""
         if options["path"]
-        else (
-            f"data {name}() without a path is a sample of {count} rows of our own, to try the "
-            f"pipeline"
-            f" with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
-        )
+        else f"data {name}() without a path is a sample of {count} rows of our own, to try the "
+        f"pipeline with. The data set is {_DATA_SETS[name]}, or {name}(path='FOLDER')"
     )
 
 

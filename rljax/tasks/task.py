@@ -40,15 +40,19 @@ class Problem:
     completion: str
 
 
-def check_range(task: str, option: str, value: float, low: float, high: float) -> None:
+def check_range(
+    task: str, option: str, value: float, low: float, high: float, why: str = ""
+) -> None:
     """Raises InputError unless low <= value <= high."""
     if not low <= value <= high:
-        raise InputError(
-            f"{task}({option})",
-            value=value,
-            rule=f"{low} to {high}",
-            fix=f"set {option} to a number of this range",
-        )
+        rule, fix = f"{low} to {high}{why}", f"set {option} to a number of this range"
+        raise InputError(f"{task}({option})", value=value, rule=rule, fix=fix)
+
+
+def check_choice(task: str, option: str, value: str, *known: str) -> None:
+    """Raises InputError unless the value is one of those known."""
+    if value not in known:
+        raise InputError(f"{task}({option})", value=value, fix=f"write {' or '.join(known)}")
 
 
 def procedural(

@@ -46,7 +46,6 @@ def prompt_texts(
             fix="take a task without conversations and images, such as 'letter_count()'",
         )
     rng = random.Random(f"prompt_texts/{seed}")
-    made = [
-        {"text": "".join(rng.choices(prompts, k=prompts_per_text))} for _ in range(texts + test)
-    ]
+    count = texts + test
+    made = [{"text": "".join(rng.choices(prompts, k=prompts_per_text))} for _ in range(count)]
     return dataclasses.replace(task, worked_examples=made[:texts], worked_test=made[texts:])

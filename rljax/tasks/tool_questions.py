@@ -62,12 +62,9 @@ def expressions(
         while True:
             a, b, c = (rng.randint(10, 99) for _ in range(3))
             sign = rng.choice("+-")
-            text, value = rng.choice(
-                (
-                    (f"{a}*{b}{sign}{c}", a * b + (c if sign == "+" else -c)),
-                    (f"{c}{sign}{a}*{b}", c + (a * b if sign == "+" else -a * b)),
-                )
-            )
+            first = f"{a}*{b}{sign}{c}", a * b + (c if sign == "+" else -c)
+            last = f"{c}{sign}{a}*{b}", c + (a * b if sign == "+" else -a * b)
+            text, value = rng.choice((first, last))
             if 1000 <= value <= 9999:
                 return Problem(f"{text}=", str(value), str(value))
 
@@ -161,9 +158,8 @@ def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) 
             {"prompt": row["prompt"] + opening, "completion": asked(row) + closing},
             {"prompt": read, "completion": row["completion"]},
         ]
-    return dataclasses.replace(
-        task, worked_examples=shown, worked_test=shown[: max(1, len(shown) // 8)]
-    )
+    held_out = shown[: max(1, len(shown) // 8)]
+    return dataclasses.replace(task, worked_examples=shown, worked_test=held_out)
 
 
 @contract(safe=True)
@@ -196,12 +192,6 @@ def broken_lines(
         prompt = f"{broken} {failed[0]}:{value(right, failed[0])}>"
         return Problem(prompt, json.dumps(truth), rng.choice(lines))
 
-    return procedural(
-        "broken_lines",
-        draw,
-        reward="code_tests()",
-        alphabet="0123456789x+-* :>",
-        test=test,
-        worked_examples=worked_examples,
-        seed=seed,
-    )
+    sizes = dict(test=test, worked_examples=worked_examples, seed=seed)
+    alphabet = "0123456789x+-* :>"
+    return procedural("broken_lines", draw, reward="code_tests()", alphabet=alphabet, **sizes)
