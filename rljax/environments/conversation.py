@@ -41,11 +41,7 @@ class Conversation:
             # A last turn of the assistant is one that the policy goes on with. A template may write
             # no tools: an environment may tell of them itself.
             self._rendered = prompt_text(
-                self.tokenizer,
-                self.messages,
-                tools=self.tools,
-                variables=self.variables,
-                needs_tools=False,
+                self.tokenizer, self.messages, needs_tools=False, **self._options
             )
             if ids is None or self.tools:
                 ids = self.tokenizer.encode(self._rendered)
@@ -54,6 +50,11 @@ class Conversation:
             ids = self.tokenizer.encode(text, add_special_tokens=True)
         self.ids = [int(i) for i in ids]
         return self.ids
+
+    @property
+    def _options(self) -> dict:
+        """Of the chat template."""
+        return dict(tools=self.tools, variables=self.variables)
 
     @property
     def begun(self) -> str:
@@ -91,17 +92,10 @@ class Conversation:
             ids = encode_after(self.tokenizer, self.ids[-1], text)[0] if text else []
             self.ids = [*self.ids, *ids]
             return ids, False, ""
+        before, how = self._rendered, dict(written=self._written, **self._options)
         ids, whole, kept = appended_after(
-            self.tokenizer,
-            self.ids[-1],
-            self._rendered,
-            self.messages,
-            new,
-            written=self._written,
-            tools=self.tools,
-            variables=self.variables,
+            self.tokenizer, self.ids[-1], before, self.messages, new, **how
         )
-        before = self._rendered
         check_messages(
             self.tokenizer, new, whole[len(before) :] if whole.startswith(before) else whole
         )
@@ -122,10 +116,7 @@ class Conversation:
             return ""
         try:
             whole = self.tokenizer.render_chat(
-                self.messages,
-                add_generation_prompt=False,
-                tools=self.tools,
-                variables=self.variables,
+                self.messages, add_generation_prompt=False, **self._options
             )
         except InputError:  # a template that refuses what the policy wrote
             return "rewritten"

@@ -52,15 +52,8 @@ class EpisodeCrew:
         self.text, self.limits, self.retries = text, limits, retries
         self.component = resolve_for_workers("environment", text, HOME)
         self._owner = os.getpid()
-        self._supervisor = EpisodeSupervisor(
-            self.component,
-            pickle.dumps(tokenizer),
-            limits,
-            workers,
-            retries,
-            int(memory_gb * (1 << 30)),
-            log and Prints(log),
-        )
+        how = limits, workers, retries, int(memory_gb * (1 << 30)), log and Prints(log)
+        self._supervisor = EpisodeSupervisor(self.component, pickle.dumps(tokenizer), *how)
         self._played: dict[int, OpenEpisode] = {}
         self._attempts: dict[int, int] = {}  # the one whose Step was last handed out
         self._owing: set[int] = set()
@@ -110,13 +103,9 @@ class EpisodeCrew:
         self._require_own_process()
         chosen = chosen_fields(self.component, fields, seed=seed, sample_seed=sample_seed)
         own = {name: value for name, value in chosen.items() if name not in ("seed", "sample_seed")}
-        start = dict(
-            fields=own,
-            seed=seed,
-            sample_seed=sample_seed,
-            messages=messages,
-            prompt_ids=None if prompt_ids is None else [int(i) for i in prompt_ids],
-        )
+        ids = None if prompt_ids is None else [int(i) for i in prompt_ids]
+        start = dict(fields=own, seed=seed, sample_seed=sample_seed)
+        start |= dict(messages=messages, prompt_ids=ids)
         try:
             blob = pickle.dumps(start, protocol=5)
         except Exception as error:

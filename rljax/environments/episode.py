@@ -269,20 +269,10 @@ class Episode:
             look = zlib.crc32(b"%d %d" % (self.sample_seed, self._turns)) % LOOKED_AT == 0
             ids, new_row, drift = conversation.append(messages, look=look)
         self._state = state_hash(turn.state)
-        return Step(
-            self.number,
-            turn.seat,
-            tuple(ids),
-            new_row,
-            reward=turn.reward,
-            parts=dict(turn.parts),
-            state=self._state,
-            seconds=seconds,
-            drift=drift,
-            failed_calls=failures.count("failed"),
-            messages=tuple(messages),
-            **self._told(),
-        )
+        read = dict(messages=tuple(messages), drift=drift, failed_calls=failures.count("failed"))
+        earned = dict(reward=turn.reward, parts=dict(turn.parts), state=self._state)
+        how = dict(seconds=seconds, **read, **earned, **self._told())
+        return Step(self.number, turn.seat, tuple(ids), new_row, **how)
 
     def _with_problem(self, messages: Sequence[Mapping]) -> list[Mapping]:
         """An observation that says, too, which call of the reply before could not be read: in its
@@ -346,39 +336,25 @@ class Episode:
         if not self._turns:
             raise BadYield("it returned before the policy wrote anything")
         outcome, parts = outcome_of(outcome, self.seats)
-        self.ended = True
         drift = max((c.final_drift() for c in self._conversations.values()), key=DRIFTS.index)
-        return Step(
-            self.number,
-            self._seat,
-            ended=True,
-            limit=limit,
-            returned=returned,
-            outcome=outcome,
-            outcome_parts=parts,
-            seconds=seconds,
-            drift=drift,
-            **self._told(),
-        )
+        how = dict(limit=limit, returned=returned, drift=drift)
+        return self._over(seconds, outcome=outcome, outcome_parts=parts, **how)
 
     def _failed(self, error: BaseException, kind: str, seconds: float = 0.0) -> Step:
         """The Step of an episode that fails: no fault of the policy, and no score."""
         _let_through(error)
-        self.ended = True
         failure = describe(error)
         if kind in ("raised", "unreadable"):
             failure += location_in(error, [self.component.function])
             trace = "".join(traceback.format_exception(error))
             failure += f"\n{trace[-TRACEBACK_CHARS:]}"
-        return Step(
-            self.number,
-            self._seat,
-            ended=True,
-            failure=failure,
-            kind=kind,
-            seconds=seconds,
-            **self._told(),
-        )
+        return self._over(seconds, failure=failure, kind=kind)
+
+    def _over(self, seconds: float, **how) -> Step:
+        """The last Step."""
+        self.ended = True
+        how |= self._told()
+        return Step(self.number, self._seat, ended=True, seconds=seconds, **how)
 
     def _told(self) -> dict:
         said, self._said = self._said, {}

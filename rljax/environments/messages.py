@@ -57,6 +57,11 @@ class Step:
     mark: bytes = b""  # equal for steps that say the same: compared where it is played again
 
 
+def failed_step(number: int, kind: str, why: str, seconds: float = 0.0) -> Step:
+    """Returns the last Step of an episode that failed."""
+    return Step(number, ended=True, failure=why, kind=kind, seconds=seconds)
+
+
 _OTHER_KINDS = {  # of fields of a Step whose values are not all of the class of their default
     "episode": (int,),
     "reward": (int, float),

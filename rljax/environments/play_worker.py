@@ -32,7 +32,7 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.environments.episode import Episode
-from rljax.environments.messages import EpisodeLimits, Step
+from rljax.environments.messages import EpisodeLimits, Step, failed_step
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import describe, prepare
 from rljax.workers.bootstrap import ORPHAN_POLL_S, WorkerContext, begin, readable
@@ -206,13 +206,11 @@ class Player:
         if not hosted.marks:
             self._said.append((ticket, step, mark))
         elif hosted.marks.popleft() != mark:
-            step = Step(
-                step.episode,
-                ended=True,
-                kind="not repeatable",
-                failure=f"played again with the same replies, {hosted.episode.component.name!r} "
-                "said something else; @contract(repeatable=False) says that it may",
+            why = (
+                f"played again with the same replies, {hosted.episode.component.name!r} said "
+                "something else; @contract(repeatable=False) says that it may"
             )
+            step = failed_step(step.episode, "not repeatable", why)
             self._said.append((ticket, step, mark_of(step)))
         if step.ended:
             del self._hosted[ticket]
@@ -281,13 +279,8 @@ class Player:
             return
         del self._hosted[ticket]
         self._suspects.discard(ticket)
-        step = Step(
-            hosted.episode.number,
-            ended=True,
-            kind="timeout",
-            seconds=self.timeout_s,
-            failure=f"over environment.turn_timeout_s={self.timeout_s}",
-        )
+        why = f"over environment.turn_timeout_s={self.timeout_s}"
+        step = failed_step(hosted.episode.number, "timeout", why, self.timeout_s)
         self._said.append((ticket, step, mark_of(step)))
         hosted.task.cancel()
         self._loop.stop()

@@ -1,6 +1,7 @@
 """Repair: a broken program and the test that it fails; after a failed try the policy reads the next
 failing test."""
 
+import dataclasses
 import functools
 import string
 from typing import Literal
@@ -60,17 +61,12 @@ def first_failure(program: str, tests: Tests, timeout_s: float) -> tuple[int, st
     return _first_failure(program, _Equal(repr(key), tests), timeout_s)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Equal:
     """Tests as a key: equal where their text is, since lists of arguments have no hash."""
 
-    def __init__(self, text: str, tests: Tests):
-        self.text, self.tests = text, tests
-
-    def __hash__(self):
-        return hash(self.text)
-
-    def __eq__(self, other):
-        return self.text == other.text
+    text: str
+    tests: Tests = dataclasses.field(compare=False)
 
 
 # Groups of samples try the same lines: a program is run once on the same tests in each worker.

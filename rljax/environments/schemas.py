@@ -25,14 +25,8 @@ _CHOICES = re.compile(r"\(choices:\s*(\[.*?\])\s*\)\s*$", re.DOTALL)
 
 
 # Keys of a tool that are for a decoder or a provider: a model is not told of them.
-_NOT_TOLD = {
-    "strict",
-    "cache_control",
-    "defer_loading",
-    "allowed_callers",
-    "eager_input_streaming",
-    "input_examples",
-}
+_NOT_TOLD = {"strict", "cache_control", "defer_loading", "allowed_callers"}
+_NOT_TOLD |= {"eager_input_streaming", "input_examples"}
 
 
 def told_of(tools: Sequence[Mapping]) -> list[dict]:

@@ -15,7 +15,7 @@ import time
 
 from rljax.components import Component
 from rljax.contracts import spec
-from rljax.environments.messages import EpisodeLimits, Step, is_step
+from rljax.environments.messages import EpisodeLimits, Step, failed_step, is_step
 from rljax.environments.play_worker import ON_LOOP, Reply
 from rljax.workers.prints import Prints
 from rljax.workers.process import WorkerProcess
@@ -240,7 +240,7 @@ class EpisodeSupervisor(Supervisor):
         seconds = time.monotonic() - since if kind == "timeout" else 0.0
         self._count("seconds", seconds)
         for played in guilty:
-            self._fail_attempt(played, _failure(played, kind, why, seconds))
+            self._fail_attempt(played, failed_step(played.number, kind, why, seconds))
 
     def _struck(self, worker: PlayWorker) -> list[OpenEpisode]:
         """Those that owed a step once too often when a worker ended for no reason to be seen.
@@ -266,7 +266,7 @@ class EpisodeSupervisor(Supervisor):
                 self._homeless.append(played)
             else:
                 why = "its worker was killed for another's step, and it declares repeatable=False"
-                self._fail_attempt(played, _failure(played, "killed", why))
+                self._fail_attempt(played, failed_step(played.number, "killed", why))
 
     def fail(self, error: Exception) -> None:
         """Kills all workers, and tells the driver the error of the supervisor itself."""
@@ -279,7 +279,3 @@ class EpisodeSupervisor(Supervisor):
     def ended(self) -> None:
         """Tells the driver that the supervisor is closed."""
         self.news.put(RuntimeError(self.closed))
-
-
-def _failure(played: OpenEpisode, kind: str, why: str, seconds: float = 0.0) -> Step:
-    return Step(played.number, ended=True, failure=why, kind=kind, seconds=seconds)

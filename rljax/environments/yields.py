@@ -171,10 +171,7 @@ def _pieces(value: object) -> list[bytes]:
     if isinstance(value, float | complex):
         return [b"number", repr(value).encode()]
     if isinstance(value, list | tuple):
-        return [
-            type(value).__name__.encode() if type(value) is list else b"tuple",
-            *map(_digest, value),
-        ]
+        return [b"list" if type(value) is list else b"tuple", *map(_digest, value)]
     if isinstance(value, Mapping):
         return [b"map", *sorted(_digest(k) + _digest(v) for k, v in value.items())]
     if isinstance(value, set | frozenset):

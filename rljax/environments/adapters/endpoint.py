@@ -78,12 +78,7 @@ class Endpoint:
                     + content
                 )
                 await writer.drain()
-        except (
-            ConnectionError,
-            asyncio.IncompleteReadError,
-            asyncio.LimitOverrunError,
-            ValueError,
-        ):
+        except (ConnectionError, EOFError, asyncio.LimitOverrunError, ValueError):
             pass  # the agent has gone, or does not speak HTTP
         except asyncio.CancelledError:
             pass  # the episode has ended

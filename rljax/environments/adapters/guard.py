@@ -42,21 +42,10 @@ class Guarded:
     async def __aenter__(self) -> "Guarded":
         end, self._lifeline = os.pipe()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-S",
-                "-E",
-                "-c",
-                _GUARD,
-                str(end),
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                pass_fds=(end,),
-                start_new_session=True,
-            )
+            guarded = sys.executable, "-S", "-E", "-c", _GUARD, str(end), *self._command
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+            own = dict(env=self._environment, pass_fds=(end,), start_new_session=True)
+            self._process = await asyncio.create_subprocess_exec(*guarded, **pipes, **own)
         except BaseException:
             os.close(self._lifeline)
             raise

@@ -190,22 +190,14 @@ def parser(name: str, tokenizer) -> Format:
 
 
 _PROBE = {"town": "Ulm", "days": 3, "facts": {"sunny": True, "about": ["a", 2.5]}}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather_at",
-        "description": "The weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "town": {"type": "string", "description": "A town."},
-                "days": {"type": "integer", "description": "How many days."},
-                "facts": {"type": "object", "description": "What is known.", "properties": {}},
-            },
-            "required": ["town"],
-        },
-    },
+_ARGUMENTS = {
+    "town": {"type": "string", "description": "A town."},
+    "days": {"type": "integer", "description": "How many days."},
+    "facts": {"type": "object", "description": "What is known.", "properties": {}},
 }
+_SCHEMA = {"type": "object", "properties": _ARGUMENTS, "required": ["town"]}
+_WEATHER = {"name": "weather_at", "description": "The weather.", "parameters": _SCHEMA}
+_TOOL = {"type": "function", "function": _WEATHER}
 
 
 def of_template(tokenizer) -> Format:
@@ -213,11 +205,8 @@ def of_template(tokenizer) -> Format:
     if not tokenizer.has_chat_template:
         return none()
     question = {"role": "user", "content": "What will the weather be like?"}
-    call = {
-        "id": "call00000",
-        "type": "function",
-        "function": {"name": "weather_at", "arguments": _PROBE},
-    }
+    call = {"id": "call00000", "type": "function"}
+    call["function"] = {"name": "weather_at", "arguments": _PROBE}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
         text = tokenizer.render_chat([question, answer], tools=[_TOOL], add_generation_prompt=False)

@@ -216,15 +216,8 @@ def _word(text: str, at: int) -> int:
 
 # -- harmony
 
-HARMONY = (
-    "<|start|>",
-    "<|channel|>",
-    "<|constrain|>",
-    "<|message|>",
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-)
+_MARKS = "start channel constrain message end call return"
+HARMONY = tuple(f"<|{mark}|>" for mark in _MARKS.split())
 _TO = re.compile(r"to\s*=\s*([\w.-]{1,256})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w{1,64})")
 _HARMONY_END = re.compile(r"<\|(?:end|call|return|start|channel)\|>")
@@ -267,6 +260,5 @@ def _harmony_call(reader: CallReader, begin: int, name: str) -> int:
         return reader.made(begin, stop, Call(name, {"code": text[begin:stop]}), shown="")
     value, stop, problem = read_json(text, begin)
     end = _HARMONY_END.search(text, stop)
-    return reader.made(
-        begin, end.start() if end else len(text), problem or call_of(name, value), shown=""
-    )
+    stop = end.start() if end else len(text)
+    return reader.made(begin, stop, problem or call_of(name, value), shown="")

@@ -4,7 +4,9 @@ A scanner of its own, for Python's parser warns about what a policy writes, and 
 could not be bounded. Such a call has bounds of its own, MAX_VALUES and MAX_ESCAPES.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from rljax.environments.calls.format import MAX_CALLS, MAX_DEPTH, call_of
 from rljax.environments.contract import Call
@@ -21,14 +23,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,255}")
 _KEY = re.compile(r"[^:,{}\[\]<>\"'\n]{1,256}")
 _SPACE = re.compile(r"(?:\s|\\\n)*+")
-_CONSTANTS = {
-    "True": True,
-    "true": True,
-    "False": False,
-    "false": False,
-    "None": None,
-    "null": None,
-}
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_CONSTANTS |= {"true": True, "false": False, "null": None}
 _ESCAPED = re.compile(r"\\(\n|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\n": "", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
 
@@ -79,7 +75,7 @@ def gemma_call(text: str, at: int) -> tuple[Call | str, int]:
         if not scanner.take("call:"):
             raise _Wrong("it does not begin with call:")
         name = scanner.match(_NAME, "its name is missing")
-        return call_of(name, scanner.mapping("{", "}")), scanner.at
+        return call_of(name, scanner.mapping()), scanner.at
     except _Wrong as error:
         return str(error), scanner.at
 
@@ -119,29 +115,30 @@ class _Scanner:
             return called
         self._require("(")
         arguments = {}
-        while not self.take(")"):
+        for _ in self._listed(")"):
             argument = self.match(_NAME, "its arguments are not written as name=value")
             if not self.take("="):
                 raise _Wrong("its arguments are not written as name=value")
             arguments[argument] = self.value(1)
-            if not self.take(","):
-                self._require(")")
-                break
         return name, arguments
 
-    def mapping(self, first: str, last: str, depth: int = 1) -> dict:
-        """Keys with or without quotes, and their values."""
-        self._require(first)
-        found = {}
+    def _listed(self, last: str) -> Iterator[None]:
+        """Yields before each item of a list with commas that ends with `last`."""
         while not self.take(last):
+            yield
+            if not self.take(","):
+                return self._require(last)
+
+    def mapping(self, depth: int = 1) -> dict:
+        """Keys with or without quotes, and their values."""
+        self._require("{")
+        found = {}
+        for _ in self._listed("}"):
             key = self._string("key")
             if key is None:
                 key = self.match(_KEY, "an object has a key that is none").rstrip()
             self._require(":")
             found[key] = self.value(depth, "}")
-            if not self.take(","):
-                self._require(last)
-                break
         return found
 
     def value(self, depth: int, within: str = "") -> object:
@@ -155,10 +152,10 @@ class _Scanner:
         if string is not None:
             return string
         if self.text.startswith("{", self.at):
-            return self.mapping("{", "}", depth + 1)
+            return self.mapping(depth + 1)
         for first, last in (("[", "]"), ("(", ")")):
             if self.take(first):
-                return self._items(last, depth + 1)
+                return [self.value(depth + 1, last) for _ in self._listed(last)]
         if number := _NUMBER.match(self.text, self.at):
             self.at = number.end()
             return _number(number[0])
@@ -166,15 +163,6 @@ class _Scanner:
         if name not in _CONSTANTS:
             raise _Wrong("an argument is no literal: a name is not known here")
         return _CONSTANTS[name]
-
-    def _items(self, last: str, depth: int) -> list:
-        found = []
-        while not self.take(last):
-            found.append(self.value(depth, last))
-            if not self.take(","):
-                self._require(last)
-                break
-        return found
 
     def _string(self, kind: str = "") -> str | None:
         """The string that comes next, None where something else does."""
@@ -217,14 +205,10 @@ class _Scanner:
 
 
 def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise _Wrong("a number is too long, or none") from None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    raise _Wrong("a number is too long, or none")
 
 
 def _unescaped(found: re.Match) -> str:

@@ -65,12 +65,8 @@ def python(*, session: bool = False, timeout_s: float = 5.0, memory_mb: int = 51
     before it, so that their names are there; their time counts, and one that was stopped is left
     out. `random` is seeded; clocks and numpy's own generator are not.
     """
-    limits = ProcessLimits(
-        timeout_s=timeout_s,
-        cpu_s=timeout_s,
-        memory_bytes=memory_mb << 20,
-        max_output_bytes=_OUTPUT_BYTES,
-    )
+    size = dict(memory_bytes=memory_mb << 20, max_output_bytes=_OUTPUT_BYTES)
+    limits = ProcessLimits(timeout_s=timeout_s, cpu_s=timeout_s, **size)
     sandbox_tier()  # raises InputError where there is none
     cells: list[str] = []
 

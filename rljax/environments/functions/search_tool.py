@@ -57,9 +57,8 @@ class _Index:
                 "the tool search needs the library bm25s", fix="pip install 'bm25s>=0.2.14'"
             ) from None
         self.texts = _texts_of(path)
-        self._split = functools.partial(
-            bm25s.tokenize, token_pattern=_WORD, stopwords=None, show_progress=False
-        )
+        how = dict(token_pattern=_WORD, stopwords=None, show_progress=False)
+        self._split = functools.partial(bm25s.tokenize, **how)
         self._scores = bm25s.BM25()
         self._scores.index(self._split(self.texts), show_progress=False)
 
