@@ -21,11 +21,8 @@ def buckets(bounds: Sequence[int]) -> list[Bucket]:
     if not edges:
         return []
     between = [(f"{a}<tokens<={b}", a, b) for a, b in zip(edges, edges[1:], strict=False)]
-    first, last = (
-        (f"tokens<={edges[0]}", -1, edges[0]),
-        (f"tokens>{edges[-1]}", edges[-1], math.inf),
-    )
-    return [first, *between, last]
+    last = (f"tokens>{edges[-1]}", edges[-1], math.inf)
+    return [(f"tokens<={edges[0]}", -1, edges[0]), *between, last]
 
 
 def by_length(

@@ -32,6 +32,7 @@ from rljax.setup.scoring import limits_of, turn_sampling
 from rljax.setup.setup import make_sampling
 
 Player = Callable[[Sequence[int], Sampling], tuple[list[int], str]]
+_FIELDS = ("prompt", "ground_truth", "data_source", "extra_info")
 
 
 @dataclasses.dataclass
@@ -69,25 +70,12 @@ def play(
     component = resolve(config.environment.function, NAMESPACES["environment"])
     limits = limits_of(config)
     sampling = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
-    fields = {
-        **record.extra_info,
-        "prompt": record.prompt,
-        "ground_truth": record.ground_truth,
-        "data_source": record.data_source,
-        "extra_info": record.extra_info,
-    }
+    named = {name: getattr(record, name) for name in _FIELDS}
     messages = None if record.messages is None else list(record.messages)
-    episode = Episode(
-        0,
-        component,
-        fields,
-        tokenizer,
-        limits,
-        seed=seed,
-        sample_seed=seed + 1,
-        prompt_ids=record.token_ids.tolist(),
-        messages=messages,
-    )
+    prompt = dict(prompt_ids=record.token_ids.tolist(), messages=messages)
+    seeds = dict(seed=seed, sample_seed=seed + 1)
+    fields = {**record.extra_info, **named}
+    episode = Episode(0, component, fields, tokenizer, limits, **seeds, **prompt)
     try:
         played = _Table(tokenizer, limits, sampling, console).play(episode, player)
     finally:
@@ -172,17 +160,10 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
     begin = len(log.mask)
     while begin and log.mask[begin - 1]:
         begin -= 1
-    sample = dict(
-        response=response_of(tokenizer, log.ids[begin:], record.prompt_text, record.messages),
-        ground_truth=record.ground_truth,
-        data_source=record.data_source,
-        prompt=record.prompt,
-        extra_info=record.extra_info,
-        num_tokens=len(log.ids) - begin,
-        finish_reason="stop",
-        messages=record.messages,
-        token_ids=log.ids[begin:],
-    )
+    ids = log.ids[begin:]
+    sample = {name: getattr(record, name) for name in (*_FIELDS, "messages")}
+    sample |= dict(token_ids=ids, num_tokens=len(ids), finish_reason="stop")
+    sample["response"] = response_of(tokenizer, ids, record.prompt_text, record.messages)
     try:
         score, parts = call_reward(resolve(text, HOME), sample)
     except Abstained as error:

@@ -19,16 +19,17 @@ from rljax.rewards.answers.letters import labelled_letter
 from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
 
 
+def _check_k(name: str, k: int, n: int) -> None:
+    if not 1 <= k <= n:
+        rule = f"1 <= k <= {n}, the samples of each prompt"
+        fix = f"k={n} or lower, or draw more samples of each prompt"
+        raise InputError(name, value=k, rule=rule, fix=fix)
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, include a right
     one (Chen et al. 2021). Raises InputError unless 1 <= k <= n."""
-    if not 1 <= k <= n:
-        raise InputError(
-            "pass@k",
-            value=k,
-            rule=f"1 <= k <= {n}, the samples of each prompt",
-            fix=f"k={n} or lower, or draw more samples of each prompt",
-        )
+    _check_k("pass@k", k, n)
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
@@ -44,13 +45,7 @@ def best_of_k(scores: Sequence[float], k: int) -> float:
     n = len(ordered)
     if any(math.isnan(s) for s in ordered):
         raise InputError("best-of-k of NaN", fix="leave out the samples whose reward failed")
-    if not 1 <= k <= n:
-        raise InputError(
-            "best-of-k",
-            value=k,
-            rule=f"1 <= k <= {n}, the samples of each prompt",
-            fix=f"k={n} or lower, or draw more samples of each prompt",
-        )
+    _check_k("best-of-k", k, n)
     ways = math.comb(n, k)
     return sum(s * (math.comb(i, k - 1) / ways) for i, s in enumerate(ordered) if i >= k - 1)
 
@@ -69,13 +64,7 @@ def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) 
     InputError unless 1 <= k <= n.
     """
     n = len(answers)
-    if not 1 <= k <= n:
-        raise InputError(
-            "maj@k",
-            value=k,
-            rule=f"1 <= k <= {n}, the samples of each prompt",
-            fix=f"k={n} or lower, or draw more samples of each prompt",
-        )
+    _check_k("maj@k", k, n)
     wins = []
     for start in range(0, n - k + 1, k):
         part = list(answers[start : start + k])

@@ -74,6 +74,11 @@ def exemplars(
     return [row for group in taken.values() for row in group]
 
 
+def _require_column(row: dict, name: str, fix: str) -> None:
+    if name not in row:
+        raise InputError(f"lacks the column {name!r}", value=sorted(map(str, row)), fix=fix)
+
+
 def _require_unseen(row: dict, solved: Solved, columns: Sequence[str]) -> None:
     """Raises InputError where the row is one of those that are shown with their answers."""
     asked = [row[name] for name in columns]
@@ -136,12 +141,8 @@ def aime(row: dict, *, instruction: str) -> dict:
         answer = last_boxed(row["solution"]) or row["solution"]
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
-    if "answer" not in row and "solution" not in row:
-        raise InputError(
-            "lacks the column 'answer'",
-            value=sorted(row),
-            fix="rename the column that holds the answer to 'answer'",
-        )
+    if "solution" not in row:
+        _require_column(row, "answer", "rename the column that holds the answer to 'answer'")
     number = None if isinstance(answer, bool) else integer_of(str(answer).strip(" \n$"), 0, 999)
     if number is None:
         raise InputError(
@@ -202,21 +203,12 @@ def _worked(row: dict) -> str:
 def _choice(row: dict) -> str:
     """The letter of the right option. Raises InputError."""
     maps.column(row, "question")
-    if "options" not in row:
-        raise InputError(
-            "lacks the column 'options'",
-            value=sorted(map(str, row)),
-            fix="give each row its options, a list of texts, in a column 'options'",
-        )
+    fix = "give each row its options, a list of texts, in a column 'options'"
+    _require_column(row, "options", fix)
     options = row["options"]
     texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
     if not texts or not 2 <= len(options) <= len(LETTERS):
-        raise InputError(
-            "column 'options'",
-            value=options,
-            rule="a list of 2 to 10 texts",
-            fix="give each row its options, a list of texts, in a column 'options'",
-        )
+        raise InputError("column 'options'", value=options, rule="a list of 2 to 10 texts", fix=fix)
     known = LETTERS[: len(options)]
     letter, index = row.get("answer"), row.get("answer_index")
     if letter is None and isinstance(index, int) and 0 <= index < len(options):
@@ -247,12 +239,9 @@ def ifeval(row: dict) -> dict:
     are not IFEval's."""
     prompt = maps.column(row, "prompt")
     truth = {name: row.get(name) for name in ("instruction_id_list", "kwargs")}
-    if missing := [name for name in truth if name not in row]:
-        raise InputError(
-            f"lacks the column {missing[0]!r}",
-            value=sorted(map(str, row)),
-            fix="give the rows of google/IFEval, with their instruction_id_list and kwargs",
-        )
+    for name in truth:
+        fix = "give the rows of google/IFEval, with their instruction_id_list and kwargs"
+        _require_column(row, name, fix)
     try:
         read = read_instructions(truth)
     except ValueError as error:
@@ -372,11 +361,8 @@ def _test_cases(row: dict, name: str) -> list[dict]:
     if name not in row:
         if name == "private_test_cases":
             return []
-        raise InputError(
-            f"lacks the column {name!r}",
-            value=sorted(map(str, row)),
-            fix="give the rows of livecodebench/code_generation_lite, with their test cases",
-        )
+        fix = "give the rows of livecodebench/code_generation_lite, with their test cases"
+        _require_column(row, name, fix)
     value = row[name] or []
     location = f"column {name!r}"
     try:

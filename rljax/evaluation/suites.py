@@ -66,16 +66,8 @@ def gsm8k(
     columns = ("question", "answer")
     solved = rows.exemplars(data, exemplars, "train", shots, columns)
     record = functools.partial(rows.gsm8k, instruction=instruction, solved=solved)
-    stop = STOP if shots else ()
-    return Suite(
-        data,
-        record,
-        "gsm8k(method='strict')",
-        columns,
-        max_response_tokens=1024,
-        stop=stop,
-        answer=rows.marked_answer,
-    )
+    how = dict(max_response_tokens=1024, stop=STOP if shots else (), answer=rows.marked_answer)
+    return Suite(data, record, "gsm8k(method='strict')", columns, **how)
 
 
 @contract(safe=True)
@@ -84,15 +76,8 @@ def math500(
 ) -> Suite:
     r"""MATH-500 (Lightman et al. 2023): `\boxed{}`, compared as mathematics. By subject, level."""
     record = functools.partial(rows.boxed, instruction=instruction)
-    return Suite(
-        data,
-        record,
-        "math_verify(extraction='boxed')",
-        ("problem", "answer"),
-        max_response_tokens=4096,
-        answer=rows.boxed_answer,
-        by=("subject", "level"),
-    )
+    how = dict(max_response_tokens=4096, answer=rows.boxed_answer, by=("subject", "level"))
+    return Suite(data, record, "math_verify(extraction='boxed')", ("problem", "answer"), **how)
 
 
 @contract(safe=True)
@@ -109,17 +94,9 @@ def aime25(*, data: str = "hf://datasets/math-ai/aime25", instruction: PlainText
 
 def _aime(data: str, instruction: str) -> Suite:
     record = functools.partial(rows.aime, instruction=instruction)
-    return Suite(
-        data,
-        record,
-        "integer_answer(low=0, high=999)",
-        ("problem", "answer"),
-        samples=32,
-        temperature=0.6,
-        top_p=0.95,
-        max_response_tokens=32768,
-        answer=rows.boxed_answer,
-    )
+    sampling = dict(samples=32, temperature=0.6, top_p=0.95, max_response_tokens=32768)
+    how = dict(answer=rows.boxed_answer, **sampling)
+    return Suite(data, record, "integer_answer(low=0, high=999)", ("problem", "answer"), **how)
 
 
 @contract(safe=True)
@@ -134,30 +111,18 @@ def mmlu_pro(
     columns = ("question", "options", "answer", "category")
     solved = rows.exemplars(data, exemplars, "validation", shots, columns, by="category")
     record = functools.partial(rows.mmlu_pro, solved=solved)
-    return Suite(
-        data,
-        record,
-        "mmlu_pro()",
-        columns,
-        max_response_tokens=2048,
-        stop=STOP if shots else (),
-        by=("category",),
-    )
+    how = dict(max_response_tokens=2048, stop=STOP if shots else (), by=("category",))
+    return Suite(data, record, "mmlu_pro()", columns, **how)
 
 
 @contract(safe=True)
 def ifeval(*, data: str = "hf://datasets/google/IFEval/train") -> Suite:
     """IFEval (Zhou et al. 2023): 25 kinds of instructions, strict and loose, by prompt and by
     instruction."""
-    parts = {"prompt_loose": "", "instruction_strict": "instructions"}
-    return Suite(
-        data,
-        rows.ifeval,
-        "instruction_following()",
-        ("prompt", "instruction_id_list", "kwargs"),
-        max_response_tokens=1280,
-        parts={**parts, "instruction_loose": "instructions"},
-    )
+    parts = {"prompt_loose": ""}
+    parts |= dict.fromkeys(("instruction_strict", "instruction_loose"), "instructions")
+    columns, how = ("prompt", "instruction_id_list", "kwargs"), dict(max_response_tokens=1280)
+    return Suite(data, rows.ifeval, "instruction_following()", columns, parts=parts, **how)
 
 
 @contract(safe=True)
@@ -179,15 +144,6 @@ def livecodebench(
         "code_tests(scale='binary', timeout_s=6.0, total_timeout_s=110.0, memory_mb=4096, "
         "float_tolerance=1e-12, fenced=True)"
     )
-    return Suite(
-        data,
-        record,
-        reward,
-        ("question_content", "public_test_cases"),
-        samples=10,
-        temperature=0.2,
-        top_p=0.95,
-        max_response_tokens=2000,
-        timeout_s=120.0,
-        by=("difficulty",),
-    )
+    sampling = dict(samples=10, temperature=0.2, top_p=0.95, max_response_tokens=2000)
+    how = dict(timeout_s=120.0, by=("difficulty",), **sampling)
+    return Suite(data, record, reward, ("question_content", "public_test_cases"), **how)
