@@ -230,13 +230,8 @@ def sample_comparisons(
         records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
-    completions = sample_all(
-        saved.ready(prompts, **sampling),
-        prompts,
-        samples,
-        key=jax.random.key(seed),
-        prompts_per_call=prompts_per_call,
-    )
+    policy, how = saved.ready(prompts, **sampling), dict(prompts_per_call=prompts_per_call)
+    completions = sample_all(policy, prompts, samples, key=jax.random.key(seed), **how)
     out = []
     for i, prompt in enumerate(prompts):
         texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
@@ -263,15 +258,9 @@ def label_preferences(options: PreferenceOptions) -> dict[str, float]:
         judge = model_judge(options.reward_model, max_tokens=options.max_tokens)
     if options.policy:
         policy = load_named_policy(options.policy, trust_code=options.trust_code)
-        comparisons = sample_comparisons(
-            policy,
-            options.data,
-            samples=options.samples,
-            max_prompt_tokens=options.max_prompt_tokens,
-            seed=options.seed,
-            temperature=options.temperature,
-            max_response_tokens=options.max_response_tokens,
-        )
+        names = ("samples", "max_prompt_tokens", "seed", "temperature", "max_response_tokens")
+        how = {name: getattr(options, name) for name in names}
+        comparisons = sample_comparisons(policy, options.data, **how)
     else:
         comparisons = load_comparisons(options.data)
     rows, counts = label(comparisons, judge, ties=options.ties)

@@ -195,14 +195,9 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
         kept, metrics = _select(groups, options)
         if options.trajectories:
-            trajectories, counts = trajectories_of(
-                policy,
-                prompts,
-                player,
-                samples,
-                stream(key, "pass rates"),
-                process_samples=options.process_samples,
-            )
+            scored = policy, prompts, player, samples, stream(key, "pass rates")
+            many = options.process_samples
+            trajectories, counts = trajectories_of(*scored, process_samples=many)
     examples = _example_rows(prompts, groups, kept)
     if not examples:
         raise InputError(
@@ -312,19 +307,10 @@ def _eligible(group: list[Completion], options: RejectionOptions) -> list[bool]:
 def _select(groups: list[list[Completion]], options: RejectionOptions) -> tuple[list, dict]:
     rewards = [[s.reward for s in group] for group in groups]
     texts = [[s.text for s in group] for group in groups]
-    kept = [
-        select(
-            r,
-            t,
-            method=options.select,
-            top_k=options.top_k,
-            min_reward=options.min_reward,
-            per_prompt=options.per_prompt,
-            dedup=options.dedup,
-            eligible=_eligible(group, options),
-        )
-        for r, t, group in zip(rewards, texts, groups, strict=True)
-    ]
+    names = ("top_k", "min_reward", "per_prompt", "dedup")
+    how = {"method": options.select, **{name: getattr(options, name) for name in names}}
+    each = zip(rewards, texts, groups, strict=True)
+    kept = [select(r, t, **how, eligible=_eligible(group, options)) for r, t, group in each]
     truncated = [[s.truncated for s in group] for group in groups]
     return kept, selection_metrics(rewards, texts, kept, truncated, method=options.select)
 
@@ -374,20 +360,15 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     sampler, tokens = limits.sampler, limits.data.max_prompt_tokens
     for i in range(options.iterations):
         here = Path(folder) / str(i)
-        meta = rejection_sample(
-            dataclasses.replace(
-                options,
-                checkpoint=str(checkpoint),
-                data=data,
-                reward=reward,
-                out=str(here / "samples.jsonl"),
-                seed=options.seed + i,
-                temperature=options.temperature or sampler.temperature,
-                max_prompt_tokens=options.max_prompt_tokens or tokens,
-                max_response_tokens=options.max_response_tokens or sampler.max_response_tokens,
-            ),
-            test_fraction=held_out_fraction(limits, data),
+        of_step = dict(checkpoint=str(checkpoint), out=str(here / "samples.jsonl"))
+        sampling = dict(
+            temperature=options.temperature or sampler.temperature,
+            max_prompt_tokens=options.max_prompt_tokens or tokens,
+            max_response_tokens=options.max_response_tokens or sampler.max_response_tokens,
         )
+        own = dict(data=data, reward=reward, seed=options.seed + i, **of_step, **sampling)
+        held = held_out_fraction(limits, data)
+        meta = rejection_sample(dataclasses.replace(options, **own), test_fraction=held)
         made, examples = copy.deepcopy(config), meta["files"]["examples"]
         made.dataflow, made.model = "sft", str(_model_folder(checkpoint))
         made.run_dir, made.export = str(here), True

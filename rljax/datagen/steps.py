@@ -71,20 +71,12 @@ class PolicyWithTests:
 
     def score(self, records: Sequence[PromptRecord], responses: Sequence[tuple]) -> list[float]:
         """The tests' score of each response (ids, finish reason); NaN where they failed to run."""
-        samples = [
-            {
-                "prompt": record.prompt_text,
-                "response": response_of(
-                    self.policy.tokenizer, ids, record.prompt_text, record.messages
-                ),
-                "ground_truth": record.ground_truth,
-                "data_source": record.data_source,
-                "extra_info": record.extra_info,
-                "num_tokens": len(ids),
-                "finish_reason": finish_reason,
-            }
-            for record, (ids, finish_reason) in zip(records, responses, strict=True)
-        ]
+        names, samples = ("ground_truth", "data_source", "extra_info"), []
+        for record, (ids, finish_reason) in zip(records, responses, strict=True):
+            text, tokenizer = record.prompt_text, self.policy.tokenizer
+            sample = dict(prompt=text, num_tokens=len(ids), finish_reason=finish_reason)
+            sample["response"] = response_of(tokenizer, ids, text, record.messages)
+            samples.append({**sample, **{name: getattr(record, name) for name in names}})
         return [x.value if x.status == "ok" else np.nan for x in self.pool.score(samples)]
 
     def passes(self, scores: Sequence[float]) -> list[bool]:
@@ -195,13 +187,9 @@ def label_programs(
     programs, counts = sample_programs(searcher, records, draw, programs_per_prompt)
     accepts = policy_completer(searcher, records, programs, complete, completions)
     passed, started = [p.passed for p in programs], time.perf_counter()
-    labels, cost = label_lines(
-        [p.lines for p in programs],
-        accepts,
-        passes=passed,
-        neutral=neutral,
-        problems=[(p.prompt, p.head) for p in programs],
-    )
+    lines, problems = [p.lines for p in programs], [(p.prompt, p.head) for p in programs]
+    how = dict(passes=passed, neutral=neutral, problems=problems)
+    labels, cost = label_lines(lines, accepts, **how)
     seconds = time.perf_counter() - started
     rows = []
     for program, one in zip(programs, labels, strict=True):
