@@ -28,6 +28,8 @@ from rljax.search.evaluators import (
     Value,
     ends_of_lines,
     one_number,
+    shaped,
+    whole,
     why_lines_end,
 )
 from rljax.search.tree import NONE
@@ -70,14 +72,8 @@ class Columns:
         self.rules, self.width, self.calls = rules, width, 0
         models = (model,) if value is None else (model, value.model)
         check(models, len(rules.temperature), tokens, nodes, kv_dtype)
-        self._plan = _Plan(
-            models,
-            tokens + nodes,
-            nodes,
-            width,
-            kv_dtype,
-            value is not None and value.reads == "process",
-        )
+        process = value is not None and value.reads == "process"
+        self._plan = _Plan(models, tokens + nodes, nodes, width, kv_dtype, process)
         self._weights = (params,) if value is None else (params, value.params)
         self._why = why_lines_end(value, rules, model.config.ids)
 
@@ -90,17 +86,9 @@ class Columns:
         """Returns {name: (jitted function, its arguments as shapes, 1)} of a search of prompts of
         so many columns, as `Forked.programs`; no path is read, so `depth` changes none."""
         rows, plan = len(self.rules.temperature), self._plan
-
-        def whole(*shape):
-            return jax.ShapeDtypeStruct(shape, jnp.int32)
-
         read = plan, self._weights, whole(rows, columns), whole(rows)
-
-        def put(x, s):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-
         trees = jax.eval_shape(lambda *rest: _started(plan, *rest), *read[1:])
-        trees = jax.tree.map(put, trees, _layout(plan, trees))
+        trees = jax.tree.map(shaped, trees, _layout(plan, trees))
         live = jax.ShapeDtypeStruct((rows,), bool)
         asked = self.rules, self._why, whole(rows), whole(rows), whole(rows), live
         moves = whole(rows), whole(rows, plan.nodes), live
@@ -195,18 +183,11 @@ def _started(plan: _Plan, weights, prompts, lengths) -> _Trees:
         for model, params in zip(plan.models, weights, strict=True)
     )
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
-    trees = _Trees(
-        caches,
-        lengths - 1,
-        last,
-        tokens=jnp.zeros((rows, nodes), jnp.int32),
-        depths=jnp.zeros((rows, nodes), jnp.int32),
-        ancestors=jnp.zeros((rows, nodes, nodes), bool),
-        scores=jnp.zeros((rows, nodes), jnp.float32),
-        before=jnp.zeros((rows,), jnp.float32),
-        inside=jnp.zeros((rows,), bool),
-    )
-    return _pinned(plan, trees)
+    none = {name: jnp.zeros((rows, nodes), jnp.int32) for name in ("tokens", "depths")}
+    none["ancestors"] = jnp.zeros((rows, nodes, nodes), bool)
+    scores, before = jnp.zeros((rows, nodes), jnp.float32), jnp.zeros((rows,), jnp.float32)
+    own = dict(scores=scores, before=before, inside=jnp.zeros((rows,), bool))
+    return _pinned(plan, _Trees(caches, lengths - 1, last, **none, **own))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

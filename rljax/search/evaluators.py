@@ -104,9 +104,6 @@ class Forked:
         `params` may be shapes."""
         rows = self.rules.temperature.shape[0]
 
-        def whole(*shape):
-            return jax.ShapeDtypeStruct(shape, jnp.int32)
-
         def prefix(engine: Engine | None):
             if engine is None:
                 return None
@@ -114,11 +111,7 @@ class Forked:
             small = dataclasses.replace(made, caches=[])
             layout = rows_layout(small, mesh)
             layout = dataclasses.replace(layout, caches=cache.shardings(made.caches, mesh))
-
-            def put(x, s):
-                return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-
-            return jax.tree.map(put, made, layout)
+            return jax.tree.map(shaped, made, layout)
 
         roots = tuple(prefix(engine) for engine in (self.engine, self.value_engine))
         before = jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct((rows,), bool)
@@ -144,19 +137,9 @@ class Forked:
 
     def __call__(self, leaves: Leaves) -> Evaluation:
         self.calls += 1
-        return Evaluation(
-            *_looked(
-                self._engines,
-                self.width,
-                self._weights,
-                self.roots,
-                self.before,
-                self.rules,
-                self.ends_line,
-                leaves.path,
-                leaves.depth,
-            )
-        )
+        roots = self._weights, self.roots, self.before
+        asked = self.rules, self.ends_line, leaves.path, leaves.depth
+        return Evaluation(*_looked(self._engines, self.width, *roots, *asked))
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
         """Moves the roots of live [B] rows to their children by tokens [B]; `kept` is not read, for
@@ -167,16 +150,9 @@ class Forked:
         """Replaces root b by row source[b] of the roots (() for its own) with the first counts[b]
         of tokens [B, S] behind it."""
         source = np.arange(len(counts)) if len(source) == 0 else np.asarray(source)
-        self.roots, self.before = _advanced(
-            self._engines,
-            self._weights,
-            self.roots,
-            self.before,
-            self.ends_line,
-            tokens,
-            np.asarray(counts, np.int32),
-            source,
-        )
+        roots, counts = (self._weights, self.roots, self.before), np.asarray(counts, np.int32)
+        more = self.ends_line, tokens, counts, source
+        self.roots, self.before = _advanced(self._engines, *roots, *more)
 
     def roll(
         self, leaves: Leaves, keys: np.ndarray, limit: np.ndarray, steps: int, *, greedy=False
@@ -184,27 +160,29 @@ class Forked:
         """Returns continuations of at most `steps` tokens from the leaves of live rows, by the
         policy's own sampling, as the keys [B, 2] decide, or the likeliest ones: ids that end with a
         stop id, or where prompt and response have limit [B] tokens."""
-        engine = dataclasses.replace(
-            self.engine, steps=steps, stop_ids=self.rules.stop_ids.shape[1]
-        )
+        stops = self.rules.stop_ids.shape[1]
+        engine = dataclasses.replace(self.engine, steps=steps, stop_ids=stops)
         reached = _reached(engine, self.params, self.roots[0], leaves.path, leaves.depth)
         rows, rules = np.arange(len(limit)), self.rules
         if greedy:
             rules = dataclasses.replace(rules, temperature=np.zeros_like(rules.temperature))
-        inputs = SlotInputs(
-            reached.length,
-            reached.token,
-            np.asarray(limit, np.int32),
-            reached.shift,
-            keys,
-            rules,
-            None,
-        )
+        read = reached.length, reached.token, np.asarray(limit, np.int32), reached.shift
+        inputs = SlotInputs(*read, keys, rules, None)
         slots = np.where(leaves.live, rows, len(rows)).astype(np.int32)
         state = engine.insert(reached, engine.init_state(), slots, rows, inputs)
         _, new, _ = engine.generate(self.params, state, steps)
         ids, valid = fetch((new.ids, new.valid))
         return [ids[valid[:, row], row].tolist() for row in rows]
+
+
+def whole(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns int32 of a shape, without numbers."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def shaped(x, sharding) -> jax.ShapeDtypeStruct:
+    """Returns the shape and the type of an array, with a sharding."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def padded_paths(paths: Sequence[Sequence[int]], live: Sequence[bool]) -> Leaves:

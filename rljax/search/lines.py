@@ -30,9 +30,8 @@ def best_of_n(
         roots = padded_paths([[]] * problem.rows, [True] * problem.rows)
         limit = problem.lengths + problem.limit
         drawn = evaluator.roll(roots, _keys(problem.keys, number), limit, problem.limit)
-        for row, (ids, score) in enumerate(
-            zip(drawn, _scores(problem, evaluator, drawn), strict=True)
-        ):
+        scores = _scores(problem, evaluator, drawn)
+        for row, (ids, score) in enumerate(zip(drawn, scores, strict=True)):
             if best[row] is None or score > best[row][0]:
                 best[row] = score, ids
     return [_response(problem, ids) for _, ids in best]
@@ -96,14 +95,8 @@ def lookahead(
 
     Raises InputError without a value model, and for beams, samples or step_tokens below 1.
     """
-    _check(
-        "lookahead",
-        problem,
-        needs_value=False,
-        beams=beams,
-        samples=samples,
-        step_tokens=step_tokens,
-    )
+    sizes = dict(beams=beams, samples=samples, step_tokens=step_tokens)
+    _check("lookahead", problem, needs_value=False, **sizes)
     if problem.value is None:
         raise InputError(
             "lookahead",
@@ -181,12 +174,8 @@ def _check(
 def _repeated(problem: SearchProblem, beams: int) -> SearchProblem:
     rows = np.repeat(np.arange(problem.rows), beams)
     keys = np.concatenate([_keys(problem.keys, 2**20 + k)[:, None] for k in range(beams)], axis=1)
-    return dataclasses.replace(
-        problem,
-        prompts=problem.prompts[rows],
-        lengths=problem.lengths[rows],
-        keys=keys.reshape(-1, 2),
-    )
+    repeated = dict(prompts=problem.prompts[rows], lengths=problem.lengths[rows])
+    return dataclasses.replace(problem, **repeated, keys=keys.reshape(-1, 2))
 
 
 def _keys(keys: np.ndarray, number: int) -> np.ndarray:

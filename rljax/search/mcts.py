@@ -54,15 +54,9 @@ def mcts(
     """
     _check(problem, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration)
     explores = problem.sampling.temperature > 0
-    search = _Searched(
-        problem,
-        simulations,
-        width,
-        exploration,
-        rollouts or problem.value is None,
-        noise_fraction if explores else 0.0,
-        noise_concentration,
-    )
+    noise = noise_fraction if explores else 0.0, noise_concentration
+    rolls = rollouts or problem.value is None
+    search = _Searched(problem, simulations, width, exploration, rolls, *noise)
     for position in range(problem.limit):
         if not search.live.any():
             break
@@ -72,12 +66,7 @@ def mcts(
 
 
 def _check(
-    problem: SearchProblem,
-    rollouts,
-    simulations,
-    visit_temperature,
-    noise_fraction,
-    noise_concentration,
+    problem: SearchProblem, rollouts, simulations, visit_temperature, fraction, concentration
 ) -> None:
     if problem.value is None and problem.scored is None:
         raise InputError(
@@ -97,8 +86,8 @@ def _check(
     for name, value, good, rule in (
         ("simulations", simulations, simulations >= 1, ">= 1"),
         ("visit_temperature", visit_temperature, visit_temperature >= 0, ">= 0 (0: most visits)"),
-        ("noise_fraction", noise_fraction, 0 <= noise_fraction <= 1, "0 to 1"),
-        ("noise_concentration", noise_concentration, noise_concentration > 0, "above 0"),
+        ("noise_fraction", fraction, 0 <= fraction <= 1, "0 to 1"),
+        ("noise_concentration", concentration, concentration > 0, "above 0"),
     ):
         if not good:
             raise InputError(
@@ -143,9 +132,8 @@ def _emitted(tree: Tree, keys, position, temperature, live, exploration):
     warm = trees.visit_policy(visits, jnp.maximum(temperature, 1e-3))
 
     def draw(key, p):
-        return jax.random.categorical(
-            jax.random.fold_in(jax.random.wrap_key_data(key), position), jnp.log(p)
-        )
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
+        return jax.random.categorical(key, jnp.log(p))
 
     draws = (temperature > 0) & visited
     drawn = jax.vmap(draw)(keys, warm).astype(jnp.int32)
@@ -230,15 +218,10 @@ class _Searched:
         if asked.any():
             leaves = Leaves(path, depth, at.leaf, at.parent, asked)
             tokens, logprobs, value = fetch(self.evaluator(leaves))
-            texts = [
-                self.responses[row].ids + path[row, : depth[row]].tolist() for row in range(rows)
-            ]
-            ended = np.array(
-                [
-                    asked[r] and depth[r] > 0 and self.problem.reason(texts[r]) is not None
-                    for r in range(rows)
-                ]
-            )
+            texts = [self.responses[r].ids + path[r, : depth[r]].tolist() for r in range(rows)]
+            behind = asked & (depth > 0)
+            reasons = [behind[r] and self.problem.reason(texts[r]) for r in range(rows)]
+            ended = behind & [reason is not None for reason in reasons]
             value = self._values(tree, leaves, texts, ended, value)
         found = (tokens, logprobs, value.astype(np.float32), ended)
         return _grown(tree, selected, *found, active, self.exploration)

@@ -157,18 +157,9 @@ class Search:
         for start in range(0, rows, size):
             at = np.minimum(row[start : start + size], rows - 1)
             at = np.pad(at, (0, size - len(at)), mode="edge")  # one shape
-            problem = SearchProblem(
-                model,
-                params,
-                prompts[at // n],
-                lengths[at // n],
-                keys[at],
-                sampling,
-                decoding,
-                self.value,
-                self.scored,
-                at,
-            )
+            asked = prompts[at // n], lengths[at // n], keys[at]
+            how = sampling, decoding, self.value, self.scored, at
+            problem = SearchProblem(model, params, *asked, *how)
             heartbeat.beat()
             responses += self.method(problem)[: rows - start]
         whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
@@ -194,9 +185,8 @@ class Search:
         rows, width = count * n, max(1, spec(self.method).targets)
         size = min(decoding.slots or rows, rows)
         prompts, lengths = np.zeros((size, columns), np.int32), np.full(size, columns, np.int32)
-        problem = SearchProblem(
-            model, params, prompts, lengths, None, sampling, decoding, self.value
-        )
+        how = sampling, decoding, self.value
+        problem = SearchProblem(model, params, prompts, lengths, None, *how)
         nodes = 0 if self.value is None else spec(self.method).nodes
         programs = problem.unread(width, nodes=nodes).programs(columns, limit)
         blank = SearchedResponse([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
