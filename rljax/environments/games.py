@@ -11,9 +11,9 @@ from typing import Literal
 
 from rljax.contracts import contract
 from rljax.environments.contract import Turn
-from rljax.errors import InputError
 from rljax.reasoning import answer_of
 from rljax.tasks.games import LINES
+from rljax.tasks.task import check_choice
 
 MARKS = ("x", "o")
 PLAYERS = ("first", "second")
@@ -39,11 +39,6 @@ def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05)
     return 0.0
 
 
-def _check_style(game: str, style: str) -> None:
-    if style not in ("words", "short"):
-        raise InputError(f"{game}(style)", value=style, fix="write words or short")
-
-
 # -- tic-tac-toe
 
 
@@ -62,9 +57,8 @@ def tic_tac_toe(
     gives it, and the other player's free cells are drawn by `sample_seed`. Raises InputError for
     another opponent or style.
     """
-    _check_style("tic_tac_toe", style)
-    if opponent not in ("self", "random"):
-        raise InputError("tic_tac_toe(opponent)", value=opponent, fix="write self or random")
+    check_choice("tic_tac_toe", "style", style, "words", "short")
+    check_choice("tic_tac_toe", "opponent", opponent, "self", "random")
     board, rng = ["."] * 9, random.Random(sample_seed)
     ours = MARKS[random.Random(seed).randrange(2)] if opponent == "random" else ""
     for number in range(9):
@@ -109,7 +103,7 @@ def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
     the chips that it wins, -2 to 2. A text that is no move loses 2. `deal`: "KQ" gives the king
     to the first seat. `rljax.environments.kuhn.exploitability` measures the distance of a policy
     from equilibrium."""
-    _check_style("kuhn_poker", style)
+    check_choice("kuhn_poker", "style", style, "words", "short")
     history = ""
     while (won := chips(history, deal)) is None:
         seat = len(history) % 2

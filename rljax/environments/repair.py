@@ -12,6 +12,7 @@ from rljax.errors import InputError
 from rljax.reasoning import answer_of
 from rljax.rewards.unit_tests.code_forms import Tests, extract_program, read_tests
 from rljax.rewards.unit_tests.code_run import run_tests
+from rljax.tasks.task import check_choice
 
 
 @contract(safe=True)
@@ -32,8 +33,7 @@ def repair(
     sandbox, `timeout_s` seconds for a test. After a try that fails the policy reads the first test
     that did. Raises InputError for another style, and for `around` without $line.
     """
-    if style not in ("words", "short"):
-        raise InputError("repair(style)", value=style, fix="write words or short")
+    check_choice("repair", "style", style, "words", "short")
     if around and "$line" not in around:
         raise InputError(
             "repair(around)",

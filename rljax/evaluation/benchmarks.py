@@ -181,10 +181,8 @@ def suite_metrics(
         out[f"pass@{k}"] = bootstrap(values, within=SHARE)
         if answer is not None:
             votes = [[answer(s["response"]) for s in row] for row in known]
-            values = [
-                majority_at_k(texts, r, k) if len(r) >= k else math.nan
-                for texts, r in zip(votes, right, strict=True)
-            ]
+            pairs = zip(votes, right, strict=True)
+            values = [majority_at_k(v, r, k) if len(r) >= k else math.nan for v, r in pairs]
             out[f"maj@{k}"] = bootstrap(values, within=SHARE)
     for name, weight in (parts or {}).items():
         out[name] = _part(known, name, weight)
@@ -251,11 +249,8 @@ def evaluate_suites(options: EvaluateOptions) -> dict:
         {"suite": text, **_run(suite, records, saved, options)}
         for text, suite, records in zip(options.suites, suites, rows, strict=True)
     ]
-    given = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(options)
-        if getattr(options, field.name) not in (field.default, None)
-    }
+    values = ((field, getattr(options, field.name)) for field in dataclasses.fields(options))
+    given = {field.name: x for field, x in values if x not in (field.default, None)}
     flags = shlex.join(option_flags(EvaluateOptions, given))
     return {
         "checkpoint": hub.pinned(options.checkpoint),
@@ -276,12 +271,9 @@ def evaluate_suites(options: EvaluateOptions) -> dict:
 
 def _settled(suite: Suite, text: str, options: EvaluateOptions) -> Suite:
     """The suite with the numbers that the flags set, and its data at a commit."""
-    given = {
-        "samples": options.samples,
-        "temperature": options.temperature,
-        "max_response_tokens": options.max_response_tokens,
-    }
-    suite = dataclasses.replace(suite, **{k: v for k, v in given.items() if v is not None})
+    names = ("samples", "temperature", "max_response_tokens")
+    given = {name: x for name in names if (x := getattr(options, name)) is not None}
+    suite = dataclasses.replace(suite, **given)
     if options.samples == 0:
         suite = dataclasses.replace(suite, samples=1, temperature=0.0)
     if suite.samples > 1 and suite.temperature == 0:
@@ -312,14 +304,9 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
     for item, prompt in zip(items, prompts, strict=True):
         item["prompt"] = prompt.prompt_text
     for sample in samples:
-        items[sample.prompt]["samples"].append(
-            {
-                "response": _before(sample.text, suite.stop),
-                "tokens": len(sample.ids),
-                "finish_reason": sample.finish_reason,
-                "truncated": sample.cut_off,
-            }
-        )
+        made = dict(response=_before(sample.text, suite.stop), tokens=len(sample.ids))
+        made |= dict(finish_reason=sample.finish_reason, truncated=sample.cut_off)
+        items[sample.prompt]["samples"].append(made)
     reward = saved.config.reward
     score_items(suite, items, workers=reward.workers, memory_gb=reward.memory_gb)
     sampling = policy.sampling
@@ -351,15 +338,10 @@ def _sampling(suite: Suite, policy: Policy) -> Policy:
     """The policy as the suite samples, whatever the run sampled with; its own stop strings stay."""
     how = policy.sampling
     ends = (*how.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
-    how = dataclasses.replace(
-        how,
-        temperature=suite.temperature,
-        top_p=suite.top_p,
-        top_k=0,
-        min_p=0.0,
-        stop_strings=tuple(dict.fromkeys((*how.stop_strings, *suite.stop))),
-        stop_ids=tuple(dict.fromkeys(ends)),
-    )
+    draws = dict(temperature=suite.temperature, top_p=suite.top_p, top_k=0, min_p=0.0)
+    texts = tuple(dict.fromkeys((*how.stop_strings, *suite.stop)))
+    stops = dict(stop_strings=texts, stop_ids=tuple(dict.fromkeys(ends)))
+    how = dataclasses.replace(how, **draws, **stops)
     return dataclasses.replace(policy, sampling=how.greedy() if not suite.temperature else how)
 
 

@@ -115,12 +115,11 @@ def evaluate_saved(
     count = options.prompts or (config.evaluate.prompts if run else 256)
     with rows_of("--data", "--data=FILE of prompts with answers"):
         prompts = load_prompts(data, "test", test_fraction=fraction)[:count]
-    ask = functools.partial(
-        _asked, options, prompts, reward_text, config.evaluate.correct_at, answer
-    )
+    correct_at = config.evaluate.correct_at
+    ask = functools.partial(_asked, options, prompts, reward_text, correct_at, answer)
     asked = ask(saved)
     if options.answers:
-        write_rows(options.answers, _answer_rows(asked, config.evaluate.correct_at))
+        write_rows(options.answers, _answer_rows(asked, correct_at))
     other = {}
     if options.against:
         other = _compared(asked, ask, options)
@@ -163,16 +162,10 @@ def _asked(
         guide = (options.search_model, options.search_reads)
         policy = searching(policy, saved, options.search, *guide)
     with contextlib.closing(saved.player(reward_text)) as player:
-        answers = answer_prompts(
-            policy, player, prompts, samples=options.samples, seed=options.seed
-        )
-    metrics = answer_metrics(
-        answers,
-        ks=options.ks_of(options.samples),
-        correct_at=correct_at,
-        episodes=player.has_turns,
-        answer=answer,
-    )
+        how = dict(samples=options.samples, seed=options.seed)
+        answers = answer_prompts(policy, player, prompts, **how)
+    how = dict(correct_at=correct_at, episodes=player.has_turns, answer=answer)
+    metrics = answer_metrics(answers, ks=options.ks_of(options.samples), **how)
     right, tokens = answers.pass_rates(correct_at), answers.tokens()
     return _Asked(prompts, counts, policy, answers, metrics, right, tokens)
 

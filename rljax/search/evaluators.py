@@ -175,6 +175,15 @@ class Forked:
         return [ids[valid[:, row], row].tolist() for row in rows]
 
 
+def folded(keys: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
+    """Returns the keys [B, 2] folded with numbers [B], or with one number."""
+
+    def one(key, number):
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), number))
+
+    return jax.vmap(one, in_axes=(0, 0 if np.ndim(numbers) else None))(keys, numbers)
+
+
 def whole(*shape: int) -> jax.ShapeDtypeStruct:
     """Returns int32 of a shape, without numbers."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -6,14 +6,13 @@ Axes: R rows of a problem, K beams of a row; evaluators have R K rows, those of 
 
 import dataclasses
 
-import jax
 import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.search.evaluators import Forked, padded_paths
+from rljax.search.evaluators import Forked, folded, padded_paths
 from rljax.search.problem import SearchedResponse, SearchProblem
 
 
@@ -29,7 +28,7 @@ def best_of_n(
     for number in range(samples):
         roots = padded_paths([[]] * problem.rows, [True] * problem.rows)
         limit = problem.lengths + problem.limit
-        drawn = evaluator.roll(roots, _keys(problem.keys, number), limit, problem.limit)
+        drawn = evaluator.roll(roots, fetch(folded(problem.keys, number)), limit, problem.limit)
         scores = _scores(problem, evaluator, drawn)
         for row, (ids, score) in enumerate(zip(drawn, scores, strict=True)):
             if best[row] is None or score > best[row][0]:
@@ -113,7 +112,7 @@ def lookahead(
     while not ended.all():
         steps, found = [], []
         for number in range(samples):
-            keys = _keys(many.keys, round_ * samples + number)
+            keys = fetch(folded(many.keys, round_ * samples + number))
             drawn = evaluator.roll(padded_paths([[]] * many.rows, ~ended), keys, limit, step_tokens)
             drawn = [_first_line(ids, lines) for ids in drawn]
             after = drawn
@@ -173,18 +172,9 @@ def _check(
 
 def _repeated(problem: SearchProblem, beams: int) -> SearchProblem:
     rows = np.repeat(np.arange(problem.rows), beams)
-    keys = np.concatenate([_keys(problem.keys, 2**20 + k)[:, None] for k in range(beams)], axis=1)
+    keys = np.stack([fetch(folded(problem.keys, 2**20 + k)) for k in range(beams)], axis=1)
     repeated = dict(prompts=problem.prompts[rows], lengths=problem.lengths[rows])
     return dataclasses.replace(problem, **repeated, keys=keys.reshape(-1, 2))
-
-
-def _keys(keys: np.ndarray, number: int) -> np.ndarray:
-    """Keys [B, 2] of the draws `number` of each row."""
-
-    def one(key):
-        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), number))
-
-    return fetch(jax.vmap(one)(keys))
 
 
 def _scores(problem: SearchProblem, evaluator: Forked, responses: list[list[int]]) -> np.ndarray:

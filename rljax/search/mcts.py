@@ -16,7 +16,7 @@ from rljax.arrays import fetch
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search import tree as trees
-from rljax.search.evaluators import Leaves, padded_paths, path_columns
+from rljax.search.evaluators import Leaves, folded, padded_paths, path_columns
 from rljax.search.problem import SearchedResponse, SearchProblem
 from rljax.search.tree import NONE, Selected, Tree
 
@@ -154,17 +154,6 @@ def _emitted(tree: Tree, keys, position, temperature, live, exploration):
 _NOISE, _CHOICE, _ROLLOUT = 0, 1, 2  # streams of a row's draws
 
 
-def _stream(keys: np.ndarray, purpose: int) -> np.ndarray:
-    """Keys [B, 2] of their own for a purpose."""
-
-    def one(key):
-        return jax.random.key_data(
-            jax.random.fold_in(jax.random.wrap_key_data(key), 2**30 + purpose)
-        )
-
-    return fetch(jax.vmap(one)(keys))
-
-
 class _Searched:
     """The trees of a problem's rows, and what was emitted so far."""
 
@@ -179,7 +168,8 @@ class _Searched:
         self.responses = [SearchedResponse() for _ in range(problem.rows)]
         self.live = np.ones(problem.rows, bool)
         self.noised = np.zeros(problem.rows, bool)
-        self.keys = {p: _stream(problem.keys, p) for p in (_NOISE, _CHOICE, _ROLLOUT)}
+        purposes = (_NOISE, _CHOICE, _ROLLOUT)
+        self.keys = {p: fetch(folded(problem.keys, 2**30 + p)) for p in purposes}
         self.done = np.zeros(problem.rows, np.int32)  # simulations of each row
         self.best: list[tuple[float, list[int], int] | None] = [None] * problem.rows
 
@@ -254,9 +244,7 @@ class _Searched:
         rolls = leaves.live & ~ended
         if not rolls.any():
             return texts
-        keys = jax.vmap(
-            lambda key, i: jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), i))
-        )(self.keys[_ROLLOUT], self.done)
+        keys = folded(self.keys[_ROLLOUT], self.done)
         limit = self.problem.lengths + self.problem.limit
         part = leaves._replace(live=rolls)
         more = self.evaluator.roll(part, keys, limit, self.problem.limit)
