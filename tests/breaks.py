@@ -190,7 +190,7 @@ BREAKS = {
     ),
     "data.turns is not read by offline rows": (
         "rljax/data/online/encoded.py",
-        "        turns=config.data.turns,\n",
+        ", turns=config.data.turns",
         "",
         ["tests/data/test_turns_of_runs.py"],
     ),
@@ -628,8 +628,8 @@ BREAKS = {
     ),
     "the trainer reads rows of a head that have no token": (
         "rljax/models/model.py",
-        "entries=self.config.known_ids,",
-        "entries=0,",
+        "entries=config.known_ids",
+        "entries=0",
         ["tests/sampler/test_known_ids.py", "-k", "trainer"],
     ),
     "a stop string is seen one token late": (
@@ -1273,8 +1273,8 @@ BREAKS |= {
     ),
     "noise, choices and rollouts of a search share their draws": (
         "rljax/search/mcts.py",
-        "jax.random.wrap_key_data(key), 2**30 + purpose)",
-        "jax.random.wrap_key_data(key), 2**30)",
+        "folded(problem.keys, 2**30 + p)",
+        "folded(problem.keys, 2**30)",
         ["tests/search/test_mcts.py", "-k", "draws_of_their_own"],
     ),
     # -- serving

@@ -129,18 +129,8 @@ def attention_cached(
     q = paths.pad_axis(q, 3, k.shape[-1])
     columns = k.shape[2 if order == "heads" else 1]
     assert allowed.shape == (*q.shape[:2], columns), (allowed.shape, q.shape, k.shape)
-    return paths.plain(
-        q,
-        k,
-        v,
-        allowed,
-        sinks,
-        scale=scale,
-        soft_cap=soft_cap,
-        order=order,
-        k_scales=k_scales,
-        v_scales=v_scales,
-    )
+    how = dict(scale=scale, soft_cap=soft_cap, order=order, k_scales=k_scales, v_scales=v_scales)
+    return paths.plain(q, k, v, allowed, sinks, **how)
 
 
 def attention_paired(
@@ -176,19 +166,15 @@ def attention_paired(
     # TPU it is for.
     rows = BATCH_AXES if q.shape[0] % row_shards(mesh) == 0 else None
     heads = None if pairs.shape[2] // 2 % mesh.shape["tensor"] else "tensor"
-    mapped = jax.shard_map(
-        path,
-        mesh=mesh,
-        in_specs=(
-            PartitionSpec(rows, heads),
-            PartitionSpec(pool.rows if pool else rows, None, heads),
-            PartitionSpec(rows),
-            PartitionSpec(rows),
-        ),
-        out_specs=PartitionSpec(rows, heads),
-        check_vma=False,  # Pallas kernels do not declare what they vary over
-    )
+    split, each = PartitionSpec(rows, heads), PartitionSpec(rows)
+    of_pairs = PartitionSpec(pool.rows if pool else rows, None, heads)
+    mapped = _mapped(path, mesh, (split, of_pairs, each, each), split)
     return mapped(q[:, 0], pairs, held, table)[:, None]
+
+
+def _mapped(path, mesh: Mesh, in_specs: tuple, out_specs: PartitionSpec):
+    # Pallas kernels do not declare what they vary over.
+    return jax.shard_map(path, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _check(q, k, v, segments, sinks, window) -> None:
@@ -260,14 +246,9 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     rows = _row_axes(mesh, b)
     split = PartitionSpec(rows, "context", "tensor")
     # The device at (t, c) ends up with block c of the heads of block t: so do the sinks.
-    sink_split = PartitionSpec(("tensor", "context"))
-    mapped = jax.shard_map(
-        on_one_device,
-        mesh=mesh,
-        in_specs=(split, split, split, PartitionSpec(rows), sink_split, PartitionSpec(rows)),
-        out_specs=split,
-        check_vma=False,  # Pallas kernels do not declare what they vary over
-    )
+    sink_split, each = PartitionSpec(("tensor", "context")), PartitionSpec(rows)
+    in_specs = (split, split, split, each, sink_split, each)
+    mapped = _mapped(on_one_device, mesh, in_specs, split)
     return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 
@@ -292,13 +273,8 @@ def _over_ring(how: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
     rows = _row_axes(mesh, b)
     split = PartitionSpec(rows, "context", "tensor")
-    mapped = jax.shard_map(
-        functools.partial(ring, devices=context, **how),
-        mesh=mesh,
-        in_specs=(split, split, split, *[PartitionSpec(x) for x in (rows, "tensor", rows)]),
-        out_specs=split,
-        check_vma=False,  # Pallas kernels do not declare what they vary over
-    )
+    in_specs = (split, split, split, *[PartitionSpec(x) for x in (rows, "tensor", rows)])
+    mapped = _mapped(functools.partial(ring, devices=context, **how), mesh, in_specs, split)
     return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 

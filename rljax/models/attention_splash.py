@@ -115,14 +115,8 @@ def _merged_backward(rule: Rule, kept, gradient):
         if sink is not None:
             dsinks = jnp.sum(grads[4].astype(jnp.float32), axis=0).astype(sinks.dtype)
     dq = _by_tokens(dq.astype(q.dtype), q.shape[:2])
-    return (
-        dq,
-        columns_transposed(dk, k, prefix),
-        columns_transposed(dv, v, prefix),
-        dsinks,
-        None,
-        None,
-    )
+    dk, dv = columns_transposed(dk, k, prefix), columns_transposed(dv, v, prefix)
+    return dq, dk, dv, dsinks, None, None
 
 
 _merged.defvjp(_merged_forward, _merged_backward)

@@ -67,15 +67,8 @@ class Rope:
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
         kinds = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
         _check(self.kind in kinds, "rope kind", self.kind, f"one of {', '.join(kinds)}")
-        for name in (
-            "theta",
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "beta_fast",
-            "beta_slow",
-            "original_max_tokens",
-        ):
+        above_0 = "theta factor low_freq_factor high_freq_factor beta_fast beta_slow"
+        for name in (*above_0.split(), "original_max_tokens"):
             largest = LARGEST_THETA if name == "theta" else LARGEST_TOKENS
             value = getattr(self, name)
             _check(0 < value <= largest, f"rope {name}", value, f"above 0, at most {largest:g}")
@@ -110,9 +103,8 @@ class Rope:
             grown = math.log(max(self.factor, 1.0)) / math.log(self.original_max_tokens)
             return math.sqrt(1 + grown)
         if self.mscale and self.mscale_all_dim:
-            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(
-                self.factor, self.mscale_all_dim
-            )
+            one, other = (yarn_mscale(self.factor, m) for m in (self.mscale, self.mscale_all_dim))
+            return one / other
         return yarn_mscale(self.factor)
 
     @property
@@ -154,9 +146,7 @@ class LayerKind:
     """Settings that may differ from layer to layer. Layers of one kind share a compiled body."""
 
     window: int = 0  # keys a token sees, itself included; 0 = all
-    chunk: int = (
-        0  # positions are cut into chunks of so many, and none is seen from another; 0 = no
-    )
+    chunk: int = 0  # positions are cut into chunks of so many, none seen from another; 0 = no
     rope: int | None = 0  # which of ModelConfig.ropes; None: queries and keys are not rotated
     experts: bool = False
 
@@ -274,18 +264,8 @@ class ModelConfig:
     remat: str = "full"
 
     def __post_init__(self):
-        sizes = (
-            "vocab_size",
-            "embed",
-            "mlp",
-            "layers",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "max_tokens",
-            "labels",
-        )
-        for name in sizes:
+        sizes = "vocab_size embed mlp layers heads kv_heads head_dim max_tokens labels"
+        for name in sizes.split():
             value = getattr(self, name)
             good = isinstance(value, int) and value >= 1
             _check(good, f"model.{name}", value, "a whole number >= 1")
@@ -312,14 +292,8 @@ class ModelConfig:
         for name in ("embed_scale", "residual_scale", "logit_divisor"):
             value = getattr(self, name)
             _check(0 < abs(value) < math.inf, f"model.{name}", value, "a number, not 0")
-        for name in (
-            "init_std",
-            "attention_scale",
-            "attention_soft_cap",
-            "final_soft_cap",
-            "router_aux_loss_coef",
-            "router_bias_update_speed",
-        ):
+        from_0 = "init_std attention_scale attention_soft_cap final_soft_cap"
+        for name in (*from_0.split(), "router_aux_loss_coef", "router_bias_update_speed"):
             value = getattr(self, name)
             _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
         if self.experts:

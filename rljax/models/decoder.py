@@ -51,9 +51,8 @@ class Pass:
     counts: jax.Array | None = None  # None = all
     nodes: Nodes | None = None  # or which nodes of trees the tokens are
     prefix: PackedPrefix | None = None  # of packed rows
-    chunks: tuple[jax.Array, PackedPrefix | None] | None = (
-        None  # segments and prefix of layers with any
-    )
+    # Segments and prefix of layers with chunks.
+    chunks: tuple[jax.Array, PackedPrefix | None] | None = None
     # Images: where their tokens stand [B, S], and what each of the first layers adds there
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
@@ -218,9 +217,8 @@ class Attention(nnx.Module):
             how = dict(scale=self.scale, soft_cap=self.soft_cap)
             out = attention_paired(q, pairs, allowed, held, mesh=call.mesh, **how)
         else:
-            how |= dict(
-                zip(("k_scales", "v_scales"), pairs.scales, strict=False), order=pairs.order
-            )
+            scales = zip(("k_scales", "v_scales"), pairs.scales, strict=False)
+            how |= dict(scales, order=pairs.order)
             out = attention_cached(q, *pairs.parts, allowed, **how)
         # What is stored may be wider than a head (rljax.models.cache).
         return apart(out)[..., : v.shape[-1]], cache
@@ -239,17 +237,15 @@ class LatentAttention(nnx.Module):
         qk, up = lat.nope_dim + lat.rope_dim, ("latent", "heads", "head_dim")
         # These norms keep transformers' default eps, whatever rms_norm_eps is.
         fixed = dataclasses.replace(config, norm_eps=1e-6)
+        down = ("embed", "latent")
         if lat.q_rank:
-            down = ("embed", "latent")
             self.q_down = Linear(rngs, config, (d,), (lat.q_rank,), down, bias=config.qkv_bias)
             self.q_latent_norm = RMSNorm(rngs, fixed, lat.q_rank)
             self.q_up = Linear(rngs, config, (lat.q_rank,), (h, qk), up)
         else:
             self.q = Linear(rngs, config, (d,), (h, qk), ("embed", "heads", "head_dim"))
         joint = lat.kv_rank + lat.rope_dim
-        self.kv_down = Linear(
-            rngs, config, (d,), (joint,), ("embed", "latent"), bias=config.qkv_bias
-        )
+        self.kv_down = Linear(rngs, config, (d,), (joint,), down, bias=config.qkv_bias)
         self.kv_norm = RMSNorm(rngs, fixed, lat.kv_rank)
         self.kv_up = Linear(rngs, config, (lat.kv_rank,), (h, lat.nope_dim + lat.value_dim), up)
         out = ("heads", "head_dim", "embed")

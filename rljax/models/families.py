@@ -58,12 +58,21 @@ COMMON = {
 }
 
 
-_GLM = {
-    "rms_norm_eps": 1.5625e-07,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "attention_bias": True,
-}
+_MIXTRAL = {"rope_theta": 1e6, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+_MIXTRAL |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+_GPT_OSS = {"rope_theta": 150_000.0, "rms_norm_eps": 1e-5, "head_dim": 64, "attention_bias": True}
+_GPT_OSS |= {"num_key_value_heads": 8, "sliding_window": 128, "num_local_experts": 128}
+_GPT_OSS |= {"num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+_LLAMA4 = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8}
+_LLAMA4 |= {"attention_chunk_size": 8192, "intermediate_size_mlp": 16384}
+_LLAMA4 |= {"num_local_experts": 16, "num_experts_per_tok": 1}
+_GLM = {"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2, "head_dim": 128}
+_GLM |= {"attention_bias": True}
+_GLM_MOE = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "moe_intermediate_size": 1408}
+_GLM_MOE |= {"n_routed_experts": 128, "num_experts_per_tok": 8, "first_k_dense_replace": 1}
+_GLM_MOE |= {"n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+_GLM_MOE |= {"n_group": 1, "topk_group": 1}
+_GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _OLMO = dict(qk_norm=True, qk_norm_kind="whole", pre_norms=False, post_norms=True)
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
 _GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
@@ -74,7 +83,7 @@ FAMILIES: dict[str, Family] = {
         "Mistral",
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         windows=hf_keys.every,
-        write=lambda c: {"sliding_window": c.kinds[0].window or None},
+        write=own.window_out,
     ),
     "qwen2": Family(
         "Qwen2",
@@ -102,29 +111,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "mixtral": Family(
         "Mixtral",
-        defaults={
-            "rope_theta": 1e6,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
+        defaults=_MIXTRAL,
         windows=hf_keys.every,
         names="mixtral",
         read=own.mixtral,
-        write=lambda c: {
-            "sliding_window": c.kinds[0].window or None,
-            **own.experts_out(c, own.MIXTRAL),
-        },
+        write=lambda c: {**own.window_out(c), **own.experts_out(c, own.MIXTRAL)},
     ),
     "gemma2": Family(
         "Gemma2",
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window": 4096,
-        },
+        defaults={**_GEMMA_DEFAULTS, **_GEMMA2_CAPS, "sliding_window": 4096},
         fixed=_GEMMA,
         windows=hf_keys.alternating,
         names="gemma",
@@ -147,18 +142,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_oss": Family(
         "GptOss",
-        defaults={
-            "rope_theta": 150_000.0,
-            "rms_norm_eps": 1e-5,
-            "head_dim": 64,
-            "attention_bias": True,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-            "num_key_value_heads": 8,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-        },
+        defaults=_GPT_OSS,
         fixed=dict(sinks=True),
         windows=hf_keys.alternating,
         ropes=functools.partial(hf_ropes.ropes, silent=own.GPT_OSS_ROPE),
@@ -220,16 +204,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama4_text": Family(
         "Llama4",
-        defaults={
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500_000.0,
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 1,
-            "intermediate_size_mlp": 16384,
-            "attention_chunk_size": 8192,
-        },
+        defaults=_LLAMA4,
         fixed=dict(rope_interleaved=True, qk_norm_kind="l2"),
         names="llama4",
         read=own.llama4,
@@ -267,19 +242,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4_moe": Family(
         "Glm4Moe",
-        defaults={
-            "rms_norm_eps": 1e-5,
-            "num_key_value_heads": 8,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 1408,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-        },
+        defaults=_GLM_MOE,
         ropes=functools.partial(hf_ropes.ropes, fraction=0.5),
         names="deepseek",
         read=own.glm4_moe,
@@ -316,15 +279,8 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
         how = {k: overrides[k] for k in ("dtype", "weight_dtype") if k in overrides}
         how["remat"] = "none" if overrides.get("remat") == "none" else "full"
         vision = from_hf_vision(whole, **how)
-    keys = Keys(
-        config,
-        {
-            "tie_word_embeddings": False,
-            "rms_norm_eps": 1e-6,
-            "initializer_range": 0.02,
-            **family.defaults,
-        },
-    )
+    silent = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "initializer_range": 0.02}
+    keys = Keys(config, {**silent, **family.defaults})
     heads, embed = keys.get("num_attention_heads", int), keys.get("hidden_size", int)
     keys.known.add("quantization_config")
     keys.defaults |= {

@@ -31,14 +31,8 @@ QWEN_MOE = {
     "moe_intermediate_size": "mlp",
     "norm_topk_prob": "normalise",
 }
-GPT_OSS_ROPE = dict(
-    rope_type="yarn",
-    factor=32.0,
-    beta_fast=32.0,
-    beta_slow=1.0,
-    truncate=False,
-    original_max_position_embeddings=4096,
-)
+GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
+GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
 GPT_OSS = {**MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
 DEEPSEEK = {
     "n_routed_experts|num_local_experts": "count",
@@ -92,7 +86,7 @@ def qwen3_moe_out(config: ModelConfig) -> dict:
         "decoder_sparse_step": 1,
         "mlp_only_layers": dense,
         "use_sliding_window": bool(config.kinds[0].window),
-        "sliding_window": config.kinds[0].window or None,
+        **window_out(config),
     }
 
 
@@ -105,11 +99,8 @@ def gpt_oss(keys: Keys, fields: dict) -> dict:
 def deepseek_experts(keys: Keys, fields: dict) -> dict:
     """Reads the experts of DeepSeek-V3 and GLM-4.5, which all layers from some layer on have.
     Raises InputError for routing rules other than DeepSeek-V3's."""
-    for key, value in (
-        ("scoring_func", "sigmoid"),
-        ("topk_method", "noaux_tc"),
-        ("moe_layer_freq", 1),
-    ):
+    rules = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+    for key, value in rules.items():
         given = keys.get(key, (str, int), value)
         if given != value:
             raise InputError(
@@ -224,6 +215,11 @@ def gemma_out(config: ModelConfig) -> dict:
         "attn_logit_softcapping": config.attention_soft_cap or None,
         "final_logit_softcapping": config.final_soft_cap or None,
     }
+
+
+def window_out(config: ModelConfig) -> dict:
+    """Writes sliding_window, for the families with one window for all layers."""
+    return {"sliding_window": config.kinds[0].window or None}
 
 
 def windows_out(config: ModelConfig) -> dict:
@@ -360,7 +356,7 @@ def phi3_out(config: ModelConfig) -> dict:
     rope = config.ropes[0]
     original = {"original_max_position_embeddings": rope.original_max_tokens}
     return {
-        "sliding_window": config.kinds[0].window or None,
+        **window_out(config),
         "partial_rotary_factor": rope.fraction,
         **(original if rope.kind == "longrope" else {}),
     }

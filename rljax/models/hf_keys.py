@@ -69,9 +69,9 @@ class Keys:
         value = next((self.config[n] for n in names if self.config.get(n) is not None), None)
         if value is None:
             null = any(n in self.config for n in names)
-            value = (
-                default if null and default is not MISSING else self.defaults.get(names[0], default)
-            )
+            value = self.defaults.get(names[0], default)
+            if null and default is not MISSING:
+                value = default
             if value is MISSING:
                 raise InputError(
                     f"config.json has no {names[0]!r}",
@@ -163,11 +163,9 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
     window = keys.get("sliding_window", int, None)
     types = _layer_types(keys, layers)
     if types is None:
-        types = [
-            "sliding_attention" if default and default(i) else "full_attention"
-            for i in range(layers)
-        ]
-    slides = [t == "sliding_attention" for t in types]
+        slides = [bool(default and default(i)) for i in range(layers)]
+    else:
+        slides = [t == "sliding_attention" for t in types]
     if any(slides) and window is not None and window < 1:
         raise InputError(
             "config.json: sliding_window",
@@ -278,16 +276,10 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
 def text_config(config: Mapping) -> dict:
     """Returns the decoder's keys of a model with images: those of text_config, or beside
     vision_config. Raises InputError for keys outside text_config that nothing reads."""
-    shared = {
-        "vision_config",
-        "image_token_id",
-        "video_token_id",
-        "vision_start_token_id",
-        "vision_end_token_id",
-        "vision_token_id",
-    }
+    tokens = (f"{name}_token_id" for name in "image video vision_start vision_end vision".split())
+    shared = {"vision_config", "text_config", *tokens}
     text = config.get("text_config")
-    outer = {k: v for k, v in config.items() if k not in (*shared, "text_config")}
+    outer = {k: v for k, v in config.items() if k not in shared}
     if not isinstance(text, Mapping):
         return outer
     # Tying is a key of the whole model; everything else is the decoder's own.

@@ -10,44 +10,22 @@ from rljax.models.config import Rope
 from rljax.models.hf_keys import LARGEST_NUMBER, MISSING, NUMBER, Keys, refuse_unread
 
 # key of the rope parameters -> field of Rope
-_ROPE = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
+_SAME = "factor low_freq_factor high_freq_factor beta_fast beta_slow truncate attention_factor"
+_SAME += " mscale mscale_all_dim short_factor long_factor"
+_ROPE = {name: name for name in _SAME.split()} | {
     "original_max_position_embeddings": "original_max_tokens",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "truncate": "truncate",
-    "attention_factor": "attention_factor",
-    "mscale": "mscale",
-    "mscale_all_dim": "mscale_all_dim",
-    "short_factor": "short_factor",
-    "long_factor": "long_factor",
     "partial_rotary_factor": "fraction",
     "mrope_section": "sections",
     "mrope_interleaved": "interleaved_sections",
 }
+_LONGER = ("factor", "original_max_position_embeddings")
+_OF_YARN = "beta_fast beta_slow truncate attention_factor mscale mscale_all_dim".split()
 _ROPE_OF_KIND = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        "factor",
-        "original_max_position_embeddings",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-    ),
-    "longrope": (
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "short_factor",
-        "long_factor",
-    ),
+    "yarn": (*_LONGER, *_OF_YARN),
+    "longrope": (*_LONGER, "attention_factor", "short_factor", "long_factor"),
     "dynamic": ("factor",),
 }
 _SECTIONS = ("mrope_section", "mrope_interleaved")
@@ -137,10 +115,8 @@ def ropes(
     `silent` is what transformers takes where neither is there; `fraction` of a head is rotated
     where the keys do not say, None: always all of it; `older` are further names of types.
     """
-    parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
-        "rope_scaling", Mapping, None
-    )
-    parameters = dict(parameters or silent)
+    given = keys.get("rope_parameters", Mapping, None)
+    parameters = dict(given or keys.get("rope_scaling", Mapping, None) or silent)
     kind = parameters.get("rope_type") or parameters.get("type")
     if isinstance(kind, str) and kind in older:
         parameters["rope_type"] = older[kind]
@@ -195,11 +171,8 @@ def mrope(
             rule="not of this family",
             fix="set mrope_interleaved to false, or correct model_type",
         )
-    return (
-        dataclasses.replace(
-            rope, sections=rope.sections or sections, interleaved_sections=interleaved
-        ),
-    )
+    found = dict(sections=rope.sections or sections, interleaved_sections=interleaved)
+    return (dataclasses.replace(rope, **found),)
 
 
 def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:

@@ -235,20 +235,13 @@ class Model:
         apart = self.config.batch_invariant
         if apart:  # the sampler's, too, is divided in float32
             temperature = jnp.asarray(temperature, jnp.float32)
-        return token_logprobs(
-            hidden if batch.previous is None else preceding(hidden, batch),
-            decoder.head_weight("lm"),
-            targets,
-            temperature=temperature,
-            soft_cap=self.config.final_soft_cap,
-            vocab_first=self.config.tie_embeddings,
-            float32_head=self.config.head_in_float32,
-            head_dtype=self.config.head_dtype,
-            entries=self.config.known_ids,
-            mesh=self.mesh,
-            impl="invariant" if apart else None,
-            **wanted,
-        )
+        hidden = hidden if batch.previous is None else preceding(hidden, batch)
+        config, impl = self.config, "invariant" if apart else None
+        head = dict(vocab_first=config.tie_embeddings, float32_head=config.head_in_float32)
+        head |= dict(head_dtype=config.head_dtype, entries=config.known_ids)
+        how = dict(temperature=temperature, soft_cap=config.final_soft_cap, mesh=self.mesh)
+        weight = decoder.head_weight("lm")
+        return token_logprobs(hidden, weight, targets, impl=impl, **how, **head, **wanted)
 
     def readout(self, params: dict, batch: Batch, hidden=None) -> tuple[jax.Array, jax.Array]:
         """Returns the hidden state that precedes tokens[b, t], [B, S, D], and the head [D, V] (the

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rljax.mesh import weight_sharding
+from rljax.models.attention_paths import pad_axis
 from rljax.models.config import ModelConfig
 from rljax.models.trees import flattened, nested
 
@@ -51,13 +52,13 @@ class Heads:
         if self.queries == self.heads:
             return x
         x = _split(x, axis, (self.kv_heads, self.heads // self.kv_heads))
-        x = _pad(_pad(x, axis, self.padded), axis + 1, self.copies * self.group)
+        x = pad_axis(pad_axis(x, axis, self.padded), axis + 1, self.copies * self.group)
         return _merge(x, axis)
 
     def widen_keys(self, x: jax.Array, axis: int) -> jax.Array:
         """Returns x with `keys` heads along `axis`, where it has K: [..., K, ...] ->
         [..., keys, ...]. Those added are copies, and zeros."""
-        x = _pad(x, axis, self.padded)
+        x = pad_axis(x, axis, self.padded)
         if self.copies == 1:
             return x
         shape = (*x.shape[: axis + 1], self.copies, *x.shape[axis + 1 :])
@@ -81,13 +82,6 @@ def _split(x: jax.Array, axis: int, sizes: tuple[int, int]) -> jax.Array:
 def _merge(x: jax.Array, axis: int) -> jax.Array:
     """x with `axis` and the next one as one."""
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-
-def _pad(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """x with zeros behind, up to `size`."""
-    if x.shape[axis] == size:
-        return x
-    return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
 @functools.cache
@@ -195,7 +189,7 @@ def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax
         elif axis == "kv_heads":
             x = found.widen_keys(x, i)
         elif axis == "mlp":
-            x = _pad(x, i, _whole(x.shape[i], tensor))
+            x = pad_axis(x, i, _whole(x.shape[i], tensor))
     if path[-1] != "scales":
         return x
     # Where the axis that blocks run along is padded, they are cut into some that divide it.
@@ -205,7 +199,7 @@ def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax
         return x
     block = math.gcd(size // x.shape[i], whole)
     finer = jnp.repeat(x, size // x.shape[i] // block, axis=i)
-    return _pad(finer, i, whole // block)
+    return pad_axis(finer, i, whole // block)
 
 
 def described(config: ModelConfig, tensor: int) -> str:

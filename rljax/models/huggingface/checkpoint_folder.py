@@ -193,9 +193,8 @@ def has_own_head(folder: Path, config: ModelConfig) -> bool:
     embedding = renamed(f"{text_prefix(config)}embed_tokens.weight", tensors)
     if _HEAD not in tensors or embedding not in tensors:
         return False
-    return _differ(
-        *((location, _stamp(location.file)) for location in (tensors[_HEAD], tensors[embedding]))
-    )
+    both = tensors[_HEAD], tensors[embedding]
+    return _differ(*((location, _stamp(location.file)) for location in both))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -232,10 +231,8 @@ def _blocks_of(location: TensorLocation, stack: contextlib.ExitStack):
     file, count = open_file(location.file), int(np.prod(location.entry.shape))
     stack.callback(os.close, file)
     if location.is_coded:
-        tall, step = (
-            location.shape[0],
-            max(_COMPARED // 8 // max(math.prod(location.shape[1:]), 1), 1),
-        )
+        tall, wide = location.shape[0], max(math.prod(location.shape[1:]), 1)
+        step = max(_COMPARED // 8 // wide, 1)
         for first in range(0, tall, step):
             yield quantised.rows(location, {location.file: file}, first, min(step, tall - first))
         return

@@ -38,12 +38,7 @@ _PLAIN = frozenset(
 _STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 # What PEFT itself cannot merge into weights.
 _VIRTUAL_TOKENS = (
-    "PROMPT_TUNING",
-    "MULTITASK_PROMPT_TUNING",
-    "P_TUNING",
-    "PREFIX_TUNING",
-    "CPT",
-    "ADAPTION_PROMPT",
+    "PROMPT_TUNING MULTITASK_PROMPT_TUNING P_TUNING PREFIX_TUNING CPT ADAPTION_PROMPT".split()
 )
 _UNMERGEABLE = ("alora_invocation_tokens", "arrow_config")
 _LONGEST_PATTERN = 500  # characters of a name in rank_pattern

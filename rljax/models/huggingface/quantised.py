@@ -123,11 +123,9 @@ def rows(location, files: dict, first: int, count: int) -> np.ndarray:
 
 def _read(location, files: dict, first: int, count: int, dtype: np.dtype) -> np.ndarray:
     """Rows of a tensor, or what a tensor without rows holds."""
-    shape = (count, *location.entry.shape[1:])
-    out = np.empty(shape, dtype)
-    read_bytes(
-        files[location.file], location.file, location.entry.begin + first * out[:1].nbytes, out
-    )
+    out = np.empty((count, *location.entry.shape[1:]), dtype)
+    begin = location.entry.begin + first * out[:1].nbytes
+    read_bytes(files[location.file], location.file, begin, out)
     return out
 
 
