@@ -2,13 +2,8 @@
 
 from typing import NamedTuple
 
-_OF_THE_SAMPLER = (
-    "sampler_logprobs",
-    "sampler_log_kept",
-    "entropy",
-    "policy_version",
-    "group",
-    "finish_reason",
+_OF_THE_SAMPLER = tuple(
+    "sampler_logprobs sampler_log_kept entropy policy_version group finish_reason".split()
 )
 
 

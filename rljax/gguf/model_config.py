@@ -89,12 +89,8 @@ class Keys:
         good = numeric and abs(value) <= _LARGEST if numeric else type(value) is kind
         if not good or (kind is int and type(value) is not int):
             shown = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
-            raise InputError(
-                f"{self.header.path}: {name}",
-                value=shown,
-                rule=f"one {'number' if kind is float else kind.__name__} is read",
-                fix=_ANOTHER,
-            )
+            wanted = "number" if kind is float else kind.__name__
+            raise self.wrong(key, shown, f"one {wanted} is read")
         # A float32 as it was written, not as a float64 shows it: 1e-05.
         return float(str(np.float32(value))) if kind is float else value
 
@@ -106,12 +102,12 @@ class Keys:
         """Raises InputError unless the value of a key is the one that is read;
         `why` says what for."""
         if value != expected:
-            raise InputError(
-                f"{self.header.path}: {self.prefix}{key}",
-                value=value,
-                rule=f"{why}: {expected} is read",
-                fix=_ANOTHER,
-            )
+            raise self.wrong(key, value, f"{why}: {expected} is read")
+
+    def wrong(self, key: str, value: object, rule: str) -> InputError:
+        """Returns the error for a key whose value is not read."""
+        what = f"{self.header.path}: {self.prefix}{key}"
+        return InputError(what, value=value, rule=rule, fix=_ANOTHER)
 
     def check_all_read(self) -> None:
         """Raises InputError that names the keys of the architecture that nothing read."""
@@ -208,19 +204,15 @@ def _pattern(keys: Keys, period: int) -> int:
     value = keys.header.metadata.get(keys.prefix + key, period)
     if isinstance(value, np.ndarray):
         layers = len(value)
-        periods = [
-            p
-            for p in range(1, layers + 1)
-            if all(bool(v) == ((i + 1) % p != 0) for i, v in enumerate(value))
-        ]
+
+        def fits(p: int) -> bool:
+            return all(bool(v) == ((i + 1) % p != 0) for i, v in enumerate(value))
+
+        periods = list(filter(fits, range(1, layers + 1)))
         value = period if period in periods else next(iter(periods), 0)
     if type(value) is not int or value < 1 or (period == 2 and value != 2):
-        raise InputError(
-            f"{keys.header.path}: {keys.prefix}{key}",
-            value=value,
-            rule="layers without a window come at one distance from each other",
-            fix=_ANOTHER,
-        )
+        rule = "layers without a window come at one distance from each other"
+        raise keys.wrong(key, value, rule)
     return value
 
 
@@ -289,12 +281,8 @@ def hf_config(header: Header) -> dict:
     if heads < 1:
         keys.require("attention.head_count", heads, 1, "above 0")
     head_dim = keys.get("attention.key_length", int, embed // heads)
-    keys.require(
-        "attention.value_length",
-        keys.get("attention.value_length", int, head_dim),
-        head_dim,
-        "values as long as keys",
-    )
+    values = keys.get("attention.value_length", int, head_dim)
+    keys.require("attention.value_length", values, head_dim, "values as long as keys")
     keys.require("attention.causal", keys.get("attention.causal", bool, True), True, "a decoder")
     config = {
         "architectures": [f"{kind.architecture}ForCausalLM"],
@@ -363,12 +351,9 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
     context = config["max_position_embeddings"]
     if longrope:
         # Such a file may leave the type unsaid.
-        keys.require(
-            "rope.scaling.type",
-            scaling if scaling != "none" else "longrope",
-            "longrope",
-            "the file has factors of LongRoPE",
-        )
+        said = scaling if scaling != "none" else "longrope"
+        why = "the file has factors of LongRoPE"
+        keys.require("rope.scaling.type", said, "longrope", why)
         original = keys.get("rope.scaling.original_context_length", int)
         factors = {
             "rope_type": "longrope",
@@ -391,17 +376,12 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
         keys.get("rope.scaling.original_context_length", int, context)
         return {}
     if scaling not in kind.scalings:
-        keys.require(
-            "rope.scaling.type",
-            scaling,
-            " or ".join(("none", *kind.scalings)),
-            f"of a {kind.model_type} model",
-        )
+        known, why = " or ".join(("none", *kind.scalings)), f"of a {kind.model_type} model"
+        keys.require("rope.scaling.type", scaling, known, why)
     out = {"rope_type": scaling, "factor": keys.get("rope.scaling.factor", float)}
     if scaling == "yarn":
-        out["original_max_position_embeddings"] = keys.get(
-            "rope.scaling.original_context_length", int, context
-        )
+        original = keys.get("rope.scaling.original_context_length", int, context)
+        out["original_max_position_embeddings"] = original
         for theirs, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
             if keys.has(f"rope.scaling.{key}"):
                 out[theirs] = keys.get(f"rope.scaling.{key}", float)

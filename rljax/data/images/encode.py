@@ -245,17 +245,10 @@ class _ImageTokens(Tokenizer):
 
     def __init__(self, tokenizer: Tokenizer, reader: ImageReader, images: tuple[Image, ...]):
         self._own, self._reader, self._images = tokenizer, reader, images
-        self.vocab_size, self.pad_id, self.bos_id = (
-            tokenizer.vocab_size,
-            tokenizer.pad_id,
-            tokenizer.bos_id,
-        )
-        self.eos_ids, self.special_ids = tokenizer.eos_ids, tokenizer.special_ids
-        self.template_ids = tokenizer.template_ids
-        self.turn_ends, self.image_mark = tokenizer.turn_ends, MARK
-        self.variables = tokenizer.variables
-        self.has_chat_template = tokenizer.has_chat_template
-        self.context_free = tokenizer.context_free
+        same = "vocab_size pad_id bos_id eos_ids special_ids template_ids turn_ends variables"
+        for name in (*same.split(), "has_chat_template", "context_free"):
+            setattr(self, name, getattr(tokenizer, name))
+        self.image_mark = MARK
 
     def encode_with_offsets(self, text):
         return self._own.encode_with_offsets(text)

@@ -27,16 +27,8 @@ _TAIL = 2**16  # bytes at the end of a PNG file, among which its end is looked f
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # behind the coded pixels of a scan
 _ORIENTATION = 0x0112  # the EXIF tag
 # Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
-_ORIENTATIONS = {
-    1: (False, 1, 1),
-    2: (False, 1, -1),
-    3: (False, -1, -1),
-    4: (False, -1, 1),
-    5: (True, 1, 1),
-    6: (True, 1, -1),
-    7: (True, -1, -1),
-    8: (True, -1, 1),
-}
+_REVERSED = ((1, 1), (1, -1), (-1, -1), (-1, 1))
+_ORIENTATIONS = {n + 1: (n > 3, *_REVERSED[n % 4]) for n in range(8)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -18,6 +18,7 @@ from rljax.data.images.encode import Image, ImageLayout
 from rljax.data.kinds import PAIRED
 from rljax.data.offline.encode import Labelled, Pair, Stepwise, Trajectory
 from rljax.data.offline.rows import KINDS
+from rljax.data.online.prompts import blank_rows
 from rljax.errors import InputError
 
 
@@ -52,13 +53,8 @@ def batch_arrays(
     With `images`, also the arrays of `ImageLayout.rows`. Raises InputError for an unknown kind, for
     a row of more than `length` tokens, and for triples without a reference completion.
     """
-    makers = dict(
-        examples=_example_rows,
-        safety=_safety_rows,
-        unpaired=_labelled_rows,
-        stepwise=_step_rows,
-        trajectories=_trajectory_rows,
-    )
+    makers = dict(examples=_example_rows, safety=_safety_rows, unpaired=_labelled_rows)
+    makers |= dict(stepwise=_step_rows, trajectories=_trajectory_rows)
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
     if kind == "pairs":
@@ -237,13 +233,7 @@ def _columns(values: Sequence[np.ndarray], length: int) -> np.ndarray:
 
 def _padded(rows: Sequence[Sequence[_Segment]], length: int) -> dict[str, np.ndarray]:
     """Rows of segments as tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32."""
-    shape = (len(rows), length)
-    batch = dict(
-        tokens=np.zeros(shape, np.int32),
-        segment_ids=np.zeros(shape, np.int32),
-        positions=np.zeros(shape, np.int32),
-        mask=np.zeros(shape, np.float32),
-    )
+    batch = blank_rows(len(rows), length)
     for row, segments in enumerate(rows):
         total = sum(len(segment.ids) for segment in segments)
         if total > length:

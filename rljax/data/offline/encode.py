@@ -188,11 +188,8 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
 
 
 def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:
-    for name, value, known in (
-        ("kind", kind, KINDS),
-        ("overlong", overlong, OVERLONG),
-        ("ties", ties, TIES),
-    ):
+    known_of = (("kind", kind, KINDS), ("overlong", overlong, OVERLONG), ("ties", ties, TIES))
+    for name, value, known in known_of:
         if value not in known:
             raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {known}")
     require_positive("max_tokens", max_tokens)
@@ -224,9 +221,8 @@ def _encode(
         if reader is not None:
             if images and kind == "examples" and (len(made) > 1 or turns != "auto"):
                 column = columns["all"]
-                shown = reader.beginning(
-                    [*prompt, *column["ids"]], [0] * len(prompt) + column["mask"], images
-                )
+                mask = [0] * len(prompt) + column["mask"]
+                shown = reader.beginning([*prompt, *column["ids"]], mask, images)
             _check_images(prompt, columns, shown, kind, reader)
         fit = max_tokens, overlong, tokenizer.bos_id, reader
         items += _kept(record, kind, prompt, columns, shown, *fit, counts)
@@ -355,11 +351,8 @@ def _items(record, kind, prompt, columns, cut) -> list:
         completion = of["completion"]
         more = {key: completion.get(key) for key in ("process_scores", "logprobs")}
         truncated = record["truncated"] or cut == "right"
-        return [
-            Trajectory(
-                before, completion["ids"], completion["mask"], record["reward"], truncated, **more
-            )
-        ]
+        own = completion["ids"], completion["mask"], record["reward"], truncated
+        return [Trajectory(before, *own, **more)]
     reference = tuple(of["reference"].values()) if "reference" in of else ()
     chosen, rejected = tuple(of["chosen"].values()), tuple(of["rejected"].values())
     if kind == "safety":
@@ -463,11 +456,8 @@ def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str):
     columns = {"ids": turns.ids, "mask": turns.mask}
     if "process_scores" in record:
         scores = [0.0] * len(turns.ids)
-        for at, score in zip(
-            _step_ends(turns, record["steps"], joined, separator),
-            record["process_scores"],
-            strict=True,
-        ):
+        ends = _step_ends(turns, record["steps"], joined, separator)
+        for at, score in zip(ends, record["process_scores"], strict=True):
             scores[at] += score  # one token may end two steps
         columns["process_scores"] = scores
     if "logprobs" in record:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rljax.data.online.prompts import require_positive
 from rljax.errors import InputError
 
 Strategy = Literal["bfd", "bfd_split", "wrapped"]
@@ -43,11 +44,11 @@ def pack(
     wherever a row is full. Best-fit packing: arXiv 2404.10830. Raises InputError for an unknown
     strategy, and unless `row_tokens` and all lengths are whole numbers of at least 1.
     """
-    _require_positive("row_tokens", row_tokens)
+    require_positive("row_tokens", row_tokens)
     if strategy not in STRATEGIES:
         raise InputError("unknown 'strategy'", value=strategy, fix=f"use one of {STRATEGIES}")
     for index, length in enumerate(lengths):
-        _require_positive(f"lengths[{index}]", length)
+        require_positive(f"lengths[{index}]", length)
     if strategy == "wrapped":
         return _wrapped(lengths, row_tokens)
     starts = {"bfd": lambda n: range(1), "bfd_split": lambda n: range(0, n, row_tokens)}[strategy]
@@ -107,7 +108,7 @@ def pack_examples(items: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -
 
     Raises InputError for an example longer than a row: a cut example is the encoder's to count.
     """
-    _require_positive("length", length)
+    require_positive("length", length)
     sizes = [len(ids) for ids, _ in items]
     for index, size in enumerate(sizes):
         if size > length:
@@ -119,12 +120,3 @@ def pack_examples(items: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -
     rows = [[items[piece.index] for piece in row] for row in pack(sizes, length)]
     efficiency = sum(sizes) / (len(rows) * length) if rows else 0.0
     return PackedRows(rows, efficiency)
-
-
-def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InputError(
-            f"{name} must be a positive number of tokens",
-            value=value,
-            fix=f"set {name} to 1 or more",
-        )

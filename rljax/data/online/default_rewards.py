@@ -44,17 +44,13 @@ def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) 
             found = known or f"{_UNKNOWN}{why}"
             LOG.info("%s, data source %r: reward %s", spec, name, found)
             continue
+        told = spec, name, f"{count:,}", f"{counts.total():,}", _UNKNOWN, name
         LOG.warning(
             "%s: no reward is known for data source %r of %s of the %s rows that were read: they "
             "are scored by %s. Fix: "
             "--config.reward.function=\"by_source(sources=((%r, 'my_module.my_reward()'),))\", or "
             "one reward for all rows",
-            spec,
-            name,
-            f"{count:,}",
-            f"{counts.total():,}",
-            _UNKNOWN,
-            name,
+            *told,
         )
 
 

@@ -159,17 +159,13 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
     options = {}
     if is_path(spec):
         check = reference_check({training_text(config), evaluation_text(config)})
-        options = dict(
-            need_ground_truth=needs_ground_truth(config),
-            check=check,
-            notes=notes,
-            test_fraction=held_out_fraction(config, spec),
-        )
+        options = dict(need_ground_truth=needs_ground_truth(config), check=check, notes=notes)
+        options["test_fraction"] = held_out_fraction(config, spec)
         options |= {"stored": True} if split == "train" and config.data.stream else {}
-    load = (
-        load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
-    )
-    records = load(spec, **options)
+    if split == "train":
+        records = load_endless_prompts(spec, **options)
+    else:
+        records = load_prompts(spec, split, **options)
     if not config.data.target_tokens:
         return records
     if isinstance(records, Stream):
@@ -213,10 +209,9 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
         prompts, more = in_source(spec, encode_prompts, records, tokenizer, **limits)
-        sources.append(
-            [dataclasses.replace(p, source=mixed, prompt_id=ids + i) for i, p in enumerate(prompts)]
-        )
-        ids += len(prompts)  # prompt_id: unique over all sources
+        numbered = enumerate(prompts, start=ids)  # prompt_id: unique over all sources
+        sources.append([dataclasses.replace(p, source=mixed, prompt_id=i) for i, p in numbered])
+        ids += len(prompts)
         counts = {k: counts.get(k, 0) + v for k, v in more.items()}
         notes.append(kept_line(spec, "prompts", more, config.data.max_prompt_tokens))
         if is_path(spec):
@@ -305,13 +300,11 @@ def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) 
             else 'write [{"role": "user", "content": ...}] for the prompt and'
             ' [{"role": "assistant", "content": ...}] for what answers it'
         )
-        LOG.warning(
+        text = (
             "%s: %d prompts are bare text, and the model has a chat template: it reads them outside"
-            " of any turn. Fix: %s",
-            spec,
-            count,
-            fix,
+            " of any turn. Fix: %s"
         )
+        LOG.warning(text, spec, count, fix)
 
 
 def _test_records(config: Config, notes: list[str]) -> list[dict]:
@@ -367,9 +360,8 @@ def _held_out(
         return [], []
     source = config.data.test or "held-out rows"
     items, cut = in_source(source, encode_rows, rows, tokenizer, kind, **options)
-    notes.append(
-        kept_line(config.data.test or "held out", "held-out rows", cut, config.offline.max_tokens)
-    )
+    held = config.data.test or "held out"
+    notes.append(kept_line(held, "held-out rows", cut, config.offline.max_tokens))
     if config.offline.packing:
         items = pack_examples(items, config.offline.max_tokens).rows
     return rows, [{"item": item} for item in items]
@@ -379,13 +371,9 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
     offline = config.offline
     reader = functools.cache(lambda: image_reader(config, tokenizer))  # once rows are checked
-    options = dict(
-        max_tokens=offline.max_tokens,
-        overlong=config.data.overlong,
-        ties=offline.ties,
-        separator=offline.step_separator,
-        turns=config.data.turns,
-    )
+    options = dict(max_tokens=offline.max_tokens, ties=offline.ties)
+    options |= dict(overlong=config.data.overlong, turns=config.data.turns)
+    options["separator"] = offline.step_separator
     sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
         if config.data.stream and is_path(spec):

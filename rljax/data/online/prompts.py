@@ -155,16 +155,11 @@ def encode_prompts(
     encoded, for prompts too long with overlong="error", and if no prompt is left.
     """
     encoded, counts = [], dict(total=len(records), kept=0, dropped_overlong=0, truncated=0)
+    how = dict(max_prompt_tokens=max_prompt_tokens, overlong=overlong, images=images)
     refused = []
     for record in records:
         try:
-            prompt, cut = encode_prompt(
-                record,
-                tokenizer,
-                max_prompt_tokens=max_prompt_tokens,
-                overlong=overlong,
-                images=images,
-            )
+            prompt, cut = encode_prompt(record, tokenizer, **how)
         except TooLong as error:  # all of them are counted before one error is raised
             refused.append(error)
             continue
@@ -334,10 +329,9 @@ def encode_demonstrations(
     """
     require_positive("max_tokens", max_tokens)
     examples, counts = [], collections.Counter(total=len(records), dropped_empty=0, truncated=0)
+    how = dict(max_tokens=max_tokens, images=images, turns=turns)
     for record in records:
-        for example, tokens in encode_examples(
-            record, tokenizer, counts, max_tokens=max_tokens, images=images, turns=turns
-        ):
+        for example, tokens in encode_examples(record, tokenizer, counts, **how):
             counts["truncated"] += tokens > max_tokens
             if example is None:
                 counts["dropped_empty"] += 1
@@ -400,9 +394,8 @@ def encode_example(
     """The example of a record of a stream, which has one item for each row; None if nothing is
     left to learn of it. Raises InputError, with the row, if it cannot be encoded or makes
     several examples."""
-    examples = encode_examples(
-        record, tokenizer, collections.Counter(), max_tokens=max_tokens, images=images, turns=turns
-    )
+    how = dict(max_tokens=max_tokens, images=images, turns=turns)
+    examples = encode_examples(record, tokenizer, collections.Counter(), **how)
     return one_of_stream(record, examples)[0]
 
 
@@ -495,19 +488,20 @@ def with_end_token(ids: list[int], tokenizer: Tokenizer, *, turn: bool = False) 
     return [*ids, tokenizer.end_of_turn_id if turn else tokenizer.eos_ids[0]]
 
 
+def blank_rows(rows: int, length: int) -> dict[str, np.ndarray]:
+    """Rows without a token: tokens, mask, segment_ids, positions [rows, length]."""
+    names = ("tokens", "mask", "segment_ids", "positions")
+    kinds = {name: np.float32 if name == "mask" else np.int32 for name in names}
+    return {name: np.zeros((rows, length), kind) for name, kind in kinds.items()}
+
+
 def pad_examples(
     examples: Sequence[Example], *, length: int, images: ImageLayout | None = None
 ) -> dict[str, np.ndarray]:
     """One example per row: tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32, S =
     `length`; with `images`, also the arrays of `ImageLayout.rows`. Raises InputError for an example
     of more than `length` tokens."""
-    shape = (len(examples), length)
-    batch = dict(
-        tokens=np.zeros(shape, np.int32),
-        mask=np.zeros(shape, np.float32),
-        segment_ids=np.zeros(shape, np.int32),
-        positions=np.zeros(shape, np.int32),
-    )
+    batch = blank_rows(len(examples), length)
     for row, (ids, mask) in enumerate(examples):
         n = len(ids)
         if n > length:
@@ -527,7 +521,7 @@ def pad_examples(
 
 def require_positive(name: str, value: object) -> None:
     """Raises InputError unless the value is a positive whole number."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise InputError(
             f"{name} must be a positive number of tokens",
             value=value,

@@ -7,6 +7,7 @@ Which side of the split a row is on is a function of its prompt alone: it stays 
 added or reordered, and two rows with one prompt are never on both.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import json
@@ -126,9 +127,9 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
             continue
         if options.data_source:
             made = {**made, "data_source": options.data_source}
-        rows_made = (
-            _of_each_turn(made, after.location(index)) if options.turns == "each" else [made]
-        )
+        rows_made = [made]
+        if options.turns == "each":
+            rows_made = _of_each_turn(made, after.location(index))
         counts["split_conversations"] += len(rows_made) > 1
         for one in rows_made:
             record = prompt_record(one, index, after, True)
@@ -136,9 +137,8 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
             if isinstance(record["prompt"], str):
                 record["prompt"] = [{"role": "user", "content": record["prompt"]}]
             if tokenizer is not None:
-                encoded, _ = encode_prompt(
-                    record, tokenizer, max_prompt_tokens=options.max_prompt_tokens
-                )
+                most = options.max_prompt_tokens
+                encoded, _ = encode_prompt(record, tokenizer, max_prompt_tokens=most)
                 if encoded is None:
                     counts["dropped_overlong"] += 1
                     continue
@@ -324,15 +324,14 @@ def _first_that_does_not_fit(values: list) -> int:
     """The first value with which the column cannot be written, by bisection."""
     import pyarrow
 
-    low, high = 0, len(values)  # `low` values fit, `high` do not
-    while high - low > 1:
-        middle = (low + high) // 2
+    def fails(count: int) -> bool:
         try:
-            pyarrow.array(values[:middle])
-            low = middle
+            pyarrow.array(values[:count])
         except (pyarrow.ArrowException, OverflowError, UnicodeError):
-            high = middle
-    return high - 1
+            return True
+        return False
+
+    return bisect.bisect_left(range(1, len(values)), True, key=fails)
 
 
 def _write(folder: Path, tables: dict, counts: dict) -> None:

@@ -182,14 +182,8 @@ def _of_prompt(prompt: PromptRecord) -> Shown:
     return Shown(f"prompt {prompt.index}", ids, np.zeros(len(ids)), facts)
 
 
-_ONE = dict(
-    examples="example",
-    pairs="pair",
-    safety="pair",
-    unpaired="answer",
-    stepwise="solution",
-    trajectories="trajectory",
-)
+_ONE = dict(examples="example", pairs="pair", safety="pair", unpaired="answer")
+_ONE |= dict(stepwise="solution", trajectories="trajectory")
 
 
 def _of_kind(kind: str, index: int, item) -> list[Shown]:
@@ -208,9 +202,8 @@ def _of_kind(kind: str, index: int, item) -> list[Shown]:
             for name, text, unsafe in labels
         ]
     if kind == "pairs":
-        names = [
-            n for n in ("chosen", "rejected", "reference") if vars(item)[f"{n}_ids"] is not None
-        ]
+        names = ("chosen", "rejected", "reference")
+        names = [name for name in names if vars(item)[f"{name}_ids"] is not None]
         facts = {"margin": item.margin}
         return [_joined(f"{title}, {name}", item, name, facts) for name in names]
     facts = {"label": item.label} if kind == "unpaired" else {"reward": item.reward}
@@ -267,19 +260,9 @@ def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
     return table
 
 
-def show(
-    config: Config,
-    console: Console,
-    *,
-    rows: int,
-    split: str,
-    ids: bool,
-    data: Data | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> None:
+def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) -> None:
     """Prints rows, the tokens that end a turn, notes, lengths and counts."""
-    if data is None or tokenizer is None:
-        data, tokenizer = load_shown(config)
+    data, tokenizer = load_shown(config)
     rows_shown, counts = shown_rows(data, rows=rows, split=split, seed=config.seed)
     colours = console.is_terminal and not console.no_color
     for shown in rows_shown:
@@ -322,11 +305,8 @@ def config_of_data(spec: str, model: str, kind: str, config: Config) -> Config:
     if not kind and is_path(spec):
         row = read_rows(spec, "train").rows[0]
         words = understood(row).partition(",")[0]
-        scored = {"reward", "score"} & row.keys() and {
-            "completion",
-            "response",
-            "steps",
-        } & row.keys()
+        answers = {"completion", "response", "steps"}
+        scored = {"reward", "score"} & row.keys() and answers & row.keys()
         kind = "trajectories" if scored else _KINDS.get(words, "examples")
     config.dataflow = kinds.KINDS[kind or "rollouts"].dataflow
     return config

@@ -61,11 +61,13 @@ def load_prompts(
     that fails the `check`.
     """
     rows = read_rows(spec, "train" if test_fraction else split, notes=notes)
-    records = [
-        prompt_record(row, index, rows, need_ground_truth, check)
-        for index, row in enumerate(rows.rows)
-    ]
+    records = _prompt_records(rows, need_ground_truth, check)
     return one_side(records, split, test_fraction, spec) if test_fraction else records
+
+
+def _prompt_records(rows: Rows, need_ground_truth: bool, check: Check | None) -> list[dict]:
+    numbered = enumerate(rows.rows)
+    return [prompt_record(row, i, rows, need_ground_truth, check) for i, row in numbered]
 
 
 def load_endless_prompts(
@@ -84,10 +86,7 @@ def load_endless_prompts(
     else:
         rows = read_rows(spec, "train", endless=True, notes=notes)
     if not isinstance(rows.rows, Stream):
-        records = [
-            prompt_record(row, index, rows, need_ground_truth, check)
-            for index, row in enumerate(rows.rows)
-        ]
+        records = _prompt_records(rows, need_ground_truth, check)
         return one_side(records, "train", test_fraction, spec) if test_fraction else records
 
     def made(i):
