@@ -100,12 +100,13 @@ def score_schema(scale: float, reason: bool) -> dict:
     """The JSON schema of a verdict. The reason comes first: the score is written knowing it."""
     properties = {"reason": {"type": "string"}} if reason else {}
     properties["score"] = {"type": "number", "minimum": 0, "maximum": scale}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return object_schema(properties)
+
+
+def object_schema(properties: dict) -> dict:
+    """The JSON schema of an object that has these properties and no others."""
+    rest = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **rest}
 
 
 def score_answer(scale: float, reason: bool) -> str:
@@ -155,16 +156,8 @@ def judge(
     check_scale(scale)
     values = {"prompt": prompt, "response": response, "ground_truth": ground_truth}
     prompt_text = message(template, score_answer(scale, reason), f"{scale:g}", values)
-    score = chat(
-        prompt_text,
-        base_url=base_url,
-        model=model,
-        api_key_env=api_key_env,
-        timeout_s=timeout_s,
-        attempts=attempts,
-        cache=cache,
-        body=body,
-        schema=score_schema(scale, reason) if structured else None,
-        parse=functools.partial(read_score, scale=scale, reason=reason),
-    )
-    return {"score": score}
+    endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
+    limits = dict(timeout_s=timeout_s, attempts=attempts, cache=cache)
+    schema = score_schema(scale, reason) if structured else None
+    parse = functools.partial(read_score, scale=scale, reason=reason)
+    return {"score": chat(prompt_text, **endpoint, **limits, schema=schema, parse=parse)}

@@ -12,7 +12,7 @@ from rljax.components import Component, resolve
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import chat
-from rljax.rewards.judges.judges import message, object_of
+from rljax.rewards.judges.judges import message, object_of, object_schema
 
 HOME = "rljax.rewards.judges.judging"
 
@@ -68,24 +68,11 @@ def ask(
     answer = (
         'Answer with JSON alone: {"better": "first"}, {"better": "second"} or {"better": "tie"}'
     )
-    schema = {
-        "type": "object",
-        "properties": {"better": {"type": "string", "enum": list(_WINS)}},
-        "required": ["better"],
-        "additionalProperties": False,
-    }
-    return chat(
-        message(template, answer, "", values),
-        base_url=base_url,
-        model=model,
-        api_key_env=api_key_env,
-        timeout_s=timeout_s,
-        attempts=attempts,
-        cache=cache,
-        body=body,
-        schema=schema if structured else None,
-        parse=_read_winner,
-    )
+    schema = object_schema({"better": {"type": "string", "enum": list(_WINS)}})
+    endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
+    limits = dict(timeout_s=timeout_s, attempts=attempts, cache=cache)
+    how = dict(schema=schema if structured else None, parse=_read_winner, **endpoint, **limits)
+    return chat(message(template, answer, "", values), **how)
 
 
 @functools.cache

@@ -155,14 +155,10 @@ class RubricBuffer:
         from rljax import hosts  # not for workers
 
         own = hosts.mine(len(visited))
-        questions = [
-            (
-                visited[i][0].sample["prompt"],
-                [row.sample["response"] for row in visited[i]],
-                known[i],
-            )
-            for i in own
-        ]
+        questions = []
+        for i in own:
+            responses = [row.sample["response"] for row in visited[i]]
+            questions.append((visited[i][0].sample["prompt"], responses, known[i]))
         told = hosts.gather(list(zip(own, self._generate(questions), strict=True)))
         of_prompt = {i: rubrics for of_host in told for i, rubrics in of_host}
         return [of_prompt[i] for i in range(len(visited))]
@@ -172,22 +168,15 @@ class RubricBuffer:
     ) -> list[list[dict] | None]:
         """New rubrics for each (prompt, responses, known rubrics); None: the generator failed."""
         if self._pool is None:
-            reward = (
-                f"rljax.rewards.judges.rubric_buffer.generated(generator={self.generator.text!r})"
-            )
+            reward = f"{__name__}.generated(generator={self.generator.text!r})"
             self._pool = RewardPool(reward, workers=self._workers, timeout_s=self._timeout_s)
         with tempfile.TemporaryDirectory() as folder:
             paths = [Path(folder) / f"{i}.json" for i in range(len(questions))]
-            results = self._pool.score(
-                [
-                    {
-                        "prompt": prompt,
-                        "response": "",
-                        "extra_info": {"responses": responses, "rubrics": known, "out": str(path)},
-                    }
-                    for (prompt, responses, known), path in zip(questions, paths, strict=True)
-                ]
-            )
+            asked = []
+            for (prompt, responses, known), path in zip(questions, paths, strict=True):
+                extra = {"responses": responses, "rubrics": known, "out": str(path)}
+                asked.append({"prompt": prompt, "response": "", "extra_info": extra})
+            results = self._pool.score(asked)
             return [
                 read_json(path) if score.status == "ok" else None
                 for score, path in zip(results, paths, strict=True)

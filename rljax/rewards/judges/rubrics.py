@@ -22,6 +22,7 @@ from rljax.rewards.judges.judges import (
     check_scale,
     message,
     object_of,
+    object_schema,
     read_score,
     score_answer,
     score_schema,
@@ -227,17 +228,10 @@ def rubric(
     check_scale(scale)
     rubrics, values, failed = rubrics_of(extra_info), [], 0
     deadline = time.monotonic() + timeout_s
-    ask = functools.partial(
-        chat,
-        base_url=base_url,
-        model=model,
-        api_key_env=api_key_env,
-        attempts=attempts,
-        cache=cache,
-        body=body,
-        schema=score_schema(scale, False) if structured else None,
-        parse=functools.partial(read_score, scale=scale),
-    )
+    endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
+    schema = score_schema(scale, False) if structured else None
+    read = dict(schema=schema, parse=functools.partial(read_score, scale=scale))
+    ask = functools.partial(chat, attempts=attempts, cache=cache, **endpoint, **read)
     for one in rubrics:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -301,33 +295,15 @@ def endpoint_rubrics(
     """
     values = {"prompt": prompt, "response": list(responses)}
     values["rubrics"] = [rubric_text(one) for one in rubrics]
-    one = {
-        "type": "object",
-        "properties": {"title": {"type": "string"}, "description": {"type": "string"}},
-        "required": ["title", "description"],
-        "additionalProperties": False,
-    }
+    one = object_schema({name: {"type": "string"} for name in ("title", "description")})
     many = {"type": "array", "items": one, "maxItems": most}
-    schema = {
-        "type": "object",
-        "properties": {"positive": many, "negative": many},
-        "required": ["positive", "negative"],
-        "additionalProperties": False,
-    }
+    schema = object_schema({"positive": many, "negative": many})
     answer = (
         'Answer with JSON alone: {"positive": [{"title": "...", "description": "..."}], '
         '"negative": [...]}'
     )
-    reply = chat(
-        message(template, answer, str(most), values),
-        base_url=base_url,
-        model=model,
-        api_key_env=api_key_env,
-        timeout_s=timeout_s,
-        attempts=attempts,
-        cache=cache,
-        body=body,
-        schema=schema if structured else None,
-        parse=_read_rubrics,
-    )
+    endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
+    limits = dict(timeout_s=timeout_s, attempts=attempts, cache=cache)
+    how = dict(schema=schema if structured else None, parse=_read_rubrics, **endpoint, **limits)
+    reply = chat(message(template, answer, str(most), values), **how)
     return {kind: reply[kind][:most] for kind in ("positive", "negative")}

@@ -36,14 +36,14 @@ _KEPT_FLAGS = {
 }
 
 
-def _numbers(text: str) -> dict[str, tuple[int, int]]:
+def _table(text: str) -> dict[str, tuple[int, int]]:
     rows = (row.split() for row in text.split(","))
     return {name: (int(x86_64), int(aarch64)) for name, x86_64, aarch64 in rows}
 
 
 # Name, number on x86_64, number on aarch64; -1 = does not exist there. Without conditions on
 # their arguments.
-_ALLOWED = _numbers("""
+_ALLOWED = _table("""
     read 0 63, write 1 64, close 3 57, fstat 5 80, poll 7 -1, lseek 8 62, mmap 9 222,
     mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135,
     rt_sigreturn 15 139, pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, pipe 22 -1,
@@ -62,7 +62,7 @@ _ALLOWED = _numbers("""
     getrandom 318 278, membarrier 324 283, rseq 334 293, close_range 436 436, arch_prctl 158 -1
 """)
 # The same, where Landlock or a root of its own says which files there are.
-_PATHS = _numbers("""
+_PATHS = _table("""
     stat 4 -1, lstat 6 -1, access 21 -1, readlink 89 -1, readlinkat 267 78, newfstatat 262 79,
     faccessat 269 48, statx 332 291, faccessat2 439 439, chdir 80 49, fchdir 81 50,
     getcwd 79 17, ftruncate 77 46, getdents 78 -1, getdents64 217 61
@@ -71,7 +71,7 @@ _PATHS = _numbers("""
 _OPEN = {"open": ((2, -1), 1), "openat": ((257, 56), 2)}
 # And where the files are counted by their file system: a file that is open, or mapped, and has lost
 # its name takes space that nobody sees.
-_REMOVING = _numbers("""
+_REMOVING = _table("""
     rename 82 -1, renameat 264 38, renameat2 316 276, unlink 87 -1, unlinkat 263 35
 """)
 _CLONE3, _CLONE = (435, 435), (56, 220)

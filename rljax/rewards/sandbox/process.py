@@ -41,9 +41,7 @@ _ENVIRONMENT = {
     "PYTHONUTF8": "1",
     "LC_ALL": "C.UTF-8",
     "HOME": "/tmp",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")},
 }
 
 
@@ -197,15 +195,9 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
     python = os.path.realpath(sys.executable)  # not the link in a virtual environment
     readable = _readable_paths()
     devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
-    spec = {
-        "tier": tier,
-        "control": control,
-        "readable": readable,
-        "devices": devices,
-        "path": library_path(),
-        "max_scratch_bytes": MAX_SCRATCH_BYTES,
-        "temporary": tempfile.gettempdir(),
-    }
+    paths = dict(readable=readable, devices=devices, path=library_path())
+    scratch = dict(max_scratch_bytes=MAX_SCRATCH_BYTES, temporary=tempfile.gettempdir())
+    spec = dict(tier=tier, control=control, **paths, **scratch)
     command = [python, "-s", "-S", "-B", "-P", "-c", _BOOT]
     if tier == "bubblewrap":
         wrap = shutil.which("bwrap")
@@ -216,18 +208,8 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
         binds += [["--proc", "/proc"]]  # for the zygote, which counts a program's threads there
         size = ["--size", str(MAX_SCRATCH_BYTES), "--tmpfs", "/tmp"]
         flags = "--unshare-all --unshare-user --new-session --uid 65534 --gid 65534".split()
-        command = [
-            wrap,
-            *flags,
-            *size,
-            *(word for bind in binds for word in bind),
-            "--remount-ro",
-            "/",
-            "--chdir",
-            "/tmp",
-            "--",
-            *command,
-        ]
+        words = (word for bind in binds for word in bind)
+        command = [wrap, *flags, *size, *words, *"--remount-ro / --chdir /tmp --".split(), *command]
     return command, spec
 
 
@@ -252,9 +234,8 @@ class Process:
         warm: bool = True,
     ):
         self.limits, self.tier, self._warm = limits, tier, warm
-        self._input = memoryview(
-            stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
-        )
+        stdin = stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
+        self._input = memoryview(stdin)
         self._frames, self._outgoing = bytearray(), bytearray(frame(header))
         self.texts = {"stdout": bytearray(), "stderr": bytearray()}
         self._end: dict | None = None  # how the program ended, from the zygote

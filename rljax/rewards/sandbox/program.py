@@ -179,9 +179,8 @@ def _exit_code(error: BaseException) -> int:
         return 1
     try:
         # Our own frames do not help a reader.
-        traceback.print_exception(
-            type(error), error, error.__traceback__.tb_next, limit=-_MOST_FRAMES
-        )
+        frames = error.__traceback__.tb_next
+        traceback.print_exception(type(error), error, frames, limit=-_MOST_FRAMES)
         sys.stderr.flush()
     except BaseException:
         os.write(2, f"{type(error).__name__}\n".encode())
@@ -244,16 +243,8 @@ def _apply(do: str, target: object, arguments: list, keywords: dict) -> object:
         return getattr(target, *arguments)
     if do == "set":
         return setattr(target, *arguments)
-    functions = {
-        "length": len,
-        "iterate": iter,
-        "next": next,
-        "text": str,
-        "show": repr,
-        "truth": bool,
-        "equal": lambda a, b: bool(a == b),
-        "item": lambda a, b: a[b],
-    }
+    plain = dict(length=len, iterate=iter, next=next, text=str, show=repr, truth=bool)
+    functions = {**plain, "equal": lambda a, b: bool(a == b), "item": lambda a, b: a[b]}
     return functions[do](target, *arguments)
 
 
@@ -273,14 +264,9 @@ class _Program:
 
     def ask(self, do: str, target: int, args: tuple = (), kwargs: dict | None = None, made=False):
         kwargs = kwargs or {}
-        self.channel.send(
-            {
-                "do": do,
-                "target": target,
-                "args": [encode(a, _own_reference) for a in args],
-                "kwargs": {k: encode(a, _own_reference) for k, a in kwargs.items()},
-            }
-        )
+        sent = [encode(a, _own_reference) for a in args]
+        named = {k: encode(a, _own_reference) for k, a in kwargs.items()}
+        self.channel.send({"do": do, "target": target, "args": sent, "kwargs": named})
         answer = self.channel.receive()
         if "raised" in answer:
             raise _exception(answer, do)
@@ -297,9 +283,8 @@ class _Program:
         """The object that the tests call by name: a class if they write it with a capital, as
         `Stack`."""
         is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
-        return Remote(
-            self, ObjectReference(reference.number, "class" if is_class else "function"), False
-        )
+        kind = "class" if is_class else "function"
+        return Remote(self, ObjectReference(reference.number, kind), False)
 
 
 def _own_reference(value: object) -> ObjectReference:

@@ -76,16 +76,10 @@ def encode(value: object, refer: Callable[[object], ObjectReference] | None = No
         return {"t": "float", "v": float.hex(value)}
     if isinstance(value, str):
         return str.__str__(value)
-    for kind, tag in (
-        (list, ""),
-        (tuple, "tuple"),
-        (set, "set"),
-        (frozenset, "frozenset"),
-        (collections.deque, "deque"),
-    ):
+    for kind in (list, tuple, set, frozenset, collections.deque):
         if isinstance(value, kind):
             items = [encode(item, refer) for item in kind.__iter__(value)]
-            return {"t": tag, "v": items} if tag else items
+            return items if kind is list else {"t": kind.__name__, "v": items}
     if isinstance(value, dict):
         pairs = [[encode(k, refer), encode(v, refer)] for k, v in dict.items(value)]
         return {"t": "dict", "v": pairs}

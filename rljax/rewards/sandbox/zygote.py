@@ -33,9 +33,8 @@ _WATCH_S = 0.02
 MAX_FILES = 256
 # Where the files of a program are: kernel.filter_template.
 _FILES = {"namespaces": "private", "bubblewrap": "private", "seccomp": "shared", "closed": "none"}
-_SPARE_PROCESSES = (
-    3  # of the same user in the namespace: the zygote, and the process that waits for it
-)
+# Of the same user in the namespace: the zygote, and the process that waits for it.
+_SPARE_PROCESSES = 3
 
 
 def main(spec_text: str) -> None:
@@ -102,11 +101,8 @@ def _enter_namespaces(spec: dict) -> None:
         kernel.prctl(4, 1)  # the change of user made /proc/self root's
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
     kernel.unshare(flags | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
+    maps = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    for name, text in {"setgroups": "deny", **maps}.items():
         descriptor = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(descriptor, text.encode())
         os.close(descriptor)
@@ -257,16 +253,11 @@ def _become_program(
 def _limit(limits: dict, tier: str) -> None:
     memory = limits["memory_bytes"]
     cpu = max(1, math.ceil(limits["cpu_s"]))
-    hard = {
-        resource.RLIMIT_CPU: cpu,
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_FSIZE: limits["max_file_bytes"],
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_STACK: min(memory // 4, 64 << 20),
-    }
+    hard = {resource.RLIMIT_CPU: cpu, resource.RLIMIT_AS: memory, resource.RLIMIT_NOFILE: 64}
+    hard[resource.RLIMIT_FSIZE] = limits["max_file_bytes"]
+    hard[resource.RLIMIT_STACK] = min(memory // 4, 64 << 20)
+    none = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
+    hard |= dict.fromkeys(none, 0)
     if tier in ("namespaces", "bubblewrap"):  # elsewhere it counts all processes of the user
         hard[resource.RLIMIT_NPROC] = limits["max_threads"] + _SPARE_PROCESSES
     for name, value in hard.items():
