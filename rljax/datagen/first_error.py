@@ -97,12 +97,9 @@ def label_lines(
         raise InputError("label_lines(neutral)", value=neutral, fix="write zero, drop or inherit")
     for name, given in (("passes", passes), ("problems", problems)):
         if given is not None and len(given) != len(programs):
-            raise InputError(
-                f"label_lines({name})",
-                value=len(given),
-                rule=f"one per program, of which there are {len(programs)}",
-                fix=f"give {name} in the order of the programs, one each, or leave it out",
-            )
+            rule = f"one per program, of which there are {len(programs)}"
+            fix = f"give {name} in the order of the programs, one each, or leave it out"
+            raise InputError(f"label_lines({name})", value=len(given), rule=rule, fix=fix)
     cache = {} if cache is None else cache
     searches = []
     for i, lines in enumerate(programs):

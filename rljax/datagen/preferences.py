@@ -221,11 +221,8 @@ def sample_comparisons(
     own temperature and max_response_tokens. Raises InputError for fewer than 2 samples, and for
     prompts with images."""
     if samples < 2:
-        raise InputError(
-            "samples",
-            value=samples,
-            fix="--samples=2 or more: the samples of a prompt are compared with one another",
-        )
+        fix = "--samples=2 or more: the samples of a prompt are compared with one another"
+        raise InputError("samples", value=samples, fix=fix)
     with rows_of("--data", "--data=FILE of prompts with answers"):
         records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
     require_text_alone(records, "this command")

@@ -44,12 +44,9 @@ def _candidates(rewards: Sequence[float], eligible: Sequence[bool] | None) -> li
     """Eligible samples whose reward is known, the best first; equal rewards in their order."""
     eligible = [True] * len(rewards) if eligible is None else eligible
     if len(eligible) != len(rewards):
-        raise InputError(
-            "eligible",
-            value=len(eligible),
-            rule=f"one per reward: {len(rewards)}",
-            fix="give one bool for each reward, or None: all are eligible",
-        )
+        rule = f"one per reward: {len(rewards)}"
+        fix = "give one bool for each reward, or None: all are eligible"
+        raise InputError("eligible", value=len(eligible), rule=rule, fix=fix)
     live = [i for i, r in enumerate(rewards) if eligible[i] and not math.isnan(r)]
     return sorted(live, key=lambda i: (-rewards[i], i))
 
@@ -77,22 +74,16 @@ def select(
     if method not in METHODS:
         raise InputError("select(method)", value=method, fix=f"write one of {', '.join(METHODS)}")
     if method == "threshold" and min_reward is None:
-        raise InputError(
-            "select(method='threshold')",
-            value=None,
-            rule="min_reward is the bound",
-            fix="give min_reward, the bound, such as --min_reward=0.5",
-        )
+        rule = "min_reward is the bound"
+        fix = "give min_reward, the bound, such as --min_reward=0.5"
+        raise InputError("select(method='threshold')", value=None, rule=rule, fix=fix)
     for name, value, least in (("top_k", top_k, 1), ("per_prompt", per_prompt, 0)):
         if value < least:
             raise InputError(f"select({name})", value=value, fix=f"set {name} to {least} or more")
     if len(texts) != len(rewards):
-        raise InputError(
-            "select(texts)",
-            value=len(texts),
-            rule=f"one per reward: {len(rewards)}",
-            fix="give the texts in the order of the rewards, one each",
-        )
+        rule = f"one per reward: {len(rewards)}"
+        fix = "give the texts in the order of the rewards, one each"
+        raise InputError("select(texts)", value=len(texts), rule=rule, fix=fix)
     kept, seen = [], set()
     for i in _candidates(rewards, eligible):
         if min_reward is not None and not rewards[i] > min_reward:
@@ -121,11 +112,8 @@ def best_of_n_kl(n: int) -> float:
     """log n - (n - 1) / n: an upper bound on KL(best-of-n || the policy sampled from), in nats.
     Raises InputError for n below 1."""
     if n < 1:
-        raise InputError(
-            "best_of_n_kl(n)",
-            value=n,
-            fix="give the number of samples that the best is taken of, 1 or more",
-        )
+        fix = "give the number of samples that the best is taken of, 1 or more"
+        raise InputError("best_of_n_kl(n)", value=n, fix=fix)
     return math.log(n) - (n - 1) / n
 
 
@@ -341,19 +329,11 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     """
     if options.iterations < 1 or options.epochs < 1:
         value = (options.iterations, options.epochs)
-        raise InputError(
-            "raft",
-            value=value,
-            rule="iterations and epochs >= 1",
-            fix="--iterations=1 --epochs=1, or more",
-        )
+        fix = "--iterations=1 --epochs=1, or more"
+        raise InputError("raft", value=value, rule="iterations and epochs >= 1", fix=fix)
     if options.step != "latest":
-        raise InputError(
-            "raft(step)",
-            value=options.step,
-            rule="latest: SFT goes on from its end",
-            fix="leave --step out",
-        )
+        rule = "latest: SFT goes on from its end"
+        raise InputError("raft(step)", value=options.step, rule=rule, fix="leave --step out")
     saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
     checkpoint, metas, limits = hub.model_folder(options.checkpoint), [], saved.config

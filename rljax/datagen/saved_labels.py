@@ -122,12 +122,9 @@ def _completer(
     own, _ = other.encode(drawn, max_tokens=options.max_prompt_tokens)
     same = [list(p.token_ids) for p in own] == [list(p.token_ids) for p in prompts]
     if not same or differing_ids(tokenizer, other.tokenizer):
-        raise InputError(
-            "completer",
-            value=options.completer,
-            rule="other token ids than the checkpoint's",
-            fix="a policy with the same tokenizer and chat template",
-        )
+        rule = "other token ids than the checkpoint's"
+        fix = "a policy with the same tokenizer and chat template"
+        raise InputError("completer", value=options.completer, rule=rule, fix=fix)
     return other.ready(prompts, **sampling)
 
 

@@ -202,22 +202,13 @@ class EpisodeCrew:
 def _check_options(workers: int, retries: int, memory_gb: float, turn_timeout_s: float) -> None:
     for name, value, least in (("workers", workers, 1), ("retries", retries, 0)):
         if not isinstance(value, int) or value < least:
-            raise InputError(
-                f"environment.{name}",
-                value=value,
-                fix=f"--config.environment.{name}={least}, or a whole number of at least {least}",
-            )
+            fix = f"--config.environment.{name}={least}, or a whole number of at least {least}"
+            raise InputError(f"environment.{name}", value=value, fix=fix)
     if not isinstance(memory_gb, int | float) or not 0 <= memory_gb < math.inf:
-        raise InputError(
-            "environment.memory_gb",
-            value=memory_gb,
-            rule="at least 0; 0 = no limit",
-            fix="--config.environment.memory_gb=0, or the GB that a worker may hold",
-        )
+        rule = "at least 0; 0 = no limit"
+        fix = "--config.environment.memory_gb=0, or the GB that a worker may hold"
+        raise InputError("environment.memory_gb", value=memory_gb, rule=rule, fix=fix)
     if not isinstance(turn_timeout_s, int | float) or not 0 < turn_timeout_s < math.inf:
-        raise InputError(
-            "environment.turn_timeout_s",
-            value=turn_timeout_s,
-            rule="a positive number of seconds",
-            fix="--config.environment.turn_timeout_s=10, or as long as a turn takes at most",
-        )
+        rule = "a positive number of seconds"
+        fix = "--config.environment.turn_timeout_s=10, or as long as a turn takes at most"
+        raise InputError("environment.turn_timeout_s", value=turn_timeout_s, rule=rule, fix=fix)

@@ -35,12 +35,8 @@ def repair(
     """
     check_choice("repair", "style", style, "words", "short")
     if around and "$line" not in around:
-        raise InputError(
-            "repair(around)",
-            value=around,
-            rule="it says where $line stands",
-            fix="put $line where the line of the program belongs, or leave around out",
-        )
+        fix = "put $line where the line of the program belongs, or leave around out"
+        raise InputError("repair(around)", value=around, rule="it says where $line stands", fix=fix)
     tests, told = read_tests(ground_truth), prompt
     for number in range(tries):
         reply = yield Turn(told, state=told)

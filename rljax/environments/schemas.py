@@ -100,12 +100,9 @@ def _annotated(function: Callable) -> Callable:
 def _check_kind(parameter: inspect.Parameter, hints: Mapping, location: str) -> None:
     where = f"{location}: parameter {parameter.name!r}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise InputError(
-            f"{where} has no name in a call",
-            value=str(parameter),
-            rule="a call names its arguments",
-            fix="write each parameter out, without * and /",
-        )
+        rule = "a call names its arguments"
+        fix = "write each parameter out, without * and /"
+        raise InputError(f"{where} has no name in a call", value=str(parameter), rule=rule, fix=fix)
     if parameter.name not in hints:
         raise InputError(
             f"{where} has no type hint",

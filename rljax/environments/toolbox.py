@@ -80,12 +80,9 @@ def toolbox(functions: Sequence[str | Callable]) -> "Toolbox":
     InputError without functions, for a text that names none, for one without a schema, and for two
     of one name."""
     if isinstance(functions, str) or not functions:
-        raise InputError(
-            "a toolbox needs functions",
-            value=functions,
-            rule="a tuple of their names",
-            fix="functions=('my_tools.multiply', 'python()')",
-        )
+        rule = "a tuple of their names"
+        fix = "functions=('my_tools.multiply', 'python()')"
+        raise InputError("a toolbox needs functions", value=functions, rule=rule, fix=fix)
     found: dict[str, Tool] = {}
     for function in functions:
         tool = _tool(function)

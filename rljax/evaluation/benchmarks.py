@@ -45,12 +45,8 @@ def make_suite(text: str, data: str | None = None) -> Suite:
     made = resolve(f"{text}", HOME)
     if data is not None and "data" in made.signature.parameters:
         if "data" in made.options:
-            raise InputError(
-                "--data",
-                value=data,
-                rule=f"{text} names its data already",
-                fix=f"leave --data out, or data= of --suite={text}",
-            )
+            fix = f"leave --data out, or data= of --suite={text}"
+            raise InputError("--data", value=data, rule=f"{text} names its data already", fix=fix)
         made = resolve(_with_data(text, data), HOME)
     suite = made()
     if not isinstance(suite, Suite):
@@ -58,12 +54,8 @@ def make_suite(text: str, data: str | None = None) -> Suite:
         raise InputError(f"{text} returned no suite", value=suite, fix=fix)
     if suite.samples < 1 or (suite.temperature == 0 and suite.samples > 1):
         rule = "at least 1, and 1 at temperature 0: the greedy response is always the same"
-        raise InputError(
-            f"{text}: samples",
-            value=suite.samples,
-            rule=rule,
-            fix="--samples=1, or --temperature=0.6 for several",
-        )
+        fix = "--samples=1, or --temperature=0.6 for several"
+        raise InputError(f"{text}: samples", value=suite.samples, rule=rule, fix=fix)
     return (
         suite if data is None or "data" in made.options else dataclasses.replace(suite, data=data)
     )
@@ -170,11 +162,8 @@ def suite_metrics(
     average = [sum(row) / len(row) if row else math.nan for row in right]
     if all(map(math.isnan, average)):
         errors = [s["error"] for item in items for s in item["samples"]]
-        raise InputError(
-            "every reward of the suite failed",
-            value=errors[0],
-            fix="make the reward of the suite work on one row and one response",
-        )
+        fix = "make the reward of the suite work on one row and one response"
+        raise InputError("every reward of the suite failed", value=errors[0], fix=fix)
     out = {f"avg@{n}": bootstrap(average, within=SHARE)}
     for k in sorted(set(ks)):
         values = [pass_at_k(len(r), sum(r), k) if len(r) >= k else math.nan for r in right]
@@ -202,11 +191,8 @@ def _part(known: Sequence[Sequence[dict]], name: str, weight: str) -> dict:
     """The mean of a part, responses weighed by another; the interval over prompts."""
     if any(name not in s["parts"] or (weight and weight not in s["parts"]) for s in sum(known, [])):
         given = sorted(next(s for s in sum(known, []))["parts"])
-        raise InputError(
-            f"the reward has no part {name!r} or {weight!r}",
-            value=given,
-            fix="return it in the dict of the suite's reward, or name one of these",
-        )
+        fix = "return it in the dict of the suite's reward, or name one of these"
+        raise InputError(f"the reward has no part {name!r} or {weight!r}", value=given, fix=fix)
     weights = [[s["parts"][weight] if weight else 1.0 for s in row] for row in known]
     sums = [
         sum(w * s["parts"][name] for w, s in zip(ws, row, strict=True))
@@ -277,19 +263,12 @@ def _settled(suite: Suite, text: str, options: EvaluateOptions) -> Suite:
     if options.samples == 0:
         suite = dataclasses.replace(suite, samples=1, temperature=0.0)
     if suite.samples > 1 and suite.temperature == 0:
-        raise InputError(
-            "--samples",
-            value=suite.samples,
-            rule=f"{text} is greedy, and each would be the same",
-            fix="set --temperature, such as --temperature=0.6",
-        )
+        rule = f"{text} is greedy, and each would be the same"
+        fix = "set --temperature, such as --temperature=0.6"
+        raise InputError("--samples", value=suite.samples, rule=rule, fix=fix)
     if over := [k for k in options.ks if k > suite.samples]:
-        raise InputError(
-            "--k",
-            value=over,
-            rule=f"{text} draws {suite.samples} samples",
-            fix=f"--samples={max(over)}, or smaller numbers in --k",
-        )
+        fix = f"--samples={max(over)}, or smaller numbers in --k"
+        raise InputError("--k", value=over, rule=f"{text} draws {suite.samples} samples", fix=fix)
     return dataclasses.replace(suite, data=pinned(suite.data))
 
 

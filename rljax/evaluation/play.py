@@ -198,12 +198,9 @@ def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> Pro
         loader = Loader(data.sources[0], batch_size=1, seed=config.seed, repeat=False)
         rows = loader.take(number + 1)
     if len(rows) <= number:
-        raise InputError(
-            f"--row of the {split} rows",
-            value=number,
-            rule=f"below {len(rows)}",
-            fix="--row=0, or another number below that",
-        )
+        rule = f"below {len(rows)}"
+        fix = "--row=0, or another number below that"
+        raise InputError(f"--row of the {split} rows", value=number, rule=rule, fix=fix)
     return rows[number]
 
 

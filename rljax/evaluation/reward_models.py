@@ -57,12 +57,8 @@ def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float
     live = np.ones(len(scores) // 2, bool) if live is None else np.asarray(live, bool)
     scores, lengths = scores.reshape(-1, 2)[live], lengths.reshape(-1, 2)[live]
     if not np.isfinite(scores).all():
-        raise InputError(
-            "pair_report(scores)",
-            value=float(scores.min()),
-            rule="finite",
-            fix="leave pairs without a score out by `live`",
-        )
+        fix = "leave pairs without a score out by `live`"
+        raise InputError("pair_report(scores)", value=float(scores.min()), rule="finite", fix=fix)
     if not len(scores):
         return {}
     margin = scores[:, 0] - scores[:, 1]

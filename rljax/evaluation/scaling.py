@@ -33,12 +33,9 @@ def fit_sigmoid(
 
     x, y = (np.asarray(v, np.float64)[skip:] for v in (compute, performance))
     if x.shape != y.shape or x.size < 4 or (x <= 0).any() or not np.isfinite([x, y]).all():
-        raise InputError(
-            "fit_sigmoid",
-            value=f"{x.size} and {y.size} points",
-            rule="at least 4 pairs after `skip`, compute > 0, all finite",
-            fix="fit more evaluations, or lower --skip",
-        )
+        rule = "at least 4 pairs after `skip`, compute > 0, all finite"
+        fix = "fit more evaluations, or lower --skip"
+        raise InputError("fit_sigmoid", value=f"{x.size} and {y.size} points", rule=rule, fix=fix)
 
     def unpack(p):  # logarithms keep midpoint and steepness positive
         return dict(asymptote=p[0], midpoint=np.exp(p[1]), steepness=np.exp(p[2]))

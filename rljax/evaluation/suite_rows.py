@@ -42,12 +42,8 @@ def exemplars(
         raise InputError("shots", value=shots, fix="shots=0 for none, or the number of exemplars")
     if not shots:
         if given:
-            raise InputError(
-                "exemplars",
-                value=given,
-                rule="needs shots above 0",
-                fix="shots=4, or leave exemplars out",
-            )
+            fix = "shots=4, or leave exemplars out"
+            raise InputError("exemplars", value=given, rule="needs shots above 0", fix=fix)
         return ()
     one_file = data.endswith(DATA_FILES) and "{split}" not in data
     if not given and (one_file or "*" in data):
@@ -83,11 +79,8 @@ def _require_unseen(row: dict, solved: Solved, columns: Sequence[str]) -> None:
     """Raises InputError where the row is one of those that are shown with their answers."""
     asked = [row[name] for name in columns]
     if any([one[name] for name in columns] == asked for one in solved):
-        raise InputError(
-            "is asked and is shown as an exemplar, too",
-            value=asked[0],
-            fix="exemplars='FILE' with other questions",
-        )
+        fix = "exemplars='FILE' with other questions"
+        raise InputError("is asked and is shown as an exemplar, too", value=asked[0], fix=fix)
 
 
 # -- mathematics --
@@ -145,12 +138,8 @@ def aime(row: dict, *, instruction: str) -> dict:
         _require_column(row, "answer", "rename the column that holds the answer to 'answer'")
     number = None if isinstance(answer, bool) else integer_of(str(answer).strip(" \n$"), 0, 999)
     if number is None:
-        raise InputError(
-            "column 'answer'",
-            value=answer,
-            rule="an integer from 0 to 999",
-            fix="write the number alone in the column, or drop the row",
-        )
+        fix = "write the number alone in the column, or drop the row"
+        raise InputError("column 'answer'", value=answer, rule="an integer from 0 to 999", fix=fix)
     problem = maps.column(
         row, "problem" if "problem" in row or "question" not in row else "question"
     )
@@ -174,12 +163,8 @@ def mmlu_pro(row: dict, *, solved: Solved) -> dict:
         f"{_question(one)}{_worked(one)}" for one in solved if str(one["category"]) == category
     ]
     if solved and not shown:
-        raise InputError(
-            "column 'category'",
-            value=category,
-            rule="no exemplar is of it",
-            fix=f"add an exemplar of {category!r} to the validation rows, or set shots=0",
-        )
+        fix = f"add an exemplar of {category!r} to the validation rows, or set shots=0"
+        raise InputError("column 'category'", value=category, rule="no exemplar is of it", fix=fix)
     last = "Answer: Let's think step by step." if solved else "Answer:"
     text = "\n\n".join([instruction, *shown, f"{_question(row)}{last}"])
     prompt = text if solved else _asked(text.removesuffix("\nAnswer:"))
@@ -214,20 +199,13 @@ def _choice(row: dict) -> str:
     if letter is None and isinstance(index, int) and 0 <= index < len(options):
         letter = LETTERS[index]
     if not isinstance(letter, str) or letter not in known or len(letter) != 1:
-        raise InputError(
-            "column 'answer'",
-            value=letter,
-            rule=f"one of the letters {known}",
-            fix="write the letter of the right option in 'answer', or its place in 'answer_index'",
-        )
+        rule = f"one of the letters {known}"
+        fix = "write the letter of the right option in 'answer', or its place in 'answer_index'"
+        raise InputError("column 'answer'", value=letter, rule=rule, fix=fix)
     if index is not None and index != known.index(letter):
         rule = f"the place of the answer {letter}, {known.index(letter)}"
-        raise InputError(
-            "column 'answer_index'",
-            value=index,
-            rule=rule,
-            fix="correct one of the two columns, or leave 'answer_index' out",
-        )
+        fix = "correct one of the two columns, or leave 'answer_index' out"
+        raise InputError("column 'answer_index'", value=index, rule=rule, fix=fix)
     return letter
 
 
@@ -292,11 +270,8 @@ def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
         day = str(row.get("contest_date") or "")[:10]
         check_day("column 'contest_date'", day)
         if not day:
-            raise InputError(
-                "lacks a contest_date",
-                rule="start and end compare it",
-                fix="leave start and end out, or drop the rows without a date",
-            )
+            fix = "leave start and end out, or drop the rows without a date"
+            raise InputError("lacks a contest_date", rule="start and end compare it", fix=fix)
         if (start and day < start) or (end and day > end):
             return None
     tests = _test_cases(row, "public_test_cases") + _test_cases(row, "private_test_cases")
@@ -308,12 +283,9 @@ def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
         )
     kinds = {test["testtype"] for test in tests}
     if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
-        raise InputError(
-            "testtype",
-            value=sorted(kinds),
-            rule="all stdin, or all functional",
-            fix="drop the row, or give all its tests one testtype",
-        )
+        rule = "all stdin, or all functional"
+        fix = "drop the row, or give all its tests one testtype"
+        raise InputError("testtype", value=sorted(kinds), rule=rule, fix=fix)
     truth = {name: [test[key] for test in tests] for name, key in _LCB_TESTS}
     if kinds == {"functional"}:
         truth |= {"fn_name": _function_name(row), "wrapped": False}
@@ -340,11 +312,8 @@ def _function_name(row: dict) -> str:
     name = said.get("func_name") if isinstance(said, Mapping) else None
     found = re.findall(r"def\s+(\w+)\s*\(\s*self", row.get("starter_code") or "")
     if not (name or found):
-        raise InputError(
-            "column 'metadata' has no func_name",
-            value=said,
-            fix='write the name that tests call, such as {"func_name": "solve"}',
-        )
+        fix = 'write the name that tests call, such as {"func_name": "solve"}'
+        raise InputError("column 'metadata' has no func_name", value=said, fix=fix)
     return name or found[-1]
 
 
@@ -375,11 +344,8 @@ def _test_cases(row: dict, name: str) -> list[dict]:
                 value = _Plain(io.BytesIO(raw)).load()
         value = parse_json(value, location) if isinstance(value, str | bytes) else value
     except InputError as error:
-        raise InputError(
-            f"{location} cannot be read",
-            rule=error.parts[0],
-            fix="download the file again, or write the tests as JSON text",
-        ) from None
+        fix = "download the file again, or write the tests as JSON text"
+        raise InputError(f"{location} cannot be read", rule=error.parts[0], fix=fix) from None
     good = isinstance(value, list) and all(
         isinstance(test, dict)
         and all(isinstance(test.get(key), str) for key in ("input", "output", "testtype"))
@@ -387,12 +353,8 @@ def _test_cases(row: dict, name: str) -> list[dict]:
     )
     if not good:
         rule = 'a list of {"input": text, "output": text, "testtype": "stdin" or "functional"}'
-        raise InputError(
-            f"column {name!r}",
-            value=row[name],
-            rule=rule,
-            fix="correct the tests of this row, or drop it",
-        )
+        fix = "correct the tests of this row, or drop it"
+        raise InputError(f"column {name!r}", value=row[name], rule=rule, fix=fix)
     return value
 
 

@@ -43,11 +43,8 @@ def cached_folder(path: str | Path) -> Path:
     try:
         _write(folder, path, {**texts, _SOURCE: source})
     except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written",
-            rule=str(error),
-            fix="set XDG_CACHE_HOME to a folder of yours, on a disk with room",
-        ) from None
+        fix = "set XDG_CACHE_HOME to a folder of yours, on a disk with room"
+        raise InputError(f"{folder} cannot be written", rule=str(error), fix=fix) from None
     return folder
 
 

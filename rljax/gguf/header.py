@@ -104,12 +104,8 @@ class _Stream:
     def whole(self, dtype: str, what: str, most: int | None = None) -> int:
         value = int(self.numbers(dtype, 1, what)[0])
         if most is not None and value > most:
-            raise InputError(
-                f"{self.path}: {what}",
-                value=value,
-                rule=f"at most {most}",
-                fix=f"{_COPY_AGAIN}: it is damaged",
-            )
+            fix = f"{_COPY_AGAIN}: it is damaged"
+            raise InputError(f"{self.path}: {what}", value=value, rule=f"at most {most}", fix=fix)
         return value
 
     def text(self, what: str) -> str:
@@ -129,12 +125,9 @@ class _Stream:
         if kind in _NUMBERS:
             return self.numbers(_NUMBERS[kind], 1, what)[0].item()
         if kind != _ARRAY:
-            raise InputError(
-                f"{self.path}: the type of {what}",
-                value=kind,
-                rule=f"0 to {max(_NUMBERS)}, as the format numbers them",
-                fix=_COPY_AGAIN,
-            )
+            rule = f"0 to {max(_NUMBERS)}, as the format numbers them"
+            fix = _COPY_AGAIN
+            raise InputError(f"{self.path}: the type of {what}", value=kind, rule=rule, fix=fix)
         inner = self.whole("<u4", f"the type of {what}")
         count = self.whole("<u8", f"the number of values of {what}", _MOST_ITEMS)
         if inner in _NUMBERS:
@@ -180,12 +173,8 @@ def read_header(path: str | Path, *, texts: bool = True) -> Header:
 def _check_beginning(stream: _Stream) -> None:
     magic = stream.take(4, "the first four bytes") if stream.end >= 4 else b""
     if magic != _MAGIC:
-        raise InputError(
-            f"{stream.path} is no GGUF file",
-            value=magic,
-            rule="one begins with GGUF",
-            fix=_COPY_AGAIN,
-        )
+        rule = "one begins with GGUF"
+        raise InputError(f"{stream.path} is no GGUF file", value=magic, rule=rule, fix=_COPY_AGAIN)
     version = stream.whole("<u4", "the version")
     if version & 0xFFFF == 0:
         raise InputError(
@@ -217,12 +206,8 @@ def _alignment(path: Path, metadata: dict) -> int:
     value = metadata.get("general.alignment", 32)
     good = isinstance(value, int) and 0 < value <= _MOST_ALIGNMENT and value & (value - 1) == 0
     if not good:
-        raise InputError(
-            f"{path}: general.alignment",
-            value=value,
-            rule=f"a power of two up to {_MOST_ALIGNMENT}",
-            fix=_COPY_AGAIN,
-        )
+        rule = f"a power of two up to {_MOST_ALIGNMENT}"
+        raise InputError(f"{path}: general.alignment", value=value, rule=rule, fix=_COPY_AGAIN)
     return value
 
 
@@ -253,19 +238,13 @@ def _tensors(path: Path, infos: list, start: int, size: int) -> dict[str, Tensor
             )
         elements, stored = sizes_of[names[kind]]
         if not sizes or sizes[0] % elements:
-            raise InputError(
-                f"{what} has shape {sizes[::-1]}",
-                rule=f"rows of {names[kind]} are multiples of {elements}",
-                fix=_COPY_AGAIN,
-            )
+            rule = f"rows of {names[kind]} are multiples of {elements}"
+            raise InputError(f"{what} has shape {sizes[::-1]}", rule=rule, fix=_COPY_AGAIN)
         begin = start + offset
         end = begin + math.prod(sizes) // elements * stored
         if end > size:
-            raise InputError(
-                f"{what} ends at byte {end}",
-                rule=f"the file has {size}",
-                fix=f"{_COPY_AGAIN}: it is cut short or damaged",
-            )
+            fix = f"{_COPY_AGAIN}: it is cut short or damaged"
+            raise InputError(f"{what} ends at byte {end}", rule=f"the file has {size}", fix=fix)
         out[name] = Tensor(names[kind], tuple(sizes[::-1]), begin, end)
     last, before = start, ""
     for name, tensor in sorted(out.items(), key=lambda item: (item[1].begin, item[1].end)):

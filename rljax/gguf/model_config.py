@@ -244,12 +244,9 @@ def kind_of(header: Header) -> Kind:
     architecture = header.metadata.get("general.architecture")
     content = header.metadata.get("general.type", "model")
     if content != "model":
-        raise InputError(
-            f"{header.path} holds no model",
-            value=content,
-            rule="general.type model is read",
-            fix="name the .gguf file of the model itself",
-        )
+        rule = "general.type model is read"
+        fix = "name the .gguf file of the model itself"
+        raise InputError(f"{header.path} holds no model", value=content, rule=rule, fix=fix)
     if not isinstance(architecture, str) or architecture not in KINDS:
         raise InputError(
             f"{header.path}: general.architecture",

@@ -93,12 +93,8 @@ def tokenizer_files(header: Header, model_type: str) -> dict[str, dict]:
     elif kind == "llama":
         content, adds_bos = _sentencepiece(values, tokens, model_type), True
     else:
-        raise InputError(
-            f"{header.path}: {_PREFIX}model",
-            value=kind,
-            rule="gpt2 and llama are read",
-            fix=_ANOTHER,
-        )
+        rule = "gpt2 and llama are read"
+        raise InputError(f"{header.path}: {_PREFIX}model", value=kind, rule=rule, fix=_ANOTHER)
     named = {name: values.token(key) for name, key in _NAMED.items()}
     flags = {
         "bos": values.get("add_bos_token", bool, adds_bos),
@@ -159,11 +155,8 @@ class _Values:
         unread = sorted(k for k in self.all if k not in _READ and not k.endswith("_token_id"))
         if unread or self.all.get("remove_extra_whitespaces") not in (None, False):
             names = ", ".join(_PREFIX + k for k in unread or ["remove_extra_whitespaces"])
-            raise InputError(
-                f"{self.header.path} sets {names}",
-                rule="rljax does not read it, and it changes how texts are cut",
-                fix=_ANOTHER,
-            )
+            rule = "rljax does not read it, and it changes how texts are cut"
+            raise InputError(f"{self.header.path} sets {names}", rule=rule, fix=_ANOTHER)
 
     def get(self, key: str, kind: type, default: object = None):
         value = self.all.get(key, default)

@@ -237,12 +237,8 @@ def check_dtype(config: ModelConfig, dtype: str) -> None:
         known, where = ("", "float32"), ", with model_settings.batch_invariant"
     if dtype not in known:
         rule = f"one of {', '.join(known)}{where}"
-        raise InputError(
-            "sampler kv_dtype",
-            value=dtype,
-            rule=rule,
-            fix="--config.sampler.kv_dtype='', the dtype of the model, or another of these",
-        )
+        fix = "--config.sampler.kv_dtype='', the dtype of the model, or another of these"
+        raise InputError("sampler kv_dtype", value=dtype, rule=rule, fix=fix)
 
 
 def _encode(parts, dtype: str, order: str, window: int) -> Cache:
@@ -317,12 +313,9 @@ def from_prompt(
         room = [(0, held - tokens if i == axis else 0) for i in range(4)]
         return jax.tree.map(lambda x: jnp.pad(x, room[: x.ndim]), cache)
     if not window:
-        raise InputError(
-            "prompt columns",
-            value=tokens,
-            rule=f"at most the {columns} of the cache",
-            fix=f"make the cache with {tokens} columns or more",
-        )
+        rule = f"at most the {columns} of the cache"
+        fix = f"make the cache with {tokens} columns or more"
+        raise InputError("prompt columns", value=tokens, rule=rule, fix=fix)
     kept = jnp.maximum(newest(lengths, held), 0)
     return jax.tree.map(lambda x: take(x, kept, axis), cache)
 

@@ -23,12 +23,8 @@ LARGEST_THETA = 1e15
 
 def _check(good: bool, name: str, value, rule: str) -> None:
     if not good:
-        raise InputError(
-            name,
-            value=value,
-            rule=rule,
-            fix=f"set {name.rpartition('.')[2]} of the model to such a value",
-        )
+        fix = f"set {name.rpartition('.')[2]} of the model to such a value"
+        raise InputError(name, value=value, rule=rule, fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,48 +81,28 @@ class ExpertsConfig:
         for name in ("count", "per_token", "mlp", "groups", "groups_kept"):
             if not 1 <= getattr(self, name) <= _LARGEST_SIZE:
                 rule = f"1 to {_LARGEST_SIZE}"
-                raise InputError(
-                    f"experts.{name}",
-                    value=getattr(self, name),
-                    rule=rule,
-                    fix=f"set {name} of the experts to a number of this range",
-                )
+                fix = f"set {name} of the experts to a number of this range"
+                raise InputError(f"experts.{name}", value=getattr(self, name), rule=rule, fix=fix)
         for name, known in (("scores", ("softmax", "sigmoid")), ("gated", GATED)):
             if getattr(self, name) not in known:
-                raise InputError(
-                    f"experts.{name}",
-                    value=getattr(self, name),
-                    fix=f"write one of {', '.join(known)}",
-                )
+                fix = f"write one of {', '.join(known)}"
+                raise InputError(f"experts.{name}", value=getattr(self, name), fix=fix)
         if not 0 <= self.shared_mlp <= _LARGEST_SIZE:
             rule = f"0 to {_LARGEST_SIZE}"
-            raise InputError(
-                "experts.shared_mlp",
-                value=self.shared_mlp,
-                rule=rule,
-                fix="set shared_mlp to 0 (no shared expert) or to a number of this range",
-            )
+            fix = "set shared_mlp to 0 (no shared expert) or to a number of this range"
+            raise InputError("experts.shared_mlp", value=self.shared_mlp, rule=rule, fix=fix)
         if self.count % self.groups or (self.groups > 1 and self.count < 2 * self.groups):
-            raise InputError(
-                "experts.groups",
-                value=(self.count, self.groups),
-                rule="it divides experts.count, and a group has at least two experts",
-                fix="groups=1, or a divisor of count that leaves two experts to a group",
-            )
+            rule = "it divides experts.count, and a group has at least two experts"
+            fix = "groups=1, or a divisor of count that leaves two experts to a group"
+            raise InputError("experts.groups", value=(self.count, self.groups), rule=rule, fix=fix)
         if self.groups_kept > self.groups:
-            raise InputError(
-                "experts.groups_kept",
-                value=self.groups_kept,
-                rule=f"at most {self.groups} groups",
-                fix="lower groups_kept",
-            )
+            rule = f"at most {self.groups} groups"
+            fix = "lower groups_kept"
+            raise InputError("experts.groups_kept", value=self.groups_kept, rule=rule, fix=fix)
         if self.per_token > self.count // self.groups * self.groups_kept:
-            raise InputError(
-                "experts.per_token",
-                value=self.per_token,
-                rule="at most the experts that compete: count / groups * groups_kept",
-                fix="lower per_token, or raise groups_kept",
-            )
+            rule = "at most the experts that compete: count / groups * groups_kept"
+            fix = "lower per_token, or raise groups_kept"
+            raise InputError("experts.per_token", value=self.per_token, rule=rule, fix=fix)
 
 
 # -- routing

@@ -265,12 +265,9 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     the wrong type."""
     name = Keys(config).get("model_type", str)
     if name not in FAMILIES:
-        raise InputError(
-            "config.json: model_type",
-            value=name,
-            rule=f"supported: {', '.join(FAMILIES)}",
-            fix="take a model of one of these families",
-        )
+        rule = f"supported: {', '.join(FAMILIES)}"
+        fix = "take a model of one of these families"
+        raise InputError("config.json: model_type", value=name, rule=rule, fix=fix)
     family = FAMILIES[name]
     hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
     vision = None
@@ -291,23 +288,17 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields = {"family": name, **keys.fields(COMMON, ModelConfig), **family.fixed}
     layers = fields["layers"]
     if not 1 <= layers <= MOST_LAYERS:  # before a list of them is made
-        raise InputError(
-            "config.json: num_hidden_layers",
-            value=layers,
-            rule=f"1 to {MOST_LAYERS}",
-            fix="correct num_hidden_layers, or download config.json again",
-        )
+        rule = f"1 to {MOST_LAYERS}"
+        fix = "correct num_hidden_layers, or download config.json again"
+        raise InputError("config.json: num_hidden_layers", value=layers, rule=rule, fix=fix)
     if config.get("num_key_value_heads", 0) is None:
         fields["kv_heads"] = heads
     activation = keys.get("hidden_activation|hidden_act", str, family.defaults.get("hidden_act"))
     activation = activation or "silu"
     if activation not in ACTIVATIONS:
-        raise InputError(
-            "config.json: hidden_act",
-            value=activation,
-            rule=f"supported: {', '.join(ACTIVATIONS)}",
-            fix="take a model with one of these activations",
-        )
+        rule = f"supported: {', '.join(ACTIVATIONS)}"
+        fix = "take a model with one of these activations"
+        raise InputError("config.json: hidden_act", value=activation, rule=rule, fix=fix)
     fields["activation"] = ACTIVATIONS[activation]
     theta = float(family.defaults.get("rope_theta", 10_000.0))
     fields["ropes"] = family.ropes(keys, theta, fields["max_tokens"])

@@ -61,12 +61,9 @@ def qwen3_moe(keys: Keys, fields: dict) -> dict:
     mlp_only_layers that is no layer's."""
     listed = keys.get("mlp_only_layers", list, None) or []
     if any(type(i) is not int or not 0 <= i < fields["layers"] for i in listed):
-        raise InputError(
-            "config.json: mlp_only_layers",
-            value=listed,
-            rule="numbers of layers",
-            fix=f"number the layers from 0 to {fields['layers'] - 1}",
-        )
+        rule = "numbers of layers"
+        fix = f"number the layers from 0 to {fields['layers'] - 1}"
+        raise InputError("config.json: mlp_only_layers", value=listed, rule=rule, fix=fix)
     dense = set(listed)
     step = keys.get("decoder_sparse_step", int, 1)
     layers = range(fields["layers"])
@@ -103,12 +100,9 @@ def deepseek_experts(keys: Keys, fields: dict) -> dict:
     for key, value in rules.items():
         given = keys.get(key, (str, int), value)
         if given != value:
-            raise InputError(
-                f"config.json: {key}",
-                value=given,
-                rule=f"supported: {value}",
-                fix="take a DeepSeek-V3 model, whose config.json says so",
-            )
+            rule = f"supported: {value}"
+            fix = "take a DeepSeek-V3 model, whose config.json says so"
+            raise InputError(f"config.json: {key}", value=given, rule=rule, fix=fix)
     first = keys.get("first_k_dense_replace", int, 3)
     shared = keys.get("n_shared_experts", int, 1) * keys.get("moe_intermediate_size", int)
     fixed = dict(scores="sigmoid", correction_bias=True, shared_mlp=shared)
@@ -283,22 +277,14 @@ def llama4(keys: Keys, fields: dict) -> dict:
     good = len(types) == layers and all(isinstance(t, str) and t in known for t in types)
     if not good or chunk < 0 or ("chunked_attention" in types and not chunk):
         rule = f"one of {', '.join(known)} (with attention_chunk_size) for each of {layers} layers"
-        raise InputError(
-            "config.json: layer_types",
-            value=types[:4],
-            rule=rule,
-            fix="correct layer_types, or leave it out: every fourth layer attends to all",
-        )
+        fix = "correct layer_types, or leave it out: every fourth layer attends to all"
+        raise InputError("config.json: layer_types", value=types[:4], rule=rule, fix=fix)
     step = keys.positive("interleave_moe_layer_step", int, 1)
     sparse = keys.get("moe_layers", list, None)
     sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
     if any(type(i) is not int or not 0 <= i < layers for i in sparse):
-        raise InputError(
-            "config.json: moe_layers",
-            value=sparse,
-            rule="numbers of layers",
-            fix=f"number the layers from 0 to {layers - 1}",
-        )
+        fix = f"number the layers from 0 to {layers - 1}"
+        raise InputError("config.json: moe_layers", value=sparse, rule="numbers of layers", fix=fix)
     small = fields["mlp"]
     how = dict(mlp=small, shared_mlp=small, scores="sigmoid", normalise=False, scale_input=True)
     tuned = keys.get("attn_temperature_tuning", bool, True)

@@ -80,32 +80,22 @@ class Keys:
             return value
         if isinstance(value, bool) and kind is not bool or not isinstance(value, kind):
             name = kind.__name__ if isinstance(kind, type) else "number"
-            raise InputError(
-                f"config.json: {names[0]}",
-                value=value,
-                rule=f"must be a {name}",
-                fix=f"correct {names[0]}, or download config.json again",
-            )
+            rule = f"must be a {name}"
+            fix = f"correct {names[0]}, or download config.json again"
+            raise InputError(f"config.json: {names[0]}", value=value, rule=rule, fix=fix)
         if type(value) in NUMBER and abs(value) > LARGEST_NUMBER:
             rule = f"a number of at most {LARGEST_NUMBER:g}"
-            raise InputError(
-                f"config.json: {names[0]}",
-                value=value,
-                rule=rule,
-                fix=f"correct {names[0]}, or download config.json again",
-            )
+            fix = f"correct {names[0]}, or download config.json again"
+            raise InputError(f"config.json: {names[0]}", value=value, rule=rule, fix=fix)
         return float(value) if kind == NUMBER else value
 
     def positive(self, key: str, kind: type | tuple, default: object = MISSING):
         """Returns the value as `get` does. Raises InputError unless it is above 0."""
         value = self.get(key, kind, default)
         if not value > 0:
-            raise InputError(
-                f"config.json: {key.split('|')[0]}",
-                value=value,
-                rule="above 0",
-                fix="correct it, or download config.json again",
-            )
+            rule = "above 0"
+            fix = "correct it, or download config.json again"
+            raise InputError(f"config.json: {key.split('|')[0]}", value=value, rule=rule, fix=fix)
         return value
 
     def check_all_read(self, family: str) -> None:
@@ -139,20 +129,14 @@ def check_quantisation(settings: Mapping) -> None:
 def _layer_types(keys: Keys, layers: int) -> list | None:
     types = keys.get("layer_types", list, None)
     if types is not None and len(types) != layers:
-        raise InputError(
-            "config.json: layer_types",
-            value=len(types),
-            rule=f"{layers}, one each",
-            fix="name one type for each layer, or leave layer_types out",
-        )
+        rule = f"{layers}, one each"
+        fix = "name one type for each layer, or leave layer_types out"
+        raise InputError("config.json: layer_types", value=len(types), rule=rule, fix=fix)
     other = [t for t in types or () if t not in ("full_attention", "sliding_attention")]
     if other:
-        raise InputError(
-            "config.json: layer_types",
-            value=other[0],
-            rule="supported: full_attention, sliding_attention",
-            fix="take a model whose layers are of these types",
-        )
+        rule = "supported: full_attention, sliding_attention"
+        fix = "take a model whose layers are of these types"
+        raise InputError("config.json: layer_types", value=other[0], rule=rule, fix=fix)
     return types
 
 
@@ -167,12 +151,9 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
     else:
         slides = [t == "sliding_attention" for t in types]
     if any(slides) and window is not None and window < 1:
-        raise InputError(
-            "config.json: sliding_window",
-            value=window,
-            rule="above 0 where it is on",
-            fix="set sliding_window to the tokens that a layer sees, or to null",
-        )
+        rule = "above 0 where it is on"
+        fix = "set sliding_window to the tokens that a layer sees, or to null"
+        raise InputError("config.json: sliding_window", value=window, rule=rule, fix=fix)
     return [(window or 0) if s else 0 for s in slides]
 
 
@@ -181,12 +162,8 @@ def every(keys: Keys, layers: int) -> list[int]:
     it is negative."""
     window = keys.get("sliding_window", int, None)
     if window is not None and window < 0:
-        raise InputError(
-            "config.json: sliding_window",
-            value=window,
-            rule="0 or above",
-            fix="set sliding_window to the tokens that a layer sees, or to null",
-        )
+        fix = "set sliding_window to the tokens that a layer sees, or to null"
+        raise InputError("config.json: sliding_window", value=window, rule="0 or above", fix=fix)
     return [window or 0] * layers
 
 
@@ -230,12 +207,8 @@ def rotated(keys: Keys, layers: int) -> list[bool]:
     good = len(given) >= layers and all(type(x) in (int, bool) and x in (0, 1) for x in given)
     if not good:
         rule = f"a 1 (rotated) or a 0 for each of {layers} layers"
-        raise InputError(
-            "config.json: no_rope_layers",
-            value=given,
-            rule=rule,
-            fix="write one number for each layer, or leave no_rope_layers out",
-        )
+        fix = "write one number for each layer, or leave no_rope_layers out"
+        raise InputError("config.json: no_rope_layers", value=given, rule=rule, fix=fix)
     return [bool(x) for x in given[:layers]]
 
 
@@ -299,20 +272,13 @@ def labels(config: Mapping) -> tuple[int, bool]:
     # transformers leaves 2 labels unsaid.
     count = len(named) if isinstance(named, Mapping) and named else config.get("num_labels") or 2
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(
-            "config.json: num_labels",
-            value=count,
-            rule="a whole number >= 1",
-            fix="correct num_labels, or name the labels in id2label",
-        )
+        rule = "a whole number >= 1"
+        fix = "correct num_labels, or name the labels in id2label"
+        raise InputError("config.json: num_labels", value=count, rule=rule, fix=fix)
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
-        raise InputError(
-            "config.json: architectures",
-            value=architectures,
-            rule="a list",
-            fix='"architectures": ["Qwen3ForCausalLM"], or another list of one name',
-        )
+        fix = '"architectures": ["Qwen3ForCausalLM"], or another list of one name'
+        raise InputError("config.json: architectures", value=architectures, rule="a list", fix=fix)
     per_token = any("ForTokenClassification" in str(a) for a in architectures)
     whole = any("ForSequenceClassification" in str(a) for a in architectures)
     return (count if whole or per_token else 1), per_token

@@ -47,12 +47,9 @@ def _rope(
     if kind == "mrope" and sections:
         kind = "default"  # an older name of the same thing, with sections
     if not isinstance(kind, str) or kind not in _ROPE_OF_KIND:
-        raise InputError(
-            "config.json: rope scaling type",
-            value=kind,
-            rule=f"supported: {', '.join(_ROPE_OF_KIND)}",
-            fix="take a model whose rotary positions are of one of these types",
-        )
+        rule = f"supported: {', '.join(_ROPE_OF_KIND)}"
+        fix = "take a model whose rotary positions are of one of these types"
+        raise InputError("config.json: rope scaling type", value=kind, rule=rule, fix=fix)
     keys = Keys(parameters)
     fields = dict(theta=keys.get("rope_theta", NUMBER, float(theta)), kind=kind)
     whole = 1.0 if fraction is None else fraction
@@ -89,12 +86,8 @@ def _rope(
 def _numbers(key: str, values: list) -> tuple:
     """A list of numbers of the rope parameters, as a tuple."""
     if not all(type(x) in NUMBER and abs(x) <= LARGEST_NUMBER for x in values):
-        raise InputError(
-            f"config.json: {key}",
-            value=values[:4],
-            rule="a list of numbers",
-            fix=f"correct {key}, or download config.json again",
-        )
+        fix = f"correct {key}, or download config.json again"
+        raise InputError(f"config.json: {key}", value=values[:4], rule="a list of numbers", fix=fix)
     return tuple(values)
 
 
@@ -165,12 +158,9 @@ def mrope(
     InputError if the keys interleave sections that the family does not."""
     (rope,) = ropes(keys, theta, max_tokens, sections=True)
     if rope.interleaved_sections and not interleaved:
-        raise InputError(
-            "config.json: mrope_interleaved",
-            value=True,
-            rule="not of this family",
-            fix="set mrope_interleaved to false, or correct model_type",
-        )
+        rule = "not of this family"
+        fix = "set mrope_interleaved to false, or correct model_type"
+        raise InputError("config.json: mrope_interleaved", value=True, rule=rule, fix=fix)
     found = dict(sections=rope.sections or sections, interleaved_sections=interleaved)
     return (dataclasses.replace(rope, **found),)
 

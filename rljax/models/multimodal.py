@@ -23,12 +23,9 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
     0 or more, and if interleaved ones reach beyond the last frequency.
     """
     if len(section) != 3 or min(section) < 0:
-        raise InputError(
-            "mrope_section",
-            value=section,
-            rule="three whole numbers of 0 or more",
-            fix="give the number of frequencies of time, height and width",
-        )
+        rule = "three whole numbers of 0 or more"
+        fix = "give the number of frequencies of time, height and width"
+        raise InputError("mrope_section", value=section, rule=rule, fix=fix)
     size = sum(section)
     if not interleaved:
         return np.repeat(np.arange(3), section)
@@ -36,12 +33,9 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
     for axis in (1, 2):
         frequencies = np.arange(section[axis]) * 3 + axis
         if len(frequencies) and frequencies[-1] >= size:
-            raise InputError(
-                "mrope_section",
-                value=section,
-                rule=f"interleaved, entry {axis} reaches frequency {frequencies[-1]} of {size}",
-                fix="lower the second and third entry, or raise the first",
-            )
+            rule = f"interleaved, entry {axis} reaches frequency {frequencies[-1]} of {size}"
+            fix = "lower the second and third entry, or raise the first"
+            raise InputError("mrope_section", value=section, rule=rule, fix=fix)
         axes[frequencies] = axis
     return axes
 
@@ -54,12 +48,9 @@ def mrope_angles(
     where the three agree. Raises InputError unless `section` adds up to E/2."""
     axes = mrope_axes(section, interleaved)
     if len(axes) != frequency.shape[0]:
-        raise InputError(
-            "mrope_section",
-            value=section,
-            rule=f"adds up to half of head_dim, {frequency.shape[0]}",
-            fix="change the entries so that they add up to that",
-        )
+        rule = f"adds up to half of head_dim, {frequency.shape[0]}"
+        fix = "change the entries so that they add up to that"
+        raise InputError("mrope_section", value=section, rule=rule, fix=fix)
     angles = positions.astype(jnp.float32)[..., axes] * frequency[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -123,12 +123,8 @@ def check(models, rows: int, tokens: int, nodes: int, kv_dtype: str = "") -> Non
             raise InputError("a search whose nodes are columns", value=why, fix="use Forked")
         if tokens > model.config.max_tokens:
             rule = f"at most the model's context, {model.config.max_tokens}"
-            raise InputError(
-                "search tokens",
-                value=tokens,
-                rule=rule,
-                fix="lower sampler.max_response_tokens, or data.max_prompt_tokens",
-            )
+            fix = "lower sampler.max_response_tokens, or data.max_prompt_tokens"
+            raise InputError("search tokens", value=tokens, rule=rule, fix=fix)
         cache.check_dtype(model.config, kv_dtype)
     columns = tokens + nodes
     need = sum(slots_bytes(model, rows, columns, kv_dtype, rings=False) for model in models)

@@ -97,12 +97,9 @@ def lookahead(
     sizes = dict(beams=beams, samples=samples, step_tokens=step_tokens)
     _check("lookahead", problem, needs_value=False, **sizes)
     if problem.value is None:
-        raise InputError(
-            "lookahead",
-            value="no value model",
-            rule="it compares unfinished texts",
-            fix="give a reward model by --search_model=FOLDER, or search with best_of_n()",
-        )
+        rule = "it compares unfinished texts"
+        fix = "give a reward model by --search_model=FOLDER, or search with best_of_n()"
+        raise InputError("lookahead", value="no value model", rule=rule, fix=fix)
     many = _repeated(problem, beams)
     evaluator = many.evaluator(1, dataclasses.replace(problem.sampling, temperature=temperature))
     limit = many.lengths + problem.limit
@@ -156,18 +153,11 @@ def _check(
             raise InputError(f"{name}({option})", value=value, fix=f"{name}({option}=1), or more")
     if needs_value and problem.value is None and problem.scored is None:
         rule = "it compares texts by a reward model, or by a reward"
-        raise InputError(
-            name,
-            value="no value model, no reward",
-            rule=rule,
-            fix="give a reward model by --search_model=FOLDER, or a config with a reward",
-        )
+        fix = "give a reward model by --search_model=FOLDER, or a config with a reward"
+        raise InputError(name, value="no value model, no reward", rule=rule, fix=fix)
     if needs_value and problem.scored is None and problem.value.reads == "critic":
-        raise InputError(
-            f"{name} by a critic",
-            rule="it compares texts that have ended",
-            fix="search with mcts(), or give the folder of a reward model",
-        )
+        fix = "search with mcts(), or give the folder of a reward model"
+        raise InputError(f"{name} by a critic", rule="it compares texts that have ended", fix=fix)
 
 
 def _repeated(problem: SearchProblem, beams: int) -> SearchProblem:

@@ -69,20 +69,13 @@ def _check(
     problem: SearchProblem, rollouts, simulations, visit_temperature, fraction, concentration
 ) -> None:
     if problem.value is None and problem.scored is None:
-        raise InputError(
-            "mcts",
-            value="no value model, no reward",
-            rule="it compares texts by a critic, a reward model or a reward",
-            fix="give a value model by --search_model=FOLDER, or a config with a reward",
-        )
+        rule = "it compares texts by a critic, a reward model or a reward"
+        fix = "give a value model by --search_model=FOLDER, or a config with a reward"
+        raise InputError("mcts", value="no value model, no reward", rule=rule, fix=fix)
     if rollouts and problem.scored is None and problem.value.reads == "critic":
         rule = "the end of a rollout is scored by a reward model or a reward: a critic has no score"
-        raise InputError(
-            "mcts(rollouts)",
-            value=rollouts,
-            rule=rule,
-            fix="mcts(rollouts=0), or a reward model in place of the critic",
-        )
+        fix = "mcts(rollouts=0), or a reward model in place of the critic"
+        raise InputError("mcts(rollouts)", value=rollouts, rule=rule, fix=fix)
     for name, value, good, rule in (
         ("simulations", simulations, simulations >= 1, ">= 1"),
         ("visit_temperature", visit_temperature, visit_temperature >= 0, ">= 0 (0: most visits)"),

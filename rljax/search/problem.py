@@ -91,12 +91,9 @@ class SearchProblem:
         the vocabulary."""
         sampling, vocab = sampling or self.sampling, self.model.config.ids
         if not 1 <= width <= vocab:
-            raise InputError(
-                "search width",
-                value=width,
-                rule=f"1 to the {vocab} tokens there are",
-                fix="lower the width of the search",
-            )
+            rule = f"1 to the {vocab} tokens there are"
+            fix = "lower the width of the search"
+            raise InputError("search width", value=width, rule=rule, fix=fix)
         tokens = self.prompts.shape[1] + self.limit
         rules = rules_of([sampling] * self.rows, vocab, whole=True, room=stop_room([sampling]))
         models = [self.model] if self.value is None else [self.model, self.value.model]
@@ -202,12 +199,8 @@ def _check(sampling: Sampling) -> None:
     for name in ("stop_strings", "thinking_tokens"):
         if value := getattr(sampling, name):
             rule = "none with a search, which ends a response at stop ids and its limit alone"
-            raise InputError(
-                f"sampler {name}",
-                value=value,
-                rule=rule,
-                fix=f"clear sampler.{name}, or sample without a search",
-            )
+            fix = f"clear sampler.{name}, or sample without a search"
+            raise InputError(f"sampler {name}", value=value, rule=rule, fix=fix)
 
 
 def _batch(

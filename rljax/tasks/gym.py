@@ -82,12 +82,9 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
     from reasoning_gym.factory import CURRICULA, DATASETS
 
     if name == "composite":
-        raise InputError(
-            "reasoning_gym(name)",
-            value=name,
-            rule="it mixes other data sets",
-            fix="mix tasks with data.sources and data.weights",
-        )
+        rule = "it mixes other data sets"
+        fix = "mix tasks with data.sources and data.weights"
+        raise InputError("reasoning_gym(name)", value=name, rule=rule, fix=fix)
     if name not in DATASETS:
         close = " or ".join(near_names(name, DATASETS, 3))
         fix = f"did you mean {close}?" if close else f"use one of {', '.join(sorted(DATASETS))}"
@@ -105,32 +102,23 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
     chosen = {}
     if difficulty >= 0:
         if name not in CURRICULA:
-            raise InputError(
-                "reasoning_gym(difficulty)",
-                value=difficulty,
-                rule=f"{name} has no curriculum",
-                fix=f"set its options instead: {', '.join(fields)}",
-            )
+            rule = f"{name} has no curriculum"
+            fix = f"set its options instead: {', '.join(fields)}"
+            raise InputError("reasoning_gym(difficulty)", value=difficulty, rule=rule, fix=fix)
         curriculum = CURRICULA[name]()
         levels = max((len(a.levels) for a in curriculum.attributes.values()), default=1)
         if difficulty >= levels:
-            raise InputError(
-                "reasoning_gym(difficulty)",
-                value=difficulty,
-                rule=f"{name} has levels 0 to {levels - 1}, of {', '.join(curriculum.attributes)}",
-                fix=f"difficulty={levels - 1} or lower, or leave it out",
-            )
+            rule = f"{name} has levels 0 to {levels - 1}, of {', '.join(curriculum.attributes)}"
+            fix = f"difficulty={levels - 1} or lower, or leave it out"
+            raise InputError("reasoning_gym(difficulty)", value=difficulty, rule=rule, fix=fix)
         curriculum.set_global_level(difficulty)
         made = curriculum.generate_configuration({})
         plain, new = vars(kind()), vars(made)
         chosen = {f: _hashable(new[f]) for f in fields if new[f] != plain[f]}
     elif difficulty != -1:
-        raise InputError(
-            "reasoning_gym(difficulty)",
-            value=difficulty,
-            rule="-1, or from 0 on",
-            fix="leave difficulty out (-1), or set it to 0 or more",
-        )
+        rule = "-1, or from 0 on"
+        fix = "leave difficulty out (-1), or set it to 0 or more"
+        raise InputError("reasoning_gym(difficulty)", value=difficulty, rule=rule, fix=fix)
     chosen |= options
     try:
         made = kind(**chosen)

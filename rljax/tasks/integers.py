@@ -18,12 +18,9 @@ OPERATIONS = "+-*/"
 
 def _check_operations(task: str, operations: str) -> None:
     if not operations or len({*operations}) < len(operations) or {*operations} - {*OPERATIONS}:
-        raise InputError(
-            f"{task}(operations)",
-            value=operations,
-            rule=f"some of {OPERATIONS}, each once",
-            fix=f"operations='+-', or other characters of {OPERATIONS!r}",
-        )
+        rule = f"some of {OPERATIONS}, each once"
+        fix = f"operations='+-', or other characters of {OPERATIONS!r}"
+        raise InputError(f"{task}(operations)", value=operations, rule=rule, fix=fix)
 
 
 @contract(safe=True)

@@ -27,19 +27,13 @@ def _split(
     name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, demonstrations: int
 ) -> Task:
     if not 0 < test < len(pairs):
-        raise InputError(
-            f"{name}(test)",
-            value=test,
-            rule=f"between 1 and {len(pairs) - 1}, the distinct prompts",
-            fix=f"test={max(1, len(pairs) // 10)}, or raise the number of prompts",
-        )
+        rule = f"between 1 and {len(pairs) - 1}, the distinct prompts"
+        fix = f"test={max(1, len(pairs) // 10)}, or raise the number of prompts"
+        raise InputError(f"{name}(test)", value=test, rule=rule, fix=fix)
     if not 0 < demonstrations <= len(pairs) - test:
-        raise InputError(
-            f"{name}(worked_examples)",
-            value=demonstrations,
-            rule=f"between 1 and {len(pairs) - test}",
-            fix="lower worked_examples, or raise the number of prompts",
-        )
+        rule = f"between 1 and {len(pairs) - test}"
+        fix = "lower worked_examples, or raise the number of prompts"
+        raise InputError(f"{name}(worked_examples)", value=demonstrations, rule=rule, fix=fix)
     records = [
         {"prompt": p, "ground_truth": a, "data_source": name, "extra_info": {}, "index": i}
         for i, (p, a) in enumerate(pairs)
@@ -152,12 +146,9 @@ def first_letter(
     """
     check_range("first_letter", "kinds", kinds, 2, 26)
     if not 1 <= letters <= 6 or kinds**letters > 20_000:
-        raise InputError(
-            "first_letter(letters)",
-            value=letters,
-            rule="1 to 6, and kinds^letters <= 20000",
-            fix="lower letters, or kinds",
-        )
+        rule = "1 to 6, and kinds^letters <= 20000"
+        fix = "lower letters, or kinds"
+        raise InputError("first_letter(letters)", value=letters, rule=rule, fix=fix)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
     texts = ["".join(t) for t in itertools.product(alphabet, repeat=letters)]
     random.Random(seed).shuffle(texts)
@@ -259,12 +250,9 @@ def program_synthesis(
     check_range("program_synthesis", "max_constant", max_constant, 2, 9)
     check_range("program_synthesis", "examples", examples, 1, 8)
     if not operations or len(set(operations)) < len(operations) or set(operations) - {*OPERATIONS}:
-        raise InputError(
-            "program_synthesis(operations)",
-            value=operations,
-            rule=f"some of {OPERATIONS}, once",
-            fix=f"operations={OPERATIONS[:2]!r}, or others of these",
-        )
+        rule = f"some of {OPERATIONS}, once"
+        fix = f"operations={OPERATIONS[:2]!r}, or others of these"
+        raise InputError("program_synthesis(operations)", value=operations, rule=rule, fix=fix)
     if show not in ("function", "examples", "trace"):
         raise InputError(
             "program_synthesis(show)", value=show, fix="write function, examples or trace"

@@ -29,22 +29,16 @@ def prompt_texts(
     check_range("prompt_texts", "test", test, 1, 10**6)
     task = resolve(of, "rljax.tasks")()
     if not isinstance(task, Task):
-        raise InputError(
-            "prompt_texts(of)",
-            value=of,
-            rule="a task, such as 'letter_count()'",
-            fix="name a task of rljax.tasks, or a function of yours that returns a Task",
-        )
+        rule = "a task, such as 'letter_count()'"
+        fix = "name a task of rljax.tasks, or a function of yours that returns a Task"
+        raise InputError("prompt_texts(of)", value=of, rule=rule, fix=fix)
     many = isinstance(task.train, Stream)
     rows = task.train.first(texts) if many else task.train
     prompts = [row["prompt"] for row in rows]
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise InputError(
-            "prompt_texts(of)",
-            value=of,
-            rule="a task whose prompts are texts",
-            fix="take a task without conversations and images, such as 'letter_count()'",
-        )
+        rule = "a task whose prompts are texts"
+        fix = "take a task without conversations and images, such as 'letter_count()'"
+        raise InputError("prompt_texts(of)", value=of, rule=rule, fix=fix)
     rng = random.Random(f"prompt_texts/{seed}")
     count = texts + test
     made = [{"text": "".join(rng.choices(prompts, k=prompts_per_text))} for _ in range(count)]

@@ -19,12 +19,8 @@ _LINE = "x{}{}"  # of repair: an operation and a digit
 
 def _check_share(task: str, share: float) -> None:
     if not 0 <= share <= 1:
-        raise InputError(
-            f"{task}(call_share)",
-            value=share,
-            rule="0 to 1",
-            fix="set call_share to a share, such as 0.5",
-        )
+        fix = "set call_share to a share, such as 0.5"
+        raise InputError(f"{task}(call_share)", value=share, rule="0 to 1", fix=fix)
 
 
 @contract(safe=True)
@@ -139,12 +135,9 @@ def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) 
     that is begun; and of what follows one. `asked(row)`: the call's text; `answers(row)`: what the
     tool says."""
     if call.count("{}") != 1:
-        raise InputError(
-            "call",
-            value=call,
-            rule="{} stands once in it, where the question goes",
-            fix="write the call with one {}, such as 'calc({})'",
-        )
+        rule = "{} stands once in it, where the question goes"
+        fix = "write the call with one {}, such as 'calc({})'"
+        raise InputError("call", value=call, rule=rule, fix=fix)
     rng = random.Random(f"calls/{seed}")
     opening, _, closing = call.partition("{}")
     shown = []

@@ -56,11 +56,8 @@ def with_images(row: Mapping, location: str, folder: Path | None) -> dict:
         )
     column = row.get("images")
     if column is not None and not isinstance(column, _COLUMNS):
-        raise InputError(
-            f"{location}, column 'images' is no list",
-            value=column,
-            fix="write a list of paths, bytes or data URLs, or remove the column",
-        )
+        fix = "write a list of paths, bytes or data URLs, or remove the column"
+        raise InputError(f"{location}, column 'images' is no list", value=column, fix=fix)
     if not has_images(row):  # a row without any, among others that have some
         return {k: v for k, v in row.items() if k != "images"}
     name, values = _column(row)
@@ -264,32 +261,23 @@ def source_of(value: object, location: str, folder: Path | None) -> Source:
     if isinstance(value, np.ndarray):
         return Source(value, location)
     if not isinstance(value, str) or not value.strip():
-        raise InputError(
-            f"{location} is no image",
-            value=value,
-            rule="a path, bytes, base64 or a data URL",
-            fix="fill it in, or remove the row",
-        )
+        rule = "a path, bytes, base64 or a data URL"
+        fix = "fill it in, or remove the row"
+        raise InputError(f"{location} is no image", value=value, rule=rule, fix=fix)
     if value.startswith("data:"):
         return Source(data_url(value, location), location)
     value = value.removeprefix("file://")
     if _URL.match(value):
-        raise InputError(
-            f"{location} is a URL",
-            value=value[:200],
-            rule="nothing is downloaded while a run reads",
-            fix="download it, and write its path or its bytes",
-        )
+        rule = "nothing is downloaded while a run reads"
+        fix = "download it, and write its path or its bytes"
+        raise InputError(f"{location} is a URL", value=value[:200], rule=rule, fix=fix)
     if not value.lower().endswith(_SUFFIXES) and len(value) >= _SHORTEST:
         if _BASE64.fullmatch(value):
             return Source(_decoded(value, location), location)
     if folder is None and not Path(value).is_absolute():
-        raise InputError(
-            f"{location} is a relative path",
-            value=value,
-            rule="these rows are of no file",
-            fix="write the whole path",
-        )
+        rule = "these rows are of no file"
+        fix = "write the whole path"
+        raise InputError(f"{location} is a relative path", value=value, rule=rule, fix=fix)
     return Source(str(Path(value) if folder is None else folder / value), location)
 
 
@@ -298,12 +286,9 @@ def data_url(url: str, location: str) -> bytes:
     for text that is not base64."""
     kind, comma, text = url.partition(",")
     if not kind.startswith("data:") or not comma or not kind.endswith(";base64"):
-        raise InputError(
-            f"{location} is no data URL",
-            value=url[:80],
-            rule="data:image/TYPE;base64,...",
-            fix=f"encode the image ({', '.join(FORMATS)}) as base64",
-        )
+        rule = "data:image/TYPE;base64,..."
+        fix = f"encode the image ({', '.join(FORMATS)}) as base64"
+        raise InputError(f"{location} is no data URL", value=url[:80], rule=rule, fix=fix)
     return _decoded(text, location)
 
 

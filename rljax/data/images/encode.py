@@ -190,12 +190,9 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
         wrong = {k: v for k, v in sizes.items() if vars(processing)[k] != v}
         if wrong:
             name = next(iter(wrong))
-            raise InputError(
-                f"{path}: {name}",
-                value=vars(processing)[name],
-                rule=f"config.json says {wrong[name]}",
-                fix="take both files from the same model",
-            )
+            rule = f"config.json says {wrong[name]}"
+            fix = "take both files from the same model"
+            raise InputError(f"{path}: {name}", value=vars(processing)[name], rule=rule, fix=fix)
     else:
         half = (0.5, 0.5, 0.5)
         processing = ImageProcessing(**sizes, min_pixels=unit, mean=half, std=half)

@@ -37,26 +37,17 @@ class ImageProcessing:
     def __post_init__(self):
         for name in ("patch_size", "temporal_patch_size", "merge_size", "min_pixels"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InputError(
-                    f"image {name}",
-                    value=getattr(self, name),
-                    rule="at least 1",
-                    fix=f"set {name} to 1 or more in preprocessor_config.json",
-                )
+                rule = "at least 1"
+                fix = f"set {name} to 1 or more in preprocessor_config.json"
+                raise InputError(f"image {name}", value=getattr(self, name), rule=rule, fix=fix)
         if self.max_pixels < max(self.min_pixels, (self.patch_size * self.merge_size) ** 2):
-            raise InputError(
-                "image max_pixels",
-                value=self.max_pixels,
-                rule=f"at least min_pixels, {self.min_pixels}, and one merged patch",
-                fix="raise max_pixels, or lower min_pixels",
-            )
+            rule = f"at least min_pixels, {self.min_pixels}, and one merged patch"
+            fix = "raise max_pixels, or lower min_pixels"
+            raise InputError("image max_pixels", value=self.max_pixels, rule=rule, fix=fix)
         if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:
-            raise InputError(
-                "image mean and std",
-                value=(self.mean, self.std),
-                rule="three each, std above 0",
-                fix="three numbers in image_mean and three above 0 in image_std",
-            )
+            rule = "three each, std above 0"
+            fix = "three numbers in image_mean and three above 0 in image_std"
+            raise InputError("image mean and std", value=(self.mean, self.std), rule=rule, fix=fix)
 
 
 _READ = set(
@@ -84,12 +75,9 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
     for key, wanted in {**fixed, "rescale_factor": 1 / 255}.items():
         value = config.get(key)
         if value is not None and value != wanted and not math.isclose(value, wanted):
-            raise InputError(
-                f"preprocessor_config.json: {key}",
-                value=value,
-                rule=f"supported: {wanted}",
-                fix=f"set {key} to {wanted} if images are prepared so, or take another model",
-            )
+            rule = f"supported: {wanted}"
+            fix = f"set {key} to {wanted} if images are prepared so, or take another model"
+            raise InputError(f"preprocessor_config.json: {key}", value=value, rule=rule, fix=fix)
     size, fields = config.get("size") or {}, {}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         # Published files spell the same number in three ways.
@@ -122,12 +110,9 @@ def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[
     between min_pixels and max_pixels, the aspect ratio nearly kept. Raises InputError for an image
     without pixels, and for one whose sides differ by more than a factor of 200."""
     if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
-        raise InputError(
-            "image height and width",
-            value=(height, width),
-            rule="at least 1 pixel, and one at most 200 times the other",
-            fix="crop the image",
-        )
+        rule = "at least 1 pixel, and one at most 200 times the other"
+        fix = "crop the image"
+        raise InputError("image height and width", value=(height, width), rule=rule, fix=fix)
     unit = processing.patch_size * processing.merge_size
     rows, columns = round(height / unit), round(width / unit)
     if rows * columns * unit**2 > processing.max_pixels:
@@ -148,12 +133,9 @@ def image_patches(
     `smart_resize` refuses."""
     image = np.asarray(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise InputError(
-            "an image",
-            value=(image.shape, str(image.dtype)),
-            rule="[height, width, 3] of uint8",
-            fix="convert it to RGB",
-        )
+        rule = "[height, width, 3] of uint8"
+        fix = "convert it to RGB"
+        raise InputError("an image", value=(image.shape, str(image.dtype)), rule=rule, fix=fix)
     image = resize_bicubic(image, *smart_resize(*image.shape[:2], processing))
     return patchify(image[None], processing)
 
@@ -167,12 +149,9 @@ def patchify(
     p, m, per = processing.patch_size, processing.merge_size, processing.temporal_patch_size
     count, height, width, channels = frames.shape
     if height % (p * m) or width % (p * m):
-        raise InputError(
-            "frames",
-            value=(height, width),
-            rule=f"height and width are multiples of {p * m}",
-            fix=f"resize the frames to multiples of {p * m}",
-        )
+        rule = f"height and width are multiples of {p * m}"
+        fix = f"resize the frames to multiples of {p * m}"
+        raise InputError("frames", value=(height, width), rule=rule, fix=fix)
     mean = np.asarray(processing.mean, np.float32)
     std = np.asarray(processing.std, np.float32)
     values = (frames.astype(np.float32) / np.float32(255) - mean) / std

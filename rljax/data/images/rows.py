@@ -227,12 +227,9 @@ def _queue(grids, seconds, config: VisionConfig, name: str) -> list:
     grids = _check_grids(grids, config, name)
     seconds = [1.0] * len(grids) if seconds is None else list(seconds)
     if len(seconds) != len(grids):
-        raise InputError(
-            "seconds_per_grid",
-            value=len(seconds),
-            rule=f"one for each of {len(grids)} videos",
-            fix="give the seconds of each video in their order, or None: 1 s each",
-        )
+        rule = f"one for each of {len(grids)} videos"
+        fix = "give the seconds of each video in their order, or None: 1 s each"
+        raise InputError("seconds_per_grid", value=len(seconds), rule=rule, fix=fix)
     out, start = [], 0
     for (t, h, w), second in zip(grids.tolist(), seconds, strict=True):
         # Where the text holds timestamps, each frame is a run of tokens of its own.
@@ -263,12 +260,9 @@ def _check_pixels(pixels, grids, config: VisionConfig, name: str) -> np.ndarray:
     pixels = np.zeros((0, config.patch_values), np.float32) if pixels is None else pixels
     pixels = np.asarray(pixels)
     if pixels.shape != wanted:
-        raise InputError(
-            f"{name} pixel values",
-            value=pixels.shape,
-            rule=f"[patches of all grids, values of a patch] is {wanted}",
-            fix="give the pixels and the grids that one call of image_patches returned",
-        )
+        rule = f"[patches of all grids, values of a patch] is {wanted}"
+        fix = "give the pixels and the grids that one call of image_patches returned"
+        raise InputError(f"{name} pixel values", value=pixels.shape, rule=rule, fix=fix)
     return pixels
 
 

@@ -135,12 +135,9 @@ def _without_first(mask: np.ndarray) -> np.ndarray:
 
 def _pair_rows(items: Sequence[Pair], length: int, rows_per_example: int) -> dict[str, np.ndarray]:
     if rows_per_example not in (2, 3):
-        raise InputError(
-            "rows_per_example",
-            value=rows_per_example,
-            rule="a pair has 2 rows or 3",
-            fix="rows_per_example=2, or 3 with a reference row",
-        )
+        rule = "a pair has 2 rows or 3"
+        fix = "rows_per_example=2, or 3 with a reference row"
+        raise InputError("rows_per_example", value=rows_per_example, rule=rule, fix=fix)
     rows, scores = [], []
     for number, item in enumerate(items):
         if rows_per_example == 3:

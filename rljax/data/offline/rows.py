@@ -336,12 +336,9 @@ def _trajectory(row: dict, read: dict, location: str) -> dict:
 def _margin_of(value: object, location: str) -> float:
     margin = number_of(value, location)
     if margin < 0:
-        raise InputError(
-            f"{location} is below 0",
-            value=margin,
-            rule="it is how much better the chosen completion is",
-            fix="swap the completions, or remove the margin",
-        )
+        rule = "it is how much better the chosen completion is"
+        fix = "swap the completions, or remove the margin"
+        raise InputError(f"{location} is below 0", value=margin, rule=rule, fix=fix)
     return margin
 
 
@@ -350,12 +347,9 @@ def _step_label(value: object, location: str) -> float:
         return 1.0 if value else -1.0
     label = number_of(value, location)
     if abs(label) > 1:
-        raise InputError(
-            f"{location} is out of range",
-            value=value,
-            rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
-            fix="rescale the labels",
-        )
+        rule = "a label is true, false or a number from -1 (wrong) to 1 (right)"
+        fix = "rescale the labels"
+        raise InputError(f"{location} is out of range", value=value, rule=rule, fix=fix)
     return label
 
 

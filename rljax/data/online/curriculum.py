@@ -175,11 +175,8 @@ class Curriculum:
         """Goes on from `state`. Raises InputError for another kind of state, for another number of
         sources and for a source in another order."""
         if set(state) != set(self.get_state()):
-            raise InputError(
-                "this is not a curriculum's state",
-                value=sorted(state),
-                fix="resume with the data settings of the checkpoint, or start a new run",
-            )
+            fix = "resume with the data settings of the checkpoint, or start a new run"
+            raise InputError("this is not a curriculum's state", value=sorted(state), fix=fix)
         if len(state["loaders"]) != len(self._loaders):
             raise InputError(
                 "the curriculum's state is of another number of sources",

@@ -122,12 +122,9 @@ def template_variables(config: Config) -> dict[str, object]:
     for text in config.data.template_variables:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InputError(
-                "data.template_variables",
-                value=text,
-                rule="each is NAME=VALUE",
-                fix="write for instance 'enable_thinking=false'",
-            )
+            rule = "each is NAME=VALUE"
+            fix = "write for instance 'enable_thinking=false'"
+            raise InputError("data.template_variables", value=text, rule=rule, fix=fix)
         try:
             variables[name.strip()] = parse_json(value, "data.template_variables")
         except InputError:

@@ -153,11 +153,8 @@ class Loader:
         """Goes to the position of `state`; raises InputError if the order there was another one."""
         if not isinstance(state, dict) or set(state) != {*self._identity, *self._counts}:
             what = "an endless stream" if "dropped" in self._counts else "a loader of a list"
-            raise InputError(
-                f"this is not the state of {what}",
-                value=state,
-                fix="resume with the data settings of the checkpoint, or start a new run",
-            )
+            fix = "resume with the data settings of the checkpoint, or start a new run"
+            raise InputError(f"this is not the state of {what}", value=state, fix=fix)
         for name, value in self._identity.items():
             if state[name] != value:
                 raise InputError(
@@ -193,9 +190,6 @@ def fingerprint(records: Sequence[dict]) -> str:
 
 def _require_integer(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise InputError(
-            f"{name} must be a whole number",
-            value=value,
-            rule=f"from {low} to {high - 1}",
-            fix=f"set {name} to a number of this range",
-        )
+        rule = f"from {low} to {high - 1}"
+        fix = f"set {name} to a number of this range"
+        raise InputError(f"{name} must be a whole number", value=value, rule=rule, fix=fix)

@@ -522,8 +522,5 @@ def pad_examples(
 def require_positive(name: str, value: object) -> None:
     """Raises InputError unless the value is a positive whole number."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise InputError(
-            f"{name} must be a positive number of tokens",
-            value=value,
-            fix=f"set {name} to 1 or more",
-        )
+        fix = f"set {name} to 1 or more"
+        raise InputError(f"{name} must be a positive number of tokens", value=value, fix=fix)

@@ -144,12 +144,8 @@ def _flag(name: object, value: object, location: str) -> bool | None:
         rule = "in some data 1 is what is learned, in others what is left out"
     if letters == "traindetail":
         rule = "a turn is learned whole, or it is context only"
-    raise InputError(
-        f"{location}: {name!r} is not understood",
-        value=value,
-        rule=rule,
-        fix=f"{_FIX}, or rename it",
-    )
+    fix = f"{_FIX}, or rename it"
+    raise InputError(f"{location}: {name!r} is not understood", value=value, rule=rule, fix=fix)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -240,21 +236,14 @@ def column_flags(row: Mapping, location: str) -> dict[str, list]:
             continue
         numbers = isinstance(value, str) and re.fullmatch(r"\s*[01]([\s,;]+[01])+\s*", value)
         if numbers or listed and letters.endswith(("turn", "turns", "message", "messages")):
-            raise InputError(
-                f"{where} is not understood",
-                value=value,
-                rule="it looks like turns that are learned or left out",
-                fix=_FIX,
-            )
+            rule = "it looks like turns that are learned or left out"
+            raise InputError(f"{where} is not understood", value=value, rule=rule, fix=_FIX)
         if listed and known in _FLAGS_OF_COLUMNS:
             found[name] = list(value)
         elif letters == "mask" or listed and all(_truth(one) is not None for one in value):
-            raise InputError(
-                f"{where} is not understood",
-                value=value,
-                rule="it looks like a value for each message or token that says what is learned",
-                fix=f"{_FIX}, or rename the column",
-            )
+            rule = "it looks like a value for each message or token that says what is learned"
+            fix = f"{_FIX}, or rename the column"
+            raise InputError(f"{where} is not understood", value=value, rule=rule, fix=fix)
         elif not listed and known in _FLAGS_OF_COLUMNS and _is_weight(value, known in _OF_ROWS):
             raise InputError(
                 f"{where} is a weight of the whole row",

@@ -14,18 +14,12 @@ MATH_INSTRUCTION = "Let's think step by step and output the final answer within 
 def column(example: dict, name: str) -> str:
     """The text in a column. Raises InputError that names it."""
     if name not in example:
-        raise InputError(
-            f"lacks the column {name!r}",
-            value=sorted(map(str, example)),
-            fix=f"rename the column that holds it to {name!r}",
-        )
+        fix = f"rename the column that holds it to {name!r}"
+        raise InputError(f"lacks the column {name!r}", value=sorted(map(str, example)), fix=fix)
     value = example[name]
     if not isinstance(value, str) or not value.strip():
-        raise InputError(
-            f"column {name!r} is empty or not a text",
-            value=value,
-            fix=f"write a text in {name!r}, or drop the row",
-        )
+        fix = f"write a text in {name!r}, or drop the row"
+        raise InputError(f"column {name!r} is empty or not a text", value=value, fix=fix)
     return value
 
 

@@ -69,23 +69,17 @@ def _check(options: PrepareOptions) -> None:
         if not getattr(options, name):
             raise InputError(f"--{name} is not set", fix=f"--{name}=...; --help lists the flags")
     if not 0 <= options.test_fraction < 1:
-        raise InputError(
-            "--test_fraction",
-            value=options.test_fraction,
-            rule="0 <= fraction < 1",
-            fix="--test_fraction=0.05, or 0 for no test split",
-        )
+        rule = "0 <= fraction < 1"
+        fix = "--test_fraction=0.05, or 0 for no test split"
+        raise InputError("--test_fraction", value=options.test_fraction, rule=rule, fix=fix)
     if bool(options.max_prompt_tokens) != bool(options.tokenizer):
         raise InputError(
             "--max_prompt_tokens and --tokenizer belong together", fix="set both, or neither"
         )
     if options.max_prompt_tokens < 0:
-        raise InputError(
-            "--max_prompt_tokens",
-            value=options.max_prompt_tokens,
-            rule="at least 1",
-            fix="--max_prompt_tokens=512, or leave it out: prompts of any length stay",
-        )
+        rule = "at least 1"
+        fix = "--max_prompt_tokens=512, or leave it out: prompts of any length stay"
+        raise InputError("--max_prompt_tokens", value=options.max_prompt_tokens, rule=rule, fix=fix)
     if os.path.exists(options.out) and not os.path.isdir(options.out):
         raise InputError(f"--out={options.out} is a file", fix="name a folder")
 
@@ -356,11 +350,8 @@ def _write(folder: Path, tables: dict, counts: dict) -> None:
             os.replace(temporary[split], folder / f"{split}.parquet")
         os.replace(temporary["counts"], folder / "counts.json")
     except OSError as error:
-        raise InputError(
-            f"--out={folder} cannot be written",
-            rule=str(error),
-            fix="--out=FOLDER of a disk with room that you can write to",
-        ) from None
+        fix = "--out=FOLDER of a disk with room that you can write to"
+        raise InputError(f"--out={folder} cannot be written", rule=str(error), fix=fix) from None
     finally:
         for path in temporary.values():
             with contextlib.suppress(OSError):

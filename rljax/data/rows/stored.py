@@ -106,11 +106,8 @@ class StoredRows(Stream):
             block = int(np.searchsorted(self._starts, number, side="right")) - 1
             row = self._window[1][block][number - self._starts[block]]
         if not isinstance(row, dict):
-            raise InputError(
-                f"{self.location(index)} is not an object",
-                value=row,
-                fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
-            )
+            fix = 'each row is one JSON object such as {"prompt": ..., "ground_truth": ...}'
+            raise InputError(f"{self.location(index)} is not an object", value=row, fix=fix)
         return self.convert(row, index) if self.convert else row
 
 

@@ -110,12 +110,8 @@ def _read(asked: object) -> Request:
     if not isinstance(asked, Mapping):
         raise InputError("the body is no object", fix='send a JSON object with "messages"')
     if asked.get("n") not in (None, 1):
-        raise InputError(
-            "the policy answers once",
-            value=asked["n"],
-            rule="n is 1",
-            fix="leave n out, and ask again for each further answer",
-        )
+        fix = "leave n out, and ask again for each further answer"
+        raise InputError("the policy answers once", value=asked["n"], rule="n is 1", fix=fix)
     messages = template_view(asked.get("messages"))
     tools = told_of(validate_objects(asked.get("tools"), "tools") or [])
     return Request(messages, tools, asyncio.get_running_loop().create_future())

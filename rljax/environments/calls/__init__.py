@@ -148,12 +148,9 @@ def tag(*, name: str | tuple, argument: str = "") -> Format:
     """
     tools = (name,) if isinstance(name, str) else name
     if not tools or not all(isinstance(tool, str) and tool.isidentifier() for tool in tools):
-        raise InputError(
-            "calls: the name of a tag",
-            value=name,
-            rule="it is the name of a tool, or several: letters, digits and underscores",
-            fix="write tag(name='search')",
-        )
+        rule = "it is the name of a tool, or several: letters, digits and underscores"
+        fix = "write tag(name='search')"
+        raise InputError("calls: the name of a tag", value=name, rule=rule, fix=fix)
     return Format(
         "tag",
         lambda text, schemas: read_tags(text, tools, argument, schemas),

@@ -100,11 +100,8 @@ def _text_of(row: object, where: str) -> str:
     fields = row if isinstance(row, dict) else {}
     text = next((fields[name] for name in _FIELDS if isinstance(fields.get(name), str)), None)
     if text is None:
-        raise InputError(
-            f"{where}: this row has no text",
-            value=row,
-            rule=f"one of {', '.join(_FIELDS)}",
-            fix='rename the field that holds the text to "text"',
-        )
+        rule = f"one of {', '.join(_FIELDS)}"
+        fix = 'rename the field that holds the text to "text"'
+        raise InputError(f"{where}: this row has no text", value=row, rule=rule, fix=fix)
     title = fields.get("title")
     return f"{title}: {text}" if isinstance(title, str) and title else text

@@ -379,11 +379,8 @@ def record(path: Path) -> FileRecord:
         with os.fdopen(open_file(path), "rb") as file:
             return FileRecord(os.fstat(file.fileno()).st_size, _digest(file))
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read",
-            rule=str(error),
-            fix="let your user read the file, or copy the folder again",
-        ) from None
+        fix = "let your user read the file, or copy the folder again"
+        raise InputError(f"{path} cannot be read", rule=str(error), fix=fix) from None
 
 
 def require_digest(path: Path, found: FileRecord, listed: str | None) -> None:

@@ -209,11 +209,8 @@ def save_params(
         rule = f"{', '.join(DTYPES)}, or '' for the weights' own"
         raise InputError("dtype", value=dtype, rule=rule, fix="dtype='' or one of these")
     if shard_bytes < 1:
-        raise InputError(
-            "shard_bytes",
-            value=shard_bytes,
-            fix="set shard_bytes to the size of a file, such as 5_000_000_000",
-        )
+        fix = "set shard_bytes to the size of a file, such as 5_000_000_000"
+        raise InputError("shard_bytes", value=shard_bytes, fix=fix)
     config = dataclasses.replace(model.config, weight_dtype=dtype or model.config.weight_dtype)
     dtype = jnp.dtype(config.weight_dtype)
     shards = _shards(model, dtype, shard_bytes)

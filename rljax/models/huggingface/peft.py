@@ -282,24 +282,16 @@ def _read_config(folder: Path, model: Model) -> dict:
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict):
-            raise InputError(
-                f"{path}: {key}",
-                value=patterns,
-                rule="{name: number}",
-                fix=f"write {key} as an object of names and numbers, or leave it out",
-            )
+            fix = f"write {key} as an object of names and numbers, or leave it out"
+            raise InputError(f"{path}: {key}", value=patterns, rule="{name: number}", fix=fix)
         numbers |= {f"{key}: {name}": value for name, value in patterns.items()}
         for name in patterns:
             _check_pattern(path, key, name)
     for key, value in numbers.items():
         kinds = int if key.startswith("r") else int | float
         if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise InputError(
-                f"{path}: {key}",
-                value=value,
-                rule="a number above 0",
-                fix=f"set {key} to such a number, as the adapter was trained",
-            )
+            fix = f"set {key} to such a number, as the adapter was trained"
+            raise InputError(f"{path}: {key}", value=value, rule="a number above 0", fix=fix)
     return config
 
 

@@ -73,12 +73,8 @@ def _block_sizes(folder: Path) -> tuple[int, int] | None:
     whole = isinstance(sizes, list) and len(sizes) == 2
     if not whole or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
         what = f"{path}: quantization_config.weight_block_size"
-        raise InputError(
-            what,
-            value=sizes,
-            rule="[rows, columns], each above 0",
-            fix='"weight_block_size": [128, 128], or download config.json again',
-        )
+        fix = '"weight_block_size": [128, 128], or download config.json again'
+        raise InputError(what, value=sizes, rule="[rows, columns], each above 0", fix=fix)
     return tuple(sizes)
 
 

@@ -81,22 +81,15 @@ def _entry(path: Path, name: str, fields, start: int) -> TensorInfo:
         )
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise InputError(
-            f"{location}: dtype",
-            value=dtype,
-            rule=f"known: {', '.join(_BITS)}",
-            fix="save the tensor in one of these, such as bfloat16",
-        )
+        rule = f"known: {', '.join(_BITS)}"
+        fix = "save the tensor in one of these, such as bfloat16"
+        raise InputError(f"{location}: dtype", value=dtype, rule=rule, fix=fix)
     if not _whole(shape) or len(shape) > _MOST_AXES:
         rule = f"at most {_MOST_AXES} whole numbers >= 0"
         raise InputError(f"{location}: shape", value=shape, rule=rule, fix=_COPY_AGAIN)
     if not _whole(offsets, 2) or offsets[0] > offsets[1]:
-        raise InputError(
-            f"{location}: data_offsets",
-            value=offsets,
-            rule="[begin, end], begin <= end",
-            fix=_COPY_AGAIN,
-        )
+        rule = "[begin, end], begin <= end"
+        raise InputError(f"{location}: data_offsets", value=offsets, rule=rule, fix=_COPY_AGAIN)
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
         raise InputError(

@@ -54,12 +54,9 @@ class VisionConfig:
             least = 0 if field.name.endswith("_token_id") else least
             most = _MOST_LAYERS if field.name == "layers" else _LARGEST_SIZE
             if field.type is int and (type(value) is not int or not least <= value <= most):
-                raise InputError(
-                    f"vision.{field.name}",
-                    value=value,
-                    rule=f"a whole number, {least} to {most}",
-                    fix=f"set {field.name} to a number of this range",
-                )
+                rule = f"a whole number, {least} to {most}"
+                fix = f"set {field.name} to a number of this range"
+                raise InputError(f"vision.{field.name}", value=value, rule=rule, fix=fix)
         self._check_attention()
         if list(self.deepstack_layers) != sorted(set(self.deepstack_layers)):
             raise InputError(
@@ -70,45 +67,29 @@ class VisionConfig:
             )
         for name in ("full_attention_layers", "deepstack_layers"):
             if not all(0 <= i < self.layers for i in getattr(self, name)):
-                raise InputError(
-                    f"vision.{name}",
-                    value=getattr(self, name),
-                    rule=f"below {self.layers} layers",
-                    fix=f"number the layers from 0 to {self.layers - 1}",
-                )
+                rule = f"below {self.layers} layers"
+                fix = f"number the layers from 0 to {self.layers - 1}"
+                raise InputError(f"vision.{name}", value=getattr(self, name), rule=rule, fix=fix)
         if self.remat not in ("none", "full"):
             raise InputError("vision.remat", value=self.remat, fix='remat="none" or remat="full"')
         for name in ("dtype", "weight_dtype"):
             if getattr(self, name) not in ("float32", "bfloat16", "float16"):
-                raise InputError(
-                    f"vision.{name}",
-                    value=getattr(self, name),
-                    rule="float32, bfloat16 or float16",
-                    fix=f'{name}="float32", or another of these',
-                )
+                rule = "float32, bfloat16 or float16"
+                fix = f'{name}="float32", or another of these'
+                raise InputError(f"vision.{name}", value=getattr(self, name), rule=rule, fix=fix)
 
     def _check_attention(self):
         if self.embed % (4 * self.heads):
-            raise InputError(
-                "vision.heads",
-                value=self.heads,
-                rule=f"embed / heads is a multiple of 4 (2-D rotary pairs), embed is {self.embed}",
-                fix="set heads to a number that divides embed / 4",
-            )
+            rule = f"embed / heads is a multiple of 4 (2-D rotary pairs), embed is {self.embed}"
+            fix = "set heads to a number that divides embed / 4"
+            raise InputError("vision.heads", value=self.heads, rule=rule, fix=fix)
         if self.window_size and self.window_size < self.patch_size * self.merge_size:
-            raise InputError(
-                "vision.window_size",
-                value=self.window_size,
-                rule=f"at least one merged patch, {self.patch_size * self.merge_size} pixels",
-                fix="window_size=0, which is off, or a number that is as large",
-            )
+            rule = f"at least one merged patch, {self.patch_size * self.merge_size} pixels"
+            fix = "window_size=0, which is off, or a number that is as large"
+            raise InputError("vision.window_size", value=self.window_size, rule=rule, fix=fix)
         if not 0 < self.rope_theta < math.inf:
-            raise InputError(
-                "vision.rope_theta",
-                value=self.rope_theta,
-                rule="above 0",
-                fix="set rope_theta as the model was trained, such as 10000.0",
-            )
+            fix = "set rope_theta as the model was trained, such as 10000.0"
+            raise InputError("vision.rope_theta", value=self.rope_theta, rule="above 0", fix=fix)
         if not 0 <= self.tokens_per_second < math.inf:
             raise InputError(
                 "vision.tokens_per_second",
@@ -217,21 +198,15 @@ def _rope_theta(vision: Mapping) -> float:
     """Both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`."""
     parameters = vision.get("rope_parameters") or vision.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
-        raise InputError(
-            "config.json: vision_config's rope",
-            value=parameters,
-            rule="an object",
-            fix="download config.json again",
-        )
+        rule = "an object"
+        fix = "download config.json again"
+        raise InputError("config.json: vision_config's rope", value=parameters, rule=rule, fix=fix)
     kind = parameters.get("rope_type", parameters.get("type", "axial"))
     unknown = sorted(set(parameters) - {"rope_type", "type", "rope_theta"})
     if kind not in ("axial", "default") or unknown:
-        raise InputError(
-            "config.json: vision_config's rope",
-            value=parameters,
-            rule="supported: rope_type axial with a rope_theta",
-            fix="take a model whose vision_config says so, or remove what it does not need",
-        )
+        rule = "supported: rope_type axial with a rope_theta"
+        fix = "take a model whose vision_config says so, or remove what it does not need"
+        raise InputError("config.json: vision_config's rope", value=parameters, rule=rule, fix=fix)
     theta = _number("vision_config", parameters, "rope_theta", 0.0)
     return float(theta or _number("vision_config", vision, "rope_theta", 10_000.0))
 
@@ -265,12 +240,9 @@ def _refuse_unknown(family: str, vision: Mapping):
     # Published files write the model_type of the whole model here, of the tower, or none.
     kind = vision.get("model_type", family)
     if kind not in (family, family + "_vision"):
-        raise InputError(
-            "config.json: vision_config.model_type",
-            value=kind,
-            rule=f"the model is a {family}",
-            fix=f"remove model_type from vision_config, or set it to {family!r}",
-        )
+        rule = f"the model is a {family}"
+        fix = f"remove model_type from vision_config, or set it to {family!r}"
+        raise InputError("config.json: vision_config.model_type", value=kind, rule=rule, fix=fix)
     patch = vision.get("patch_size")
     if vision.get("spatial_patch_size", patch) != patch:
         raise InputError(
@@ -296,12 +268,8 @@ def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
         )
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
-        raise InputError(
-            "config.json: vision_config",
-            value=vision,
-            rule="an object",
-            fix="download config.json of a model that reads images again",
-        )
+        fix = "download config.json of a model that reads images again"
+        raise InputError("config.json: vision_config", value=vision, rule="an object", fix=fix)
     _refuse_unknown(family, vision)
     activation = vision.get("hidden_act", _ACTIVATION[family])
     if activation not in _ACTIVATIONS:

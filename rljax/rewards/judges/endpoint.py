@@ -237,12 +237,8 @@ def _request(messages, model: str, schema: Mapping | None, body: str) -> dict:
     try:
         more = strict_json(body) if body else {}
     except ValueError as error:
-        raise InputError(
-            "body is no JSON",
-            value=body,
-            rule=str(error),
-            fix="write a JSON object, such as '{\"top_p\": 0.9}'",
-        ) from None
+        fix = "write a JSON object, such as '{\"top_p\": 0.9}'"
+        raise InputError("body is no JSON", value=body, rule=str(error), fix=fix) from None
     if not isinstance(more, dict):
         raise InputError("body", value=body, rule="a JSON object", fix="body='{\"seed\": 0}'")
     return {k: v for k, v in {**request, **more}.items() if v is not None}

@@ -118,12 +118,8 @@ def score_answer(scale: float, reason: bool) -> str:
 def check_scale(scale: float) -> None:
     """Raises InputError unless `scale`, the highest score, is finite and above 0."""
     if not 0 < scale < float("inf"):
-        raise InputError(
-            "scale",
-            value=scale,
-            rule="the highest score: a number above 0",
-            fix="scale=10.0, or the highest score that the judge may give",
-        )
+        fix = "scale=10.0, or the highest score that the judge may give"
+        raise InputError("scale", value=scale, rule="the highest score: a number above 0", fix=fix)
 
 
 @contract(safe=True, reads="answer", asks="mesh")

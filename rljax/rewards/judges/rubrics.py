@@ -77,12 +77,8 @@ def rubric_score(
     for row in judge:
         if len(row) != len(weights):
             rule = f"one number for each of the {len(weights)} weights"
-            raise InputError(
-                "verdicts of a response",
-                value=list(row),
-                rule=rule,
-                fix="let the judge answer for each rubric, in their order",
-            )
+            fix = "let the judge answer for each rubric, in their order"
+            raise InputError("verdicts of a response", value=list(row), rule=rule, fix=fix)
     whole = max(sum(w for w in weights if w > 0), 1.0) if normalise else 1.0
     return [sum(w * x for w, x in zip(weights, row, strict=True)) / scale / whole for row in judge]
 
@@ -116,12 +112,8 @@ def select_rubrics(
     `cap` is a whole number of at least 0.
     """
     if not isinstance(cap, int) or cap < 0:
-        raise InputError(
-            "select_rubrics(cap)",
-            value=cap,
-            rule="a whole number, at least 0",
-            fix="set cap to 0 or more",
-        )
+        rule = "a whole number, at least 0"
+        raise InputError("select_rubrics(cap)", value=cap, rule=rule, fix="set cap to 0 or more")
     live = [i for i, keep in enumerate(keep_active(std)) if keep]
     unseen = [i for i in live if std[i] is None]
     if len(unseen) > cap:

@@ -66,12 +66,9 @@ class ProcessLimits:
         for name, value in asdict(self).items():
             whole = name not in ("timeout_s", "cpu_s")
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise InputError(
-                    f"sandbox limit {name}",
-                    value=value,
-                    rule="it is a number",
-                    fix=f"{name}={2 if whole else 2.0}, or another {'whole ' * whole}number",
-                )
+                rule = "it is a number"
+                fix = f"{name}={2 if whole else 2.0}, or another {'whole ' * whole}number"
+                raise InputError(f"sandbox limit {name}", value=value, rule=rule, fix=fix)
             if not 0 < value < 1 << 62:
                 raise InputError(
                     f"sandbox limit {name}", value=value, fix=f"set {name} to a number above 0"
