@@ -8,821 +8,326 @@ them, so that none outlives what it names. A text without backticks says why the
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _NEAR = 0.8  # similarity of two words, from which on one may be a misspelling of the other
 
-_CLIP = '`algorithm.policy_loss="ppo_clip(clip_low=0.2, clip_high=0.28)"`'
-_DUAL_CLIP = '`algorithm.policy_loss="ppo_clip(dual_clip=3.0)"`'
-_CORRECTION = '`algorithm.correction="rollout_correction()"`'
 _RESPONSE = "`sampler.max_response_tokens`"
-_PROMPT = "`data.max_prompt_tokens`"
-_SAMPLES = "`batch.samples_per_prompt`"
-_DRAWN = "`batch.prompts_per_step` prompts x `batch.samples_per_prompt` samples are a step"
-_MINIBATCH = "`batch.sequences_per_optimizer_step` (sequences, not prompts)"
 _MICROBATCH = "`batch.tokens_per_microbatch` (tokens computed at a time; changes memory alone)"
-_STEPS = "`steps`: a run is counted in steps, and says how many epochs of the data they are"
-_PPO_EPOCHS = "`batch.epochs` (passes over the samples of a step)"
-_LOGGED = "nothing: every step is logged; `trackers` says where to"
-_SAVE = "`checkpoint.every_steps`"
-_KEEP = "`checkpoint.keep`"
-_EVALUATE = "`evaluate.every_steps`"
-_RUN = "`run_dir`"
-_PROJECT = "`trackers=console,wandb(project='NAME')`"
-_REMAT = "`model_settings.remat` (none, dots, attention, full, offload)"
-_DTYPE = "`model_settings.dtype=bfloat16`"
-_SAMPLER = "nothing: the sampler is a part of rljax and reads the trainer's own weights"
-_DEVICES = "nothing: a run takes all devices that JAX has; `mesh.fsdp`, `mesh.tensor`, `mesh.data`"
-_WARMUP = "`actor_optimizer.warmup_steps` (optimizer steps)"
-_CLIP_NORM = "`actor_optimizer.clip_norm`"
-_REWARD = "`reward.function`"
-_LORA_TARGETS = "`lora.targets`"
-_EOS = "nothing: a response ends with the tokenizer's own ids; `sampler.stop_strings` adds texts"
-_STALE = "`rollouts.max_staleness`"
-_OVERLONG = (
-    '`algorithm.reward_shaping="soft_overlong(max_tokens=1024, cache_tokens=256)"`; see also '
-    "`presets/dapo`"
-)
-_DYNAMIC = '`algorithm.collect="dynamic()"`'
-_KL = "`algorithm.kl_in_loss` (0 = off)"
-_KL_REWARD = "`algorithm.kl_in_reward` (0 = off)"
-_STD = "`algorithm.advantage=\"group_relative(std='none')\"` (sample, population or none)"
-_LOSS = (
-    "`algorithm.policy_loss` and `algorithm.reduction`, or a preset: `presets/grpo`, "
-    "`presets/dapo`, `presets/dr_grpo`, `presets/gspo`; for pairs `algorithm.preference_loss`"
-)
-_GAE = '`algorithm.advantage="gae(gamma=1.0, lam=0.95)"`'
-_SAMPLING = (
-    "`sampler.temperature`, `sampler.top_p`, `sampler.top_k`, `sampler.max_response_tokens` and "
-    "`sampler.stop_strings`, each a field"
-)
-_REFERENCE = "nothing: the reference is the policy as the run begins, wherever a KL is on"
 _PAIR_TOKENS = "`offline.max_tokens` (prompt and completion of a row of a file)"
 
-# Name, or the end of a dotted name -> what is written here. Dashes count as underscores.
-FIELDS: dict[str, str] = {
-    # -- sizes --
-    **dict.fromkeys(
-        (
-            "num_generations",
-            "rollout.n",
-            "n",
-            "n_samples_per_prompt",
-            "num_return_sequences",
-            "group_size",
-            "num_samples_per_prompt",
-            "num_generations_per_prompt",
-            "rollouts_per_example",
-        ),
-        _SAMPLES,
-    ),
-    **dict.fromkeys(("num_generations_eval", "val_kwargs.n"), "`evaluate.samples`"),
-    **dict.fromkeys(
-        (
-            "max_completion_length",
-            "max_new_tokens",
-            "max_response_length",
-            "response_length",
-            "generate_max_len",
-            "max_tokens_to_generate",
-            "total_generation_steps",
-            "max_completion_tokens",
-            "max_output_tokens",
-            "sampling_params.max_tokens",
-            "max_output_len",
-            "max_gen_len",
-        ),
-        _RESPONSE,
-    ),
-    **dict.fromkeys(
-        ("max_prompt_length", "prompt_max_len", "max_prompt_len", "max_input_len"), _PROMPT
-    ),
-    **dict.fromkeys(
-        ("max_token", "max_tokens_per_response"), f"{_RESPONSE} for responses, or {_PAIR_TOKENS}"
-    ),
-    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "max_len"), _PAIR_TOKENS),
-    **dict.fromkeys(
-        (
-            "per_device_train_batch_size",
-            "batch_size",
-            "train_batch_size",
-            "rollout_batch_size",
-            "generation_batch_size",
-            "steps_per_generation",
-            "num_prompts_per_step",
-            "full_batch_size",
-            "gen_batch_size",
-            "device_batch_size",
-            "per_device_batch_size",
-        ),
-        f"{_DRAWN} (`offline.examples_per_step` rows of a file); {_MICROBATCH} for memory",
-    ),
-    **dict.fromkeys(
-        (
-            "gradient_accumulation_steps",
-            "grad_accum",
-            "grad_accum_steps",
-            "gradient_accumulation",
-            "grad_accumulation_steps",
-            "accumulation_steps",
-            "grad_acc_steps",
-            "accumulate_grad_batches",
-        ),
-        "nothing: it follows from `batch.sequences_per_optimizer_step` "
-        "and `batch.tokens_per_microbatch`",
-    ),
-    **dict.fromkeys(
-        (
-            "val_batch_size",
-            "eval_batch_size",
-            "validation_batch_size",
-            "test_batch_size",
-            "eval_bs",
-        ),
-        "nothing: evaluation chooses its own batches; `evaluate.prompts` says how many prompts",
-    ),
-    **dict.fromkeys(
-        (
-            "ppo_mini_batch_size",
-            "mini_batch_size",
-            "global_batch_size",
-            "train_global_batch_size",
-            "num_mini_batches",
-        ),
-        _MINIBATCH,
-    ),
-    **dict.fromkeys(
-        (
-            "micro_batch_size",
-            "ppo_micro_batch_size",
-            "ppo_micro_batch_size_per_gpu",
-            "log_prob_micro_batch_size",
-            "log_prob_micro_batch_size_per_gpu",
-            "ppo_max_token_len_per_gpu",
-            "micro_train_batch_size",
-            "micro_rollout_batch_size",
-            "train_micro_batch_size",
-            "compute_logps_micro_batch_size",
-            "rollout_micro_batch_size",
-            "per_device_eval_batch_size",
-            "max_tokens_per_microbatch",
-            "use_dynamic_bsz",
-        ),
-        _MICROBATCH,
-    ),
-    **dict.fromkeys(
-        (
-            "num_train_epochs",
-            "total_epochs",
-            "epochs",
-            "num_epochs",
-            "num_episodes",
-            "total_episodes",
-            "max_num_epochs",
-            "n_epochs",
-            "n_epoch",
-            "nb_epochs",
-            "train_epochs",
-            "num_training_epochs",
-        ),
-        _STEPS,
-    ),
-    **dict.fromkeys(
-        (
-            "max_steps",
-            "total_training_steps",
-            "total_steps",
-            "num_train_steps",
-            "num_steps",
-            "max_train_steps",
-            "num_batches",
-        ),
-        "`steps`",
-    ),
-    **dict.fromkeys(
-        ("num_iterations", "ppo_epochs", "num_ppo_epochs", "max_epochs", "update_epochs", "mu"),
-        _PPO_EPOCHS,
-    ),
-    # -- algorithm --
-    "beta": "`algorithm.kl_in_loss` (of GRPO and PPO; 0 = off), or of pairs "
-    '`algorithm.preference_loss="dpo(beta=0.1)"`',
-    **dict.fromkeys(
-        (
-            "kl_loss_coef",
-            "kl_beta",
-            "use_kl_loss",
-            "kl_coeff",
-            "reference_policy_kl_penalty",
-            "kl_penalty_coef",
-            "kl_penalty_coeff",
-            "kl_penalty_weight",
-            "kl_coefficient",
-            "kl_weight",
-            "kl_loss_weight",
-            "use_kl",
-            "use_kl_penalty",
-            "kl_loss_coeff",
-        ),
-        _KL,
-    ),
-    **dict.fromkeys(("use_kl_in_reward", "init_kl_coef", "kl_ctrl.kl_coef"), _KL_REWARD),
-    "kl_coef": "`algorithm.kl_in_loss` or `algorithm.kl_in_reward`",
-    **dict.fromkeys(("kl_loss_type", "kl_penalty"), "`algorithm.kl_estimator`"),
-    **dict.fromkeys(("target_kl", "kl_ctrl.target_kl"), "`algorithm.kl_target`"),
-    "kl_ctrl.horizon": "`algorithm.kl_horizon`",
-    "kl_ctrl.type": "`algorithm.kl_target` (0 = a fixed coefficient)",
-    **dict.fromkeys(
-        (
-            "epsilon",
-            "epsilon_low",
-            "epsilon_high",
-            "clip_ratio",
-            "clip_ratio_low",
-            "clip_ratio_high",
-            "cliprange",
-            "clip_range",
-            "clip_eps",
-            "eps_clip",
-            "clip_epsilon",
-            "clip_low",
-            "clip_high",
-            "eps_clip_low_high",
-            "clip_eps_high",
-        ),
-        _CLIP,
-    ),
-    **dict.fromkeys(("clip_ratio_c", "dual_clip", "delta"), _DUAL_CLIP),
-    **dict.fromkeys(
-        ("cliprange_value", "value_clip", "clip_value", "vf_clip"),
-        '`algorithm.value_loss="squared_error(clip=0.5)"`',
-    ),
-    **dict.fromkeys(("loss_type", "loss_algo"), _LOSS),
-    **dict.fromkeys(("adv_estimator", "advantage_estimator"), "`algorithm.advantage`"),
-    **dict.fromkeys(("loss_agg_mode", "loss_aggregation"), "`algorithm.reduction`"),
-    "importance_sampling_level": '`algorithm.policy_loss="gspo()"`, or `presets/gspo`',
-    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo", "normalize_advantage_std"), _STD),
-    **dict.fromkeys(
-        ("whiten_rewards", "normalize_reward"), '`algorithm.reward_shaping="normalised()"`'
-    ),
-    "whiten_advantages": '`algorithm.advantage="gae(whiten=True)"`',
-    **dict.fromkeys(("gamma", "lam", "lambd", "gae_lambda", "discount_factor"), _GAE),
-    **dict.fromkeys(
-        ("vf_coef", "value_loss_coef"),
-        "nothing: the critic has an optimizer of its own, `critic_optimizer.lr`",
-    ),
-    **dict.fromkeys(("entropy_coeff", "ent_coef", "entropy_loss_coef"), "`algorithm.entropy_coef`"),
-    "algo": "`dataflow`",
-    **dict.fromkeys(
-        ("dynamic_sampling", "filter_groups", "filter_groups.enable", "use_dynamic_sampling"),
-        _DYNAMIC,
-    ),
-    "filter_groups.max_num_gen_batches": '`algorithm.collect="dynamic(max_rounds=10)"`',
-    **dict.fromkeys(
-        ("mask_truncated_completions", "overlong_filtering"), '`algorithm.filters="overlong()"`'
-    ),
-    **dict.fromkeys(
-        ("overlong_buffer", "overlong_buffer.len", "overlong_buffer.enable", "soft_max_length"),
-        _OVERLONG,
-    ),
-    **dict.fromkeys(
-        ("vllm_importance_sampling_correction", "rollout_is", "use_importance_sampling_correction"),
-        _CORRECTION,
-    ),
-    **dict.fromkeys(
-        ("vllm_importance_sampling_cap", "tis_imp_ratio_cap", "rollout_is_threshold"),
-        '`algorithm.correction="rollout_correction(upper=2.0)"`',
-    ),
-    "rollout_is_threshold_lower": '`algorithm.correction="rollout_correction(lower=0.5)"`',
-    "rollout_is_level": "`algorithm.correction=\"rollout_correction(level='token')\"`",
-    "rollout_is_mode": "`algorithm.correction=\"rollout_correction(mode='truncate')\"`",
-    "rollout_is_veto_threshold": '`algorithm.correction="rollout_correction(veto=0.0001)"`',
-    "calculate_log_probs": "nothing: the sampler always records its log-probs",
-    "label_smoothing": '`algorithm.preference_loss="dpo(label_smoothing=0.1)"`',
-    "f_divergence_type": "`algorithm.preference_loss=\"dpo(divergence='reverse_kl')\"`",
-    "desirable_weight": '`algorithm.preference_loss="kto(desirable_weight=1.0)"`',
-    "undesirable_weight": '`algorithm.preference_loss="kto(undesirable_weight=1.0)"`',
-    "simpo_gamma": '`algorithm.preference_loss="simpo(gamma=1.0)"`',
-    "precompute_ref_log_probs": "`offline.reference_logprobs` (a folder to keep them in)",
-    **dict.fromkeys(
-        (
-            "ref_model",
-            "reference_model",
-            "ref_model_path",
-            "reference_model_path",
-            "ref_policy",
-            "reference_policy",
-            "ref_model_name_or_path",
-        ),
-        _REFERENCE,
-    ),
-    # -- optimizer --
-    "learning_rate": "`actor_optimizer.lr` (also `critic_optimizer.lr`, `sft.optimizer.lr`)",
-    **dict.fromkeys(
-        (
-            "actor_learning_rate",
-            "actor_lr",
-            "actor.optim.lr",
-            "learning_rate_actor",
-            "lr_actor",
-            "policy_lr",
-            "policy_learning_rate",
-        ),
-        "`actor_optimizer.lr`",
-    ),
-    **dict.fromkeys(
-        (
-            "critic_learning_rate",
-            "critic_lr",
-            "critic.optim.lr",
-            "learning_rate_critic",
-            "lr_critic",
-            "value_lr",
-            "value_learning_rate",
-        ),
-        "`critic_optimizer.lr`",
-    ),
-    **dict.fromkeys(
-        ("lr_scheduler_type", "lr_scheduler", "lr_schedule", "warmup_style"),
-        "`actor_optimizer.schedule`",
-    ),
-    **dict.fromkeys(
-        (
-            "warmup_ratio",
-            "lr_warmup_steps",
-            "lr_warmup_steps_ratio",
-            "lr_warmup_ratio",
-            "num_warmup_steps",
-        ),
-        _WARMUP,
-    ),
-    **dict.fromkeys(
-        ("min_lr", "min_lr_ratio"), '`actor_optimizer.schedule="cosine(final=0.1)"` (a share of lr)'
-    ),
-    **dict.fromkeys(
-        (
-            "max_grad_norm",
-            "grad_clip",
-            "clip_grad",
-            "gradient_clipping",
-            "max_norm",
-            "grad_norm_clip",
-        ),
-        _CLIP_NORM,
-    ),
-    "adam_beta1": "`actor_optimizer.beta1`",
-    "adam_beta2": "`actor_optimizer.beta2`",
-    "adam_epsilon": "`actor_optimizer.eps`",
-    **dict.fromkeys(("adam_betas", "betas"), "`actor_optimizer.beta1` and `actor_optimizer.beta2`"),
-    "l2": "`actor_optimizer.weight_decay`",
-    **dict.fromkeys(("optim", "optimizer_type", "optimizer"), "`actor_optimizer.name`"),
-    # -- model --
-    **dict.fromkeys(
-        (
-            "model_name_or_path",
-            "model_name",
-            "model_id",
-            "pretrain",
-            "model.path",
-            "model_path",
-            "base_model",
-        ),
-        "`model`",
-    ),
-    **dict.fromkeys(
-        (
-            "tokenizer_name",
-            "tokenizer_path",
-            "tokenizer_name_or_path",
-            "processing_class",
-            "tokenizer_class",
-        ),
-        "`tokenizer`",
-    ),
-    **dict.fromkeys(
-        (
-            "reward_model_path",
-            "reward_model.path",
-            "reward_pretrain",
-            "reward_model_name_or_path",
-            "reward_model",
-            "reward_model.enable",
-            "use_reward_model",
-            "reward_model_name",
-        ),
-        "`reward.model`",
-    ),
-    **dict.fromkeys(("critic_pretrain", "value_model_path", "critic.model.path"), "`critic_model`"),
-    **dict.fromkeys(("teacher_model_name_or_path", "teacher_model_path"), "`teacher_model`"),
-    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision", "precision"), _DTYPE),
-    **dict.fromkeys(
-        ("gradient_checkpointing", "enable_gradient_checkpointing", "activation_checkpointing"),
-        _REMAT,
-    ),
-    **dict.fromkeys(
-        (
-            "use_peft",
-            "use_lora",
-            "enable_lora",
-            "lora_enable",
-            "lora_r",
-            "lora_rank",
-            "lora_dim",
-            "lora_config",
-            "peft_config",
-        ),
-        "`lora.rank`",
-    ),
-    "lora_alpha": "`lora.alpha`",
-    **dict.fromkeys(("lora_target_modules", "target_modules"), _LORA_TARGETS),
-    **dict.fromkeys(("load_in_4bit", "use_qlora"), "`lora.base=nf4`"),
-    "load_in_8bit": "`lora.base=int8`",
-    **dict.fromkeys(
-        (
-            "attn_implementation",
-            "flash_attn",
-            "use_liger_kernel",
-            "use_liger_loss",
-            "use_remove_padding",
-            "torch_compile",
-            "use_fused_kernels",
-        ),
-        "nothing: the fastest kernel for the device is taken by itself",
-    ),
-    **dict.fromkeys(
-        (
-            "use_vllm",
-            "vllm_mode",
-            "vllm_gpu_memory_utilization",
-            "rollout_engine",
-            "gpu_memory_utilization",
-            "vllm_server_host",
-            "rollout.name",
-            "vllm_num_engines",
-            "free_cache_engine",
-            "enforce_eager",
-        ),
-        _SAMPLER,
-    ),
-    **dict.fromkeys(("adam_offload", "optimizer_offload"), "`memory.optimizer_on_host`"),
-    **dict.fromkeys(("ref_offload", "ref.fsdp_config.param_offload"), "`memory.reference_on_host`"),
-    # -- devices --
-    **dict.fromkeys(
-        (
-            "tensor_model_parallel_size",
-            "tensor_parallel_size",
-            "tp_size",
-            "vllm_tensor_parallel_size",
-        ),
-        "`mesh.tensor`",
-    ),
-    **dict.fromkeys(
-        ("ulysses_sequence_parallel_size", "context_parallel_size", "cp_size", "ring_attn_size"),
-        "`mesh.context`",
-    ),
-    **dict.fromkeys(
-        ("expert_model_parallel_size", "expert_parallel_size", "ep_size"), "`mesh.expert`"
-    ),
-    **dict.fromkeys(("fsdp_size", "fsdp_config", "zero_stage", "deepspeed"), "`mesh.fsdp`"),
-    **dict.fromkeys(
-        (
-            "n_gpus_per_node",
-            "nnodes",
-            "num_processes",
-            "num_gpus",
-            "num_nodes",
-            "actor_num_gpus_per_node",
-        ),
-        _DEVICES,
-    ),
-    **dict.fromkeys(
-        ("mesh_shape", "device_mesh", "mesh_axes", "mesh_config", "ici_mesh_shape"),
-        "`mesh.data`, `mesh.fsdp`, `mesh.tensor` and the others of that section",
-    ),
-    **dict.fromkeys(("dp_size", "data_parallel_size"), "`mesh.data`"),
-    **dict.fromkeys(("colocate_all_models", "role_to_mesh"), "`placement` (() = one mesh for all)"),
-    # -- data --
-    **dict.fromkeys(
-        (
-            "dataset_name",
-            "train_dataset",
-            "train_files",
-            "prompt_data",
-            "dataset",
-            "dataset_path",
-            "train_file",
-            "train_data",
-            "train_path",
-            "train_file_path",
-            "training_data",
-            "training_file",
-        ),
-        "`data.train`",
-    ),
-    **dict.fromkeys(
-        (
-            "eval_dataset",
-            "val_files",
-            "test_files",
-            "eval_data",
-            "val_file",
-            "validation_file",
-            "validation_files",
-            "valid_files",
-            "valid_file",
-            "eval_file",
-            "eval_files",
-            "test_file",
-            "val_dataset",
-            "validation_dataset",
-            "test_dataset",
-            "val_data",
-            "validation_data",
-            "test_data",
-            "eval_path",
-            "val_path",
-        ),
-        "`data.test`",
-    ),
-    **dict.fromkeys(("val_size", "test_size", "eval_split_ratio"), "`data.test_fraction`"),
-    **dict.fromkeys(
-        ("truncation", "filter_overlong_prompts", "truncation_mode"),
-        "`data.overlong` (drop, error, left, right)",
-    ),
-    **dict.fromkeys(
-        (
-            "prompt_key",
-            "input_key",
-            "label_key",
-            "dataset_text_field",
-            "reward_fn_key",
-            "answer_key",
-        ),
-        "nothing: columns are recognised by their names (`data.train` may be a "
-        "function of a file of yours that returns rows)",
-    ),
-    **dict.fromkeys(
-        ("apply_chat_template", "input_template"),
-        "nothing: a list of messages is rendered by the tokenizer's chat template",
-    ),
-    **dict.fromkeys(
-        ("shuffle_dataset", "dataloader_shuffle", "shuffle"),
-        "nothing: rows are drawn in a shuffled order of `seed`",
-    ),
-    **dict.fromkeys(
-        ("chat_template_kwargs", "enable_thinking"),
-        "`data.template_variables=enable_thinking=false`",
-    ),
-    "streaming": "`data.stream`",
-    "packing_samples": "`batch.packing`",
-    # -- reward, environment --
-    **dict.fromkeys(
-        (
-            "reward_funcs",
-            "reward_fn",
-            "reward_func",
-            "custom_reward_function",
-            "compute_score",
-            "reward_fns",
-            "custom_reward_function.path",
-            "remote_rm_url",
-            "reward_function",
-            "reward_functions",
-            "reward_func_name",
-            "reward_fn_name",
-            "reward_module",
-        ),
-        _REWARD,
-    ),
-    "rewards": "`reward.function` (to learn from) or `evaluate.reward` (of held-out answers)",
-    "reward_weights": "`reward.function=\"mixture(rewards=('exact_match()', 'boxed()'), "
-    'weights=(0.8, 0.2))"`',
-    **dict.fromkeys(
-        ("max_assistant_turns", "max_user_turns", "max_tool_calling_iterations", "max_num_turns"),
-        "`environment.max_turns`",
-    ),
-    **dict.fromkeys(
-        ("tools", "tool_config_path", "multi_turn.enable"), '`environment.function="tools()"`'
-    ),
-    **dict.fromkeys(("stop_token", "stop_token_id", "eos_token_id"), _EOS),
-    "missing_eos_penalty": "nothing: a response that is cut is not fined; `algorithm.filters="
-    '"overlong()"` leaves it out of the loss, `algorithm.reward_shaping="soft_overlong('
-    'max_tokens=1024, cache_tokens=256)"` lowers the rewards of long ones',
-    **dict.fromkeys(
-        ("stop", "stop_sequences", "stop_words", "stop_sequence", "stop_tokens", "stop_str"),
-        "`sampler.stop_strings`",
-    ),
-    **dict.fromkeys(
-        (
-            "generation_kwargs",
-            "generation_config",
-            "gen_config",
-            "gen_kwargs",
-            "generate_kwargs",
-            "sampling_params",
-            "sampling_config",
-            "sampling_kwargs",
-        ),
-        _SAMPLING,
-    ),
-    # -- the run --
-    **dict.fromkeys(
-        ("args", "training_args", "grpo_config", "config_args"),
-        "nothing: every setting is a field of its own, such as `steps`, "
-        "`actor_optimizer.lr` and `batch.samples_per_prompt`",
-    ),
-    **dict.fromkeys(("logging_steps", "log_freq", "log_interval", "logging_first_step"), _LOGGED),
-    **dict.fromkeys(
-        ("report_to", "logger", "use_wandb", "use_tensorboard", "log_with", "trainer.logger"),
-        "`trackers`",
-    ),
-    **dict.fromkeys(
-        (
-            "save_steps",
-            "save_freq",
-            "save_interval",
-            "save_interval_steps",
-            "save_strategy",
-            "checkpoint_interval",
-        ),
-        _SAVE,
-    ),
-    **dict.fromkeys(
-        ("save_total_limit", "max_to_keep", "max_actor_ckpt_to_keep", "max_ckpt_num"), _KEEP
-    ),
-    **dict.fromkeys(
-        (
-            "eval_steps",
-            "test_freq",
-            "eval_every_n_steps",
-            "eval_interval",
-            "eval_strategy",
-            "val_period",
-            "eval_freq",
-            "evaluation_strategy",
-        ),
-        _EVALUATE,
-    ),
-    **dict.fromkeys(
-        ("val_before_train", "val_only", "eval_on_start"),
-        "nothing: a run with held-out prompts is evaluated before and after",
-    ),
-    **dict.fromkeys(
-        (
-            "output_dir",
-            "default_local_dir",
-            "ckpt_path",
-            "save_path",
-            "run_name",
-            "save_dir",
-            "output_path",
-            "log_dir",
-            "checkpoint_dir",
-            "ckpt_dir",
-            "work_dir",
-            "out_dir",
-            "output_folder",
-            "save_folder",
-            "output_directory",
-            "save_directory",
-            "log_folder",
-            "experiment_name",
-            "checkpoint_root_directory",
-            "logging_dir",
-            "resume_from_checkpoint",
-            "resume_mode",
-            "load_checkpoint",
-        ),
-        _RUN,
-    ),
-    **dict.fromkeys(("project_name", "wandb_project"), _PROJECT),
-    **dict.fromkeys(
-        ("log_completions", "log_val_generations", "num_completions_to_print"),
-        "`samples_every_steps`",
-    ),
-    "metric_for_best_model": "`checkpoint.best_metric`",
-    "load_best_model_at_end": "`checkpoint.best_metric`",
-    "early_stopping_patience": "`evaluate.patience`",
-    **dict.fromkeys(("data_seed", "random_seed"), "`seed`"),
-    **dict.fromkeys(
-        (
-            "staleness_threshold",
-            "max_head_offpolicyness",
-            "num_off_policy_steps",
-            "max_async_level",
-            "off_policy_steps",
-            "max_trajectory_age_steps",
-        ),
-        _STALE,
-    ),
-}
+
+def _by_name(names_of: Mapping[str, str]) -> dict[str, str]:
+    """Returns {name: ours} of {ours: names with spaces between them}."""
+    return {name: ours for ours, names in names_of.items() for name in names.split()}
+
+
+# Name, or the end of a dotted name -> what is written here; the rows have it the other way round.
+# Dashes count as underscores.
+FIELDS: dict[str, str] = _by_name(
+    {
+        # -- sizes --
+        "`batch.samples_per_prompt`": "num_generations rollout.n n n_samples_per_prompt "
+        "num_return_sequences group_size num_samples_per_prompt num_generations_per_prompt "
+        "rollouts_per_example",
+        "`evaluate.samples`": "num_generations_eval val_kwargs.n",
+        _RESPONSE: "max_completion_length max_new_tokens max_response_length response_length "
+        "generate_max_len max_tokens_to_generate total_generation_steps max_completion_tokens "
+        "max_output_tokens sampling_params.max_tokens max_output_len max_gen_len",
+        "`data.max_prompt_tokens`": "max_prompt_length prompt_max_len max_prompt_len max_input_len",
+        f"{_RESPONSE} for responses, or {_PAIR_TOKENS}": "max_token max_tokens_per_response",
+        _PAIR_TOKENS: "max_length max_seq_length max_seq_len max_len",
+        "`batch.prompts_per_step` prompts x `batch.samples_per_prompt` samples are a step "
+        "(`offline.examples_per_step` rows of a file); "
+        f"{_MICROBATCH} for memory": "per_device_train_batch_size batch_size train_batch_size "
+        "rollout_batch_size generation_batch_size steps_per_generation num_prompts_per_step "
+        "full_batch_size gen_batch_size device_batch_size per_device_batch_size",
+        "nothing: it follows from `batch.sequences_per_optimizer_step` and "
+        "`batch.tokens_per_microbatch`": "gradient_accumulation_steps grad_accum "
+        "grad_accum_steps gradient_accumulation grad_accumulation_steps accumulation_steps "
+        "grad_acc_steps accumulate_grad_batches",
+        "nothing: evaluation chooses its own batches; `evaluate.prompts` "
+        "says how many prompts": "val_batch_size eval_batch_size validation_batch_size "
+        "test_batch_size eval_bs",
+        "`batch.sequences_per_optimizer_step` (sequences, not prompts)": "ppo_mini_batch_size "
+        "mini_batch_size global_batch_size train_global_batch_size num_mini_batches",
+        _MICROBATCH: "micro_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu ppo_max_token_len_per_gpu "
+        "micro_train_batch_size micro_rollout_batch_size train_micro_batch_size "
+        "compute_logps_micro_batch_size rollout_micro_batch_size per_device_eval_batch_size "
+        "max_tokens_per_microbatch use_dynamic_bsz",
+        "`steps`: a run is counted in steps, and says how many epochs of "
+        "the data they are": "num_train_epochs total_epochs epochs num_epochs num_episodes "
+        "total_episodes max_num_epochs n_epochs n_epoch nb_epochs train_epochs num_training_epochs",
+        "`steps`": "max_steps total_training_steps total_steps num_train_steps num_steps "
+        "max_train_steps num_batches",
+        "`batch.epochs` (passes over the samples of a step)": "num_iterations ppo_epochs "
+        "num_ppo_epochs max_epochs update_epochs mu",
+        # -- algorithm --
+        "`algorithm.kl_in_loss` (of GRPO and PPO; 0 = off), or of pairs "
+        '`algorithm.preference_loss="dpo(beta=0.1)"`': "beta",
+        "`algorithm.kl_in_loss` (0 = off)": "kl_loss_coef kl_beta use_kl_loss kl_coeff "
+        "reference_policy_kl_penalty kl_penalty_coef kl_penalty_coeff kl_penalty_weight "
+        "kl_coefficient kl_weight kl_loss_weight use_kl use_kl_penalty kl_loss_coeff",
+        "`algorithm.kl_in_reward` (0 = off)": "use_kl_in_reward init_kl_coef kl_ctrl.kl_coef",
+        "`algorithm.kl_in_loss` or `algorithm.kl_in_reward`": "kl_coef",
+        "`algorithm.kl_estimator`": "kl_loss_type kl_penalty",
+        "`algorithm.kl_target`": "target_kl kl_ctrl.target_kl",
+        "`algorithm.kl_horizon`": "kl_ctrl.horizon",
+        "`algorithm.kl_target` (0 = a fixed coefficient)": "kl_ctrl.type",
+        '`algorithm.policy_loss="ppo_clip(clip_low=0.2, clip_high=0.28)"`': "epsilon epsilon_low "
+        "epsilon_high clip_ratio clip_ratio_low clip_ratio_high cliprange clip_range clip_eps "
+        "eps_clip clip_epsilon clip_low clip_high eps_clip_low_high clip_eps_high",
+        '`algorithm.policy_loss="ppo_clip(dual_clip=3.0)"`': "clip_ratio_c dual_clip delta",
+        '`algorithm.value_loss="squared_error(clip=0.5)"`': "cliprange_value value_clip "
+        "clip_value vf_clip",
+        "`algorithm.policy_loss` and `algorithm.reduction`, or a preset: `presets/grpo`, "
+        "`presets/dapo`, `presets/dr_grpo`, `presets/gspo`; for pairs "
+        "`algorithm.preference_loss`": "loss_type loss_algo",
+        "`algorithm.advantage`": "adv_estimator advantage_estimator",
+        "`algorithm.reduction`": "loss_agg_mode loss_aggregation",
+        '`algorithm.policy_loss="gspo()"`, or `presets/gspo`': "importance_sampling_level",
+        "`algorithm.advantage=\"group_relative(std='none')\"` (sample, "
+        "population or none)": "scale_rewards norm_adv_by_std_in_grpo normalize_advantage_std",
+        '`algorithm.reward_shaping="normalised()"`': "whiten_rewards normalize_reward",
+        '`algorithm.advantage="gae(whiten=True)"`': "whiten_advantages",
+        '`algorithm.advantage="gae(gamma=1.0, lam=0.95)"`': "gamma lam lambd gae_lambda "
+        "discount_factor",
+        "nothing: the critic has an optimizer of its own, `critic_optimizer.lr`": "vf_coef "
+        "value_loss_coef",
+        "`algorithm.entropy_coef`": "entropy_coeff ent_coef entropy_loss_coef",
+        "`dataflow`": "algo",
+        '`algorithm.collect="dynamic()"`': "dynamic_sampling filter_groups filter_groups.enable "
+        "use_dynamic_sampling",
+        '`algorithm.collect="dynamic(max_rounds=10)"`': "filter_groups.max_num_gen_batches",
+        '`algorithm.filters="overlong()"`': "mask_truncated_completions overlong_filtering",
+        '`algorithm.reward_shaping="soft_overlong(max_tokens=1024, cache_tokens=256)"`; see also '
+        "`presets/dapo`": "overlong_buffer overlong_buffer.len overlong_buffer.enable "
+        "soft_max_length",
+        '`algorithm.correction="rollout_correction()"`': "vllm_importance_sampling_correction "
+        "rollout_is use_importance_sampling_correction",
+        '`algorithm.correction="rollout_correction(upper=2.0)"`': "vllm_importance_sampling_cap "
+        "tis_imp_ratio_cap rollout_is_threshold",
+        '`algorithm.correction="rollout_correction(lower=0.5)"`': "rollout_is_threshold_lower",
+        "`algorithm.correction=\"rollout_correction(level='token')\"`": "rollout_is_level",
+        "`algorithm.correction=\"rollout_correction(mode='truncate')\"`": "rollout_is_mode",
+        '`algorithm.correction="rollout_correction(veto=0.0001)"`': "rollout_is_veto_threshold",
+        "nothing: the sampler always records its log-probs": "calculate_log_probs",
+        '`algorithm.preference_loss="dpo(label_smoothing=0.1)"`': "label_smoothing",
+        "`algorithm.preference_loss=\"dpo(divergence='reverse_kl')\"`": "f_divergence_type",
+        '`algorithm.preference_loss="kto(desirable_weight=1.0)"`': "desirable_weight",
+        '`algorithm.preference_loss="kto(undesirable_weight=1.0)"`': "undesirable_weight",
+        '`algorithm.preference_loss="simpo(gamma=1.0)"`': "simpo_gamma",
+        "`offline.reference_logprobs` (a folder to keep them in)": "precompute_ref_log_probs",
+        "nothing: the reference is the policy as the run begins, wherever a KL is "
+        "on": "ref_model reference_model ref_model_path reference_model_path ref_policy "
+        "reference_policy ref_model_name_or_path",
+        # -- optimizer --
+        "`actor_optimizer.lr` (also `critic_optimizer.lr`, `sft.optimizer.lr`)": "learning_rate",
+        "`actor_optimizer.lr`": "actor_learning_rate actor_lr actor.optim.lr learning_rate_actor "
+        "lr_actor policy_lr policy_learning_rate",
+        "`critic_optimizer.lr`": "critic_learning_rate critic_lr critic.optim.lr "
+        "learning_rate_critic lr_critic value_lr value_learning_rate",
+        "`actor_optimizer.schedule`": "lr_scheduler_type lr_scheduler lr_schedule warmup_style",
+        "`actor_optimizer.warmup_steps` (optimizer steps)": "warmup_ratio lr_warmup_steps "
+        "lr_warmup_steps_ratio lr_warmup_ratio num_warmup_steps",
+        '`actor_optimizer.schedule="cosine(final=0.1)"` (a share of lr)': "min_lr min_lr_ratio",
+        "`actor_optimizer.clip_norm`": "max_grad_norm grad_clip clip_grad gradient_clipping "
+        "max_norm grad_norm_clip",
+        "`actor_optimizer.beta1`": "adam_beta1",
+        "`actor_optimizer.beta2`": "adam_beta2",
+        "`actor_optimizer.eps`": "adam_epsilon",
+        "`actor_optimizer.beta1` and `actor_optimizer.beta2`": "adam_betas betas",
+        "`actor_optimizer.weight_decay`": "l2",
+        "`actor_optimizer.name`": "optim optimizer_type optimizer",
+        # -- model --
+        "`model`": "model_name_or_path model_name model_id pretrain model.path model_path "
+        "base_model",
+        "`tokenizer`": "tokenizer_name tokenizer_path tokenizer_name_or_path processing_class "
+        "tokenizer_class",
+        "`reward.model`": "reward_model_path reward_model.path reward_pretrain "
+        "reward_model_name_or_path reward_model reward_model.enable use_reward_model "
+        "reward_model_name",
+        "`critic_model`": "critic_pretrain value_model_path critic.model.path",
+        "`teacher_model`": "teacher_model_name_or_path teacher_model_path",
+        "`model_settings.dtype=bfloat16`": "bf16 fp16 torch_dtype mixed_precision precision",
+        "`model_settings.remat` (none, dots, attention, full, offload)": "gradient_checkpointing "
+        "enable_gradient_checkpointing activation_checkpointing",
+        "`lora.rank`": "use_peft use_lora enable_lora lora_enable lora_r lora_rank lora_dim "
+        "lora_config peft_config",
+        "`lora.alpha`": "lora_alpha",
+        "`lora.targets`": "lora_target_modules target_modules",
+        "`lora.base=nf4`": "load_in_4bit use_qlora",
+        "`lora.base=int8`": "load_in_8bit",
+        "nothing: the fastest kernel for the device is taken by itself": "attn_implementation "
+        "flash_attn use_liger_kernel use_liger_loss use_remove_padding torch_compile "
+        "use_fused_kernels",
+        "nothing: the sampler is a part of rljax and reads the trainer's own weights": "use_vllm "
+        "vllm_mode vllm_gpu_memory_utilization rollout_engine gpu_memory_utilization "
+        "vllm_server_host rollout.name vllm_num_engines free_cache_engine enforce_eager",
+        "`memory.optimizer_on_host`": "adam_offload optimizer_offload",
+        "`memory.reference_on_host`": "ref_offload ref.fsdp_config.param_offload",
+        # -- devices --
+        "`mesh.tensor`": "tensor_model_parallel_size tensor_parallel_size tp_size "
+        "vllm_tensor_parallel_size",
+        "`mesh.context`": "ulysses_sequence_parallel_size context_parallel_size cp_size "
+        "ring_attn_size",
+        "`mesh.expert`": "expert_model_parallel_size expert_parallel_size ep_size",
+        "`mesh.fsdp`": "fsdp_size fsdp_config zero_stage deepspeed",
+        "nothing: a run takes all devices that JAX has; `mesh.fsdp`, "
+        "`mesh.tensor`, `mesh.data`": "n_gpus_per_node nnodes num_processes num_gpus num_nodes "
+        "actor_num_gpus_per_node",
+        "`mesh.data`, `mesh.fsdp`, `mesh.tensor` and the others of that section": "mesh_shape "
+        "device_mesh mesh_axes mesh_config ici_mesh_shape",
+        "`mesh.data`": "dp_size data_parallel_size",
+        "`placement` (() = one mesh for all)": "colocate_all_models role_to_mesh",
+        # -- data --
+        "`data.train`": "dataset_name train_dataset train_files prompt_data dataset dataset_path "
+        "train_file train_data train_path train_file_path training_data training_file",
+        "`data.test`": "eval_dataset val_files test_files eval_data val_file validation_file "
+        "validation_files valid_files valid_file eval_file eval_files test_file val_dataset "
+        "validation_dataset test_dataset val_data validation_data test_data eval_path val_path",
+        "`data.test_fraction`": "val_size test_size eval_split_ratio",
+        "`data.overlong` (drop, error, left, right)": "truncation filter_overlong_prompts "
+        "truncation_mode",
+        "nothing: columns are recognised by their names (`data.train` may be a function of a file "
+        "of yours that returns rows)": "prompt_key input_key label_key dataset_text_field "
+        "reward_fn_key answer_key",
+        "nothing: a list of messages is rendered by the tokenizer's "
+        "chat template": "apply_chat_template input_template",
+        "nothing: rows are drawn in a shuffled order of `seed`": "shuffle_dataset "
+        "dataloader_shuffle shuffle",
+        "`data.template_variables=enable_thinking=false`": "chat_template_kwargs enable_thinking",
+        "`data.stream`": "streaming",
+        "`batch.packing`": "packing_samples",
+        # -- reward, environment --
+        "`reward.function`": "reward_funcs reward_fn reward_func custom_reward_function "
+        "compute_score reward_fns custom_reward_function.path remote_rm_url reward_function "
+        "reward_functions reward_func_name reward_fn_name reward_module",
+        "`reward.function` (to learn from) or `evaluate.reward` (of held-out answers)": "rewards",
+        "`reward.function=\"mixture(rewards=('exact_match()', 'boxed()'), "
+        'weights=(0.8, 0.2))"`': "reward_weights",
+        "`environment.max_turns`": "max_assistant_turns max_user_turns "
+        "max_tool_calling_iterations max_num_turns",
+        '`environment.function="tools()"`': "tools tool_config_path multi_turn.enable",
+        "nothing: a response ends with the tokenizer's own ids; "
+        "`sampler.stop_strings` adds texts": "stop_token stop_token_id eos_token_id",
+        'nothing: a response that is cut is not fined; `algorithm.filters="overlong()"` leaves it '
+        'out of the loss, `algorithm.reward_shaping="soft_overlong(max_tokens=1024, '
+        'cache_tokens=256)"` lowers the rewards of long ones': "missing_eos_penalty",
+        "`sampler.stop_strings`": "stop stop_sequences stop_words stop_sequence stop_tokens "
+        "stop_str",
+        "`sampler.temperature`, `sampler.top_p`, `sampler.top_k`, `sampler.max_response_tokens` "
+        "and `sampler.stop_strings`, each a field": "generation_kwargs generation_config "
+        "gen_config gen_kwargs generate_kwargs sampling_params sampling_config sampling_kwargs",
+        # -- the run --
+        "nothing: every setting is a field of its own, such as `steps`, `actor_optimizer.lr` and "
+        "`batch.samples_per_prompt`": "args training_args grpo_config config_args",
+        "nothing: every step is logged; `trackers` says where to": "logging_steps log_freq "
+        "log_interval logging_first_step",
+        "`trackers`": "report_to logger use_wandb use_tensorboard log_with trainer.logger",
+        "`checkpoint.every_steps`": "save_steps save_freq save_interval save_interval_steps "
+        "save_strategy checkpoint_interval",
+        "`checkpoint.keep`": "save_total_limit max_to_keep max_actor_ckpt_to_keep max_ckpt_num",
+        "`evaluate.every_steps`": "eval_steps test_freq eval_every_n_steps eval_interval "
+        "eval_strategy val_period eval_freq evaluation_strategy",
+        "nothing: a run with held-out prompts is evaluated before and after": "val_before_train "
+        "val_only eval_on_start",
+        "`run_dir`": "output_dir default_local_dir ckpt_path save_path run_name save_dir "
+        "output_path log_dir checkpoint_dir ckpt_dir work_dir out_dir output_folder save_folder "
+        "output_directory save_directory log_folder experiment_name checkpoint_root_directory "
+        "logging_dir resume_from_checkpoint resume_mode load_checkpoint",
+        "`trackers=console,wandb(project='NAME')`": "project_name wandb_project",
+        "`samples_every_steps`": "log_completions log_val_generations num_completions_to_print",
+        "`checkpoint.best_metric`": "metric_for_best_model load_best_model_at_end",
+        "`evaluate.patience`": "early_stopping_patience",
+        "`seed`": "data_seed random_seed",
+        "`rollouts.max_staleness`": "staleness_threshold max_head_offpolicyness "
+        "num_off_policy_steps max_async_level off_policy_steps max_trajectory_age_steps",
+    }
+)
 
 _OF_PAIRS = '`dataflow=preference` with `algorithm.preference_loss="{}()"`'
 _OF_GRPO = '`dataflow=grpo` with `algorithm.policy_loss="{}()"`'
-_ADAM = "`{field}=adamw`"
 
 # Field -> a value that people bring -> what is written here; {} is that value, {field} the field.
 VALUES: dict[str, dict[str, str]] = {
-    "dataflow": {
-        **dict.fromkeys(("dpo", "simpo", "orpo", "cpo", "tpo", "spin"), _OF_PAIRS),
-        "ipo": "`dataflow=preference` with `algorithm.preference_loss=\"dpo(losses=('ipo',))\"`",
-        **dict.fromkeys(
-            ("gspo", "cispo", "sapo", "gmpo", "gvpo", "vespo", "clip_cov", "kl_cov"), _OF_GRPO
-        ),
-        "dapo": "the preset `presets/dapo`: it is GRPO with other parts",
-        "dr_grpo": "the preset `presets/dr_grpo`: it is GRPO with other parts",
-        "rloo": '`dataflow=grpo` with `algorithm.advantage="rloo()"`, or `presets/rloo`',
-        "opo": '`dataflow=grpo` with `algorithm.advantage="opo()"`, or `presets/opo`',
-        "reinforce_plus_plus": "`dataflow=grpo` with `algorithm.advantage="
-        '"reinforce_plus_plus()"`, or `presets/reinforce_pp`',
-        "gkd": "`dataflow=on_policy_distil`",
-        "reward": "`dataflow=reward_model`",
-        "rm": "`dataflow=reward_model`",
-        "prm": "`dataflow=process_reward_model`",
-        "rejection_sampling": "`dataflow=raft`",
-    },
-    "algorithm.policy_loss": {
-        **dict.fromkeys(
-            ("grpo", "vanilla", "ppo", "clip", "rloo", "bnpo", "dr_grpo", "regular"),
-            '`algorithm.policy_loss="ppo_clip()"`; what else differs is '
-            "`algorithm.advantage` and `algorithm.reduction`",
-        ),
-        "dapo": '`algorithm.policy_loss="ppo_clip(clip_high=0.28)"`; all of it is `presets/dapo`',
-        "reinforce": '`algorithm.policy_loss="policy_gradient()"`',
-        **dict.fromkeys(
-            ("nll", "sft", "cross_entropy"), '`algorithm.policy_loss="negative_log_likelihood()"`'
-        ),
-        "dft": '`algorithm.policy_loss="dynamic_fine_tuning()"`',
-        "dpo": _OF_PAIRS,
-    },
-    "algorithm.preference_loss": {
-        **dict.fromkeys(
-            ("sigmoid", "hinge", "ipo", "exo_pair", "robust", "apo_zero"),
-            "`algorithm.preference_loss=\"dpo(losses=('sigmoid',))\"`, whose losses may name it",
-        )
-    },
-    "algorithm.advantage": {
-        **dict.fromkeys(("grpo", "group_norm"), '`algorithm.advantage="group_relative()"`'),
-        "dr_grpo": "`algorithm.advantage=\"group_relative(std='none')\"`",
-        "grpo_passk": '`algorithm.advantage="best_of_group()"`',
-        "reinforce_baseline": '`algorithm.advantage="reinforce_plus_plus_baseline()"`',
-    },
-    "algorithm.reduction": {
-        **dict.fromkeys(("dapo", "bnpo", "token", "mean"), "`algorithm.reduction=token_mean`"),
-        **dict.fromkeys(
-            ("grpo", "sequence", "seq_mean"), "`algorithm.reduction=seq_mean_token_mean`"
-        ),
-        "dr_grpo": '`algorithm.reduction="seq_mean_token_sum_norm(max_tokens=1024)"`',
-    },
-    "reward.function": {
-        **dict.fromkeys(
-            ("accuracy_reward", "accuracy", "math", "reasoning_accuracy_reward"),
-            "`reward.function=math_verify`",
-        ),
-        **dict.fromkeys(
-            ("format_reward", "think_format_reward", "format", "tag_count_reward"),
-            "`reward.function=format_tags`",
-        ),
-        **dict.fromkeys(
-            ("repetition_penalty_reward", "get_repetition_penalty_reward"),
-            "`reward.function=repetition`",
-        ),
-        **dict.fromkeys(
-            ("soft_overlong_punishment", "get_soft_overlong_punishment"),
-            '`reward.function="soft_overlong(max_tokens=1024, cache_tokens=256)"`',
-        ),
-        **dict.fromkeys(("code_reward", "code"), "`reward.function=code_tests`"),
-    },
-    **dict.fromkeys(
-        ("actor_optimizer.name", "critic_optimizer.name", "sft.optimizer.name"),
-        {
-            name: _ADAM
-            for name in (
-                "adam",
-                "adamw_torch",
-                "adamw_hf",
-                "adamw_torch_fused",
-                "paged_adamw_8bit",
-                "adamw_8bit",
-                "adamw_bnb_8bit",
-            )
+    field: _by_name(names_of)
+    for field, names_of in {
+        "dataflow": {
+            _OF_PAIRS: "dpo simpo orpo cpo tpo spin",
+            "`dataflow=preference` with "
+            "`algorithm.preference_loss=\"dpo(losses=('ipo',))\"`": "ipo",
+            _OF_GRPO: "gspo cispo sapo gmpo gvpo vespo clip_cov kl_cov",
+            "the preset `presets/dapo`: it is GRPO with other parts": "dapo",
+            "the preset `presets/dr_grpo`: it is GRPO with other parts": "dr_grpo",
+            '`dataflow=grpo` with `algorithm.advantage="rloo()"`, or `presets/rloo`': "rloo",
+            '`dataflow=grpo` with `algorithm.advantage="opo()"`, or `presets/opo`': "opo",
+            '`dataflow=grpo` with `algorithm.advantage="reinforce_plus_plus()"`, or '
+            "`presets/reinforce_pp`": "reinforce_plus_plus",
+            "`dataflow=on_policy_distil`": "gkd",
+            "`dataflow=reward_model`": "reward rm",
+            "`dataflow=process_reward_model`": "prm",
+            "`dataflow=raft`": "rejection_sampling",
         },
-    ),
-    **dict.fromkeys(
-        ("actor_optimizer.schedule", "critic_optimizer.schedule", "sft.optimizer.schedule"),
-        {
-            "constant_with_warmup": "`{field}=constant`; warmup_steps beside it warms up",
-            **dict.fromkeys(
-                ("cosine_with_min_lr", "cosine_annealing"), '`{field}="cosine(final=0.1)"`'
-            ),
-            "warmup_stable_decay": "`{field}=wsd`",
-            "cosine_with_restarts": '`{field}="cosine(cycles=1.5)"`',
+        "algorithm.policy_loss": {
+            '`algorithm.policy_loss="ppo_clip()"`; what else differs is `algorithm.advantage` and '
+            "`algorithm.reduction`": "grpo vanilla ppo clip rloo bnpo dr_grpo regular",
+            '`algorithm.policy_loss="ppo_clip(clip_high=0.28)"`; all of it is '
+            "`presets/dapo`": "dapo",
+            '`algorithm.policy_loss="policy_gradient()"`': "reinforce",
+            '`algorithm.policy_loss="negative_log_likelihood()"`': "nll sft cross_entropy",
+            '`algorithm.policy_loss="dynamic_fine_tuning()"`': "dft",
+            _OF_PAIRS: "dpo",
         },
-    ),
-    "trackers": {
-        **dict.fromkeys(("none", "no"), "`trackers=` (an empty list)"),
-        "stdout": "`trackers=console`",
-        "weights_and_biases": "`trackers=wandb`",
-    },
+        "algorithm.preference_loss": {
+            "`algorithm.preference_loss=\"dpo(losses=('sigmoid',))\"`, whose losses "
+            "may name it": "sigmoid hinge ipo exo_pair robust apo_zero"
+        },
+        "algorithm.advantage": {
+            '`algorithm.advantage="group_relative()"`': "grpo group_norm",
+            "`algorithm.advantage=\"group_relative(std='none')\"`": "dr_grpo",
+            '`algorithm.advantage="best_of_group()"`': "grpo_passk",
+            '`algorithm.advantage="reinforce_plus_plus_baseline()"`': "reinforce_baseline",
+        },
+        "algorithm.reduction": {
+            "`algorithm.reduction=token_mean`": "dapo bnpo token mean",
+            "`algorithm.reduction=seq_mean_token_mean`": "grpo sequence seq_mean",
+            '`algorithm.reduction="seq_mean_token_sum_norm(max_tokens=1024)"`': "dr_grpo",
+        },
+        "reward.function": {
+            "`reward.function=math_verify`": "accuracy_reward accuracy math "
+            "reasoning_accuracy_reward",
+            "`reward.function=format_tags`": "format_reward think_format_reward format "
+            "tag_count_reward",
+            "`reward.function=repetition`": "repetition_penalty_reward "
+            "get_repetition_penalty_reward",
+            '`reward.function="soft_overlong(max_tokens=1024, '
+            'cache_tokens=256)"`': "soft_overlong_punishment get_soft_overlong_punishment",
+            "`reward.function=code_tests`": "code_reward code",
+        },
+        **dict.fromkeys(
+            ("actor_optimizer.name", "critic_optimizer.name", "sft.optimizer.name"),
+            {
+                "`{field}=adamw`": "adam adamw_torch adamw_hf adamw_torch_fused paged_adamw_8bit "
+                "adamw_8bit adamw_bnb_8bit"
+            },
+        ),
+        **dict.fromkeys(
+            ("actor_optimizer.schedule", "critic_optimizer.schedule", "sft.optimizer.schedule"),
+            {
+                "`{field}=constant`; warmup_steps beside it warms up": "constant_with_warmup",
+                '`{field}="cosine(final=0.1)"`': "cosine_with_min_lr cosine_annealing",
+                "`{field}=wsd`": "warmup_stable_decay",
+                '`{field}="cosine(cycles=1.5)"`': "cosine_with_restarts",
+            },
+        ),
+        "trackers": {
+            "`trackers=` (an empty list)": "none no",
+            "`trackers=console`": "stdout",
+            "`trackers=wandb`": "weights_and_biases",
+        },
+    }.items()
 }
 
 
