@@ -100,11 +100,15 @@ def _names(configs: Sequence[Mapping]) -> list[str]:
     return short if len(set(short)) == len(short) else [named(config, True) for config in configs]
 
 
+def _finite(values: Sequence[float]) -> np.ndarray:
+    known = np.asarray(values, np.float64)
+    return known[np.isfinite(known)]
+
+
 def interval(values: Sequence[float]) -> dict:
     """Returns the mean of values, one per seed, as {"value", "n"}, and with two or more "low" and
     "high" of its t interval."""
-    known = np.asarray(values, np.float64)
-    known = known[np.isfinite(known)]
+    known = _finite(values)
     n = len(known)
     out = {"value": float(known.mean()) if n else math.nan, "n": n}
     if n > 1:
@@ -142,8 +146,7 @@ def seeds_needed(differences: Sequence[float]) -> int | None:
     """Returns the number of seeds that tell the mean of paired differences from 0 with 80 % power,
     if mean and spread are as measured: the least n at which the t test of the intervals has it
     (noncentral t). None if there is no such number."""
-    known = np.asarray(differences, np.float64)
-    known = known[np.isfinite(known)]
+    known = _finite(differences)
     if len(known) < 2 or known.mean() == 0:
         return None
     from scipy.special import ndtri

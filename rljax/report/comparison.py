@@ -32,21 +32,14 @@ from rljax.report.run_folder import RecordedRun, estimate, is_number, read_run
 from rljax.report.style import link
 from rljax.report.targets import expected
 from rljax.runs.mirror import local_copy
-from rljax.runs.store import Store, is_folder, is_url
+from rljax.runs.store import Store, is_url, require_run_folder
 from rljax.tracking.charts import duration, escaped, legend, line_chart, short
 
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
 NUMBERS = (  # of the last part of the steps
-    "reward/mean",
-    "reward/best_of_k",
-    "eval/loss",
-    "loss",
-    "entropy",
-    "ref_kl/k3",
-    "response_tokens/mean",
-    "response/truncated_fraction",
-    "tokens_per_s",
+    *("reward/mean", "reward/best_of_k", "eval/loss", "loss", "entropy", "ref_kl/k3"),
+    *("response_tokens/mean", "response/truncated_fraction", "tokens_per_s"),
 )
 OVER_ALL = ("reward/mean", "reward/best_of_k")  # of arms, also the mean over all steps
 NOT_COMPARED = ("run_dir",)
@@ -103,8 +96,7 @@ def write_comparison(
     if not paths:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")
     for path in paths:
-        if not is_folder(path):
-            raise InputError("no such run folder", value=str(path), fix="name a folder of a run")
+        require_run_folder(path)
     home = folders[0] if len(folders) == 1 else "."
     with contextlib.ExitStack() as copies:
         runs = [read_run(copies.enter_context(local_copy(path))) for path in paths]

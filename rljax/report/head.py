@@ -16,27 +16,11 @@ from rljax.runs.units import human_bytes
 from rljax.tracking.charts import duration, escaped, short
 
 # What a run may have written, in the order in which it is looked at.
-FILES = (
-    "config.json",
-    "data.json",
-    "metrics.jsonl",
-    "samples.jsonl",
-    "episodes.jsonl",
-    "rewards.log",
-    "log.txt",
-    "summary.json",
-    "starts.jsonl",
-    "timeline.json",
-    "model.json",
-    "hub.json",
-    "policy",
-    "adapter",
-    "reward_model",
-    "checkpoints",
-    "tensorboard",
-    "profile",
-    "bad",
-)
+FILES = """
+    config.json data.json metrics.jsonl samples.jsonl episodes.jsonl rewards.log log.txt
+    summary.json starts.jsonl timeline.json model.json hub.json policy adapter reward_model
+    checkpoints tensorboard profile bad
+""".split()
 
 
 def _is_of_a_model(path: Path) -> bool:
@@ -53,19 +37,17 @@ def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
     folder = Path(folder)
     there = [name for name in FILES if (folder / name).exists()]
     if there == ["config.json"] and _is_of_a_model(folder / "config.json"):
-        raise InputError(
-            "no run has begun in this folder",
-            value=str(shown),
-            rule="its config.json is that of a Hugging Face model",
-            fix="name the folder that `rljax train` printed as its run folder",
-        )
-    if not there and not is_locked(folder):
-        raise InputError(
-            "no run has begun in this folder",
-            value=str(shown),
-            rule="it has nothing that a run writes: no config.json, no metrics.jsonl",
-            fix="name the folder that `rljax train` printed as its run folder",
-        )
+        rule = "its config.json is that of a Hugging Face model"
+    elif there or is_locked(folder):
+        return
+    else:
+        rule = "it has nothing that a run writes: no config.json, no metrics.jsonl"
+    raise InputError(
+        "no run has begun in this folder",
+        value=str(shown),
+        rule=rule,
+        fix="name the folder that `rljax train` printed as its run folder",
+    )
 
 
 # Fields of the config that are shown above the charts, and their names there.
@@ -182,12 +164,6 @@ def _commit(git: object) -> str:
 
 def _origin(run: RecordedRun) -> str:
     """The command, the code and the machine of every start, the last one first."""
-    versions = run.summary.get("versions")
-    libraries = (
-        ", ".join(f"{name} {number}" for name, number in versions.items())
-        if isinstance(versions, Mapping)
-        else ""
-    )
     rows = []
     for number, start in reversed(list(enumerate(run.starts))):
         what = "Started" if number == 0 else f"Resumed at step {start.get('step')}"
@@ -200,9 +176,9 @@ def _origin(run: RecordedRun) -> str:
             ("Machine", f"{start.get('host')}, {start.get('device')}"),
             ("Memory", start.get("memory")),
         ]
-    if libraries:
-        rows.append(("Versions", libraries))
-    if not rows:
+    if isinstance(versions := run.summary.get("versions"), Mapping):
+        rows.append(("Versions", ", ".join(f"{name} {n}" for name, n in versions.items())))
+    if not any(value for _, value in rows):
         return ""
     body = "".join(
         f"<tr><th>{escaped(k)}</th><td>{escaped(str(v))}</td></tr>" for k, v in rows if v

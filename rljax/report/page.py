@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.errors import InputError
 from rljax.report.curves import NOT_CHARTED, curves, matches
 from rljax.report.data_rows import data_rows
 from rljax.report.estimates import shares, shown, table
@@ -23,7 +22,7 @@ from rljax.report.style import document
 from rljax.report.targets import expected
 from rljax.report.transcripts import transcripts
 from rljax.runs.mirror import local_copy
-from rljax.runs.store import Store, is_folder, is_url
+from rljax.runs.store import Store, is_url, require_run_folder
 from rljax.tracking.charts import escaped, short
 
 FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # counts
@@ -37,23 +36,16 @@ def headline(run: RecordedRun) -> str:
     measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
     trained = escaped(run.trained())
     if not measured:
-        if not run.rows:
-            return (
-                '<section class="headline"><h2>This run has not logged a step yet.</h2>'
-                "<p>Write the report again once <code>metrics.jsonl</code> has rows.</p>"
-                "</section>"
-            )
+        title = f"No evaluation before and after {trained}"
+        text = "The rewards and losses below are those of the training data."
         if estimate(run.summary.get("accuracy_before")) is not None:
-            return (
-                f'<section class="headline"><h2>No evaluation after the last step of {trained}</h2>'
-                "<p>So no change of the accuracy is claimed. Where the run goes on to its end, it "
-                "is evaluated there.</p></section>"
-            )
-        return (
-            f'<section class="headline"><h2>No evaluation before and after {trained}</h2><p>'
-            "So no change of the accuracy is claimed. The rewards and losses below are those of "
-            "the training data.</p></section>"
-        )
+            title = f"No evaluation after the last step of {trained}"
+            text = "Where the run goes on to its end, it is evaluated there."
+        text = f"So no change of the accuracy is claimed. {text}"
+        if not run.rows:
+            title = "This run has not logged a step yet."
+            text = "Write the report again once <code>metrics.jsonl</code> has rows."
+        return f'<section class="headline"><h2>{title}</h2><p>{text}</p></section>'
     _, before, after, change = measured[0]
     as_share, word = shares(before, after), change_in_words(change)
     kind = {"improved": "good", "fell": "bad"}.get(word, "same")
@@ -77,13 +69,9 @@ def _evaluation_table(run: RecordedRun) -> str:
         return ""  # the headline says it
     for name, before, after, change in measured:
         s = shares(before, after)
-        cells = (
-            shown(before, s),
-            shown(after, s),
-            shown(change, s, signed=True),
-            change_in_words(change),
-        )
-        rows.append((escaped(name.replace("_", " ")), *cells, str(after.n) if after.n else "-"))
+        cells = (shown(before, s), shown(after, s), shown(change, s, signed=True))
+        count = str(after.n) if after.n else "-"
+        rows.append((escaped(name.replace("_", " ")), *cells, change_in_words(change), count))
     return table("Before and after", ("", "before", "after", "difference", "", "n"), rows)
 
 
@@ -191,8 +179,7 @@ def page_of(run: RecordedRun) -> str:
 def write_report(run_dir: str | os.PathLike) -> Path | str:
     """Writes `report.html` into the run folder, which may be a URL, and returns its path. Raises
     InputError for a folder that does not exist, or without a run."""
-    if not is_folder(run_dir):
-        raise InputError("no such run folder", value=str(run_dir), fix="name a folder of a run")
+    require_run_folder(run_dir)
     with local_copy(run_dir) as folder:
         check_is_run(folder, run_dir)
         run = read_run(folder)

@@ -20,7 +20,7 @@ from rljax.report.page import page_of
 from rljax.report.redacted import redacted, redacted_values
 from rljax.report.run_folder import RecordedRun, read_run
 from rljax.runs.mirror import local_copy
-from rljax.runs.store import is_folder
+from rljax.runs.store import require_run_folder
 
 PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
 _PUBLISHED = (".safetensors", ".json", ".jinja")
@@ -61,8 +61,7 @@ def publish(
             rule="OWNER/NAME of a model, without a revision",
             fix=f"--to={name.repository}",
         )
-    if not is_folder(run_dir):
-        raise InputError("no such run folder", value=run_dir, fix="name a folder of a run")
+    require_run_folder(run_dir)
     results = [read_evaluation(path) for path in evaluations]
     with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
         run = read_run(folder)

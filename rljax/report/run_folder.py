@@ -71,7 +71,6 @@ class RecordedRun:
 
     @functools.cached_property
     def _steps_and_phases(self) -> tuple[np.ndarray, np.ndarray]:
-        """The step and the phase of every row."""
         phases = np.array([row["phase"] for row in self.rows], object)
         return np.array([row["x"] for row in self.rows], float), phases
 
@@ -186,15 +185,17 @@ def read_run(folder: Path) -> RecordedRun:
     """Returns the content of a run folder; a file that cannot be read becomes a note."""
     notes: list[str] = []
     rows = _merge(_read_rows(folder / "metrics.jsonl", notes))
-    samples = _read_rows(folder / "samples.jsonl", notes)
-    summary = _read_json(folder / "summary.json", notes)
-    config = _read_json(folder / "config.json", notes)
-    episodes = _read_rows(folder / "episodes.jsonl", notes)
-    data = _read_json(folder / "data.json", notes)
-    meanings = read_meanings(_read_json(folder / MEANINGS, notes))
-    starts = read_starts(folder)
     run = RecordedRun(
-        folder, rows, samples, summary, config, notes, starts, episodes, data, meanings
+        folder,
+        rows,
+        samples=_read_rows(folder / "samples.jsonl", notes),
+        summary=_read_json(folder / "summary.json", notes),
+        config=_read_json(folder / "config.json", notes),
+        notes=notes,
+        starts=read_starts(folder),
+        episodes=_read_rows(folder / "episodes.jsonl", notes),
+        data=_read_json(folder / "data.json", notes),
+        meanings=read_meanings(_read_json(folder / MEANINGS, notes)),
     )
     if (rows or run.starts) and not run.ended():
         notes.insert(0, _unfinished(run))

@@ -1,6 +1,7 @@
 """The completions of a run as HTML: the best and the worst, those of one prompt beside each other,
 and a browser of all steps."""
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 
@@ -139,15 +140,12 @@ def _fold(step: float, rows: Sequence[Mapping]) -> str:
 
 
 def _statuses(samples: Sequence[Mapping]) -> str:
-    counts: dict[str, int] = {}
-    for row in samples:
-        status = str(row.get("status") or "ok")
-        counts[status] = counts.get(status, 0) + 1
-    if not counts:
+    if not samples:
         return ""
+    counts = collections.Counter(str(row.get("status") or "ok") for row in samples)
     facts = "".join(
         f"<span>{escaped(name)} <b>{n}</b> ({100 * n / len(samples):.1f} %)</span>"
-        for name, n in sorted(counts.items(), key=lambda item: -item[1])
+        for name, n in counts.most_common()
     )
     title = f"Reward status of the {len(samples)} saved samples"
     return f'<h2>{title}</h2><p class="facts">{facts}</p>'

@@ -67,13 +67,8 @@ _PRM_ROWS = {
     "ValueInit and DenseReward": (69.3, 12.0, 1.6, 29.8, 27.9, 53.5, 35.8),
 }
 _PRM_COLUMNS = (
-    "LiveCodeBench easy",
-    "LiveCodeBench medium",
-    "LiveCodeBench hard",
-    "LiveCodeBench overall",
-    "in-house contest",
-    "in-house NL2Alg",
-    "in-house overall",
+    *(f"LiveCodeBench {part}" for part in ("easy", "medium", "hard", "overall")),
+    *(f"in-house {part}" for part in ("contest", "NL2Alg", "overall")),
 )
 
 _VERL = "verl.readthedocs.io, algorithm baselines"

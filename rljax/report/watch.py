@@ -19,24 +19,17 @@ import rich.console
 import rich.live
 import rich.text
 
-from rljax.errors import InputError
 from rljax.report.comparison import names_of, run_folders
 from rljax.report.head import check_is_run, title_of
 from rljax.report.run_folder import RecordedRun, is_number, read_run
 from rljax.runs.mirror import local_copy
-from rljax.runs.store import is_folder, is_url
+from rljax.runs.store import is_url, require_run_folder
 from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
 from rljax.tracking.screen import Terminal
 
-CHARTED = (  # what is charted where nothing else is asked for, as far as the runs have it
-    "reward/mean",
-    "eval/accuracy",
-    "loss",
-    "eval/loss",
-    "entropy",
-    "response_tokens/mean",
-)
+# What is charted where nothing else is asked for, as far as the runs have it.
+CHARTED = ("reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean")
 CHART_ROWS, NARROW, GAP = 6, 36, 2  # lines of a chart; columns that it has at least; between two
 LABEL = 8  # columns of the numbers beside a chart
 SHOWN = 2  # completions of a run
@@ -64,8 +57,7 @@ def watch(
     those that begin later. Raises InputError for a folder that does not exist, or without a run."""
     console = console or Terminal(highlight=False)
     for folder in folders:
-        if not is_folder(folder):
-            raise InputError("no such run folder", value=str(folder), fix="name a folder of a run")
+        require_run_folder(folder)
     for path in run_folders(folders):
         if not is_url(path):
             check_is_run(path, path)
@@ -196,16 +188,12 @@ def _charts(
     columns = min(columns, 3, max(len(keys), 1))
     width = (screen.width - GAP * (columns - 1)) // columns
     for first in range(0, len(keys), columns):
-        charts = [
-            text_chart(
-                key, [run.columns(key) for run in runs.values()], marks, width, screen.ascii_only
-            )
-            for key in keys[first : first + columns]
-        ]
-        yield [
-            (" " * GAP).join(line.ljust(width) for line in parts)
-            for parts in zip(*charts, strict=True)
-        ]
+        charts = []
+        for key in keys[first : first + columns]:
+            lines = [run.columns(key) for run in runs.values()]
+            charts.append(text_chart(key, lines, marks, width, screen.ascii_only))
+        rows = zip(*charts, strict=True)
+        yield [(" " * GAP).join(line.ljust(width) for line in parts) for parts in rows]
 
 
 def text_chart(

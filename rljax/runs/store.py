@@ -6,6 +6,7 @@ of a request are handled here: it is tried again, and the size of a file that wa
 request that fails however often it is tried raises StoreError, an OSError.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -18,19 +19,10 @@ from rljax.errors import InputError
 # Seconds before each further try of a request. A service that is down for longer fails a save.
 PAUSES_S = (0.1, 0.5, 2.0, 8.0, 20.0)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_NEEDS = {  # what pip installs for a scheme
-    "gs": "gcsfs>=2024.6",
-    "gcs": "gcsfs>=2024.6",
-    "s3": "s3fs>=2024.6",
-    "s3a": "s3fs>=2024.6",
-}
-_FINAL = (  # what another try does not mend
-    FileNotFoundError,
-    PermissionError,
-    IsADirectoryError,
-    NotADirectoryError,
-    NotImplementedError,
-)
+_GCS, _S3 = "gcsfs>=2024.6", "s3fs>=2024.6"
+_NEEDS = {"gs": _GCS, "gcs": _GCS, "s3": _S3, "s3a": _S3}  # what pip installs for a scheme
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_FINAL = (*_NO_FILE, PermissionError, NotImplementedError)  # what another try does not mend
 
 
 class StoreError(OSError):
@@ -53,6 +45,12 @@ def local_path(path: str | os.PathLike) -> Path:
 def is_folder(path: str | os.PathLike) -> bool:
     """Returns whether a folder exists; a folder under a URL exists if a file is in it."""
     return bool(Store(str(path)).sizes()) if is_url(path) else local_path(path).is_dir()
+
+
+def require_run_folder(path: str | os.PathLike) -> None:
+    """Raises InputError for a folder that does not exist."""
+    if not is_folder(path):
+        raise InputError("no such run folder", value=str(path), fix="name a folder of a run")
 
 
 class Store:
@@ -155,7 +153,7 @@ class Store:
             self.files.invalidate_cache()
             try:
                 return self.files.info(self._path(name))["type"] == "file"
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            except _NO_FILE:
                 return False
 
         return self._tried("looked at", name, once)
@@ -164,10 +162,8 @@ class Store:
         """Removes a file, if it is there."""
 
         def once() -> None:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 self.files.rm_file(self._path(name))
-            except FileNotFoundError:
-                pass
 
         self._tried("removed", name, once)
 
@@ -176,10 +172,8 @@ class Store:
 
         def once() -> None:
             self.files.invalidate_cache()
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 self.files.rm(self._path(folder), recursive=True)
-            except FileNotFoundError:
-                pass
 
         self._tried("removed", folder, once)
 
