@@ -50,11 +50,9 @@ class Meanings:
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
         """Does nothing."""
-        pass
 
     def close(self) -> None:
         """Does nothing."""
-        pass
 
 
 def _fields(metric: Metric) -> dict:

@@ -87,7 +87,24 @@ class TensorBoardTracker:
             self.writer.close()
 
 
-class WandbTracker:
+class _Service:
+    """A tracker whose service has runs with `log` and `finish`; `table` makes what it shows of
+    example completions."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends the metrics of a step."""
+        self.run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Sends samples of a step as a table or as texts."""
+        self.run.log({"samples": self.table(rows)}, step=step)
+
+    def close(self) -> None:
+        """Ends the run of the service."""
+        self.run.finish()
+
+
+class WandbTracker(_Service):
     """Weights & Biases. Steps that were sent before a kill are sent again after it; wandb drops
     them, and the values are equal."""
 
@@ -104,18 +121,10 @@ class WandbTracker:
         )
         own.keep(self.run.id)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
-        self.run.log(dict(metrics), step=step)
-
-    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
-        """Sends samples of a step as a table."""
+    def table(self, rows: Sequence[Mapping]):
+        """Returns samples as a table of wandb."""
         columns, data = _as_table(rows)
-        self.run.log({"samples": self.module.Table(columns=columns, data=data)}, step=step)
-
-    def close(self) -> None:
-        """Ends the run of wandb."""
-        self.run.finish()
+        return self.module.Table(columns=columns, data=data)
 
 
 class MlflowTracker:
@@ -156,7 +165,7 @@ class MlflowTracker:
         self.client.set_terminated(self.run_id)
 
 
-class SwanlabTracker:
+class SwanlabTracker(_Service):
     """A SwanLab run; the files of its offline and local modes lie in `<run_dir>/swanlog`."""
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
@@ -174,20 +183,15 @@ class SwanlabTracker:
         own.keep(run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
-        self.run.log(_numeric(metrics), step=step)
+        """Sends the metrics of a step that are numbers."""
+        super().log(step, _numeric(metrics))
 
-    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
-        """Sends samples of a step as texts."""
-        texts = [self.module.Text(_as_text(row)) for row in rows]
-        self.run.log({"samples": texts}, step=step)
-
-    def close(self) -> None:
-        """Ends the run of SwanLab."""
-        self.run.finish()
+    def table(self, rows: Sequence[Mapping]) -> list:
+        """Returns samples as texts of SwanLab."""
+        return [self.module.Text(_as_text(row)) for row in rows]
 
 
-class TrackioTracker:
+class TrackioTracker(_Service):
     """A Trackio run in TRACKIO_DIR, or in a Space with TRACKIO_SPACE_ID. A restart finds it by its
     name, so the name has a random part."""
 
@@ -200,19 +204,10 @@ class TrackioTracker:
         )
         own.keep(name)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
-        self.run.log(dict(metrics), step=step)
-
-    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
-        """Sends samples of a step as a table."""
+    def table(self, rows: Sequence[Mapping]):
+        """Returns samples as a table of Trackio."""
         columns, data = _as_table(rows)
-        table = [dict(zip(columns, row, strict=True)) for row in data]
-        self.run.log({"samples": self.module.Table(data=table)}, step=step)
-
-    def close(self) -> None:
-        """Ends the run of Trackio."""
-        self.run.finish()
+        return self.module.Table(data=[dict(zip(columns, row, strict=True)) for row in data])
 
 
 # --- what `config.trackers` names ---

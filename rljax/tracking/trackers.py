@@ -134,9 +134,8 @@ class _Threaded(_Guarded):
     def _work(self, make: Callable[[], Tracker]) -> None:
         try:
             self.tracker = make()
-            if lacking := [
-                name for name in METHODS if not callable(getattr(self.tracker, name, 0))
-            ]:
+            lacking = [name for name in METHODS if not callable(getattr(self.tracker, name, 0))]
+            if lacking:
                 kind = type(self.tracker).__name__
                 raise TypeError(f"it made a {kind}, which has no {', '.join(lacking)}")
         except BaseException as error:
@@ -165,16 +164,17 @@ class Tracking:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends one row of metrics: scalars (numpy, device) and text such as the phase."""
         step, row = int(step), self._clean(metrics)
-        for guarded in self._guarded:
-            if guarded.on:
-                guarded.call("log", step, row)
+        self._call("log", step, row)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
         """Sends example completions: prompt, response, reward, ground_truth, status, phase."""
         step, rows = int(step), [plain(row) for row in rows]
+        self._call("samples", step, rows)
+
+    def _call(self, what: str, *args) -> None:
         for guarded in self._guarded:
             if guarded.on:
-                guarded.call("samples", step, rows)
+                guarded.call(what, *args)
 
     def episodes(self, step: int, rows: Sequence[Mapping]) -> None:
         """Writes records of episodes (rljax.tracking.episodes) into episodes.jsonl alone."""
@@ -243,11 +243,9 @@ class Silent(Tracking):
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
         """Does nothing."""
-        pass
 
     def empty(self) -> None:
         """Does nothing."""
-        pass
 
     def lost(self) -> str:
         """Returns "": nothing is written."""
