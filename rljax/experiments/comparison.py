@@ -213,7 +213,7 @@ def _require_same(path: Path, settings: dict) -> dict | None:
     return saved
 
 
-def _train_to_the_end(config: Config) -> dict:
+def train_to_the_end(config: Config, train: Callable = train) -> dict:
     """Trains to the end, going on where an interrupted run stopped; returns the summary."""
     folder = Path(config.run_dir)
     # A run that ended before its result was written is wrapped up again, not refused.
@@ -230,7 +230,7 @@ def _make_base(config: Config) -> float:
     settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
     done = _require_same(folder / "base.json", settings)
     if done is None:
-        wall_s = _train_to_the_end(config)["wall_s"] if _trains(config) else 0.0
+        wall_s = train_to_the_end(config)["wall_s"] if _trains(config) else 0.0
         done = {"settings": settings, "wall_s": wall_s}
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "base.json", done)
@@ -330,7 +330,7 @@ def _run_cell(
                 fix="more --prompts and --samples, an easier task, or a base policy that is right "
                 "now and then",
             )
-        wall_s, policy = _train_to_the_end(config)["wall_s"], folder / "policy"
+        wall_s, policy = train_to_the_end(config)["wall_s"], folder / "policy"
     result = {"method": name, "seed": config.seed, "rows": count, "wall_s": wall_s}
     result |= measure(policy, base, options) | {"settings": settings}
     write_json(folder / "result.json", result)

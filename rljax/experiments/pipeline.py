@@ -25,6 +25,7 @@ from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
 from rljax.evaluation.policy import GAIN, SHARE, bootstrap
 from rljax.evaluation.saved import evaluate_saved
+from rljax.experiments.comparison import train_to_the_end
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.stages import Stage
 from rljax.experiments.sweep import Stopped
@@ -39,12 +40,7 @@ from rljax.training.loop import train
 RECORD = "stage.json"
 # Metrics that differ between two runs of the same numbers.
 _OF_THE_CLOCK = (
-    "time/",
-    "placement/",
-    "sync/",
-    "tokens_per_s",
-    "generate_tokens_per_s",
-    "compiles",
+    *("time/", "placement/", "sync/", "tokens_per_s", "generate_tokens_per_s", "compiles"),
     "learning_programs",
 )
 
@@ -205,28 +201,15 @@ def _check_outputs(stage: Stage, record: dict) -> None:
 
 def _train(config: Config) -> dict:
     """Trains to the end, going on where an interrupted run stopped -> its final metrics."""
-    folder = Path(config.run_dir)
-    # A run that ended before its record was written is wrapped up again, not refused.
-    (folder / "report.html").unlink(missing_ok=True)
     try:
-        summary = train(config).summary
+        summary = train_to_the_end(config, train)
     except RunStopped as stop:
         raise Stopped(stop.signal) from None
-    if summary["status"] != "finished":
-        raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
-    rows = read_jsonl(folder / "metrics.jsonl")
+    rows = read_jsonl(Path(config.run_dir) / "metrics.jsonl")
     last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}
     kept = (
-        "accuracy_before",
-        "accuracy_after",
-        "difference",
-        "eval_before",
-        "eval_after",
-        "steps",
-        "sft_steps",
-        "rl_steps",
-        "prompts",
-        "completions",
+        *("accuracy_before", "accuracy_after", "difference", "eval_before", "eval_after"),
+        *("steps", "sft_steps", "rl_steps", "prompts", "completions"),
     )
     return {**{name: summary.get(name) for name in kept}, "last_step": last}
 

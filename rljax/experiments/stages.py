@@ -123,11 +123,8 @@ class Stage:
         if self.config is not None:
             fields = {k: v for k, v in values.items() if k != "config"}
             return [*TRAIN, *self.arguments, *(flag(k, v) for k, v in fields.items())]
-        return [
-            *TRAIN[:-1],
-            *self.command.split(),
-            *option_flags(COMMANDS[self.command][0], values),
-        ]
+        flags = option_flags(COMMANDS[self.command][0], values)
+        return [*TRAIN[:-1], *self.command.split(), *flags]
 
 
 def _exported(config: Config) -> str:

@@ -22,20 +22,8 @@ from rljax.runs.store import Store, is_url, local_path
 LOG = logging.getLogger("rljax.tracking.trackers")
 FILES = ("metrics.jsonl", "samples.jsonl")
 EPISODES = "episodes.jsonl"  # of runs with an environment: there from its first row on
-TEXT_FIELDS = frozenset(
-    {  # "inf" is text here
-        "prompt",
-        "response",
-        "ground_truth",
-        "status",
-        "phase",
-        "observation",
-        "text",
-        "pieces",
-        "seat",
-        "finish",
-        "message",
-    }
+TEXT_FIELDS = frozenset(  # "inf" is text here
+    "prompt response ground_truth status phase observation text pieces seat finish message".split()
 )
 NON_FINITE = frozenset({"nan", "inf", "-inf"})
 
@@ -216,9 +204,8 @@ class JsonlTracker:
             if size > target:
                 file.file.truncate(target)
             else:  # never stretched: that would fill the hole with zero bytes
-                file.lost = (
-                    f"{file.path} has {size} bytes, had {target} when the checkpoint was saved"
-                )
+                then = f"had {target} when the checkpoint was saved"
+                file.lost = f"{file.path} has {size} bytes, {then}"
                 LOG.warning("%s: rows are missing", file.lost)
 
     def close(self) -> None:

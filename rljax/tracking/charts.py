@@ -18,9 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 30, 10, 8, 26  # LEFT at least: labels may need more
 DIGIT = 6.2  # width of a character of a tick's label, in the widest of the page's fonts
 MAX_POINTS = 300  # a chart is narrower than this in pixels
 SMOOTH_FROM = 60  # below this many points the raw line is readable by itself
-NOISY = (
-    0.25  # share of the points at which a series changes direction, from which on an average helps
-)
+NOISY = 0.25  # share of the points at which a series turns, from which on an average helps
 HOVERED = 40  # points at most that say their values under the pointer
 COLOURS, DASHES = 5, ("", "6 3", "2 2")  # a line's look: a colour, then another dash
 
@@ -39,13 +37,8 @@ def short(value: object) -> str:
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
-    for scale, unit, suffix in (
-        (1e12, 1e12, "T"),
-        (1e9, 1e9, "G"),
-        (1e6, 1e6, "M"),
-        (1e4, 1e3, "k"),
-    ):
-        if scale <= size < 1e15:
+    for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if max(unit, 1e4) <= size < 1e15:
             return f"{value / unit:.3g}{suffix}"
     if size < 1e4 and value == int(value):
         return str(int(value))

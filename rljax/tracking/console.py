@@ -48,9 +48,7 @@ TIMES = (
     ("time/rest_s", "rest"),
 )
 HISTORY = 512  # values of a metric that its trend shows
-SPEED_WINDOW = (
-    20  # steps that the time left is extrapolated from: SFT and RL steps differ in length
-)
+SPEED_WINDOW = 20  # steps that the time left is extrapolated from: those of SFT differ in length
 REFRESH_PER_S = 4
 SHOWN_WARNINGS = 3
 # A plain console names a program that compiles longer than this, once, and what goes on where it
