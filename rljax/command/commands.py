@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -20,174 +21,116 @@ from rljax.suggest import near_names
 from rljax.tracking.screen import printable_streams
 from rljax.tracking.signals import quit_now
 
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command(
-            "demo",
-            "train a policy here in minutes: a small one, or --real, a pretrained one",
-            runs.DemoOptions,
-            "quickstart:demo",
-        ),
-        Command("train", "run a config: rljax train quickstart", runs.TrainOptions, "needed"),
-        Command("configs", "list the configs that ship", Options, jax=False),
-        Command(
-            "config show",
-            "the resolved config, as a table, YAML or JSON",
-            runs.ShowOptions,
-            "needed",
-            prints_config=True,
-            jax=False,
-        ),
-        Command(
-            "config diff",
-            "the fields in which two configs or runs differ",
-            runs.DiffOptions,
-            jax=False,
-        ),
-        Command(
-            "doctor",
-            "what is wrong with this machine or a run folder, and how to mend it",
-            runs.DoctorOptions,
-            jax=False,
-        ),
-        Command(
-            "inspect",
-            "print rows of the data as the model reads them",
-            data.InspectOptions,
-            "needed",
-            module="inspect_data",
-            data_with="model",
-        ),
-        Command(
-            "play",
-            "one episode of a config's environment: by hand, or by a policy",
-            policies.PlayOptions,
-            "needed",
-            one_host=True,
-        ),
-        Command(
-            "plan",
-            "memory and time of a config, on chips that need not be there",
-            runs.PlanOptions,
-            "needed",
-        ),
-        Command(
-            "evaluate",
-            "accuracy, pass@k and majority@k of a run or model",
-            policies.EvaluateOptions,
-            one_host=True,
-        ),
-        Command(
-            "report",
-            "write the report of a run anew, or compare several",
-            runs.ReportOptions,
-            jax=False,
-        ),
-        Command(
-            "watch",
-            "curves and completions of runs in the terminal, while they go on",
-            runs.WatchOptions,
-            jax=False,
-        ),
-        Command(
-            "push",
-            "put a run's policy or adapter on the Hugging Face Hub, with a model card",
-            runs.PushOptions,
-            one_host=True,
-            jax=False,
-        ),
-        Command(
-            "replay",
-            "find what made a step's loss or gradient not finite",
-            runs.ReplayOptions,
-            one_host=True,
-        ),
-        Command(
-            "serve",
-            "an OpenAI-compatible endpoint for a run or model",
-            services.ServeOptions,
-            one_host=True,
-        ),
-        Command("chat", "talk to a run or model, with tools", services.ChatOptions, one_host=True),
-        Command("sweep", "run what a config's sweep() yields", runs.SweepOptions, "needed"),
-        Command(
-            "pipeline",
-            "chain the stages that a config's pipeline() yields: SFT, RM, RL",
-            runs.PipelineOptions,
-            "needed",
-            one_host=True,
-        ),
-        Command(
-            "pod",
-            "several hosts: here, TPU VMs, SLURM, Kubernetes, SkyPilot",
-            services.PodOptions,
-            jax=False,
-        ),
-        Command(
-            "data prepare",
-            "map rows to the columns that training reads",
-            data.PrepareOptions,
-            module="prepare_data",
-            jax=False,
-        ),
-        Command(
-            "data inspect",
-            "the same as inspect",
-            data.InspectOptions,
-            "needed",
-            module="inspect_data",
-            data_with="model",
-        ),
-        Command(
-            "sample",
-            "rejection sampling: the best of K samples as a file; RAFT",
-            policies.RejectionOptions,
-            "optional",
-            module="rejection_sample",
-            one_host=True,
-        ),
-        Command(
-            "label steps",
-            "find the first wrong line of programs",
-            policies.LabelOptions,
-            one_host=True,
-        ),
-        Command(
-            "label preferences",
-            "have a judge label pairs",
-            policies.PreferenceOptions,
-            one_host=True,
-        ),
-        Command(
-            "score steps",
-            "a process reward model on labelled lines",
-            policies.ScoreOptions,
-            one_host=True,
-        ),
-        Command(
-            "compare",
-            "offline algorithms on one file of samples",
-            policies.ComparisonOptions,
-            "optional",
-            module="compare_offline",
-            one_host=True,
-        ),
-        Command(
-            "completion",
-            "completion of these words by bash, zsh or fish",
-            runs.CompletionOptions,
-            jax=False,
-        ),
-        Command(
-            "scaling",
-            "fit curves of performance over compute",
-            runs.ScalingOptions,
-            module="fit_scaling",
-            jax=False,
-        ),
-    )
-}
+_here = functools.partial(Command, one_host=True)
+_light = functools.partial(Command, jax=False)
+_COMMANDS = (
+    Command(
+        "demo",
+        "train a policy here in minutes: a small one, or --real, a pretrained one",
+        runs.DemoOptions,
+        "quickstart:demo",
+    ),
+    Command("train", "run a config: rljax train quickstart", runs.TrainOptions, "needed"),
+    _light("configs", "list the configs that ship", Options),
+    _light(
+        "config show",
+        "the resolved config, as a table, YAML or JSON",
+        runs.ShowOptions,
+        "needed",
+        prints_config=True,
+    ),
+    _light("config diff", "the fields in which two configs or runs differ", runs.DiffOptions),
+    _light(
+        "doctor",
+        "what is wrong with this machine or a run folder, and how to mend it",
+        runs.DoctorOptions,
+    ),
+    Command(
+        "inspect",
+        "print rows of the data as the model reads them",
+        data.InspectOptions,
+        "needed",
+        module="inspect_data",
+        data_with="model",
+    ),
+    _here(
+        "play",
+        "one episode of a config's environment: by hand, or by a policy",
+        policies.PlayOptions,
+        "needed",
+    ),
+    Command(
+        "plan",
+        "memory and time of a config, on chips that need not be there",
+        runs.PlanOptions,
+        "needed",
+    ),
+    _here(
+        "evaluate", "accuracy, pass@k and majority@k of a run or model", policies.EvaluateOptions
+    ),
+    _light("report", "write the report of a run anew, or compare several", runs.ReportOptions),
+    _light(
+        "watch",
+        "curves and completions of runs in the terminal, while they go on",
+        runs.WatchOptions,
+    ),
+    _here(
+        "push",
+        "put a run's policy or adapter on the Hugging Face Hub, with a model card",
+        runs.PushOptions,
+        jax=False,
+    ),
+    _here("replay", "find what made a step's loss or gradient not finite", runs.ReplayOptions),
+    _here("serve", "an OpenAI-compatible endpoint for a run or model", services.ServeOptions),
+    _here("chat", "talk to a run or model, with tools", services.ChatOptions),
+    Command("sweep", "run what a config's sweep() yields", runs.SweepOptions, "needed"),
+    _here(
+        "pipeline",
+        "chain the stages that a config's pipeline() yields: SFT, RM, RL",
+        runs.PipelineOptions,
+        "needed",
+    ),
+    _light("pod", "several hosts: here, TPU VMs, SLURM, Kubernetes, SkyPilot", services.PodOptions),
+    _light(
+        "data prepare",
+        "map rows to the columns that training reads",
+        data.PrepareOptions,
+        module="prepare_data",
+    ),
+    Command(
+        "data inspect",
+        "the same as inspect",
+        data.InspectOptions,
+        "needed",
+        module="inspect_data",
+        data_with="model",
+    ),
+    _here(
+        "sample",
+        "rejection sampling: the best of K samples as a file; RAFT",
+        policies.RejectionOptions,
+        "optional",
+        module="rejection_sample",
+    ),
+    _here("label steps", "find the first wrong line of programs", policies.LabelOptions),
+    _here("label preferences", "have a judge label pairs", policies.PreferenceOptions),
+    _here("score steps", "a process reward model on labelled lines", policies.ScoreOptions),
+    _here(
+        "compare",
+        "offline algorithms on one file of samples",
+        policies.ComparisonOptions,
+        "optional",
+        module="compare_offline",
+    ),
+    _light("completion", "completion of these words by bash, zsh or fish", runs.CompletionOptions),
+    _light(
+        "scaling",
+        "fit curves of performance over compute",
+        runs.ScalingOptions,
+        module="fit_scaling",
+    ),
+)
+COMMANDS = {command.name: command for command in _COMMANDS}
 
 
 @printable_streams()

@@ -100,12 +100,9 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         shown, others = _print_config(others)
         flag_values = flags.FlagValues()
         define_flags(command.options, flag_values)
-        positional = parse_flags(
-            command.options,
-            flag_values,
-            [program, *others],
-            config_flag if command.config else None,
-        )[1:]
+        parse_config = config_flag if command.config else None
+        words = [program, *others]
+        positional = parse_flags(command.options, flag_values, words, parse_config)[1:]
         if command.data_with and flag_values[command.data_with].value:
             if len(positional) != 1 or path:
                 fix = f"rljax {command.name} DATA --{command.data_with}=..."

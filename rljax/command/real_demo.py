@@ -70,11 +70,8 @@ def run_real(given: Given, count: int) -> int:
         others["transformers"] = transformers_answers(policy, prompts, limit)
     with stages.timed("serve answers"):
         others["serve"] = served_answers(policy, prompts, limit, longest + limit)
-    others = {
-        name: compare(name, prompts, ours, theirs)
-        for name, theirs in others.items()
-        if theirs is not None
-    }
+    others = {name: theirs for name, theirs in others.items() if theirs is not None}
+    others = {name: compare(name, prompts, ours, theirs) for name, theirs in others.items()}
     _show(run, stages, others, list(zip(prompts, ours, strict=True)))
     return 0
 

@@ -263,11 +263,8 @@ def _refused(name: HubName, error, status: int) -> InputError:
         rule = "it does not exist, or it is private and " + (
             "the account of your token may not read it" if known else "nobody is logged in"
         )
-        fix = "check the name" + (
-            "; of a private one, a token that may read it"
-            if known
-            else f"; of a private one: {LOG_IN}"
-        )
+        private = ", a token that may read it" if known else f": {LOG_IN}"
+        fix = f"check the name; of a private one{private}"
         return InputError(f"the hub has no {what} {name.repository}", rule=rule, fix=fix)
     if status in (401, 403):
         return InputError(

@@ -53,7 +53,9 @@ def split_files(spec: str, split: str) -> SplitFiles:
     repository = dataclasses.replace(name, path="")
     chosen, names = _chosen(repository, name.path, split)
     unread = [n for n in names if not n.endswith(DATA_FILES)]
-    names = _of_one_format(names)
+    # Several formats hold the same rows: the one that is first in DATA_FILES is read.
+    by_format = ([n for n in names if n.endswith(suffix)] for suffix in DATA_FILES)
+    names = next(filter(None, by_format), [])
     if not names:
         raise InputError(
             f"{name} has no file of rows that is read",
@@ -63,10 +65,8 @@ def split_files(spec: str, split: str) -> SplitFiles:
         )
     folder = client.fetch(repository, names)
     files = tuple(folder / n for n in names)
-    count = f"{len(names)} file{'s' * (len(names) > 1)}"
-    return SplitFiles(
-        name.repository, files, tuple(names), f"{chosen}, {count}, commit {name.revision[:12]}"
-    )
+    chosen += f", {len(names)} file{'s' * (len(names) > 1)}, commit {name.revision[:12]}"
+    return SplitFiles(name.repository, files, tuple(names), chosen)
 
 
 def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
@@ -76,12 +76,18 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
     if path in data:
         return path, [path]
     if is_glob(path):
-        return path, Files(data).matching(path) or _none(name, path, data)
+        if files := Files(data).matching(path):
+            return path, files
+        raise InputError(
+            f"no file of {name.repository} matches {path!r}",
+            value=data[:10],
+            fix=f"one of {client.page(name)}/tree/{name.revision}",
+        )
     subsets = _subsets(name, paths, data)
     first, *rest = path.split("/") if path else [""]
     if first in subsets and len(rest) <= 1:
         return _of_split(name, first, subsets[first], rest[0] if rest else split)
-    own = _default(subsets)
+    own = next(iter(subsets))  # the one that is read where none is named
     if path in subsets[own]:
         return _of_split(name, own, subsets[own], path)
     if not path:
@@ -90,30 +96,17 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
         return chosen + (f" (others: {', '.join(others[:6])})" if others else ""), files
     inside = [p for p in data if p.startswith(f"{path}/")]
     if not inside:
-        raise _no_part(name, path, subsets)
+        raise InputError(
+            f"{name.repository} has no subset, split, folder or file {path!r}",
+            value={subset: sorted(splits) for subset, splits in subsets.items()},
+            rule="subsets and their splits",
+            fix=f"hf://datasets/{name.repository}/{own}/{next(iter(subsets[own]), 'train')}",
+        )
     splits = files_by_split(p.removeprefix(f"{path}/") for p in inside)
     if list(splits) == ["train"] and not any(_split_of(p.removeprefix(f"{path}/")) for p in inside):
         return path, inside  # no name says a split: all of them are what was asked for
     splits = {key: [f"{path}/{p}" for p in files] for key, files in splits.items()}
     return _of_split(name, path, splits, split)
-
-
-def _none(name: HubName, path: str, data: list[str]):
-    raise InputError(
-        f"no file of {name.repository} matches {path!r}",
-        value=data[:10],
-        fix=f"one of {client.page(name)}/tree/{name.revision}",
-    )
-
-
-def _no_part(name: HubName, path: str, subsets: Mapping) -> InputError:
-    own = _default(subsets)
-    return InputError(
-        f"{name.repository} has no subset, split, folder or file {path!r}",
-        value={subset: sorted(splits) for subset, splits in subsets.items()},
-        rule="subsets and their splits",
-        fix=f"hf://datasets/{name.repository}/{own}/{next(iter(subsets[own]), 'train')}",
-    )
 
 
 def _of_split(
@@ -127,11 +120,6 @@ def _of_split(
             fix=f"hf://datasets/{name.repository}/{subset}/{other} names one of them",
         )
     return f"subset {subset}, split {split}", splits[split]
-
-
-def _default(subsets: Mapping[str, Mapping]) -> str:
-    """The subset that is read where none is named."""
-    return next(iter(subsets))
 
 
 # -- subsets --
@@ -181,9 +169,7 @@ def _configs(name: HubName) -> list[dict]:
     except InputError:
         return []
     listed = value.get("configs") if isinstance(value, dict) else None
-    return (
-        [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    )
+    return [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
 
 
 def _patterns(value: object) -> list[tuple[str, list[str]]]:
@@ -214,7 +200,8 @@ def files_by_split(paths: Iterable[str]) -> dict[str, list[str]]:
 def _split_of(path: str) -> str:
     """The split that a name says: train-00000-of-00002.parquet, test/part.jsonl; "" for none."""
     if shard := _SHARD.search(path):
-        return _usual(shard[1].rpartition(".")[2] or shard[1])
+        word = shard[1].rpartition(".")[2] or shard[1]
+        return next((split for split, known in _WORDS.items() if word.lower() in known), word)
     *folders, file = path.lower().split("/")
     for part in (*reversed(folders), file.partition(".")[0]):
         words = re.split(r"[^a-z]+", part)
@@ -222,16 +209,3 @@ def _split_of(path: str) -> str:
             if any(word in known for word in words):
                 return split
     return ""
-
-
-def _usual(word: str) -> str:
-    return next((split for split, known in _WORDS.items() if word.lower() in known), word)
-
-
-def _of_one_format(names: list[str]) -> list[str]:
-    """The files of one format, of several that hold the same rows the one that is first in
-    DATA_FILES."""
-    for suffix in DATA_FILES:
-        if found := [n for n in names if n.endswith(suffix)]:
-            return found
-    return []

@@ -35,7 +35,13 @@ def model_folder(spec: str | Path, *parts: str) -> Path:
     Raises InputError if the repository cannot be found."""
     name = model_name(spec)
     if name is None:
-        return Path(spec) if ADAPTER in parts else _local_folder(Path(spec))
+        path = Path(spec)
+        if ADAPTER in parts:
+            return path
+        if is_gguf(path) and not path.is_dir():
+            return gguf_folder(path)
+        file = None if (path / "config.json").exists() else weights_file(path)
+        return gguf_folder(file) if file else path
     parts = parts or (CONFIG, TOKENIZER, WEIGHTS)
     name = _at_its_commit(spec, name)
     inside = "" if not name.path or is_gguf(name.path) else f"{name.path}/"
@@ -49,13 +55,6 @@ def model_folder(spec: str | Path, *parts: str) -> Path:
     for part in parts:
         client.fetch(name, [inside + file for file in _files(name, part, entries)])
     return client.home(name) / "snapshots" / name.revision / name.path
-
-
-def _local_folder(path: Path) -> Path:
-    if is_gguf(path) and not path.is_dir():
-        return gguf_folder(path)
-    file = None if (path / "config.json").exists() else weights_file(path)
-    return gguf_folder(file) if file else path
 
 
 def _gguf_of(name: HubName, entries: dict) -> str | None:
@@ -126,9 +125,8 @@ def _weights(name: HubName, entries: dict) -> list[str]:
 def _lacks(name: HubName, file: str, rule: str, entries: dict) -> InputError:
     names = sorted(entries)
     pickles = [n for n in names if n.endswith(_PICKLES)]
-    fix = (
-        f"another repository, or another folder of it; see {client.page(name)}/tree/{name.revision}"
-    )
+    tree = f"{client.page(name)}/tree/{name.revision}"
+    fix = f"another repository, or another folder of it; see {tree}"
     if all(f in entries for f in _ADAPTER):
         fix = f"it is an adapter: lora.adapter={name}, and model= the model that it belongs to"
     elif pickles and file == "*.safetensors":

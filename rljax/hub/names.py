@@ -63,16 +63,11 @@ class HubName:
 def is_path(text: object) -> bool:
     """Returns whether a value is a path in a repository that any file system takes, and that stays
     inside the folder it is put in."""
-    return (
-        isinstance(text, str)
-        and len(text) <= _LONGEST_PATH
-        and not _NO_PATH.search(text)
-        and len(text.encode()) <= _LONGEST_PATH
-        and all(
-            step not in ("", ".", "..") and len(step.encode()) <= _LONGEST_STEP
-            for step in text.split("/")
-        )
-    )
+    if not isinstance(text, str) or len(text) > _LONGEST_PATH or _NO_PATH.search(text):
+        return False
+    steps = text.encode().split(b"/")
+    right = all(one not in (b"", b".", b"..") and len(one) <= _LONGEST_STEP for one in steps)
+    return right and len(text.encode()) <= _LONGEST_PATH
 
 
 def is_hub(text: object) -> bool:

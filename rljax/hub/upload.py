@@ -75,10 +75,8 @@ def _bounded_answers() -> Iterator[None]:
         answer.iter_raw = counted
 
     try:
-        session.event_hooks = {
-            "request": [*before["request"], plain],
-            "response": [*before["response"], look],
-        }
+        request, response = [*before["request"], plain], [*before["response"], look]
+        session.event_hooks = {"request": request, "response": response}
         yield
     finally:
         session.event_hooks = before

@@ -44,12 +44,7 @@ class Cloud:
             self.command(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
         if check and done.returncode:
-            raise InputError(
-                f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}",
-                rule=done.stderr.strip()[-2000:],
-                fix=f"make `gcloud {' '.join(words[:4])} ...` work by itself: project, zone, quota "
-                "and login",
-            )
+            raise _failed(words, done)
         return done
 
     def command(self, *words: str) -> list[str]:
@@ -71,11 +66,7 @@ class Cloud:
             return json.loads(done.stdout or "null")
         if any(text in done.stderr for text in ("NOT_FOUND", "was not found", "not found")):
             return None
-        raise InputError(
-            f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}",
-            rule=done.stderr.strip()[-2000:],
-            fix=f"make `gcloud {' '.join(words[:4])} ...` work by itself: project, zone and login",
-        )
+        raise _failed(words, done)
 
     def ssh(self, machine: Machine, command: str) -> list[str]:
         """Returns the gcloud command that runs a shell command on a host."""
@@ -88,6 +79,23 @@ class Cloud:
         return self.command(
             *self._ssh, "scp", *files, target, *machine.flags, f"--zone={self.zone}"
         )
+
+
+def _failed(words: Sequence[str], done: subprocess.CompletedProcess) -> InputError:
+    what = f"gcloud {' '.join(words[:4])}"
+    return InputError(
+        f"{what} failed with exit code {done.returncode}",
+        rule=done.stderr.strip()[-2000:],
+        fix=f"make `{what} ...` work by itself: project, zone, quota and login",
+    )
+
+
+def _not_deleted(name: str, words: Sequence[str], done: subprocess.CompletedProcess) -> InputError:
+    return InputError(
+        f"{name} cannot be deleted",
+        rule=done.stderr.strip()[-2000:],
+        fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
+    )
 
 
 class CloudTpu(Cloud):
@@ -104,16 +112,10 @@ class CloudTpu(Cloud):
         nodes = (f"--node-id={self.name}",)
         if self.pod.slices > 1:
             nodes = (f"--node-count={self.pod.slices}", f"--node-prefix={self.name}")
-        self.gcloud(
-            *self._resource,
-            "create",
-            self.name,
-            *nodes,
-            f"--zone={self.zone}",
-            f"--accelerator-type={self.pod.type}",
-            f"--runtime-version={self.pod.figures.runtime}",
-            *(("--spot",) if self.spot else ()),
-        )
+        kind = (f"--accelerator-type={self.pod.type}", *(("--spot",) if self.spot else ()))
+        runtime = f"--runtime-version={self.pod.figures.runtime}"
+        where = (self.name, *nodes, f"--zone={self.zone}")
+        self.gcloud(*self._resource, "create", *where, runtime, *kind)
 
     def state(self) -> tuple[str, str]:
         """Returns (one of the states, the service's own word)."""
@@ -132,11 +134,7 @@ class CloudTpu(Cloud):
         words = (*self._resource, "delete", self.name, f"--zone={self.zone}", "--force")
         done = self.gcloud(*words, check=False)
         if done.returncode and self.state()[0] != ABSENT:
-            raise InputError(
-                f"{self.name} cannot be deleted",
-                rule=done.stderr.strip()[-2000:],
-                fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
-            )
+            raise _not_deleted(self.name, words, done)
 
     def machines(self) -> list[Machine]:
         """Returns the hosts of all slices, in their order."""
@@ -178,49 +176,26 @@ class ComputeEngine(Cloud):
         )
         spot = ("--provisioning-model=SPOT", "--instance-termination-action=DELETE")
         self._unless_there(
-            "compute",
-            "instance-templates",
-            "create",
-            self.name,
-            f"--machine-type={self.pod.machine_type}",
-            "--maintenance-policy=TERMINATE",
-            f"--image-family={figures.image}",
-            "--image-project=ubuntu-os-accelerator-images",
-            "--boot-disk-size=200GB",
-            "--scopes=cloud-platform",
-            *(spot if self.spot else ()),
+            *("compute", "instance-templates", "create", self.name),
+            *(f"--machine-type={self.pod.machine_type}", "--maintenance-policy=TERMINATE"),
+            *(f"--image-family={figures.image}", "--image-project=ubuntu-os-accelerator-images"),
+            *("--boot-disk-size=200GB", "--scopes=cloud-platform", *(spot if self.spot else ())),
         )
         project = self.project or self.gcloud("config", "get-value", "project").stdout.strip()
         resource_policy = f"projects/{project}/regions/{self._region}/resourcePolicies/{self.name}"
         for group in self._groups:
+            # One host has no topology to be joined in.
+            joined = [f"--workload-policy={resource_policy}"] * (self.pod.hosts_per_slice > 1)
             self._unless_there(
-                "compute",
-                "instance-groups",
-                "managed",
-                "create",
-                group,
-                f"--size={self.pod.hosts_per_slice}",
-                f"--template={self.name}",
-                f"--zone={self.zone}",
-                "--default-action-on-vm-failure=do-nothing",
-                # One host has no topology to be joined in.
-                *(
-                    (f"--workload-policy={resource_policy}",)
-                    if self.pod.hosts_per_slice > 1
-                    else ()
-                ),
+                *("compute", "instance-groups", "managed", "create", group),
+                *(f"--size={self.pod.hosts_per_slice}", f"--template={self.name}"),
+                *(f"--zone={self.zone}", "--default-action-on-vm-failure=do-nothing", *joined),
             )
 
     def _unless_there(self, *words: str) -> None:
         done = self.gcloud(*words, check=False)
         if done.returncode and "already exists" not in done.stderr:
-            what = f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}"
-            raise InputError(
-                what,
-                rule=done.stderr.strip()[-2000:],
-                fix=f"make `gcloud {' '.join(words[:4])} ...` work by itself: project, zone, quota "
-                "and login",
-            )
+            raise _failed(words, done)
 
     def state(self) -> tuple[str, str]:
         """Returns (one of the states, the numbers of machines in each state of the service)."""
@@ -263,11 +238,7 @@ class ComputeEngine(Cloud):
         for words in parts:
             done = self.gcloud(*words, check=False)
             if done.returncode and "not found" not in done.stderr:
-                raise InputError(
-                    f"{words[-2]} cannot be deleted",
-                    rule=done.stderr.strip()[-2000:],
-                    fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
-                )
+                raise _not_deleted(words[-2], words, done)
 
     def machines(self) -> list[Machine]:
         """Returns the hosts of all slices, in the order of their names."""

@@ -22,8 +22,6 @@ from rljax.pods.templates import host_command, package
 _SCRIPT = Path(__file__).with_name("host.sh")
 _AT_ONCE = 32  # ssh connections that are opened together
 _SSH_FAILED = 255
-
-
 _NOTICE_S = 90.0  # from the SIGTERM of a preemption to the state that says so
 _MOST_FAULTS = 20  # questions to gcloud that may fail in a row; its service has bad minutes
 _LAST_HOST_S = 300.0  # from the end of the first host to that of the last; its files take a while
@@ -130,9 +128,8 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
         target = f"rljax-pod/{cloud.name}"
         everywhere(cloud, machines, lambda m: cloud.ssh(m, f"mkdir -p {shlex.quote(target)}"))
         everywhere(cloud, machines, lambda m: cloud.copy(m, [str(_SCRIPT)], "rljax-pod/host.sh"))
-        everywhere(
-            cloud, machines, lambda m: cloud.copy(m, [str(archive)], f"{target}/code.tar.gz")
-        )
+        code = f"{target}/code.tar.gz"
+        everywhere(cloud, machines, lambda m: cloud.copy(m, [str(archive)], code))
     numbers = _numbers(cloud, machines) if isinstance(cloud, ComputeEngine) else {}
     setup = setup or default_setup(Path.cwd())
 
@@ -180,8 +177,7 @@ def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, s
 
 def logs(cloud: Cloud) -> int:
     """Prints the logs of all hosts, "[3] ...", until the command ends; returns its exit code."""
-    codes = _Logs(cloud, cloud.machines()).wait()
-    return _worst(codes)
+    return _worst(_Logs(cloud, cloud.machines()).wait())
 
 
 def stop(cloud: Cloud) -> None:
@@ -199,12 +195,9 @@ class _Logs:
     """The output of the hosts, by a connection to each."""
 
     def __init__(self, cloud: Cloud, machines: Sequence[Machine]):
-        self.processes = []
-        for machine in machines:
-            words = _on_host(cloud, "logs")(machine)
-            self.processes.append(
-                subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-            )
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        words = _on_host(cloud, "logs")
+        self.processes = [subprocess.Popen(words(machine), **pipes) for machine in machines]
         self.threads = [
             threading.Thread(target=print_lines, args=(process.stdout, k), daemon=True)
             for k, process in enumerate(self.processes)

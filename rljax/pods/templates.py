@@ -68,14 +68,7 @@ def _name(project: Path) -> str:
 
 
 def slurm(
-    command: Sequence[str],
-    *,
-    name: str,
-    nodes: int,
-    gpus: int,
-    time: str,
-    partition: str,
-    account: str,
+    command, *, name: str, nodes: int, gpus: int, time: str, partition: str, account: str
 ) -> str:
     """Returns a script for sbatch: one task per node, which takes all its GPUs."""
     options = {
