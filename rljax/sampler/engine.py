@@ -30,6 +30,10 @@ from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import SlotInputs, Slots, Tokens
 
 
+def _program(*, donate=()):
+    return functools.partial(jax.jit, static_argnums=0, donate_argnums=donate)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefix:
@@ -111,8 +115,7 @@ class Engine:
             )
 
     def rules(self, requests: list[Sampling]):
-        """Returns the rules of M requests as host arrays; their shapes do not depend
-        on the requests."""
+        """Returns the rules of M requests as host arrays of shapes that do not depend on them."""
         for one in requests:
             self.check(one)
         return rules_of(requests, self.model.config.ids, whole=True, room=self.stop_ids)
@@ -165,8 +168,8 @@ class Engine:
         }
 
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
-        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
-        token count as read.
+        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1 in a pass, without their last
+        token.
 
         Args:
           params: the weights of the model.
@@ -185,40 +188,59 @@ class Engine:
             )
         return _prefill(self, params, tokens, true_lengths, images)
 
+    @functools.partial(jax.jit, static_argnums=(0, 1))
     def empty_prefix(self, rows: int = 1) -> Prefix:
         """Returns `rows` sequences of no tokens, with a slot's room."""
-        return _empty_prefix(self, rows)
+        caches = self.model.empty_caches(rows, self.tokens, self.kv_dtype)
+        zeros = jnp.zeros((rows,), jnp.int32)
+        return Prefix(caches, *_on_mesh((zeros, zeros - 1, zeros), self.model.mesh))
 
+    @_program(donate=2)
     def append(self, params, prefix: Prefix, tokens, counts) -> Prefix:
         """Reads tokens [P, S], of which counts [P] are real, behind what `prefix` holds: chunks of
         a long prompt, a shared beginning, a tool's reply. `prefix` is donated."""
-        return _append(self, params, prefix, tokens, counts)
+        return _appended(self, params, prefix, tokens, counts)
 
+    @_program()
     def gather(self, state: Slots, shard: int, pages: np.ndarray, length: int) -> Prefix:
-        """Returns the first `length` tokens of pages [P] of a shard as one sequence with
-        a slot's room."""
-        return _gather(self, state, shard * self.slots // self.pool.shards, pages, length)
+        """Returns `length` tokens of pages [P] of a shard as a sequence with a slot's room."""
+        at = jnp.reshape(shard * self.slots // self.pool.shards, (1,))
+        table, held = state.table.at[at].set(pages), state.length.at[at].set(length)
+        rows = slot.take(dataclasses.replace(state, table=table, length=held), at, self.model.mesh)
+        blank = self.model.empty_caches(1, self.tokens, self.kv_dtype)
+        caches = [cache.resized(one, old.columns) for one, old in zip(rows, blank, strict=True)]
+        return Prefix(caches, *(jnp.full((1,), value, jnp.int32) for value in (length, -1, 0)))
 
+    @_program()
     def widen(self, prefix: Prefix, row, length) -> Prefix:
-        """Returns row `row` of a prefix, cut to `length` read tokens, as one sequence with
-        a slot's room."""
-        return _widen(self, prefix, row, length)
+        """Returns row `row` of a prefix, cut to `length` tokens, with a slot's room."""
+        blank = self.model.empty_caches(1, self.tokens, self.kv_dtype)
+        at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
+        caches = [
+            cache.write_rows(old, new, at, source)
+            for old, new in zip(blank, prefix.caches, strict=True)
+        ]
+        # (Not a weak type: what comes of it would compile the other programs again.)
+        length = jnp.full((1,), length, jnp.int32)
+        caches = [cache.first_tokens(one, length) for one in caches]
+        return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
 
     def with_table(self, state: Slots, table: np.ndarray) -> Slots:
         """Returns the state with the pages [B, P] int32 of every slot, counted from the
-        first of its device; a number that is no page is none. No other slot may write a page
-        that several read."""
+        first of its device; a number that is no page is none. None may write a page of several."""
         # (As programs return it: another sharding of the same would compile them again.)
         layout = slot.rows_layout(table, self.model.mesh)
         return dataclasses.replace(state, table=put_whole(table, layout))
 
+    @_program(donate=2)
     def insert(
         self, prefix: Prefix, state: Slots, slots, source, inputs: SlotInputs, first=None
     ) -> Slots:
         """Puts row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
         samples of a group are one row into many slots. Pages of their `first` [M] tokens are not
         written, as they hold them (None: 0). `state` is donated."""
-        return _insert(self, prefix, state, slots, source, inputs, first)
+        state = slot.insert(state, (prefix.caches,), slots, source, self.model.mesh, first)
+        return _pinned(self, slot.enter(state, inputs, slots))
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
         """Does up to `steps` steps, each a token (with drafts: or more) in every live slot, or
@@ -228,14 +250,7 @@ class Engine:
         return _generate(self, params, state, steps, enough_free)
 
     def extend(
-        self,
-        params,
-        state: Slots,
-        slots,
-        tokens,
-        counts,
-        inputs: SlotInputs | None = None,
-        live=True,
+        self, params, state, slots, tokens, counts, inputs: SlotInputs | None = None, live=True
     ) -> Slots:
         """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
         them live where `live` [M] says so. `state` is donated.
@@ -259,10 +274,16 @@ class Engine:
             )
         return _extend(self, params, state, slots, tokens, counts, inputs, live)
 
+    @_program(donate=2)
     def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:
-        """Copies what slots [M] hold into rows [M] of `beside`, which is donated; a row out of
-        range is dropped."""
-        return _park(self, state, beside, slots, rows)
+        """Copies what slots [M] hold into rows [M] of `beside`, which is donated."""
+        taken = _taken(self, state, slots)
+        source = jnp.arange(len(slots))
+        caches = [
+            cache.write_rows(old, new, rows, source)
+            for old, new in zip(beside.caches, taken.caches, strict=True)
+        ]
+        return dataclasses.replace(beside, caches=cache.constrain(caches, self.model.mesh))
 
     def restore(self, prefixes: Sequence[Prefix], state: Slots, slots, source) -> Slots:
         """Puts the caches of rows source [M] into slots [M], for `extend` to go on behind; the rows
@@ -270,25 +291,47 @@ class Engine:
         caches = tuple(prefix.caches for prefix in prefixes)
         return _restore(self, caches, state, slots, source)
 
+    @_program(donate=1)
     def fork(self, state: Slots, source, slots, keys) -> Slots:
         """Copies slot `source` into slots [M], which go on with keys [M, 2]. `state` is donated."""
-        return _fork(self, state, source, slots, keys)
+        taken = _taken(self, state, jnp.reshape(source, (1,)))
+        zeros = jnp.zeros(slots.shape, jnp.int32)
+        state = slot.insert(state, (taken.caches,), slots, zeros, self.model.mesh)
+        rows = dataclasses.replace(state, caches=(), table=None)
+        copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
+        key = copied.key.at[slots].set(keys, mode="drop")
+        # The slots keep pages of their own.
+        own = dict(caches=state.caches, table=state.table, key=key)
+        return _pinned(self, dataclasses.replace(copied, **own))
 
+    @_program()
     def extract(self, state: Slots, slots) -> Prefix:
         """Returns the contents of slots [M] as a prefix of M rows. The slots stay as they are."""
-        return _extract(self, state, slots)
+        return _taken(self, state, slots)
 
+    @_program(donate=1)
     def release(self, state: Slots, slots) -> Slots:
         """Frees slots [M]. `state` is donated."""
-        return _release(self, state, slots)
+        live = state.live.at[slots].set(False, mode="drop")
+        return _pinned(self, dataclasses.replace(state, live=live))
 
+    @_program(donate=1)
     def clear(self, state: Slots, slots) -> Slots:
         """Frees slots [M] and fills them with zeros. `state` is donated.
 
         A masked NaN is still a NaN in a weighted sum, so slots whose logits were not finite must
         not be reused as they are.
         """
-        return _clear(self, state, slots)
+
+        def zero(x):
+            return x.at[slots].set(0, mode="drop")
+
+        # (What is read of pages is zero behind a slot's tokens, so theirs can be used as they are.)
+        caches = [one if one.pool else jax.tree.map(zero, one) for one in state.caches[0]]
+        caches, length, token = (caches,), zero(state.length), zero(state.token)
+        live = state.live.at[slots].set(False, mode="drop")
+        state = dataclasses.replace(state, caches=caches, length=length, token=token, live=live)
+        return _pinned(self, state)
 
 
 def _pinned(engine: Engine, state: Slots) -> Slots:
@@ -299,10 +342,6 @@ def _pinned(engine: Engine, state: Slots) -> Slots:
 def _on_mesh(tree, mesh):
     """Inside a program: rows split where they divide, on one device, too."""
     return jax.lax.with_sharding_constraint(tree, slot.rows_layout(tree, mesh))
-
-
-def _program(*, donate=()):
-    return functools.partial(jax.jit, static_argnums=0, donate_argnums=donate)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -323,18 +362,6 @@ def _prefill(engine: Engine, params, tokens, lengths, images) -> Prefix:
     return Prefix(caches, lengths - 1, last, shift)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _empty_prefix(engine: Engine, rows: int) -> Prefix:
-    caches = engine.model.empty_caches(rows, engine.tokens, engine.kv_dtype)
-    zeros = jnp.zeros((rows,), jnp.int32)
-    return Prefix(caches, *_on_mesh((zeros, zeros - 1, zeros), engine.model.mesh))
-
-
-@_program(donate=2)
-def _append(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
-    return _appended(engine, params, prefix, tokens, counts)
-
-
 def _appended(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
     """Reads the token that waited first; the last of the new ones waits then."""
     none = prefix.token < 0
@@ -345,40 +372,6 @@ def _appended(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
     caches = engine.model.extend(unstacked, read, prefix.length, real, prefix.caches, prefix.shift)
     last = jnp.take_along_axis(line, counts[:, None], axis=1)[:, 0]
     return Prefix(caches, prefix.length + real, last, prefix.shift)
-
-
-@_program()
-def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
-    blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
-    at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
-    caches = [
-        cache.write_rows(old, new, at, source)
-        for old, new in zip(blank, prefix.caches, strict=True)
-    ]
-    # (Not a weak type: what comes of it would compile the other programs again.)
-    length = jnp.full((1,), length, jnp.int32)
-    caches = [cache.first_tokens(one, length) for one in caches]
-    return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
-
-
-@_program()
-def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
-    at = jnp.reshape(at, (1,))
-    table, held = state.table.at[at].set(pages), state.length.at[at].set(length)
-    rows = slot.take(dataclasses.replace(state, table=table, length=held), at, engine.model.mesh)
-    blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
-    caches = [cache.resized(one, old.columns) for one, old in zip(rows, blank, strict=True)]
-
-    def number(value):
-        return jnp.full((1,), value, jnp.int32)
-
-    return Prefix(caches, number(length), number(-1), number(0))
-
-
-@_program(donate=2)
-def _insert(engine, prefix: Prefix, state: Slots, slots, source, inputs, first=None) -> Slots:
-    state = slot.insert(state, (prefix.caches,), slots, source, engine.model.mesh, first)
-    return _pinned(engine, slot.enter(state, inputs, slots))
 
 
 @_program(donate=2)
@@ -414,8 +407,7 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, inputs,
 
 
 def _extended_in_place(engine: Engine, params, state: Slots, slots, tokens, counts) -> Slots:
-    """Every slot reads, most of them nothing: no slot is copied, and each device reads for the
-    slots that it has."""
+    """Every slot reads, most of them nothing: no slot is copied or moved."""
     line = jnp.zeros((engine.slots, tokens.shape[1]), jnp.int32).at[slots].set(tokens, mode="drop")
     count = jnp.zeros((engine.slots,), jnp.int32).at[slots].set(counts, mode="drop")
     line, count = _on_mesh((line, count), engine.model.mesh)
@@ -427,57 +419,9 @@ def _extended_in_place(engine: Engine, params, state: Slots, slots, tokens, coun
 
 
 @_program(donate=2)
-def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
-    taken = _taken(engine, state, slots)
-    source = jnp.arange(len(slots))
-    caches = [
-        cache.write_rows(old, new, rows, source)
-        for old, new in zip(beside.caches, taken.caches, strict=True)
-    ]
-    return dataclasses.replace(beside, caches=cache.constrain(caches, engine.model.mesh))
-
-
-@_program(donate=2)
 def _restore(engine: Engine, caches: tuple, state: Slots, slots, source) -> Slots:
     joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
     return _pinned(engine, slot.insert(state, (joined,), slots, source, engine.model.mesh))
-
-
-@_program(donate=1)
-def _fork(engine: Engine, state: Slots, source, slots, keys) -> Slots:
-    taken = _taken(engine, state, jnp.reshape(source, (1,)))
-    zeros = jnp.zeros(slots.shape, jnp.int32)
-    state = slot.insert(state, (taken.caches,), slots, zeros, engine.model.mesh)
-    rows = dataclasses.replace(state, caches=(), table=None)
-    copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
-    key = copied.key.at[slots].set(keys, mode="drop")
-    # The slots keep pages of their own.
-    own = dict(caches=state.caches, table=state.table, key=key)
-    return _pinned(engine, dataclasses.replace(copied, **own))
-
-
-@_program()
-def _extract(engine: Engine, state: Slots, slots) -> Prefix:
-    return _taken(engine, state, slots)
-
-
-@_program(donate=1)
-def _release(engine: Engine, state: Slots, slots) -> Slots:
-    live = state.live.at[slots].set(False, mode="drop")
-    return _pinned(engine, dataclasses.replace(state, live=live))
-
-
-@_program(donate=1)
-def _clear(engine: Engine, state: Slots, slots) -> Slots:
-    def zero(x):
-        return x.at[slots].set(0, mode="drop")
-
-    # (What is read of pages is zero behind a slot's tokens, so theirs can be used as they are.)
-    caches = [one if one.pool else jax.tree.map(zero, one) for one in state.caches[0]]
-    caches, length, token = (caches,), zero(state.length), zero(state.token)
-    live = state.live.at[slots].set(False, mode="drop")
-    state = dataclasses.replace(state, caches=caches, length=length, token=token, live=live)
-    return _pinned(engine, state)
 
 
 def _taken(engine: Engine, state: Slots, slots) -> Prefix:

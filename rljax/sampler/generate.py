@@ -116,8 +116,8 @@ def generate(
         room = slot.forcing_room(requests)
         spent = budgets(keys, sampling)
         forcing = slot.forcing_of(requests, room, spent, np.repeat(lengths, n))
-    inputs = (prompts, lengths, keys, forcing, sampling, n, decoding, version, images, second)
-    arguments, shape = _arguments(model, params, *inputs)
+    queue, how = (prompts, lengths, keys, None), (sampling, n, decoding, version, images, second)
+    arguments, shape = _arguments(model, params, queue, forcing, *how)
     stops = (sampling.stop_strings, decoding.decode)
     tell = None
     if finished is not None:
@@ -198,8 +198,7 @@ def branch(
     version=0,
     decoding: Decoding = WHOLE_BATCH,
 ) -> Batch:
-    """Samples n continuations of row rows[j] of a batch behind the first at[j] tokens
-    of its response.
+    """Samples n continuations of row rows[j] behind the first at[j] tokens of its response.
 
     Args:
       model: the model, on the mesh of training.
@@ -246,9 +245,9 @@ def branch(
             ]
             requests = [sampling] * len(children)
             forcing = forcing_now(slot.forcing_room(requests), requests, children)
-        inputs = (prompts, lengths, keys, forcing, sampling, n, decoding, version, None, None)
-        limits = starts[rows] + sampling.max_response_tokens
-        out = _decoded(*_arguments(model, params, *inputs, limits=limits), len(keys), None, None)
+        queue = (prompts, lengths, keys, starts[rows] + sampling.max_response_tokens)
+        arguments = _arguments(model, params, queue, forcing, sampling, n, decoding, version)
+        out = _decoded(*arguments, len(keys), None, None)
     if decoding.loop != "host" and sampling.stop_strings:
         stops = (sampling.stop_strings, decoding.decode)
         out = cut_at_stop_strings(out, np.repeat(starts[rows], n), *stops, np.repeat(at, n))
@@ -321,8 +320,8 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
 
 @jax.jit
 def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
-    """Continuations with the groups of their rows [R], and in their first lengths [R] columns what
-    was recorded of them."""
+    """Continuations with the groups of their rows [R], with records in the first lengths [R]
+    columns."""
     inside = jnp.arange(out.tokens.shape[1])[None, :] < lengths[:, None]
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     names = [name for name in names if getattr(batch, name) is not None]
@@ -373,22 +372,11 @@ def _with_layout(sharding):
 
 
 def _arguments(
-    model: Model,
-    params,
-    prompts,
-    lengths,
-    keys,
-    forcing,
-    sampling,
-    n,
-    decoding,
-    version,
-    images,
-    second,
-    limits=None,
+    model: Model, params, queue, forcing, sampling, n, decoding, version, images=None, second=None
 ):
-    """The program's arguments, placed on the mesh, and its shape. With `limits` rows are as wide as
-    `prompts`."""
+    """The program's arguments, placed on the mesh, and its shape. `queue`: prompts, lengths, keys
+    and limits, or None; with limits rows are as wide as prompts."""
+    prompts, lengths, keys, limits = queue
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
     shape = _shape(n, slots, sampling, decoding, prompts.shape[1] if limits is not None else 0)

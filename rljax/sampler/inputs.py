@@ -1,5 +1,4 @@
-"""Makes the inputs of a decode step beside the caches: keys, rules, limits and interruptions of
-requests.
+"""Makes the inputs of a decode step beside the caches: keys, rules, limits, interruptions.
 
 A request's key, [2] uint32, alone decides its draws, wherever it is decoded.
 
@@ -33,8 +32,7 @@ _BUDGETS, _BRANCHES = 2**31 - 1, 2**31 - 2
 
 
 def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
-    """Returns how many tokens each request may think [R] int32, a function of its key [R, 2] alone;
-    -1: no limit."""
+    """Returns the tokens that each request may think [R] int32, by key [R, 2]; -1: no limit."""
     if not sampling.thinking_tokens:
         return np.full(len(keys), -1, np.int32)
     return _budgets(keys, *sampling.thinking_tokens)
@@ -44,13 +42,8 @@ def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
 def _budgets(keys, low, high):
     # Positions use the small numbers of each key's stream; this draw must not meet them.
     def draw(key):
-        return jax.random.randint(
-            jax.random.fold_in(jax.random.wrap_key_data(key), _BUDGETS),
-            (),
-            low,
-            high + 1,
-            jnp.int32,
-        )
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), _BUDGETS)
+        return jax.random.randint(key, (), low, high + 1, jnp.int32)
 
     return jax.vmap(draw)(keys)
 
@@ -170,11 +163,7 @@ def check_request(
 
 
 def slot_inputs(
-    engine: Engine,
-    samples: Sequence[Sample],
-    length: Sequence[int],
-    token: Sequence[int],
-    rows: int,
+    engine: Engine, samples: Sequence[Sample], length: Sequence[int], token, rows: int
 ) -> SlotInputs:
     """Returns the inputs [rows] of slots with these samples: length[i] tokens of sample i are read,
     and token[i] is the next one to be."""

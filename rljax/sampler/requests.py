@@ -110,6 +110,10 @@ class Sampling:
                 )
 
 
+def _one_of(values: Sequence[str]) -> str:
+    return f"one of {', '.join(values[1:])}, or ''"
+
+
 @dataclasses.dataclass(frozen=True)
 class Decoding:
     """Settings of decoding a whole batch: sizes of programs and memory, and the devices.
@@ -155,10 +159,25 @@ class Decoding:
                 rule=rule,
                 fix="layout=parsed('mesh(tensor=-1)'), or None",
             )
-        if self.loop not in LOOPS:
-            raise InputError(
-                "sampler loop", value=self.loop, fix=f"write one of {', '.join(LOOPS)}"
-            )
+        choices = (  # (field, its values, rule, fix)
+            ("loop", LOOPS, "", f"write one of {', '.join(LOOPS)}"),
+            ("dtype", DTYPES, _one_of(DTYPES), "--config.sampler.dtype='', the dtype of the model"),
+            (
+                "head_in_float32",
+                SWITCHES,
+                "",
+                "--config.sampler.head_in_float32=on, off, or '' for the model's own",
+            ),
+            (
+                "weight_dtype",
+                WEIGHT_DTYPES,
+                _one_of(WEIGHT_DTYPES),
+                "--config.sampler.weight_dtype='', the weights as they are",
+            ),
+        )
+        for name, known, rule, fix in choices:
+            if (value := getattr(self, name)) not in known:
+                raise InputError(f"sampler {name}", value=value, rule=rule, fix=fix)
         if self.page_tokens and self.loop != "host":
             raise InputError(
                 "sampler page_tokens",
@@ -166,34 +185,9 @@ class Decoding:
                 rule="pages are given out by the host, between dispatches",
                 fix="loop='host'",
             )
-        if self.dtype not in DTYPES:
-            known = ", ".join(DTYPES[1:])
-            raise InputError(
-                "sampler dtype",
-                value=self.dtype,
-                rule=f"one of {known}, or ''",
-                fix="--config.sampler.dtype='', the dtype of the model",
-            )
-        if self.head_in_float32 not in SWITCHES:
-            value = self.head_in_float32
-            raise InputError(
-                "sampler head_in_float32",
-                value=value,
-                fix="--config.sampler.head_in_float32=on, off, or '' for the model's own",
-            )
-        if self.weight_dtype not in WEIGHT_DTYPES:
-            known = ", ".join(WEIGHT_DTYPES[1:])
-            value, rule = self.weight_dtype, f"one of {known}, or ''"
-            raise InputError(
-                "sampler weight_dtype",
-                value=value,
-                rule=rule,
-                fix="--config.sampler.weight_dtype='', the weights as they are",
-            )
 
     def of(self, model: Model) -> Model:
-        """Returns the model as it decodes: on the mesh of decoding, in its dtype, with the weights
-        that `weights` returns."""
+        """Returns the model as it decodes: on the mesh of decoding, in its dtype, for `weights`."""
         model = model.in_dtype(self.dtype, self.head_in_float32)
         if self.mesh is not None:
             model = dataclasses.replace(model, mesh=self.mesh)
@@ -208,20 +202,12 @@ class Decoding:
 
 def alike(one: Sampling) -> tuple:
     """Returns the key of a request's rules: equal for requests that share them."""
-    return (
-        one.temperature,
-        one.top_k,
-        one.top_p,
-        one.min_p,
-        one.stop_ids,
-        one.logit_bias,
-        one.allowed_ids,
-    )
+    draw = (one.temperature, one.top_k, one.top_p, one.min_p)
+    return (*draw, one.stop_ids, one.logit_bias, one.allowed_ids)
 
 
 def stop_room(requests: Sequence[Sampling]) -> int:
-    """Returns the room for every row's stop ids: a few sizes only, so that another set
-    does not recompile."""
+    """Returns the room for every row's stop ids, in a few sizes, so that few sets recompile."""
     most = max([len(one.stop_ids) for one in requests], default=0)
     return max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)
 

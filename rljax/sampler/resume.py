@@ -74,9 +74,8 @@ def read_together(engine: Engine, params, state: Slots, waiting: dict[int, Sampl
 
 def compile_reads(engine: Engine, params, state: Slots) -> Slots:
     """Compiles all programs of `read_together` by reading nothing."""
-    for rows, columns in sorted(
-        {(min(r, engine.slots), min(s, engine.tokens)) for r, s in _SHAPES}
-    ):
+    shapes = {(min(rows, engine.slots), min(s, engine.tokens)) for rows, s in _SHAPES}
+    for rows, columns in sorted(shapes):
         state = _read(engine, params, state, [], rows, columns)
     return state
 
@@ -112,8 +111,7 @@ def batches(pairs: Sequence[tuple[int, int]], slots: int, beyond: int) -> Iterat
 
 
 def restore_prefixes(engine: Engine, state: Slots, prefixes: dict[int, Prefix]) -> Slots:
-    """Puts what was read of paused samples, {slot: prefix of one row}, into their slots.
-    `state` is donated."""
+    """Puts what was read of paused samples, {slot: prefix}, into slots. `state` is donated."""
     waiting = list(prefixes.items())
     while waiting:
         some, waiting = waiting[:_PREFIXES], waiting[_PREFIXES:]
@@ -171,12 +169,7 @@ class ParkedCaches:
 
 
 def check_branch(
-    sample: Sample,
-    ends: Sequence[int],
-    n: int,
-    sampling: Sampling | None,
-    more: Sequence[int],
-    both: bool,
+    sample: Sample, ends: Sequence[int], n: int, sampling: Sampling | None, more, both
 ) -> None:
     """Raises InputError unless `Sampler.branch` can continue a sample behind the first ends[i]
     tokens of its response. `both`: keep and hold are asked for."""

@@ -19,7 +19,6 @@ from rljax.batch import FinishReason
 from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.cache_ring import taken_back
-from rljax.models.model import Model
 from rljax.sampler import speculation
 from rljax.sampler.draw import Drawn, Rules, mode_of, sample
 from rljax.sampler.requests import Sampling
@@ -79,17 +78,10 @@ class Tokens:
 
 
 def empty(
-    models: list[Model],
-    slots: int,
-    columns: int,
-    kv_dtype: str,
-    rules,
-    forcing,
-    pool=None,
-    draft_tokens=0,
+    models, slots: int, columns: int, kv_dtype: str, rules, forcing, pool=None, draft_tokens=0
 ) -> Slots:
-    """Returns empty slots (inside a program), of a Pool of pages where there is one. `rules` and
-    `forcing` are templates of any number of rows."""
+    """Returns empty slots of `models` (inside a program), of a Pool of pages where there is one.
+    `rules` and `forcing` are templates of any number of rows."""
 
     def whole(value, dtype):
         return jnp.full((slots,), value, dtype)
@@ -115,8 +107,7 @@ def empty(
 
 
 def layout(state: Slots, mesh) -> Slots:
-    """Returns the sharding of everything in a decode state: slots over the axes of rows, kv
-    heads over tensor."""
+    """Returns the sharding of a decode state: slots over the axes of rows, kv heads over tensor."""
     rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
     caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
     return dataclasses.replace(rest, caches=caches)
@@ -174,11 +165,8 @@ def _force(forcing: Forcing, ids, total, live):
     at = jnp.where(begins, 0, forcing.forced)
     width = forcing.phrase.shape[1]
     token = jnp.take_along_axis(forcing.phrase, jnp.minimum(at, width - 1)[:, None], axis=1)[:, 0]
-    forcing = dataclasses.replace(
-        forcing,
-        thinking=forcing.thinking & ~begins,
-        forced=jnp.where(forced, at + 1, forcing.forced),
-    )
+    thinking, count = forcing.thinking & ~begins, jnp.where(forced, at + 1, forcing.forced)
+    forcing = dataclasses.replace(forcing, thinking=thinking, forced=count)
     return jnp.where(forced, token, ids), forced, forcing
 
 
@@ -240,20 +228,13 @@ def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
     def unless_forced(x):
         return jnp.where(forced, 0.0, x)
 
-    return slots, Tokens(
-        ids,
-        unless_forced(drawn.logp),
-        unless_forced(drawn.log_kept),
-        unless_forced(drawn.entropy),
-        ~forced,
-        emitted,
-    )
+    numbers = map(unless_forced, (drawn.logp, drawn.log_kept, drawn.entropy))
+    return slots, Tokens(ids, *numbers, ~forced, emitted)
 
 
 def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
     """`step` that reads a draft, too (rljax.sampler.speculation), and draws behind all of it. The
-    Tokens are [1 + D, B]. Where no slot has a draft it reads one token, unless `always`: devices
-    meet to know."""
+    Tokens are [1 + D, B]. Without a draft it reads one token, unless `always`: all meet to know."""
     total = slots.length + 1
     room = jnp.where(slots.live, slots.limit - total - 1, 0)  # the last token is never read
     draft, count = speculation.look_up(slots.drafts, total, room)
@@ -319,14 +300,7 @@ def _next_logits(models, weight, slots: Slots, read, counts):
 
 
 def decode(
-    models,
-    weight,
-    slots: Slots,
-    steps,
-    room: int,
-    enough_free=None,
-    look_every: int = 1,
-    routed=False,
+    models, weight, slots: Slots, steps, room: int, enough_free=None, look_every=1, routed=False
 ):
     """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
     of them are not. Returns the slots, Tokens of `room` steps (with drafts: of all tokens that they
@@ -367,9 +341,9 @@ def decode(
     number, flag = jnp.zeros((room, count), jnp.float32), jnp.zeros((room, count), bool)
     tokens = Tokens(jnp.zeros((room, count), jnp.int32), number, number, number, flag, flag)
     if routed:
-        like = jax.eval_shape(
-            lambda slots: step(models, weight, slots, mode, True)[1], slots
-        ).routes
+        like = jax.eval_shape(lambda slots: step(models, weight, slots, mode, True), slots)[
+            1
+        ].routes
         tokens = dataclasses.replace(tokens, routes=jnp.zeros((room, *like.shape), like.dtype))
     body = one if look_every == 1 else several
     done, slots, tokens = jax.lax.while_loop(more, body, (jnp.int32(0), slots, tokens))
@@ -429,8 +403,7 @@ def insert(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
 
 
 def take(slots: Slots, at: jax.Array, mesh) -> list:
-    """Returns rows at [M] of the first model's caches, contiguous; a slot out of range
-    gives some row.
+    """Returns rows at [M] of the first model's caches, contiguous; out of range it is some row.
 
     Where slots are split over devices, each device gives its own and a sum joins them: indexing
     would gather the whole cache on every device.

@@ -47,13 +47,10 @@ def decoder_for(decode: Callable | None, stops: Sequence[str]) -> Callable | Non
     """Returns ids -> text in which these stop strings are looked for: with special tokens if one of
     them holds such a token's text, which a tokenizer's `decode` leaves out by itself."""
     tokenizer = decode.__self__ if inspect.ismethod(decode) else None
-    if (
-        not stops
-        or not isinstance(tokenizer, Tokenizer)
-        or not holds_special(tokenizer, tuple(stops))
-    ):
-        return decode
-    return functools.partial(decode, skip_special_tokens=False)
+    known = stops and isinstance(tokenizer, Tokenizer)
+    if known and holds_special(tokenizer, tuple(stops)):
+        return functools.partial(decode, skip_special_tokens=False)
+    return decode
 
 
 def find_stop(
@@ -142,16 +139,8 @@ def cut_at_stop_strings(
 def _cut(batch: Batch, ends: jax.Array, stopped: jax.Array) -> Batch:
     """The batch without what stands at columns ends [B] and behind."""
     inside = jnp.arange(batch.tokens.shape[1])[None, :] < ends[:, None]
-    names = (
-        "tokens",
-        "segment_ids",
-        "positions",
-        "mask",
-        "sampler_logprobs",
-        "sampler_log_kept",
-        "entropy",
-        "policy_version",
-    )
+    names = ("tokens", "segment_ids", "positions", "mask", "policy_version")
+    names += ("sampler_logprobs", "sampler_log_kept", "entropy")
     cut = {name: getattr(batch, name) for name in names}
     cut = {name: jnp.where(inside, x, jnp.zeros_like(x)) for name, x in cut.items()}
     reason = jnp.where(stopped, FinishReason.STOP, batch.finish_reason)

@@ -1,9 +1,7 @@
-"""The programs of whole-batch rollouts: prefill each prompt once, decode in slots that refill on
-the device as rows end.
+"""The programs of whole-batch rollouts: prefill once, decode in slots that refill as rows end.
 
 One program for all of it, and the same in dispatches, between which the host learns which rows have
-ended. Parameters are an argument of every call. Token t of a row lives in column t of the row and
-of its slot.
+ended. Parameters are an argument of every call. Token t lives in column t of its row and slot.
 
 Axes: P prompts, L prompt columns, n samples per prompt, R = P n rows, B slots,
 S = L + response columns.
@@ -102,10 +100,9 @@ def rollout(
     Returns the batch [R, S], and the counts of drafts (speculation.totals).
     """
     rows, count = prompts.shape[0] * shape.n, shape.slots
-    prompt_batch, queue, carry = _start(
-        model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
-    )
-    models = _unstacked(model, params, second, shape.response_tokens)
+    inputs = (prompts, lengths, keys, rules, forcing, images, second, limits)
+    prompt_batch, queue, carry = _start(model, shape, params, *inputs)
+    models = _unstacked(model, params, second, steps=shape.response_tokens)
     whole = count == rows
     room = shape.response_tokens if whole else min(REFILL_STEPS, shape.response_tokens)
     shards = shard_count(model, prompts.shape[0], count)
@@ -131,10 +128,8 @@ def _start(
     count, total = shape.slots, shape.columns or prompts.shape[1] + shape.response_tokens
     rows = prompts.shape[0] * shape.n
     prompt_batch, shift = _prompts(prompts, lengths, images)
-    models = [(model, params)] + ([(second.model, second.params)] if second else [])
-    reading = [
-        one.prefill_routed(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
-    ]
+    models, how = _models(model, params, second), (prompt_batch, prompts.shape[1], shape.kv_dtype)
+    reading = [one.prefill_routed(weights, *how) for one, weights in models]
     prefix = tuple(caches for caches, _ in reading)
     routes = reading[0][1] if shape.record_routes else None
     limits = lengths + shape.response_tokens if limits is None else limits
@@ -148,9 +143,12 @@ def _start(
     return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
 
 
-def _unstacked(model, params, second, steps: int):
-    models = [(model, params)] + ([(second.model, second.params)] if second else [])
-    return [(one, one.unstack(weights, steps)) for one, weights in models]
+def _models(model, params, second) -> list[tuple]:
+    return [(model, params)] + ([(second.model, second.params)] if second else [])
+
+
+def _unstacked(*models, steps: int):
+    return [(one, one.unstack(weights, steps)) for one, weights in _models(*models)]
 
 
 def _refill_all(carry, queue: "_Queue", shape: Shape, shards: int):
@@ -181,20 +179,16 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
 
 
 def fits_a_dispatch(shape: Shape, rows: int) -> bool:
-    """Returns whether every row ends in the first dispatch, so that no row can be reported before
-    the batch is done."""
+    """Returns whether every row ends in the first dispatch: none is reported before the batch."""
     return shape.slots == rows and shape.response_tokens <= DISPATCH_STEPS
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _begin(
-    model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
-):
-    prompt_batch, queue, carry = _start(
-        model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
-    )
+def _begin(model, shape: Shape, params, *inputs):
+    prompt_batch, queue, carry = _start(model, shape, params, *inputs)
     if shape.slots == queue.keys.shape[0]:  # every row has a slot: nothing is refilled later
-        carry = _refill_all(carry, queue, shape, shard_count(model, prompts.shape[0], shape.slots))
+        shards = shard_count(model, queue.prompts.shape[0], shape.slots)
+        carry = _refill_all(carry, queue, shape, shards)
     return prompt_batch, queue, _pinned(carry, model)
 
 
@@ -206,7 +200,7 @@ def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, told)
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
     room = min(DISPATCH_STEPS, shape.response_tokens)
-    models = _unstacked(model, params, second, room)
+    models = _unstacked(model, params, second, steps=room)
     carry, tokens = _decode(models, second, carry, shape, room, shards)
     slots, owner, taken, out = carry
     waiting = jnp.min(taken) < out.length.shape[0] // shards
@@ -214,13 +208,6 @@ def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, told)
     look = (owner, slots.live, slots.reason, tokens.ids, tokens.valid, waiting, stop)
     # Whole on every device: every host of a pod looks at all of it.
     return _pinned(carry, model), jax.lax.with_sharding_constraint(look, replicated(model.mesh))
-
-
-@functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _finish(
-    model, shape: Shape, out: "_Record", queue: "_Queue", version, images, prompt_batch
-) -> Batch:
-    return _batch(model, shape, out, queue.lengths, version, images, prompt_batch, queue.shift)
 
 
 def _pinned(carry, model: Model):
@@ -268,7 +255,8 @@ def in_dispatches(
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
         if not going or (stop is not None and stop()):
-            batch = _finish(model, shape, carry[3], queue, version, images, prompt_batch)
+            rest = (queue.lengths, version, images, prompt_batch, queue.shift)
+            batch = _batch(model, shape, carry[3], *rest)
             return batch, speculation.totals(carry[0].drafts)
 
 
@@ -364,15 +352,13 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
     clean = tuple([cache.forget(one, slots.length, read) for one in each] for each in slots.caches)
     caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
     length = pick(queue.lengths, prompt)
-    last = pick(
-        jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0], prompt
-    )
+    last = jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0]
     fresh = dataclasses.replace(
         slots,
         caches=caches,
         # The prompt's last token is read again: its column is written with the same numbers.
         length=choose(slots.length, length - 1),
-        token=choose(slots.token, last),
+        token=choose(slots.token, pick(last, prompt)),
         limit=choose(slots.limit, pick(queue.limits, prompt)),
         shift=choose(slots.shift, pick(queue.shift, prompt)),
         key=choose(slots.key, pick(queue.keys, row)),
@@ -394,9 +380,8 @@ def _empty_record(prompts, lengths, routes, n: int, total: int) -> _Record:
         routes = jnp.where(inside[..., None, None], routes, -1)
         room = [(0, 0), (0, total - routes.shape[1]), (0, 0), (0, 0)]
         routes = jnp.pad(routes, room, constant_values=-1)
-    prompts, lengths, routes = jax.tree.map(
-        lambda x: jnp.repeat(x, n, axis=0), (prompts, lengths, routes)
-    )
+    of_prompts = (prompts, lengths, routes)
+    prompts, lengths, routes = jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), of_prompts)
     rows = prompts.shape[0]
     number = jnp.zeros((rows, total), jnp.float32)
     return _Record(
@@ -449,9 +434,9 @@ def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int
     )
 
 
-def _batch(
-    model, shape: Shape, out: _Record, lengths, version, images, prompt_batch, shift
-) -> Batch:
+@functools.partial(jax.jit, static_argnames=("model", "shape"))
+def _batch(model, shape: Shape, out: _Record, lengths, version, images, prompt_batch, shift):
+    """The rows that were decoded as a Batch."""
     index = jnp.arange(out.tokens.shape[1])[None, :]
     mask = out.chosen.astype(jnp.float32)
     batch = batch_from_rows(
