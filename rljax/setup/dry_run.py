@@ -1,5 +1,4 @@
-"""The dry run: the dataflow of a phase traced on shapes alone, before anything is sampled
-or compiled.
+"""The dry run: the dataflow of a phase traced on shapes, before anything is sampled or compiled.
 
 It finds options out of range, components that do not take or return what their stage does, batch
 fields that no stage fills, and fields of the config that nothing reads. The planner compiles the
@@ -31,8 +30,7 @@ from rljax.setup.setup import Phase, Setup, fields_by_settings, sampled_prompts
 
 
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
-    """Returns the names of the fields of a phase's batches that are filled before its
-    dataflow runs."""
+    """Returns the fields of a phase's batches that are filled before its dataflow runs."""
     names = {"tokens", "segment_ids", "positions", "mask", *KINDS[phase.data].fields}
     config = setup.config
     if phase.samples:
@@ -64,8 +62,7 @@ def images_of(setup: Setup, phase: Phase) -> ImageLayout | None:
 
 
 def abstract_batch(setup: Setup, phase: Phase) -> Batch:
-    """Returns a batch of the phase as jax.ShapeDtypeStructs, with the layout that it has on
-    the mesh."""
+    """Returns a batch of the phase as jax.ShapeDtypeStructs, with its layout on the mesh."""
     config, mesh, algorithm = setup.config, setup.model.mesh, phase.algorithm
     names = batch_fields(setup, phase)
     rows, columns = algorithm.steps.rows, setup.row_tokens
@@ -88,17 +85,11 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
     if (images := images_of(setup, phase)) is not None:
         sizes |= images.fields
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
-    return Batch(
-        **{
-            field.name: jax.ShapeDtypeStruct(
-                [sizes[axis] for axis in field.metadata["axes"]],
-                dtypes[field.name],
-                sharding=layout,
-            )
-            for field in dataclasses.fields(Batch)
-            if field.name in names
-        }
-    )
+    fields = {}
+    for field in (one for one in dataclasses.fields(Batch) if one.name in names):
+        shape = [sizes[axis] for axis in field.metadata["axes"]]
+        fields[field.name] = jax.ShapeDtypeStruct(shape, dtypes[field.name], sharding=layout)
+    return Batch(**fields)
 
 
 def parts_readers(phase: Phase) -> list[Component]:
@@ -240,8 +231,8 @@ def _check_process_reward(text: str) -> None:
 
 def check_fields_read(setup: Setup) -> set[str]:
     """Dry runs every phase; returns the fields of config.algorithm that neither the dataflow nor
-    its rollout reads, whatever their values. Raises InputError if a phase fails, and for all such
-    fields that are set."""
+    its rollout reads, whatever their values. Raises InputError if a phase fails, and for such
+    fields if set."""
     read: set[str] = set()
     if setup.config.reward.process_model:
         _check_process_reward(setup.config.reward.process_reward)
@@ -253,11 +244,8 @@ def check_fields_read(setup: Setup) -> set[str]:
     if "kl_controller" in abstract_roles(setup):
         read |= {"kl_target", "kl_horizon"}
     settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
-    unread = [
-        name
-        for name, usual in default.items()
-        if name not in read and not _same(name, settings[name], usual)
-    ]
+    usual = {name: value for name, value in default.items() if name not in read}
+    unread = [name for name in usual if not _same(name, settings[name], usual[name])]
     if unread:
         raise InputError(
             ", ".join(f"algorithm.{name}={settings[name]!r}" for name in unread),

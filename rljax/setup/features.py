@@ -5,7 +5,7 @@ names declares it (rljax.contracts): a function of the user's own is excluded as
 Read by validation, by the check of data with images, and by docs/generate.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from rljax.components import Component, resolve
@@ -39,8 +39,7 @@ class Parts:
         return _or_none(resolve, text, NAMESPACES[FIELDS[field].component]) if text else None
 
     def rolls(self, name: str):
-        """Returns what the rollout declares as `name`, or else what algorithm.collect does, which
-        it may call."""
+        """Returns what the rollout declares as `name`, else what algorithm.collect does."""
         return getattr(contract_of(self.rollout), name) or getattr(contract_of(self.collect), name)
 
     @property
@@ -289,8 +288,7 @@ FEATURES = {
 
 
 class Exclusion(NamedTuple):
-    """An exclusion: why feature `a` does not go with feature `b`, and the fix for the field of
-    `a`."""
+    """Why feature `a` does not go with feature `b`, and the fix for the field of `a`."""
 
     a: str
     b: str
@@ -340,307 +338,248 @@ _ON_THE_HOST = {
     "reference on the host": "memory.reference_on_host: its weights are copied by the host",
 }
 
-EXCLUDES = (
-    *(Exclusion("program steps", b, why, "program_steps=1") for b, why in _ON_THE_HOST.items()),
-    *(
-        Exclusion("in flight", b, why, _SYNCHRONOUS)
-        for b, why in (
-            (
-                "opponent",
-                "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
-            ),
-            ("rounds", "{rollout!r} scores a round of samples before it draws the next one"),
-            ("search", "{rollout!r} searches the responses of a step together, to their ends"),
-            ("tree of episodes", "{rollout!r} plays the trees of a step at once"),
-            (
-                "one version of the policy",
-                "dataflow={dataflow!r} compares samples of one version of the policy",
-            ),
-            ("replay alone", "rollouts.replay_share=1.0: nothing is sampled"),
-        )
-    ),
-    Exclusion(
-        "choice of groups",
-        "in flight",
-        "it chooses groups, and does not say how many may be dropped for one step in flight",
-        f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_SYNCHRONOUS}",
-    ),
-    *(
-        Exclusion(a, "dead groups replaced in flight", _AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
-        for a in ("reward model", "judge model")
-    ),
-    Exclusion(
-        "rollout by scores",
-        "no reward read",
-        "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} reads no reward",
-        "'once()'",
-    ),
-    Exclusion(
-        "advantage over log-probs",
-        "rounds",
-        "{rollout!r} computes advantages between two rounds, before any pass of the trainer",
-        "gae()",
-    ),
-    Exclusion(
-        "search",
-        "opponent",
-        "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
-        "opponent's",
-        "once()",
-    ),
-    Exclusion(
-        "environment",
-        "opponent",
-        "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
-        "opponent's",
-        "environment.function='', or dataflow='grpo'",
-    ),
-    Exclusion(
-        "rollout of other roles",
-        "rollout inside another",
-        "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not hand "
-        "on",
-        "once()",
-    ),
-    Exclusion(
-        "sampler devices",
-        "placed roles",
-        "placement={placement!r} has devices of its own as well",
-        "one of both: placement=(), or rollouts.sampler_devices=0",
-    ),
-    Exclusion(
-        "placed reference",
-        "samples of the reference",
-        "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
-        "leave reference out",
-    ),
-    Exclusion(
-        "placed reference",
-        "no reference",
-        "dataflow={dataflow!r} takes no reference",
-        "leave reference out",
-    ),
-    Exclusion(
-        "loop of the host",
-        "samples of the reference",
-        "dataflow={dataflow!r} draws each token from two models, which the host's loop does not",
-        "sampler.loop='device'",
-    ),
-    Exclusion(
-        "speculation",
-        "samples of the reference",
-        "dataflow={dataflow!r} draws each token from two models, and a draft is checked by one",
-        "sampler.draft_tokens=0",
-    ),
-    Exclusion(
-        "environment",
-        "no reward read",
-        "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
-        "dataflow='grpo', or environment.function=''",
-    ),
-    *(
-        Exclusion(
-            a,
-            "environment",
-            "it continues single responses, and an environment plays episodes of several turns",
-            "turn_tree()",
-        )
-        for a in ("continuations", "search")
-    ),
-    *(
-        Exclusion(
-            a, "environment", _ONE_TURN, f"{FEATURES[a].field}='' beside environment.function"
-        )
-        for a in ("process model", "reward model", "judge model", "reward of evaluation", "replay")
-    ),
-    Exclusion("rollout of single rows", "episodes of several rows", _ONE_ROW, "dynamic()"),
-    Exclusion("advantage of single rows", "episodes of several rows", _ONE_ROW, "rloo()"),
-    Exclusion("dataflow of single rows", "episodes of several rows", _ONE_ROW, "grpo"),
-    Exclusion(
-        "tree of episodes",
-        "unrepeatable environment",
-        "a branch of a turn_tree is played again from recorded replies, and "
-        "environment.function={environment!r} declares repeatable=False",
-        "once()",
-    ),
-    Exclusion(
-        "tree of episodes",
-        "samples compared",
-        "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin at "
-        "different turns",
-        "once()",
-    ),
-    Exclusion(
-        "replay",
-        "fields of new samples",
-        "rows of a file have no {fresh}, which sampling fills and this config reads",
-        "rollouts.replay=''",
-    ),
-    Exclusion("replay", "images", "stored rollouts hold no images", "rollouts.replay=''"),
-    Exclusion("environment", "images", "episodes are of text", "rows of text alone"),
-    Exclusion(
-        "continuations",
-        "images",
-        "its samples go on from within others, which are of text",
-        "algorithm.collect='once'",
-    ),
-    Exclusion("search", "images", "a search reads text", "algorithm.collect='once'"),
-    Exclusion(
-        "batch invariance",
-        "images",
-        "batch-invariant computing is for text alone",
-        "model_settings.batch_invariant=False",
-    ),
-    Exclusion(
-        "rule over the batch",
-        "values by continuations",
-        "its mean and variance over the samples are not those over the continuations that "
-        "algorithm.collect={collect!r} compares them with",
-        "rules of one row alone: scaled, clipped, soft_overlong",
-    ),
-    Exclusion(
-        "rule over the batch",
-        "search",
-        "it compares the rows of a batch, and {collect!r} scores some rows at a time",
-        "scaled(), clipped()",
-    ),
-    *(
-        Exclusion(
-            a,
-            "search",
-            "{collect!r} ends a response at stop ids and its limit alone",
-            f"{FEATURES[a].field}=()",
-        )
-        for a in ("stop strings", "thinking limits")
-    ),
-    *(
-        Exclusion(a, "search of whole texts", _NO_DRAWS, _SAMPLED)
-        for a in ("dataflow over draws", "loss over draws", "advantage over draws")
-    ),
-    Exclusion("correction", "search of whole texts", _NO_DRAWS, "algorithm.correction=''"),
-    Exclusion("bypass", "search of whole texts", _NO_DRAWS, "'recomputed'"),
-    Exclusion(
-        "correction",
-        "bypass",
-        "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a weight "
-        "would count it twice",
-        "correction='', or old_logprobs='recomputed'",
-    ),
-    Exclusion(
-        "process model",
-        "advantage blind to tokens",
-        "algorithm.advantage={advantage!r} reads no rewards of single tokens",
-        "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''",
-    ),
-    Exclusion(
-        "no reference",
-        "KL",
-        "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
-        "set both to 0",
-    ),
-    Exclusion("judge model", "reward model", "reward.model takes its place", "reward.model=''"),
-    *(
-        Exclusion(
-            a, "no reward read", "dataflow={dataflow!r} does not read it", f"{FEATURES[a].field}=''"
-        )
-        for a in ("reward model", "judge model", "process model", "replay")
-    ),
-    *(
-        Exclusion(
-            a,
-            "costs",
-            "dataflow={dataflow!r} reads the cost of every response, which these lack",
-            f"{FEATURES[a].field}=''",
-        )
-        for a in ("environment", "replay")
-    ),
-    Exclusion(
-        "rows known before",
-        "streamed rows",
-        "rows that are read as they are drawn are not known before",
-        "data.stream=False",
-    ),
-    Exclusion(
-        "curriculum",
-        "streamed rows",
-        "the prompts of a stream are not known before: there is nothing to leave out",
-        "data.stream=False",
-    ),
-    Exclusion(
-        "router bias",
-        "adapters",
-        "must be 0 with lora: the biases are a part of its frozen base",
-        "model_settings.router_bias_update_speed=0",
-    ),
-    Exclusion(
-        "reference on the host",
-        "adapters",
-        "with lora the reference shares the actor's base: it has nothing of its own to move",
-        "memory.reference_on_host=False",
-    ),
-    Exclusion(
-        "weights in bfloat16",
-        "adapters",
-        "with lora adapters alone are trained, in float32",
-        "lora.base, for the others",
-    ),
-    Exclusion(
-        "weights in bfloat16",
-        "router bias",
-        "bfloat16 would round the steps of model_settings.router_bias_update_speed away",
-        "model_settings.weight_dtype='float32'",
-    ),
-    *(
-        Exclusion(
-            a,
-            "batch invariance",
-            "model_settings.batch_invariant is for float32 alone",
-            "the default of this field, or model_settings.batch_invariant=False",
-        )
-        for a in ("narrow numbers", "weights of decoding")
-    ),
-    *(
-        Exclusion(
-            "router replay",
-            b,
-            "routes are recorded by the device's loop over whole batches, a token at a time",
-            fix,
-        )
-        for b, fix in (
-            ("loop of the host", "sampler.loop='device'"),
-            ("speculation", "sampler.draft_tokens=0"),
-            ("environment", "environment.function=''"),
-            ("in flight", _SYNCHRONOUS),
-            ("search", "algorithm.collect='once()'"),
-        )
-    ),
-    Exclusion(
-        "router replay",
-        "samples of the reference",
-        "dataflow={dataflow!r} draws each token from two models, whose routes differ",
-        "sampler.router_replay=False",
-    ),
+
+def _exclusions(pairs: Mapping[tuple[str, str], tuple[str, str]]) -> tuple[Exclusion, ...]:
+    return tuple(Exclusion(a, b, why, fix) for (a, b), (why, fix) in pairs.items())
+
+
+EXCLUDES = _exclusions(
+    {
+        **{("program steps", b): (why, "program_steps=1") for b, why in _ON_THE_HOST.items()},
+        **{
+            ("in flight", b): (why, _SYNCHRONOUS)
+            for b, why in (
+                (
+                    "opponent",
+                    "{rollout!r} draws half of a prompt's samples from an opponent, at one moment",
+                ),
+                ("rounds", "{rollout!r} scores a round of samples before it draws the next one"),
+                ("search", "{rollout!r} searches the responses of a step together, to their ends"),
+                ("tree of episodes", "{rollout!r} plays the trees of a step at once"),
+                (
+                    "one version of the policy",
+                    "dataflow={dataflow!r} compares samples of one version of the policy",
+                ),
+                ("replay alone", "rollouts.replay_share=1.0: nothing is sampled"),
+            )
+        },
+        ("choice of groups", "in flight"): (
+            "it chooses groups, and does not say how many may be dropped for one step in flight",
+            f"@contract(needs_groups=True, drops_dead=(10, 'error')), or {_SYNCHRONOUS}",
+        ),
+        **{
+            (a, "dead groups replaced in flight"): (_AT_ONCE, f"'once()', or {_SYNCHRONOUS}")
+            for a in ("reward model", "judge model")
+        },
+        ("rollout by scores", "no reward read"): (
+            "{collect!r} goes by the scores of samples, and dataflow={dataflow!r} reads no reward",
+            "'once()'",
+        ),
+        ("advantage over log-probs", "rounds"): (
+            "{rollout!r} computes advantages between two rounds, before any pass of the trainer",
+            "gae()",
+        ),
+        ("search", "opponent"): (
+            "it searches with one policy, and half of the samples of dataflow={dataflow!r} are an "
+            "opponent's",
+            "once()",
+        ),
+        ("environment", "opponent"): (
+            "one policy plays an episode, and half of the samples of dataflow={dataflow!r} are an "
+            "opponent's",
+            "environment.function='', or dataflow='grpo'",
+        ),
+        ("rollout of other roles", "rollout inside another"): (
+            "it asks for roles that {rollout!r}, the rollout of dataflow={dataflow!r}, does not "
+            "hand on",
+            "once()",
+        ),
+        ("sampler devices", "placed roles"): (
+            "placement={placement!r} has devices of its own as well",
+            "one of both: placement=(), or rollouts.sampler_devices=0",
+        ),
+        ("placed reference", "samples of the reference"): (
+            "dataflow={dataflow!r} samples from the reference, on the mesh of the actor",
+            "leave reference out",
+        ),
+        ("placed reference", "no reference"): (
+            "dataflow={dataflow!r} takes no reference",
+            "leave reference out",
+        ),
+        ("loop of the host", "samples of the reference"): (
+            "dataflow={dataflow!r} draws each token from two models, which the host's loop does "
+            "not",
+            "sampler.loop='device'",
+        ),
+        ("speculation", "samples of the reference"): (
+            "dataflow={dataflow!r} draws each token from two models, and a draft is checked by one",
+            "sampler.draft_tokens=0",
+        ),
+        ("environment", "no reward read"): (
+            "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
+            "dataflow='grpo', or environment.function=''",
+        ),
+        **{
+            (a, "environment"): (
+                "it continues single responses, and an environment plays episodes of several turns",
+                "turn_tree()",
+            )
+            for a in ("continuations", "search")
+        },
+        **{
+            (a, "environment"): (_ONE_TURN, f"{FEATURES[a].field}='' beside environment.function")
+            for a in (
+                "process model",
+                "reward model",
+                "judge model",
+                "reward of evaluation",
+                "replay",
+            )
+        },
+        ("rollout of single rows", "episodes of several rows"): (_ONE_ROW, "dynamic()"),
+        ("advantage of single rows", "episodes of several rows"): (_ONE_ROW, "rloo()"),
+        ("dataflow of single rows", "episodes of several rows"): (_ONE_ROW, "grpo"),
+        ("tree of episodes", "unrepeatable environment"): (
+            "a branch of a turn_tree is played again from recorded replies, and "
+            "environment.function={environment!r} declares repeatable=False",
+            "once()",
+        ),
+        ("tree of episodes", "samples compared"): (
+            "dataflow={dataflow!r} compares all rows of a prompt, and those of a turn_tree begin "
+            "at different turns",
+            "once()",
+        ),
+        ("replay", "fields of new samples"): (
+            "rows of a file have no {fresh}, which sampling fills and this config reads",
+            "rollouts.replay=''",
+        ),
+        ("replay", "images"): ("stored rollouts hold no images", "rollouts.replay=''"),
+        ("environment", "images"): ("episodes are of text", "rows of text alone"),
+        ("continuations", "images"): (
+            "its samples go on from within others, which are of text",
+            "algorithm.collect='once'",
+        ),
+        ("search", "images"): ("a search reads text", "algorithm.collect='once'"),
+        ("batch invariance", "images"): (
+            "batch-invariant computing is for text alone",
+            "model_settings.batch_invariant=False",
+        ),
+        ("rule over the batch", "values by continuations"): (
+            "its mean and variance over the samples are not those over the continuations that "
+            "algorithm.collect={collect!r} compares them with",
+            "rules of one row alone: scaled, clipped, soft_overlong",
+        ),
+        ("rule over the batch", "search"): (
+            "it compares the rows of a batch, and {collect!r} scores some rows at a time",
+            "scaled(), clipped()",
+        ),
+        **{
+            (a, "search"): (
+                "{collect!r} ends a response at stop ids and its limit alone",
+                f"{FEATURES[a].field}=()",
+            )
+            for a in ("stop strings", "thinking limits")
+        },
+        **{
+            (a, "search of whole texts"): (_NO_DRAWS, _SAMPLED)
+            for a in ("dataflow over draws", "loss over draws", "advantage over draws")
+        },
+        ("correction", "search of whole texts"): (_NO_DRAWS, "algorithm.correction=''"),
+        ("bypass", "search of whole texts"): (_NO_DRAWS, "'recomputed'"),
+        ("correction", "bypass"): (
+            "with old_logprobs='sampler' (bypass) the ratio is already that to the sampler: a "
+            "weight would count it twice",
+            "correction='', or old_logprobs='recomputed'",
+        ),
+        ("process model", "advantage blind to tokens"): (
+            "algorithm.advantage={advantage!r} reads no rewards of single tokens",
+            "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''",
+        ),
+        ("no reference", "KL"): (
+            "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
+            "set both to 0",
+        ),
+        ("judge model", "reward model"): ("reward.model takes its place", "reward.model=''"),
+        **{
+            (a, "no reward read"): (
+                "dataflow={dataflow!r} does not read it",
+                f"{FEATURES[a].field}=''",
+            )
+            for a in ("reward model", "judge model", "process model", "replay")
+        },
+        **{
+            (a, "costs"): (
+                "dataflow={dataflow!r} reads the cost of every response, which these lack",
+                f"{FEATURES[a].field}=''",
+            )
+            for a in ("environment", "replay")
+        },
+        ("rows known before", "streamed rows"): (
+            "rows that are read as they are drawn are not known before",
+            "data.stream=False",
+        ),
+        ("curriculum", "streamed rows"): (
+            "the prompts of a stream are not known before: there is nothing to leave out",
+            "data.stream=False",
+        ),
+        ("router bias", "adapters"): (
+            "must be 0 with lora: the biases are a part of its frozen base",
+            "model_settings.router_bias_update_speed=0",
+        ),
+        ("reference on the host", "adapters"): (
+            "with lora the reference shares the actor's base: it has nothing of its own to move",
+            "memory.reference_on_host=False",
+        ),
+        ("weights in bfloat16", "adapters"): (
+            "with lora adapters alone are trained, in float32",
+            "lora.base, for the others",
+        ),
+        ("weights in bfloat16", "router bias"): (
+            "bfloat16 would round the steps of model_settings.router_bias_update_speed away",
+            "model_settings.weight_dtype='float32'",
+        ),
+        **{
+            (a, "batch invariance"): (
+                "model_settings.batch_invariant is for float32 alone",
+                "the default of this field, or model_settings.batch_invariant=False",
+            )
+            for a in ("narrow numbers", "weights of decoding")
+        },
+        **{
+            ("router replay", b): (
+                "routes are recorded by the device's loop over whole batches, a token at a time",
+                fix,
+            )
+            for b, fix in (
+                ("loop of the host", "sampler.loop='device'"),
+                ("speculation", "sampler.draft_tokens=0"),
+                ("environment", "environment.function=''"),
+                ("in flight", _SYNCHRONOUS),
+                ("search", "algorithm.collect='once()'"),
+            )
+        },
+        ("router replay", "samples of the reference"): (
+            "dataflow={dataflow!r} draws each token from two models, whose routes differ",
+            "sampler.router_replay=False",
+        ),
+    }
 )
-NEEDS = (
-    Exclusion(
-        "pages",
-        "dispatches by the host",
-        "pages are given out by the host, between dispatches",
-        "sampler.loop='host'",
-    ),
-    Exclusion(
-        "sampler devices",
-        "in flight",
-        "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
-        "learning",
-        "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0",
-    ),
-    Exclusion(
-        "tree of episodes",
-        "environment",
-        "episodes branch where turns of an environment end, and environment.function is ''",
-        "once()",
-    ),
+NEEDS = _exclusions(
+    {
+        ("pages", "dispatches by the host"): (
+            "pages are given out by the host, between dispatches",
+            "sampler.loop='host'",
+        ),
+        ("sampler devices", "in flight"): (
+            "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do "
+            "beside learning",
+            "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0",
+        ),
+        ("tree of episodes", "environment"): (
+            "episodes branch where turns of an environment end, and environment.function is ''",
+            "once()",
+        ),
+    }
 )
 
 

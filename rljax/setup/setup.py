@@ -163,8 +163,7 @@ class Setup:
 
 
 def sampled_prompts(config: Config) -> int:
-    """Returns the number of prompts of a step that the policy answers; the others come with
-    stored rollouts."""
+    """Returns the number of prompts of a step that are answered, not stored rollouts."""
     every, share = config.batch.prompts_per_step, config.rollouts.replay_share
     if not config.rollouts.replay or share == 1:
         return 0 if config.rollouts.replay else every
@@ -261,8 +260,7 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
 
 
 def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:
-    """Raises InputError if a prompt and its response, in tokens, would not fit into the
-    model's context."""
+    """Raises InputError if prompt and response, in tokens, do not fit the model's context."""
     longest = prompt_tokens + response_tokens
     if longest > model.config.max_tokens:
         raise InputError(
@@ -380,8 +378,7 @@ def _resolved(value: str | tuple[str, ...], stage: str) -> Component | tuple[Com
 
 
 def rollout_of(config: Config, dataflow: Component) -> Component:
-    """Returns the rollout of a config: algorithm.collect, inside the one that the
-    dataflow needs."""
+    """Returns the rollout of a config: algorithm.collect, inside that of the dataflow."""
     around = spec(dataflow).rollout
     if not around:
         return resolve(config.algorithm.collect, NAMESPACES["collect"])
@@ -393,8 +390,7 @@ def rollout_of(config: Config, dataflow: Component) -> Component:
 
 
 def fields_by_settings(config: Config) -> set[str]:
-    """Returns the batch fields of samples that the process model and the environment of a config
-    fill."""
+    """Returns the batch fields that the process model and the environment of a config fill."""
     fields = {"step_ids", "process_rewards"} if config.reward.process_model else set()
     if config.environment.function:
         fields |= {"step_ids", "state_ids", "episode", "seat"}
@@ -410,12 +406,7 @@ def check_context(what: str, tokens: int, model: Model, fix: str) -> None:
 
 
 def assemble(
-    config: Config,
-    tokenizer: Tokenizer,
-    data: Data,
-    model: Model,
-    row: int,
-    groups: tuple[RoleGroup, ...] = (),
+    config: Config, tokenizer: Tokenizer, data: Data, model: Model, row: int, groups: tuple = ()
 ) -> Setup:
     """Returns the setup of loaded parts; rows of the last phase have `row` tokens. Raises
     InputError if rows do not divide over devices, or are longer than the model's context."""
@@ -428,15 +419,8 @@ def assemble(
         rows = batch.sequences_per_optimizer_step
         # Environments set their own prompts, whose length is not known: assume half of a row.
         prompt = row // 2 if config.environment.function else data.prompt_tokens
-        steps = _steps(
-            config,
-            rows,
-            row,
-            model,
-            batch.epochs,
-            prompt_tokens=prompt,
-            samples=batch.samples_per_prompt,
-        )
+        shared = dict(prompt_tokens=prompt, samples=batch.samples_per_prompt)
+        steps = _steps(config, rows, row, model, batch.epochs, **shared)
         generated = batch.prompts_per_step * batch.samples_per_prompt
         optimizer_steps *= batch.epochs * (generated // rows)
     else:
