@@ -1,7 +1,7 @@
-"""Flight: groups of trajectories that began at different steps, their scores, and a checkpoint of
-both."""
+"""Flight: groups of trajectories begun at different steps, with scores and checkpoints."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from rljax import hosts
@@ -42,8 +42,7 @@ _FINDING = ("prompt_id", "index", "source")  # of a record, what finds it in the
 
 @dataclasses.dataclass(eq=False)
 class Group:
-    """The trajectories of one prompt, number `at` of the step that has these keys, and the scores
-    of those that have one."""
+    """The trajectories of one prompt, number `at` of the step with these keys, and scores."""
 
     ticket: int
     prompts: Prompts  # one
@@ -86,8 +85,7 @@ class Flight:
         self.player.begin(group)
 
     def dispatch(self, weights, version: int, keep_cache: bool) -> bool:
-        """Decodes one dispatch, or waits a little if nothing is left to decode. Returns
-        whether it decoded."""
+        """Decodes one dispatch, or waits if nothing is left. Returns whether it decoded."""
         return self.player.dispatch(weights, version, keep_cache, self._ended)
 
     def _ended(self, ticket: int) -> None:
@@ -123,8 +121,7 @@ class Flight:
     # -- groups go
 
     def ended(self) -> list[int]:
-        """Returns the tickets whose members have all ended and been scored since the last call: the
-        same on every host."""
+        """Returns the tickets whose members have all ended and been scored, on every host."""
         told, waiting = [], []
         for asked in self._asked:
             group, which, pending, since = asked
@@ -159,17 +156,13 @@ class Flight:
         self.player.drop(self._groups.pop(ticket))
 
     def collect(self, tickets: list[int], mesh) -> tuple[Batch, RewardReport, Prompts]:
-        """Returns the batch of complete groups, in the order of `tickets`, on the mesh: B = groups
-        x samples of a group rows."""
+        """Returns the batch of complete groups, in the order of `tickets`, on the mesh."""
         groups = [self._groups.pop(ticket) for ticket in tickets]
-        prompts = groups[0].prompts
-        for group in groups[1:]:
-            prompts = prompts.joined(group.prompts)
+        prompts = functools.reduce(Prompts.joined, (group.prompts for group in groups))
         return (*self.player.collect(groups, prompts, mesh), prompts)
 
     def metrics(self) -> dict[str, float]:
-        """Returns how busy the slots were since the last call, and how full pages and drafts
-        were."""
+        """Returns how busy the slots were since the last call; how full pages and drafts."""
         return self._use.taken()
 
     # -- a checkpoint
@@ -192,8 +185,8 @@ class Flight:
         return saved
 
     def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
-        """Goes on from `get_state` with a sampler that will have read nothing. `find` brings the
-        prompt of a saved record."""
+        """Goes on from `get_state` with a sampler that has read nothing. `find`: record -> its
+        prompt."""
         groups = {}
         for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
             group = groups[ticket] = Group(ticket, find(saved["record"]))
@@ -227,21 +220,17 @@ class SlotUse:
         self.sampler, self._seen = sampler, (0, 0, 0, 0)
 
     def taken(self) -> dict[str, float]:
-        """Returns how busy the slots were since the last call; how full pages and drafts
-        were so far."""
-        sampler, (dispatches, steps, live, reread) = self.sampler, self._seen
-        self._seen = (
-            sampler.dispatches,
-            sampler.slot_steps,
-            sampler.live_slot_steps,
-            sampler.reread_tokens,
-        )
+        """Returns how busy the slots were since the last call; how full pages and drafts so far."""
+        sampler = self.sampler
+        now = (sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps)
+        now = (*now, sampler.reread_tokens)
+        new = (a - b for a, b in zip(now, self._seen, strict=True))
+        (dispatches, steps, live, reread), self._seen = new, now
         return {
-            "slots/live_share": (sampler.live_slot_steps - live)
-            / max(sampler.slot_steps - steps, 1),
-            "slots/dispatches": float(sampler.dispatches - dispatches),
-            "slots/decode_steps": float((sampler.slot_steps - steps) // sampler.engine.slots),
-            "slots/reread_tokens": float(sampler.reread_tokens - reread),
+            "slots/live_share": live / max(steps, 1),
+            "slots/dispatches": float(dispatches),
+            "slots/decode_steps": float(steps // sampler.engine.slots),
+            "slots/reread_tokens": float(reread),
             **sampler.page_metrics(),
             **sampler.draft_metrics(),
         }

@@ -22,8 +22,7 @@ from rljax.tracking import timing
 
 
 class ResponsesInFlight:
-    """The player of single responses that outlive their step, to prompts of `columns` tokens at
-    most."""
+    """The player of single responses that outlive their step; prompts have `columns` tokens."""
 
     def __init__(self, reward: Reward, cfg: RolloutConfig, columns: int, clock: Clock):
         self.reward, self.cfg, self.columns, self.clock = reward, cfg, columns, clock

@@ -20,8 +20,7 @@ from rljax.shaping.scores import apply_shaping
 
 @dataclasses.dataclass(frozen=True)
 class SearchActor:
-    """An actor whose `generate` searches. `search_of(prompts, n)` is the Search of n responses to
-    each prompt."""
+    """An actor whose `generate` searches. `search_of(prompts, n)` is the Search of n responses."""
 
     actor: Actor
     search_of: Callable[[Prompts, int], Search]

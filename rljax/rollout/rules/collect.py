@@ -1,9 +1,7 @@
-"""Rollouts that differ in the groups that they use: one round of sampling, several rounds, or the
-first live groups.
+"""Rollouts that differ in the groups that they use: of one round, of several, or the first.
 
 A group is the samples of one prompt. It is live if the scores of the reward in it are not all
-equal: the others have no advantage. Rows stay on the mesh: hosts look at scores and
-lengths, and choose.
+equal: the others have no advantage. Rows stay on the mesh: hosts choose by scores.
 
 In flight, dead groups have been replaced as they ended (`drops_dead`), so that every rollout of
 these takes the groups that it is handed.
@@ -82,20 +80,9 @@ def dynamic(
     if isinstance(prompts, DevicePrompts):
         size = _oversampled("dynamic", oversample, prompts.count)
         return _one_round(prompts, key, cfg, sample, draw, size)
-    wanted = len(prompts.records)
-    size = _oversampled("dynamic", oversample, wanted)
-    return _rounds(
-        prompts,
-        key,
-        cfg,
-        actor,
-        sample,
-        draw,
-        first=size,
-        further=size,
-        max_rounds=max_rounds,
-        if_short=if_short,
-    )
+    size = _oversampled("dynamic", oversample, len(prompts.records))
+    options = dict(first=size, further=size, max_rounds=max_rounds, if_short=if_short)
+    return _rounds(prompts, key, cfg, actor, sample, draw, **options)
 
 
 @contract(
@@ -125,18 +112,8 @@ def active(
         return once(prompts, key, cfg, sample=sample)
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
-    return _rounds(
-        prompts,
-        key,
-        cfg,
-        actor,
-        sample,
-        draw,
-        first=wanted,
-        further=further,
-        max_rounds=max_rounds,
-        if_short=if_short,
-    )
+    options = dict(first=wanted, further=further, max_rounds=max_rounds, if_short=if_short)
+    return _rounds(prompts, key, cfg, actor, sample, draw, **options)
 
 
 @contract(
@@ -161,8 +138,7 @@ def first_live(
     aborted and their groups dropped. With a reward model, which scores whole batches, all samples
     are decoded to their ends.
 
-    Which groups are complete first depends on the speed of the reward, so that a resumed run
-    may use others.
+    Which groups are first depends on the speed of the reward: a resumed run may use others.
 
     Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
     for one sample per prompt.
@@ -172,15 +148,15 @@ def first_live(
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     size = _oversampled("first_live", oversample, wanted)
     sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))
-    batch, report = sample(sampled, key, n=n, enough=lambda early: _enough(early, wanted))
+
+    def enough(early) -> bool:
+        live = (len(set(scores)) > 1 for scores in early.complete_groups())
+        return sum(live) >= wanted
+
+    batch, report = sample(sampled, key, n=n, enough=enough)
     groups = _Groups(wanted, n, actor.model.mesh)
     groups.add(batch, sampled, cut=True)
     return groups.rollout(report, if_short, rounds=1)
-
-
-def _enough(early, wanted: int) -> bool:
-    """Returns whether as many groups as are wanted are complete and have unequal scores."""
-    return sum(len(set(scores)) > 1 for scores in early.complete_groups()) >= wanted
 
 
 def _oversampled(name: str, oversample: float, wanted: int) -> int:
@@ -260,8 +236,7 @@ class _Groups:
         self.rows = _copied(room, batch, source.reshape(-1), self.mesh)
 
     def rollout(self, report, if_short: str, *, rounds: int) -> Rollout:
-        """The first `wanted` live groups as one batch. If there are fewer, dead groups fill it, or
-        InputError says so."""
+        """The first `wanted` live groups as one batch, filled by dead ones or an InputError."""
         wanted, groups = self.wanted, len(self.live) + len(self.others)
         missing = max(wanted - len(self.live), 0)
         if missing and if_short == "error":
@@ -391,17 +366,7 @@ def _one_round(prompts: DevicePrompts, key, cfg, sample, draw, size: int) -> Rol
 
 
 def _rounds(
-    prompts,
-    key,
-    cfg,
-    actor,
-    sample,
-    draw,
-    *,
-    first: int,
-    further: int,
-    max_rounds: int,
-    if_short: str,
+    prompts, key, cfg, actor, sample, draw, *, first: int, further: int, max_rounds: int, if_short
 ) -> Rollout:
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     _require_groups(n)

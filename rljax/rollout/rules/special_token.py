@@ -89,10 +89,8 @@ def special_token(
         # The others sample their last token anew, which nothing learns from: calls have one shape.
         columns = np.where(going, columns, sizes - 1)
         source = batch.replace(mask=whole, group=jnp.asarray(own), values=None)
-        rows = np.arange(len(own))
-        batch, report = branch(
-            prompts, source, rows, columns - starts, stream(key, "special_token", number)
-        )
+        rows, branch_key = np.arange(len(own)), stream(key, "special_token", number)
+        batch, report = branch(prompts, source, rows, columns - starts, branch_key)
         known = [row.score.status == "ok" for row in report.rows]
         gains += (fetch(batch.scores) - before)[going & known].tolist()
         cut += ((columns - starts) / (sizes - starts))[going].tolist()
@@ -100,7 +98,8 @@ def special_token(
         batches.append(batch)
         learned.append(whole if train_prefix else new)
         kept.append(jnp.sum(whole - learned[-1], axis=1).astype(jnp.int32))
-        reports.append(RewardReport(_of(report.rows, going), report.process))
+        scored = tuple(row for row, goes in zip(report.rows, going, strict=True) if goes)
+        reports.append(RewardReport(scored, report.process))
 
     def mean(x):
         return float(np.mean(x)) if len(x) else 0.0
@@ -112,10 +111,11 @@ def special_token(
         "special_token/kept_fraction": mean(cut),
         "special_token/gain": mean(gains),
     }
-    joined = _of_all_rounds(
-        batches, learned, kept, own, rounds=max_rounds, count=count, mesh=actor.model.mesh
-    )
-    return Rollout(joined, prompts, _of_all(reports), metrics)
+    how = dict(rounds=max_rounds, count=count, mesh=actor.model.mesh)
+    joined = _of_all_rounds(batches, learned, kept, own, **how)
+    rows = tuple(row for one in reports for row in one.rows)
+    report = RewardReport(rows, tuple(one for each in reports for one in each.process))
+    return Rollout(joined, prompts, report, metrics)
 
 
 def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
@@ -156,17 +156,6 @@ def _masks(mask, before, columns, going):
     return jnp.where(scored, whole, 0.0), jnp.where(scored, mask, 0.0)
 
 
-def _of(rows: tuple, going: np.ndarray) -> tuple:
-    return tuple(row for row, goes in zip(rows, going, strict=True) if goes)
-
-
-def _of_all(reports: list[RewardReport]) -> RewardReport:
-    return RewardReport(
-        tuple(row for one in reports for row in one.rows),
-        tuple(one for each in reports for one in each.process),
-    )
-
-
 def _of_all_rounds(batches, masks, kept, own, *, rounds: int, count: int, mesh) -> Batch:
     """The rows of all rounds; those of rounds that were not needed have mask 0."""
     missing = rounds - len(batches)
@@ -182,8 +171,7 @@ def _of_all_rounds(batches, masks, kept, own, *, rounds: int, count: int, mesh) 
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))
 def _together(batches: list[Batch], own, *, count: int, mesh) -> Batch:
-    """The rows of all rounds, those of a prompt side by side; rows without tokens have groups of
-    their own."""
+    """The rows of all rounds, those of a prompt side by side; empty rows have own groups."""
 
     def together(*rounds):
         parts = [x.reshape(count, -1, *x.shape[1:]) for x in rounds]

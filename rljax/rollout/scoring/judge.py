@@ -90,10 +90,8 @@ class MeshJudge:
         answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
         if self.by_rubrics:
             rubrics = rubrics_of(sample["extra_info"])
-            messages = [
-                rubric_message(template, answer, best, sample["prompt"], sample["response"], one)
-                for one in rubrics
-            ]
+            said = (template, answer, best, sample["prompt"], sample["response"])
+            messages = [rubric_message(*said, one) for one in rubrics]
         else:
             names = ("prompt", "response", "ground_truth")
             rubrics = []
@@ -120,9 +118,8 @@ class MeshJudge:
                 part = members[start : start + size]
                 filled = part + part[:1] * (size - len(part))  # one shape, one compile
                 batch = self._placed(_batch([rows[i] for i in filled], length))
-                probabilities, mass = fetch(
-                    _grade_probabilities(weights, batch, model=self.model, grade_ids=self.grade_ids)
-                )
+                how = dict(model=self.model, grade_ids=self.grade_ids)
+                probabilities, mass = fetch(_grade_probabilities(weights, batch, **how))
                 for i, p, m in zip(part, probabilities.astype(np.float64), mass, strict=False):
                     out[i] = (float(p @ steps), float(m))
         return out

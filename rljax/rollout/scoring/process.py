@@ -42,8 +42,7 @@ def _read(batch: Batch) -> Batch:
 
 
 def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
-    """Computes the scalar head after each token, at most `rows` rows at once -> [B, S]
-    float32. No gradient."""
+    """Computes the scalar head after each token, `rows` rows at once -> [B, S] float32."""
     plain = _read(batch)
 
     def one(part):

@@ -103,8 +103,7 @@ class Reward:
         self.needs_costs, self.cost_model = needs_costs, cost_model
 
     def outcome_alone(self) -> "Reward":
-        """Returns the same pool without scores of lines, evolving rubrics and
-        costs, for evaluation."""
+        """Returns the pool without scores of lines, evolving rubrics and costs, for evaluation."""
         plain = self.process is None and self.rubrics is None and not self.needs_costs
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
@@ -123,8 +122,7 @@ class Reward:
     def __call__(
         self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
     ) -> tuple[Batch, RewardReport]:
-        """The batch with rewards, scores and reward_parts, maybe costs, failed rows masked; and the
-        report.
+        """The batch with rewards, scores, reward_parts and costs, failed rows masked; the report.
 
         `prompts.records[group]` holds the ground truth of a row. With `process`, the batch also has
         step_ids and process_rewards. `early` holds scores of rows that ended before the others;
@@ -132,21 +130,18 @@ class Reward:
         """
         assert early is None or early.prompts is prompts, "early scores of another rollout"
         with timed("reward"):
-            tokens, segments, group, finish = fetch(
-                (batch.tokens, batch.segment_ids, batch.group, batch.finish_reason)
-            )
+            read = (batch.tokens, batch.segment_ids, batch.group, batch.finish_reason)
+            tokens, segments, group, finish = fetch(read)
             starts, ends = np.asarray(prompts.response_starts)[group], np.sum(segments > 0, axis=1)
             ids = [row[a:b].tolist() for row, a, b in zip(tokens, starts, ends, strict=True)]
-            samples, scores = self._scores(
-                batch, prompts, ids, group.tolist(), finish.tolist(), early
-            )
+            rows = (ids, group.tolist(), finish.tolist())
+            samples, scores = self._scores(batch, prompts, *rows, early)
             return self.rewarded(batch, prompts, samples, scores)
 
     def rewarded(
         self, batch: Batch, prompts: Prompts, samples: list[RewardInput], scores: list[Score]
     ) -> tuple[Batch, RewardReport]:
-        """Returns the batch [B, S] with rewards and the report, once the scores of its B
-        rows are known."""
+        """Returns the batch [B, S] with rewards and the report, by the scores of its B rows."""
         group = fetch(batch.group)
         if self.cost_model is not None:
             of_model = self.cost_model.score(batch)
@@ -178,8 +173,7 @@ class Reward:
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
     ) -> tuple[list[RewardInput], list[Score]]:
-        """The sample and the score of every row. Rows that were scored early and have not changed
-        since are not scored again."""
+        """The sample and the score of every row. Unchanged rows keep early scores."""
         rows = range(len(ids))
         known = {} if early is None else early.matching(ids, group, finish)
         samples = [
@@ -192,10 +186,8 @@ class Reward:
             return samples, self.pool.score(batch)
         if self.model is not None:
             of_model = self.model.score(batch)
-            samples = [
-                sample.adding(model_score=score.value)
-                for sample, score in zip(samples, of_model, strict=True)
-            ]
+            pairs = zip(samples, of_model, strict=True)
+            samples = [sample.adding(model_score=score.value) for sample, score in pairs]
         if isinstance(self.pool, MeshJudge):  # a program: every host asks it about every row
             return samples, self.pool.score(samples)
         ended = range(0) if early is None or not early.stopped else rows
@@ -206,9 +198,8 @@ class Reward:
             if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut)
         }
         mine = set(hosts.mine(len(prompts.records)))
-        rest = [
-            row for row in rows if group[row] in mine and row not in known and row not in aborted
-        ]
+        done = known.keys() | aborted.keys()
+        rest = [row for row in rows if group[row] in mine and row not in done]
         if hosts.count() == 1:
             scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
             scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
@@ -229,13 +220,8 @@ class Reward:
         """Returns the fields that the pool scores: those that a reward may declare, and `group`,
         the same number for all samples of a prompt."""
         said = (record.prompt_text, record.messages)
-
-        def text():
-            return response_of(self.tokenizer, ids, *said)
-
-        def shown():
-            return _shown(self.tokenizer, ids)
-
+        text = functools.partial(response_of, self.tokenizer, ids, *said)
+        shown = functools.partial(_shown, self.tokenizer, ids)
         return sample_of(record, text, ids, finish, group, self.rubrics, shown)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
@@ -346,8 +332,7 @@ class EarlyScores:
         return [scores for of_host in hosts.gather(complete) for scores in of_host]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
-        """Returns the rows of a batch that are equal to those submitted. The
-        others are cancelled."""
+        """Returns the rows of a batch that are equal to those submitted; cancels others."""
         same = {
             row
             for row in self._pending
@@ -393,17 +378,15 @@ def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
 
 
 def told_score(score: Score) -> list:
-    """Returns a score as JSON, to other hosts and in checkpoints. When it was known is of
-    a clock here."""
+    """Returns a score as JSON, to other hosts and in checkpoints, without its time."""
     return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
 
 
 def score_of(told: list) -> Score:
     """Returns the score that `told_score` wrote."""
     value, parts, status, seconds, message, over_limit = told
-    return Score(
-        float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
-    )
+    score = Score(float(value), dict(parts), str(status), float(seconds), str(message))
+    return dataclasses.replace(score, over_limit=over_limit)
 
 
 def _with_cost(score: Score, of_model: Score) -> Score:

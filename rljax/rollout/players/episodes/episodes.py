@@ -1,7 +1,6 @@
 """Episodes: trajectories of several turns, in which an environment answers the policy.
 
-A rollout, a dataflow, a filter and an evaluation ask a player for samples and know nothing of the
-environment.
+A rollout, a dataflow, a filter and an evaluation ask a player for samples, not the environment.
 """
 
 import dataclasses
@@ -116,15 +115,7 @@ class Episodes:
             self.reward.close()
 
     def play(
-        self,
-        actor,
-        prompts: Prompts,
-        key,
-        sampling,
-        *,
-        n: int,
-        enough=None,
-        tree: TurnTree | None = None,
+        self, actor, prompts: Prompts, key, sampling, *, n: int, enough=None, tree=None
     ) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode.
 
@@ -145,10 +136,9 @@ class Episodes:
         if tree is not None:
 
             def branches(e):
-                return [
-                    waiting.pop(e.prompt * each + leaf)
-                    for leaf in tree.siblings(e.number - e.prompt * each, e.turns)
-                ]
+                first = e.prompt * each
+                leaves = tree.siblings(e.number - first, e.turns)
+                return [waiting.pop(first + leaf) for leaf in leaves]
 
         with timed("generate"):
             sampler = self.sampler(self.engine(actor, len(prompts.records) * n))
@@ -182,8 +172,7 @@ class Episodes:
     def completions(
         self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
     ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
-        """Returns the first seat's row of each episode, the column where its tokens begin [rows],
-        and its score."""
+        """Returns the first seat's row of each episode, its first column [rows], and its score."""
         rows = list(range(0, batch.rows, self.rows))
         first = jax.tree.map(lambda x: x[rows], fetch(batch))
         return first, np.argmax(first.mask > 0, axis=1), report.rows[:: len(self.rules.seats)]
@@ -262,8 +251,7 @@ class Episodes:
         return made
 
     def episodes_of_a_prompt(self, n: int) -> int:
-        """Returns the number of episodes that n rows are. Raises InputError if it is
-        no whole number."""
+        """Returns the number of episodes of n rows. Raises InputError if it is not whole."""
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows
             raise InputError(
@@ -327,8 +315,7 @@ class Episodes:
         """Returns the batch and the report of the episodes, in their order.
 
         `of_reward` has the scores of those that a reward function scores, `groups` is equal for
-        those that are compared. Those of a `tree` are leaves of prompts that have `each` of
-        them at most.
+        those that are compared. Those of a `tree` are leaves of prompts, `each` at most.
         """
         rules, seats, found = self.rules, len(self.rules.seats), []
         every = [seat_scores(episode, rules, of_reward) for episode in episodes]
@@ -357,12 +344,7 @@ class Episodes:
         return place(batch, self.mesh), RewardReport(tuple(found), (metrics,), shown)
 
     def _rows_of_tree(
-        self,
-        tree: TurnTree,
-        episodes: list[Trajectory],
-        totals: np.ndarray,
-        parts: np.ndarray | None,
-        each: int,
+        self, tree: TurnTree, episodes: list[Trajectory], totals, parts, each: int
     ) -> Batch:
         """The rows of the nodes, of leaves with these totals [E, seats] and parts [E seats, K]."""
         prompts = episodes[-1].prompt + 1
@@ -378,26 +360,16 @@ class Episodes:
             of_parts = of_parts.reshape(prompts, each, *of_parts.shape[1:])
         for episode in episodes:
             leaves[episode.prompt][episode.number - episode.prompt * each] = episode
-        return tree_rows(
-            tree,
-            leaves,
-            each,
-            self.rules,
-            of_leaves.reshape(prompts, each, -1),
-            of_parts,
-            mask_bad_turns=self.mask_bad_turns,
-        )
+        worth, masks = of_leaves.reshape(prompts, each, -1), self.mask_bad_turns
+        return tree_rows(tree, leaves, each, self.rules, worth, of_parts, mask_bad_turns=masks)
 
     def _counts(self, driver: Driver) -> dict[str, float]:
         """Counts what the workers of all hosts did again, and how slots were used."""
         told = hosts.gather(self.crew.take_counts())
         again = ("retried", "replayed", "killed")
         found = {f"env/{name}": float(sum(counts[name] for counts in told)) for name in again}
-        return found | {
-            **driver.take_use(),
-            **driver.sampler.page_metrics(),
-            **driver.sampler.draft_metrics(),
-        }
+        sampler = driver.sampler
+        return found | driver.take_use() | sampler.page_metrics() | sampler.draft_metrics()
 
 
 def _fields(record: PromptRecord) -> dict:

@@ -14,19 +14,8 @@ from rljax.sampler.sample import Sample
 
 # Fields of a trajectory that its state holds as they are.
 _PLAIN = (
-    "attempt",
-    "outcome",
-    "parts",
-    "failure",
-    "kind",
-    "calls",
-    "bad_turns",
-    "unknown_calls",
-    "failed_calls",
-    "seconds",
-    "waited_s",
-    "drift",
-    "call_seconds",
+    *("attempt", "outcome", "parts", "failure", "kind", "calls", "bad_turns", "unknown_calls"),
+    *("failed_calls", "seconds", "waited_s", "drift", "call_seconds"),
 )
 
 
@@ -150,8 +139,7 @@ class Trajectory:
         }
 
     def set_state(self, state: dict, sampling: Sampling) -> None:
-        """Brings an episode that is to be played to where another stood, as the driver's clock
-        begins."""
+        """Brings an episode to where another stood, as the driver's clock begins."""
         for name in _PLAIN:
             setattr(self, name, copy.deepcopy(state[name]))
         self.finish = None if state["finish"] is None else FinishReason(state["finish"])
@@ -162,16 +150,8 @@ class Trajectory:
 
     def anew(self) -> "Trajectory":
         """Returns the same episode at its beginning; one with an origin is to be brought there."""
-        return Trajectory(
-            self.number,
-            self.prompt,
-            self.record,
-            self.start,
-            self.keys,
-            self.attempt + 1,
-            begun_s=self.begun_s,
-            origin=self.origin,
-        )
+        same = (self.number, self.prompt, self.record, self.start, self.keys)
+        return Trajectory(*same, self.attempt + 1, begun_s=self.begun_s, origin=self.origin)
 
 
 @dataclasses.dataclass(frozen=True)

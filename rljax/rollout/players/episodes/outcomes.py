@@ -1,5 +1,7 @@
 """Scores of episodes: the total return of each seat, by the environment or a reward."""
 
+import functools
+
 import numpy as np
 
 from rljax import hosts
@@ -17,8 +19,7 @@ def is_unscored(episode: Trajectory) -> bool:
 
 
 def pool_of(reward: Reward) -> RewardPool:
-    """Returns the processes that score episodes. Raises InputError for a reward that
-    reads whole batches."""
+    """Returns the processes that score episodes. Raises InputError for a reward of batches."""
     if reward.row_pool is None:
         raise InputError(
             "a reward model or a judge on the mesh cannot score episodes",
@@ -35,17 +36,12 @@ def episode_sample(episode: Trajectory, tokenizer, rubrics) -> RewardInput:
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
     asked = (episode.record.prompt_text, episode.record.messages)
-
-    def text():
-        return response_of(tokenizer, ids, *asked)
-
+    text = functools.partial(response_of, tokenizer, ids, *asked)
     sample = sample_of(episode.record, text, ids, episode.finish, episode.prompt, rubrics)
     turns = [turn for one in episode.logs for turn in one.turns]
-    said = [
-        message
-        for turn in turns
-        for message in (*turn.observation, {"role": "assistant", "content": turn.text})
-    ]
+    said = []
+    for turn in turns:
+        said += [*turn.observation, {"role": "assistant", "content": turn.text}]
     return sample.adding(conversation=said, turns=len(turns), calls=episode.calls)
 
 

@@ -113,16 +113,10 @@ _PER_TOKEN = (
     ("entropy", "entropy"),
     ("policy_version", "versions"),
 )
+_NUMBERS = ("mask", "sampler_logprobs", "sampler_log_kept", "entropy", "rewards")
 _TOKEN_FIELDS = {
-    "tokens": np.int32,
-    "mask": np.float32,
-    "sampler_logprobs": np.float32,
-    "sampler_log_kept": np.float32,
-    "entropy": np.float32,
-    "policy_version": np.int32,
-    "rewards": np.float32,
-    "step_ids": np.int32,
-    "state_ids": np.int32,
+    **dict.fromkeys(("tokens", "policy_version", "step_ids", "state_ids"), np.int32),
+    **dict.fromkeys(_NUMBERS, np.float32),
 }
 
 
@@ -230,11 +224,7 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 
 
 def summaries(
-    episodes: Sequence[Trajectory],
-    rules: EpisodeRules,
-    groups: Sequence[int],
-    totals: Sequence,
-    tokenizer,
+    episodes: Sequence[Trajectory], rules: EpisodeRules, groups: Sequence[int], totals, tokenizer
 ) -> tuple[EpisodeSummary, ...]:
     """Returns each seat of each episode, for the transcripts. groups: those of `rows_of`; totals:
     the return of each [E][seats]."""
@@ -254,13 +244,7 @@ def summaries(
 
 
 def _record(
-    at: int,
-    episode: Trajectory,
-    logs: list[Log],
-    group: int,
-    seat: str,
-    total: float | None,
-    tokenizer,
+    at, episode: Trajectory, logs: list[Log], group: int, seat: str, total: float | None, tokenizer
 ) -> dict:
     def text(ids) -> str:
         return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -298,13 +282,9 @@ def _record(
 
 
 def episode_metrics(
-    episodes: Sequence[Trajectory],
-    groups: Sequence[int],
-    returns: Sequence[float],
-    correct_at: float,
+    episodes: Sequence[Trajectory], groups: Sequence[int], returns, correct_at: float
 ) -> dict[str, float]:
-    """Returns metrics of a step's episodes; `groups` are those of `rows_of`, `returns` those of
-    each one's first seat."""
+    """Returns metrics of a step's episodes; `groups` of `rows_of`, `returns` of the first seats."""
     live = [episode for episode in episodes if not episode.failure]
     count = max(len(episodes), 1)
     ends = {"stop": 0, "length": 0, "turns": 0, "time": 0, "failed": len(episodes) - len(live)}

@@ -2,8 +2,7 @@
 becomes, one for every stretch of turns between two branchings.
 
 The leaves of a tree are whole episodes. Axes: E leaves, N nodes, both of all prompts in their
-order; a prompt's nodes are ordered by level, the roots first, and within a level by their first
-leaf.
+order; a prompt's nodes are ordered by level, the roots first, then by first leaf.
 """
 
 import dataclasses
@@ -80,8 +79,7 @@ class TurnTree:
         return rows // self.nodes * self.leaves
 
     def siblings(self, leaf: int, turns: int) -> list[int]:
-        """Returns the leaves that go on from where `leaf` stands after `turns`
-        turns, beside itself."""
+        """Returns the other leaves that go on where `leaf` stands after `turns` turns."""
         if turns not in self.at:
             return []
         stride = self._leaves_below(self.at.index(turns) + 1)
@@ -104,8 +102,7 @@ class TurnTree:
         return 1 + self.of_prompt(leaves)[-1].group
 
     def means(self, of_leaves: np.ndarray) -> list[np.ndarray]:
-        """Returns for each level the means of its nodes: [leaves of a prompt, ...] ->
-        [nodes, ...] each.
+        """Returns means of the nodes of each level: [leaves of a prompt, ...] -> [nodes, ...].
 
         The mean of a node is the mean of its children's, those without one (NaN) left out: of
         leaves that failed, or that are not there because the episode ended before it could branch.
@@ -170,14 +167,8 @@ def tree_rows(
             if of_parts is not None:
                 shares += list(np.where(np.isnan(value)[:, None], 0.0, of_parts[node.level][at]))
     of_rows = None if parts is None else np.repeat(np.array(shares, np.float32), rules.max_rows, 0)
-    batch = rows_of(
-        views,
-        rules,
-        np.repeat(np.nan_to_num(np.array(scores, np.float32)), rules.max_rows),
-        of_rows,
-        of_group,
-        mask_bad_turns=mask_bad_turns,
-    )
+    worth = np.repeat(np.nan_to_num(np.array(scores, np.float32)), rules.max_rows)
+    batch = rows_of(views, rules, worth, of_rows, of_group, mask_bad_turns=mask_bad_turns)
     share = np.repeat(np.array(weights, np.float32), rules.rows)[:, None]
     return batch.replace(weights=np.broadcast_to(share, batch.mask.shape).copy())
 
