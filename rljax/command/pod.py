@@ -94,36 +94,17 @@ def _of_this_python(command: list[str]) -> list[str]:
 def _text(options: PodOptions) -> str:
     from rljax.pods import read_pod, templates
 
-    pod = read_pod(options.type, options.slices) if options.type else None
+    def given(*names: str) -> dict[str, object]:
+        return {name: getattr(options, name) for name in names}
+
+    pod, command = read_pod(options.type, options.slices) if options.type else None, options.command
     if options.verb == "slurm":
-        return templates.slurm(
-            options.command,
-            name=options.name,
-            nodes=options.nodes,
-            gpus=options.gpus,
-            time=options.time,
-            partition=options.partition,
-            account=options.account,
-        )
+        how = given("name", "nodes", "gpus", "time", "partition", "account")
+        return templates.slurm(command, **how)
     if options.verb == "sky":
-        task = templates.sky(
-            options.command,
-            name=options.name,
-            pod=pod,
-            accelerators=options.accelerators,
-            nodes=options.nodes,
-            bucket=options.bucket,
-            spot=options.spot,
-        )
-        return yaml_text(task, blocks=True)
+        how = given("name", "accelerators", "nodes", "bucket", "spot")
+        return yaml_text(templates.sky(command, pod=pod, **how), blocks=True)
     if pod is None:
         raise InputError("no --type", fix="such as --type=v5litepod-64")
-    manifest = templates.jobset(
-        pod,
-        options.command,
-        name=options.name,
-        image=options.image,
-        queue=options.queue,
-        spot=options.spot,
-    )
-    return yaml_text(manifest, blocks=True)
+    how = given("name", "image", "queue", "spot")
+    return yaml_text(templates.jobset(pod, command, **how), blocks=True)

@@ -194,8 +194,7 @@ def server(folder: str, tokens: int) -> Iterator[str]:
 
 
 def openai_client(address: str):
-    """Returns a function that asks a server for the greedy answer to a prompt, by the client
-    of OpenAI."""
+    """Returns a function that asks a server for the greedy answer by OpenAI's client."""
     import openai
 
     http = openai.DefaultHttpxClient(trust_env=False)  # this machine is behind no proxy
@@ -264,8 +263,7 @@ def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
 def compare(
     name: str, prompts: Sequence[Prompt], ours: Sequence[str], theirs: Sequence[str]
 ) -> dict:
-    """Returns {same, of}, the number of equal answers, and prints it with the first
-    different ones."""
+    """Returns {same, of}, the number of equal answers; prints the first others."""
     triples = zip(prompts, ours, theirs, strict=True)
     different = [(p, a, b) for p, a, b in triples if a != b]
     same = len(ours) - len(different)

@@ -1,5 +1,4 @@
-"""`rljax doctor`: faults of a machine, an installation, a shell or a run folder, each with one line
-that mends it.
+"""`rljax doctor`: faults of a machine, an installation, a shell or a run folder, each with its fix.
 
 A check is a generator of findings, and reads what it is about itself: variables, folders, metadata.
 Only `probe`, `network` and the checkpoints of a run folder import JAX.

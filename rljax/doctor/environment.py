@@ -145,8 +145,7 @@ def jax_ends(env: Variables, rules=_JAX_ENDS) -> Iterator[Finding]:
 
 
 def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
-    """Yields findings of variables, of the cache of compiled programs, and of the room on
-    the disk."""
+    """Yields findings of variables, of the cache of programs, and of the disk."""
     yield from jax_ends(env, RULES)
     folders = {"the run folder": run or "runs", "the home folder": "~"}
     if hub := env.get("HF_HOME"):

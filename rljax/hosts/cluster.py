@@ -53,8 +53,7 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
 
     In this order: ours (RLJAX_COORDINATOR, RLJAX_HOSTS, RLJAX_HOST; in a JobSet RLJAX_HOSTS alone),
     a TPU with several workers, SLURM with several tasks, SkyPilot with several nodes. Raises
-    InputError for variables that are incomplete or contradict each other, and for more than
-    MOST_HOSTS hosts.
+    InputError for variables that are incomplete or contradictory, and for over MOST_HOSTS hosts.
 
     Args:
         metadata: returns the value of an attribute by its name, on a TPU VM. Asked only if the
@@ -231,12 +230,11 @@ def _slice_worker(
 
 
 def corrected(env: Mapping[str, str], cluster: Cluster | None) -> tuple[dict, str]:
-    """Returns ({variable: its value, or None to remove it}, a warning) for variables that libtpu
-    would misread.
+    """Returns ({variable: value, or None to remove it}, a warning) of what libtpu would misread.
 
     The number of slices is counted while the pods of a preempted slice still end, so that a
     restarted run waits for a slice that never comes (ray PR 62893); and Kaggle may leave a warning
-    in the place of addresses.
+    there.
     """
     changes: dict[str, str | None] = {}
     texts = []
@@ -387,12 +385,7 @@ def _skypilot(env: Mapping[str, str]) -> Cluster | None:
 
 
 def _number(
-    env: Mapping[str, str],
-    name: str,
-    *,
-    low: int,
-    high: int = 999_999_999,
-    default: int | None = None,
+    env: Mapping, name: str, *, low: int, high: int = 999_999_999, default: int | None = None
 ) -> int:
     text = (env.get(name) or "").strip()
     if not text and default is not None:
@@ -420,8 +413,7 @@ def _check_host(name: str, index: int, of: str, count: int) -> None:
 
 
 def _port(env: Mapping[str, str]) -> int:
-    """JAX_COORDINATOR_PORT, which JAX knows, too; else the one that clouds leave open and libtpu
-    does not use itself."""
+    """JAX_COORDINATOR_PORT, which JAX knows, too; else one that clouds leave open to us."""
     if port := _given_port(env):
         return port
     taken = env.get("TPU_PROCESS_PORT", "") + env.get("TPU_PROCESS_ADDRESSES", "")

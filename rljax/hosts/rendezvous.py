@@ -103,7 +103,7 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
                 if key.fileobj is server:
                     with contextlib.suppress(OSError):
                         caller, (peer, *_) = server.accept()
-                        _notice_a_dead_machine(caller)
+                        _notice_a_dead_machine(caller, idle_s=10)
                         selector.register(caller, selectors.EVENT_READ, (peer, time.monotonic()))
                 elif not guests.hear(key.fileobj, key.data[0]):
                     _hang_up(selector, key.fileobj)
@@ -112,9 +112,8 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
                 guests.reply = {"addresses": [guests.addresses[k] for k in range(cluster.hosts)]}
             elif time.monotonic() > deadline:
                 what = f"not all hosts have come within {timeout_s:g} s"
-                guests.refuse(
-                    what, value=f"missing: {guests.missing_names()}", fix=_SAME, late=True
-                )
+                value = f"missing: {guests.missing_names()}"
+                guests.refuse(what, value=value, fix=_SAME, late=True)
             elif time.monotonic() > named:
                 guests.tell_missing()
                 named += PATIENCE_S
@@ -131,8 +130,7 @@ def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
 def _hang_up_on_strangers(
     selector: selectors.BaseSelector, known: set[socket.socket], most: int = MOST_CALLERS
 ) -> None:
-    """Closes, of those who have not said who they are, the silent ones and all above a number of
-    them."""
+    """Closes, of those who have not said who they are, the silent and those above a number."""
     strangers = [key for key in selector.get_map().values() if key.fileobj not in known]
     strangers.sort(key=lambda key: key.data[1], reverse=True)
     for number, key in enumerate(strangers):
@@ -140,12 +138,13 @@ def _hang_up_on_strangers(
             _hang_up(selector, key.fileobj)
 
 
-def _notice_a_dead_machine(caller: socket.socket) -> None:
-    """A machine that was taken away hangs up nothing: the system asks it after 10 s of silence."""
-    caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            caller.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+def _notice_a_dead_machine(other: socket.socket, idle_s: int) -> None:
+    """A machine that was taken away hangs up nothing: the system asks it after `idle_s` of silence,
+    and gives it up 15 s later."""
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("IDLE", idle_s), ("INTVL", 5), ("CNT", 3)):
+        if option := getattr(socket, f"TCP_KEEP{name}", None):  # not on every system
+            other.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,11 +273,7 @@ def _call(cluster: Cluster, timeout_s: float) -> dict:
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(_port(cluster), timeout=5.0) as server:
-                # A machine that vanishes hangs up on nobody: after about 30 s it is asked anew.
-                server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for name, value in (("IDLE", 15), ("INTVL", 5), ("CNT", 3)):
-                    if option := getattr(socket, f"TCP_KEEP{name}", None):  # not on every system
-                        server.setsockopt(socket.IPPROTO_TCP, option, value)
+                _notice_a_dead_machine(server, idle_s=15)
                 server.sendall(json.dumps(hello).encode())
                 longest = _LONGEST_HELLO + _LONGEST_NAME * cluster.hosts
                 for line in lines(server, longest, deadline):

@@ -1,5 +1,4 @@
-"""Watches the hosts from a thread: ends this one when another has failed, and never lets a run
-stand still in silence.
+"""Watches the hosts from a thread: ends this one when another has failed or stands still.
 
 Every host reports every few seconds where it is. If the hosts that are furthest behind have given
 no sign of life for longer than their phase may take, all write the stacks of their threads into the
@@ -30,8 +29,7 @@ MOVED_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The phase that a host reported, the reason for which it was told to stop, and the time at
-    which this host read it."""
+    """The phase that a host reported, why it was told to stop, and when this host read it."""
 
     current: CurrentPhase
     stop: str
@@ -39,14 +37,12 @@ class Seen:
     read_s: float
 
     def silent_s(self, now: float) -> float:
-        """Returns the seconds since its last sign of life; a host that reports nothing
-        gives none."""
+        """Returns the seconds since its last sign of life; a host may report none."""
         return self.current.silent_s + now - self.read_s
 
 
 def behind(seen: Mapping[int, Seen]) -> list[int]:
-    """Returns the hosts that the others wait for: the furthest behind, without those that
-    only wait."""
+    """Returns the hosts that the others wait for: of the furthest behind those that do not wait."""
     least = min(one.current.entered for one in seen.values())
     last = [k for k, one in seen.items() if one.current.entered == least]
     return [k for k in last if not seen[k].current.waiting] or last
@@ -59,16 +55,13 @@ def stall(seen: Mapping[int, Seen], now: float) -> float:
 
 
 def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> str:
-    """Returns a text such as "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts
-    wait in learn"."""
+    """Returns "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts wait in learn"."""
     last = behind(seen)
     shown = [names[k] for k in last[:4]] + [f"{len(last) - 4} more"] * (len(last) > 4)
     current = seen[last[0]].current
     silent = min(seen[k].silent_s(now) for k in last)
-    text = (
-        f"{', '.join(shown)} stand{'s' * (len(last) == 1)} in {current.phase}, step {current.step}"
-    )
-    text += f", for {silent:.0f} s ({current.limit_s:.0f} s are allowed)"
+    text = f"{', '.join(shown)} stand{'s' * (len(last) == 1)} in {current.phase}"
+    text += f", step {current.step}, for {silent:.0f} s ({current.limit_s:.0f} s are allowed)"
     others: dict[str, int] = {}
     for k, one in seen.items():
         if k not in last:
@@ -79,8 +72,7 @@ def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> s
 
 
 class Watchdog:
-    """The thread that watches the others for one host. `folder` gets the stacks; `stall_s` as
-    in config.hosts."""
+    """Watches the others for one host. `folder` gets the stacks; `stall_s` as in config.hosts."""
 
     def __init__(
         self,

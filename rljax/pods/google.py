@@ -48,8 +48,7 @@ class Cloud:
         return done
 
     def command(self, *words: str) -> list[str]:
-        """Returns the command line of gcloud with these words. Raises InputError if it is
-        not installed."""
+        """Returns a command line of gcloud. Raises InputError if it is not installed."""
         if shutil.which("gcloud") is None:
             raise InputError(
                 "gcloud is not installed",
@@ -82,11 +81,11 @@ class Cloud:
 
 
 def _failed(words: Sequence[str], done: subprocess.CompletedProcess) -> InputError:
-    what = f"gcloud {' '.join(words[:4])}"
+    said = " ".join(words[:4])
     return InputError(
-        f"{what} failed with exit code {done.returncode}",
+        f"gcloud {said} failed with exit code {done.returncode}",
         rule=done.stderr.strip()[-2000:],
-        fix=f"make `{what} ...` work by itself: project, zone, quota and login",
+        fix=f"make `gcloud {said} ...` work by itself: project, zone, quota and login",
     )
 
 
@@ -250,8 +249,7 @@ class ComputeEngine(Cloud):
 
 
 def cloud(api: str, pod: Pod, name: str, zone: str, project: str, spot: bool) -> Cloud:
-    """Returns the pod on the service `api`, "tpu" or another text for Compute Engine. Raises
-    InputError for no zone."""
+    """Returns the pod on the service `api`, "tpu" or "compute". Raises InputError for no zone."""
     if not zone:
         raise InputError("no --zone", fix="such as --zone=us-west4-a")
     kind = CloudTpu if api == "tpu" else ComputeEngine

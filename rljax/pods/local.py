@@ -106,8 +106,7 @@ def print_lines(stream, host: int) -> None:
 
 
 def _signal(processes: list[subprocess.Popen], number: int) -> None:
-    """Sends a signal to each process that runs; SIGKILL goes to its group, so that none of its
-    workers is left."""
+    """Sends a signal to each process that runs; SIGKILL goes to its group, workers included."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             if number == signal.SIGKILL:

@@ -111,8 +111,7 @@ def jobset(
     pod: Pod, command: Sequence[str], *, name: str, image: str, queue: str, spot: bool
 ) -> dict:
     """Returns a JobSet of GKE: one job per slice, one pod per host. Kueue admits it if `queue`
-    is named. Raises InputError for a name that DNS does not allow, and for several slices of
-    one host."""
+    is named. Raises InputError for a name that DNS forbids, and for slices of one host."""
     _check_dns(name)
     if pod.slices > 1 and pod.hosts_per_slice == 1:
         raise InputError(
