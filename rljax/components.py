@@ -105,18 +105,13 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     name = ".".join([target.id, *reversed(parts)])
     name = f"{of_a_file[1]}:{name}" if of_a_file else name
     if call.args:
-        raise InputError(
-            f"component {name!r} has positional options",
-            value=text,
-            rule="options are keywords",
-            fix=fix,
-        )
+        what = f"component {name!r} has positional options"
+        raise InputError(what, value=text, rule="options are keywords", fix=fix)
     options = []
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise InputError(
-                f"component {name!r} uses **", value=text, rule="options are keywords", fix=fix
-            )
+            what = f"component {name!r} uses **"
+            raise InputError(what, value=text, rule="options are keywords", fix=fix)
         try:
             value = ast.literal_eval(keyword.value)
             hash(value)
@@ -150,15 +145,13 @@ _MOVED = {
 
 
 def _is_public_function(name: str, value: object, home: str) -> bool:
-    """Returns whether `value` is a function that `home` or its submodules define, not one they
-    import."""
+    """Returns whether `value` is a function that `home` or a submodule defines, not imports."""
     mine = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
     return mine and not name.startswith("_")
 
 
 def _import(name: str, home: str) -> Callable:
-    """The function called `name`: of a file, imported where it is dotted, else of the `home`
-    module."""
+    """The function `name`: of a file, imported where it is dotted, else of the `home` module."""
     if _OF_A_FILE.fullmatch(name):
         return _of_file(name)
     if "." not in name:
@@ -243,39 +236,17 @@ def is_own_code(name: str) -> bool:
 
 
 # Libraries beside rljax: none of their functions is a component, and some run what they are told.
-_LIBRARIES = {
-    "absl",
-    "flax",
-    "grain",
-    "jax",
-    "jaxlib",
-    "jinja2",
-    "mlflow",
-    "numpy",
-    "orbax",
-    "pip",
-    "pyarrow",
-    "pytest",
-    "rich",
-    "safetensors",
-    "scipy",
-    "setuptools",
-    "starlette",
-    "swanlab",
-    "tensorboardX",
-    "tokenizers",
-    "torch",
-    "trackio",
-    "transformers",
-    "uvicorn",
-    "wandb",
-    "yaml",
-}
+_LIBRARIES = set(
+    """
+    absl flax grain jax jaxlib jinja2 mlflow numpy orbax pip pyarrow pytest rich safetensors
+    scipy setuptools starlette swanlab tensorboardX tokenizers torch trackio transformers
+    uvicorn wandb yaml
+    """.split()
+)
 
 
 def _is_a_librarys(module_name: str) -> bool:
-    """Returns whether a module is of Python's standard library or of a library that has no
-    components."""
+    """Returns whether a module is of the standard library or of one that has no components."""
     root = module_name.partition(".")[0]
     return root in sys.stdlib_module_names or root in _LIBRARIES
 
@@ -359,8 +330,6 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-
-
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (os.path.dirname(__file__), *(_PATHS[one] for one in ("stdlib", "purelib", "platlib")))
 
@@ -458,8 +427,7 @@ def plain_kind(kind: object) -> object:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """Returns whether a literal is of an annotated type; an annotation that is not a plain type
-    fits."""
+    """Returns whether a literal is of an annotated type; any other annotation fits."""
     kind = plain_kind(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
@@ -505,8 +473,7 @@ def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
 def _check_option(
     component: str, option: str, value: object, kind: object, default: object
 ) -> None:
-    """The signature is the schema: an annotated option takes values of its type only, and in its
-    range."""
+    """The signature is the schema: an annotated option takes values of its type and range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         for bounds in ranges_of(kind) if number else ():
@@ -530,8 +497,7 @@ def _check_option(
 
 
 class Component:
-    """A function with its options bound, equal and hashed by its text, so that it can be a static
-    jit argument."""
+    """A function with its options bound, equal and hashed by its text, as a static jit argument."""
 
     def __init__(self, text: str, home: str):
         self.text = text.strip()

@@ -345,16 +345,14 @@ def elsewhere(name: str) -> str:
 
 
 def other_value(field: str, name: str) -> str:
-    """Returns what stands for a value of another trainer in a field of ours, "" for one not
-    known."""
+    """Returns our value for one of another trainer in a field of ours, "" for one not known."""
     text = VALUES.get(field, {}).get(plain(name), "")
     return text.replace("{}", plain(name)).replace("{field}", field)
 
 
 def near_elsewhere(name: str) -> str:
     """Returns what stands for the field of another trainer that a name misspells, "" where it
-    misspells none. The whole name counts, and its beginning alone does not: `enable` may be that of
-    any."""
+    misspells none. The whole name counts, not its beginning alone: `enable` may be that of any."""
     words = _words(plain(name))
     likeness, other = max((_likeness(words, others), other) for other, others in _field_words())
     return FIELDS[other] if likeness > _NEAR else ""

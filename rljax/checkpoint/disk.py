@@ -117,8 +117,7 @@ class DiskFolder:
         return written
 
     def commit(self, step: int, files: dict[str, dict], state: str) -> None:
-        """Writes everything but the arrays, then the manifest, and gives the folder its name.
-        Called on the first host."""
+        """Writes all but the arrays, then the manifest, and names the folder, on the first host."""
         hidden = self._hidden(step)
         (hidden / STATE).write_text(state)
         files = {**files, STATE: _facts(hidden / STATE)}
@@ -176,13 +175,9 @@ class DiskFolder:
             raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
 
     def read_some(self, step: int, like, fits: Callable[[str], InputError]):
-        """Returns the arrays of `step` that `like` holds. Raises `fits(why)` if they cannot
-        be read."""
-        options = ocp.args.PyTreeRestore(
-            item=like,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-            partial_restore=True,
-        )
+        """Returns the arrays of `step` that `like` holds. Raises `fits(why)` if unreadable."""
+        how = ocp.checkpoint_utils.construct_restore_args(like)
+        options = ocp.args.PyTreeRestore(item=like, restore_args=how, partial_restore=True)
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 return checkpointer.restore(self.at(step, ARRAYS).absolute(), options)
@@ -191,8 +186,7 @@ class DiskFolder:
 
 
 def _as_written(x):
-    """Returns an array in the form that orbax is to write: of one that one host alone holds, that
-    all of them read it."""
+    """Returns an array in the form that orbax is to write: one of one host is read by all."""
     held = ocp.utils.to_shape_dtype_struct(x)
     return np.empty(x.shape, x.dtype) if is_of_one_host(x) else held
 
@@ -245,8 +239,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _muted():
-    """Keeps orbax's threads from printing, each with a traceback, an exception that is raised here
-    anyway."""
+    """Keeps orbax's threads from printing an exception that is raised here anyway."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before, report = [logger.disabled for logger in loggers], sys.unraisablehook
     try:

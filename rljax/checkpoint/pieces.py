@@ -41,8 +41,6 @@ MOST_DIMENSIONS = 32
 MOST_CELLS = 4096  # of the grid of the edges of an array's parts, for each part
 
 Index = tuple[slice, ...]
-
-
 RESTORE = "restore the file, or use another step"  # of what is damaged
 
 
@@ -138,8 +136,7 @@ def _pieces(parts: list[ArrayPart]) -> Iterator[bytes]:
 
 
 def write(store: Store, parts: list[ArrayPart]) -> dict[str, dict]:
-    """Puts the parts of this host into the store; returns {name: bytes and SHA-256} of
-    the files."""
+    """Puts the parts of this host into the store; returns {name: bytes and SHA-256}."""
     head = f"{ARRAYS}/{hosts.index():04d}"
     index, offset = [], 0
     for part in parts:
@@ -279,18 +276,13 @@ class Reader:
         return f"{self.dtypes[name]}{[max(end) for end in zip(*ends, strict=True)]}"
 
     def _fill(self, name: str, wanted: dict[tuple, np.ndarray]) -> None:
-        """Fills the arrays, {bounds: array}. The rows of a part that any of them takes are read
-        once for all."""
+        """Fills the arrays, {bounds: array}. Rows of a part are read once for all."""
         filled: dict[tuple, list] = {bounds: [] for bounds in wanted}
         for location in self.locations[name]:
             common = {}
             for bounds in wanted:
-                both = [
-                    (max(low, at), min(high, at + n))
-                    for (low, high), at, n in zip(
-                        bounds, location.start, location.shape, strict=True
-                    )
-                ]
+                axes = zip(bounds, location.start, location.shape, strict=True)
+                both = [(max(low, at), min(high, at + n)) for (low, high), at, n in axes]
                 if all(low < high for low, high in both):
                     common[bounds] = both
             if not common:
@@ -344,10 +336,8 @@ def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
         return True
     covered = np.zeros([len(each) - 1 for each in edges], bool)
     for box in ends:
-        cell = tuple(
-            slice(*np.searchsorted(each, low_high))
-            for each, low_high in zip(edges, box, strict=True)
-        )
+        axes = zip(edges, box, strict=True)
+        cell = tuple(slice(*np.searchsorted(each, low_high)) for each, low_high in axes)
         if covered[cell].any():
             return True
         covered[cell] = True

@@ -1,6 +1,7 @@
 """Checkpoints under a URL. The manifest, which is put last, commits a step: a step without one does
 not exist, and the files of a killed save are passed over and removed at the next one."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -43,8 +44,7 @@ class StoreFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps that have a manifest, oldest first."""
-        there = [step for step in self._folders() if self._store(step).exists(MANIFEST)]
-        return sorted(there)
+        return sorted(step for step in self._folders() if self._store(step).exists(MANIFEST))
 
     def left_over(self) -> list[int]:
         """Returns the saves that never became complete, oldest first."""
@@ -76,10 +76,8 @@ class StoreFolder:
 
     def abandon(self, step: int) -> None:
         """Removes what is left of a save that failed, if the store allows it."""
-        try:
+        with contextlib.suppress(OSError):
             self.remove(step)
-        except OSError:
-            pass
 
     def remove(self, step: int) -> None:
         """Removes a checkpoint, the manifest first: from then on the step does not exist."""

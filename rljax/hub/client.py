@@ -145,7 +145,7 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
 
     Redirects are followed, of a HEAD to the same server or huggingface.co, for which a mirror may
     stand: what the hub says of a file stands in its own last answer. The token goes to HF_ENDPOINT
-    and nowhere else.
+    alone.
     """
     from huggingface_hub.utils import get_session
 
@@ -263,8 +263,8 @@ def _refused(name: HubName, error, status: int) -> InputError:
         rule = "it does not exist, or it is private and " + (
             "the account of your token may not read it" if known else "nobody is logged in"
         )
-        private = ", a token that may read it" if known else f": {LOG_IN}"
-        fix = f"check the name; of a private one{private}"
+        fix = f"check the name; of a private one: {LOG_IN}"
+        fix = "check the name; of a private one, a token that may read it" if known else fix
         return InputError(f"the hub has no {what} {name.repository}", rule=rule, fix=fix)
     if status in (401, 403):
         return InputError(
@@ -285,8 +285,7 @@ def _refused(name: HubName, error, status: int) -> InputError:
 
 def resolve(name: HubName) -> str:
     """Returns the commit of a repository's revision, the same throughout a process. Without a
-    network it is the last one that the revision had here. Raises InputError if the repository
-    cannot be found."""
+    network it is the last one that it had here. Raises InputError if it is not found."""
     return name.revision if name.pinned else commit_of(dataclasses.replace(name, path=""))
 
 

@@ -1,8 +1,7 @@
 """Patterns of files as fsspec reads them, matched in time that is linear in the path.
 
 `*` stays in a folder, `**` does not, `**/` may be no folder at all, `?` and `[a-z]` are one
-character. A regular expression would try all ways to share a path among the stars of an
-untrusted pattern.
+character. A regular expression would try all ways to share a path among the stars.
 """
 
 import bisect
