@@ -1,8 +1,7 @@
 """Sweep: run what a config file's `sweep()` yields, one training run per member, resumably.
 
-Each member is a process of its own, `rljax train`, so that a crash of one stops no other and
-each can be repeated by hand. JAX is never initialised here: the device belongs to the member that
-runs.
+Each member is a process of its own, `rljax train`, so that a crash of one stops no other and each
+can be repeated by hand. JAX is never initialised here: the device belongs to the member that runs.
 
 On several hosts every host runs the sweep, and the children of a member find each other. What is
 finished is read from the folder that the hosts share; no member begins before all of its hosts have
@@ -81,8 +80,7 @@ def member_name(overrides: Mapping[str, object]) -> str:
 
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
-    """Returns {dotted field: value} of the fields that the command line changed in the config of
-    a file."""
+    """Returns {dotted field: value} of what the command line changed in the config of a file."""
     names = field_names(config)
     plain = load_config_file(path, later=names)
     values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
@@ -90,13 +88,7 @@ def changes_of(config: Config, path: str) -> dict[str, object]:
 
 
 def config_of(
-    base: Config,
-    item: Mapping[str, object],
-    run_dir: str,
-    *,
-    where: str,
-    location: str,
-    trusted: bool,
+    base: Config, item: Mapping, run_dir: str, *, where: str, location: str, trusted: bool
 ) -> Config:
     """Returns the config of a member of a sweep or a stage of a pipeline.
 
@@ -122,8 +114,7 @@ def make_members(
     trusted: bool = True,
     seeds: Sequence[int] = (),
 ) -> list[Member]:
-    """Returns the members, each one valid. Raises InputError that lists every problem of
-    every member.
+    """Returns the valid members. Raises InputError that lists every problem of every member.
 
     `trusted`: they may name code of others. `seeds`: each is run with these.
     """
@@ -221,8 +212,7 @@ def flag(name: str, value: object) -> str:
 
 
 def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = TRAIN) -> list[str]:
-    """Returns the command that runs one member; `arguments` hold --config and the flags of
-    all members."""
+    """Returns the command that runs one member; `arguments`: --config and the flags of all."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
     own = overrides.pop("config", None)
     if own is not None:
@@ -249,13 +239,8 @@ class Stopped(Exception):
 def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
     """Run a member to its end, its output in `log`, too; a signal to this process is passed on."""
     received = []
-    child = subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **env},
-    )
+    output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = subprocess.Popen(arguments, env={**os.environ, **env}, **output)
 
     def pass_on(number, _frame):
         received.append(number)
@@ -288,8 +273,7 @@ def run_members(
     """Runs each member that is not finished, in order; yields (member, exit code), None for one
     that was finished. Raises Stopped if a signal has stopped a member.
 
-    `host`: the number of this one of the hosts that run a member together. `env`: variables of the
-    members' processes.
+    `host`: number of this one of the hosts of a member. `env`: variables of the members' processes.
     """
     name = f"log-{host:03d}.txt" if host else "log.txt"
     for member in members:

@@ -90,8 +90,8 @@ def write_comparison(
     folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
 ) -> Path | str:
     """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
-    folder that is named, else in the working folder. Raises InputError for no folders, and for one
-    that does not exist."""
+    folder named, else in the working folder. Raises InputError for no folders, and for one that
+    does not exist."""
     paths = run_folders(folders)
     if not paths:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")
@@ -261,11 +261,8 @@ def _differences(runs: Sequence[RecordedRun], names: Sequence[str]) -> str:
 def _curves(runs: Sequence[RecordedRun], names: Sequence[str], arms: Sequence[Arm]) -> str:
     """A chart for each metric that several runs have, in the order of a report."""
     keys = dict.fromkeys(key for run in runs for key in run.keys())
-    free = [
-        key
-        for key in keys
-        if not matches(key, NOT_CHARTED) and not all(repeats(run, key) for run in runs)
-    ]
+    free = [key for key in keys if not matches(key, NOT_CHARTED)]
+    free = [key for key in free if not all(repeats(run, key) for run in runs)]
     out, used = [], set()
     for name, charts in GROUPS.items():
         patterns = [p for chart in charts if not chart.folded for p in chart.patterns]

@@ -1,5 +1,4 @@
-"""The curves of a run as HTML: which metrics share a chart, what each means, and which are
-folded away."""
+"""The curves of a run as HTML: which metrics share a chart, and which are folded away."""
 
 import dataclasses
 import fnmatch
@@ -185,8 +184,7 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def curves(run: RecordedRun) -> str:
-    """Returns the HTML of all sections of charts; metrics of no section are folded into
-    the last."""
+    """Returns the HTML of all sections of charts; other metrics are folded."""
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
     for name, charts in GROUPS.items():
@@ -241,13 +239,8 @@ def spans(run: RecordedRun) -> list[Span]:
         if row["phase"] and (not starts or starts[-1][0] != row["phase"]):
             starts.append((row["phase"], row["x"]))
     ends = [x for _, x in starts[1:]] + [run.rows[-1]["x"] if run.rows else 0]
-    if len(starts) < 2:
-        return []
-    return [
-        Span(name.upper(), start, end)
-        for (name, start), end in zip(starts, ends, strict=True)
-        if name != "rl"
-    ]
+    phases = zip(starts, ends, strict=True) if len(starts) > 1 else ()
+    return [Span(name.upper(), start, end) for (name, start), end in phases if name != "rl"]
 
 
 def series_of(run: RecordedRun, key: str, phase: str | None = None) -> Series:
@@ -361,8 +354,7 @@ def time_split(run: RecordedRun) -> str:
 
 
 def cost(run: RecordedRun) -> list[str]:
-    """Returns the chart of device-seconds of each step: its seconds times the devices of
-    the run."""
+    """Returns the chart of device-seconds of each step: its seconds times the devices."""
     totals: dict[float, float] = {}
     for key in _times(run):
         for x, seconds in zip(*run.columns(key), strict=True):

@@ -1,5 +1,4 @@
-"""The data of a run as the model reads them: rows with the learned tokens marked, and what ends
-a turn."""
+"""The data of a run as the model reads them: rows with the learned tokens marked."""
 
 from collections.abc import Mapping
 

@@ -187,8 +187,7 @@ def write_report(run_dir: str | os.PathLike) -> Path | str:
 
 
 def put_back(page: Path, folder: str | os.PathLike) -> Path | str:
-    """Returns the path of a page that was written into a `local_copy` of a folder, after putting it
-    into that folder."""
+    """Puts a page from a `local_copy` into its folder; returns its path there."""
     if not is_url(folder):
         return page
     store = Store(str(folder))

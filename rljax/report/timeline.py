@@ -5,6 +5,7 @@ A record has step, seconds, spans {name: [[begin, end], ...]}, and two curves of
 decoding [[t, sequences]], scoring [[t, samples in scoring, samples scored]].
 """
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,8 @@ WIDTH, LEFT, RIGHT, TOP, TRACK, GAP, AXIS = 1080, 92, 12, 6, 44, 10, 20
 def scored_while_decoding(timings: Timings) -> float:
     """Returns the seconds in which both a sequence was decoded and a sample was scored."""
     decoding = _union([(a, b) for name, a, b in timings.spans if name == "generate"])
-    both = [
-        (max(a, c), min(b, d))
-        for a, b in _union(timings.scoring)
-        for c, d in decoding
-        if max(a, c) < min(b, d)
-    ]
+    pairs = itertools.product(_union(timings.scoring), decoding)
+    both = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs if max(a, c) < min(b, d)]
     return sum(b - a for a, b in both)
 
 

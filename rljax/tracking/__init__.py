@@ -1,2 +1,1 @@
-"""Shows a run while it goes on: trackers, the console, charts, timing, counts of
-compiled programs."""
+"""Shows a run while it goes on: trackers, console, charts, timing, counts of programs."""

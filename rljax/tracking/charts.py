@@ -64,8 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
-    """Returns the finite values as one line of `width` block characters at most; gaps
-    are spaces."""
+    """Returns the finite values as one line of at most `width` blocks; gaps are spaces."""
     blocks = ".:-=+*#@" if ascii_only else "▁▂▃▄▅▆▇█"
     y = np.asarray(values, dtype=np.float64)
     if y.size == 0 or not np.isfinite(y).any():
@@ -300,11 +299,8 @@ def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
     out = []
     for x, left, right in zip(xs, edges, edges[1:], strict=False):
         lines = [f"{unit_x} {short(float(x))}"]
-        lines += [
-            f"{s.name} {short(float(at[x]))}"
-            for s, at in zip(series, values, strict=True)
-            if x in at
-        ]
+        there = zip(series, values, strict=True)
+        lines += [f"{s.name} {short(float(at[x]))}" for s, at in there if x in at]
         title = escaped("\n".join(lines))
         out.append(
             f'<rect class="hover" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0):.1f}" '
@@ -329,9 +325,8 @@ def line_chart(
     note: str = "",
     many: bool = False,
 ) -> str:
-    """Returns a <figure>: title with unit, `note` (HTML), legend with each line's last value,
-    and the SVG. Of `many` lines only the averages are drawn, and the page names them once for
-    all charts."""
+    """Returns a <figure>: title with unit, `note` (HTML), legend with each line's last value, and
+    SVG. Of `many` lines only averages are drawn, and the page names them once."""
     drawn = []
     for s in series:
         bounds = [None if b is None else _clip(np.asarray(b, np.float64)) for b in (s.low, s.high)]
@@ -359,8 +354,7 @@ def line_chart(
 
 
 def _key(s: Series, index: int) -> str:
-    """The line of a legend; "" for a series without values, which keeps its colour in the chart of
-    another phase."""
+    """The line of a legend; "" for a series without values, which has a colour in other phases."""
     if not s.x.size:
         return ""
     finite = s.y[np.isfinite(s.y)] if s.last is None else np.array([s.last])
@@ -379,8 +373,7 @@ def legend(index: int) -> str:
 
 
 def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
-    """Returns a <figure>: one bar split in proportion to seconds, with a legend of shares
-    and seconds."""
+    """Returns a <figure>: one bar split in proportion to seconds, with a legend."""
     total = sum(seconds for _, seconds in parts)
     if total <= 0:
         return ""

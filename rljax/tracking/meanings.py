@@ -24,10 +24,7 @@ class Meanings:
     of the user's functions, and `roles` returns the names that the run's roles put in front."""
 
     def __init__(
-        self,
-        run_dir: str | os.PathLike,
-        own: Mapping[str, Metric],
-        roles: Callable[[], Container[str]] = tuple,
+        self, run_dir: str | os.PathLike, own: Mapping, roles: Callable[[], Container[str]] = tuple
     ):
         self.path, self.own, self.roles = Path(run_dir) / FILE, own, roles
         self.seen: set[str] = set()
@@ -63,8 +60,7 @@ def _fields(metric: Metric) -> dict:
 
 
 def read_meanings(rows: Mapping) -> dict[str, Metric]:
-    """Returns {name: declaration} of the rows of a meanings.json; rows that are no declaration are
-    left out."""
+    """Returns {name: declaration} of the rows of a meanings.json; others are left out."""
     return {name: metric for name, row in rows.items() if (metric := _metric(row)) is not None}
 
 

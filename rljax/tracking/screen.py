@@ -15,8 +15,7 @@ from rljax.errors import printable
 
 
 class _Printable:
-    """A text stream that shows control characters as escapes. Rich finds the stream itself under
-    `rich_proxied_file`."""
+    """A text stream that escapes control characters. Rich finds its own in `rich_proxied_file`."""
 
     def __init__(self, stream):
         self.rich_proxied_file = stream
@@ -35,8 +34,7 @@ class _Printable:
 
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Makes everything that Python writes to standard output and error within the
-    block printable."""
+    """Makes all that Python writes to standard output and error within the block printable."""
     with contextlib.ExitStack() as stack:
         for name, redirect in (
             ("stdout", contextlib.redirect_stdout),

@@ -2,8 +2,7 @@
 trackio. A package is imported only when its tracker is chosen.
 
 Each takes the run folder and the config, and options: `trackers=("wandb(project='mine')",)`.
-The id by which a service knows the run lies in the run folder, so that a restart continues the
-same stream.
+The id by which a service knows the run lies in the run folder: a restart continues the stream.
 """
 
 import json
@@ -88,8 +87,7 @@ class TensorBoardTracker:
 
 
 class _Service:
-    """A tracker whose service has runs with `log` and `finish`; `table` makes what it shows of
-    example completions."""
+    """A tracker of a service whose runs have `log` and `finish`; `table` shows its samples."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of a step."""
@@ -148,8 +146,7 @@ class MlflowTracker:
         own.keep(self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step. Characters that MLflow does not allow in names
-        become "_"."""
+        """Sends the metrics of a step. Characters not allowed in names become "_"."""
         for key, value in _numeric(metrics).items():
             name = re.sub(r"[^\w\-. /]", "_", key)  # what MLflow allows: not the @ of pass@4
             self.client.log_metric(self.run_id, name, value, step=step, synchronous=False)
@@ -221,8 +218,7 @@ def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTrack
 
 @contract()
 def wandb(run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax") -> WandbTracker:
-    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY
-    take precedence."""
+    """Logs to Weights & Biases; WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY take precedence."""
     return WandbTracker(run_dir, config, project)
 
 
@@ -238,8 +234,7 @@ def mlflow(
 def swanlab(
     run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
 ) -> SwanlabTracker:
-    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY
-    take precedence."""
+    """Logs to SwanLab; SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY take precedence."""
     return SwanlabTracker(run_dir, config, project)
 
 
