@@ -168,8 +168,7 @@ class Engine:
         }
 
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
-        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1 in a pass, without their last
-        token.
+        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1, but for their last token.
 
         Args:
           params: the weights of the model.

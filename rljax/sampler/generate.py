@@ -320,8 +320,7 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
 
 @jax.jit
 def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
-    """Continuations with the groups of their rows [R], with records in the first lengths [R]
-    columns."""
+    """Continuations with the groups of their rows [R], and these rows' records of lengths [R]."""
     inside = jnp.arange(out.tokens.shape[1])[None, :] < lengths[:, None]
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     names = [name for name in names if getattr(batch, name) is not None]

@@ -67,13 +67,9 @@ def branch_keys(keys, at, n: int):
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def request_keys(key, count: int):
-    """Returns the keys [count, 2] uint32 of requests 0 to count - 1."""
-
-    def one(i):
-        return jax.random.key_data(jax.random.fold_in(key, i))
-
-    return jax.vmap(one)(jnp.arange(count))
+def request_keys(key, count: int, first=0):
+    """Returns the keys [count, 2] uint32 of `count` requests, from `first` on."""
+    return jax.vmap(functools.partial(request_key, key))(first + jnp.arange(count))
 
 
 class RequestKeys:
@@ -87,18 +83,10 @@ class RequestKeys:
         """Returns the key [2] uint32 of one request."""
         block, index = divmod(request_id, _BLOCK)
         if block not in self._known:
-            self._known[block] = fetch(_block_keys(self.root, block * _BLOCK))
+            self._known[block] = fetch(request_keys(self.root, _BLOCK, block * _BLOCK))
             if len(self._known) > _BLOCKS:
                 self._known.popitem(last=False)
         return self._known[block][index]
-
-
-@jax.jit
-def _block_keys(key, first):
-    def one(i):
-        return jax.random.key_data(jax.random.fold_in(key, i))
-
-    return jax.vmap(one)(first + jnp.arange(_BLOCK))
 
 
 @jax.jit
@@ -180,17 +168,8 @@ def slot_inputs(
         forcing = forcing_now(engine.forcing_tokens, requests, samples)
     if engine.draft_tokens:
         history = speculation.histories(rows, engine.tokens, [sample.ids for sample in samples])
-    return SlotInputs(
-        _column(length, rows),
-        _column(token, rows),
-        _column(limit, rows),
-        _column(shift, rows),
-        key,
-        rules,
-        forcing,
-        which,
-        history,
-    )
+    columns = (_column(values, rows) for values in (length, token, limit, shift))
+    return SlotInputs(*columns, key, rules, forcing, which, history)
 
 
 def _rules(engine: Engine, requests: list[Sampling]):

@@ -278,8 +278,8 @@ def _axes_of(name: str) -> tuple[str, ...]:
 
 
 def _gathered_bytes(source: Model, target: Model, held: dict) -> float:
-    """Bytes that a device receives of the weights `held` of `target`, beside what it had on that of
-    `source`."""
+    """Bytes that a device receives of the weights `held` of `target`, beside what `source` had
+    there."""
     total = 0.0
     for path, x in held.items():
         lies = weight_sharding(source.mesh, ".".join(path), x.shape, target.shapes()[path][1])

@@ -326,7 +326,7 @@ class PageTables:
         return state
 
     def find(self, tokens: np.ndarray) -> tuple[int, np.ndarray, int]:
-        """Returns (shard, pages [P], number of tokens in them) of the longest known start of
+        """Returns (shard, pages [P], number of their tokens) of the longest known start of
         `tokens`."""
         found = [self.pages.find(shard, tokens) for shard in range(self.pages.shards)]
         shard = max(range(len(found)), key=lambda shard: len(found[shard]))
