@@ -1416,6 +1416,37 @@ BREAKS |= {
         '            return _as_text(tool.function(**arguments)), ""\n',
         ["tests/environments/test_tools.py", "-k", "async"],
     ),
+    # -- runs that are trained together
+    "every run goes on with the weights of the first": (
+        "rljax/training/together.py",
+        "    return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out\n",
+        "    return [jax.tree.map(lambda x: x[0], new) for i in range(len(own))], out\n",
+        ["tests/training/test_together.py", "-k", "place_of_a_run"],
+    ),
+    "runs that have ended make another program": (
+        "rljax/training/together.py",
+        "        more = self.count - len(runs)\n",
+        "        more = 0\n",
+        ["tests/training/test_together.py", "-k", "place_of_a_run"],
+    ),
+    "runs of other settings are trained by the first one's program": (
+        "rljax/training/together.py",
+        "        if differ := sorted(name for name in names if first.get(name) != other.get(name)):\n",
+        "        if differ := []:\n",
+        ["tests/training/test_together.py", "-k", "refused"],
+    ),
+    "an interval of each seed is taken for one of all looks": (
+        "rljax/report/arms.py",
+        "    ratio = (math.sqrt(more / _MIXED) / (1 - LEVEL)) ** (2 / n)\n",
+        "    ratio = (1 / (1 - LEVEL)) ** (2 / n)\n",
+        ["tests/experiments/test_until.py"],
+    ),
+    "a question is answered by seeds of one setting": (
+        "rljax/experiments/until.py",
+        "        gains = [one[seed] - other[seed] for seed in one if seed in other]\n",
+        "        gains = list(one.values())\n",
+        ["tests/experiments/test_until.py"],
+    ),
     # -- several steps in one program
     "steps of a program have one key": (
         "rljax/training/program_steps.py",
