@@ -9,11 +9,12 @@ reports, and the same command goes on after an interruption. docs/claims.md has 
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ from rljax.policies import load_policy, sample_all
 from rljax.report.arms import interval
 from rljax.training import train
 from rljax.training.result import TrainedRun
+from rljax.training.together import train_together
 
 HERE = Path(__file__).resolve().parent
 LAST = 10  # steps that a final number is the mean of
@@ -60,6 +62,18 @@ def trained(config: Config, folder: Path, seed: int) -> TrainedRun:
         return TrainedRun(folder, summary)
     config.seed, config.run_dir = seed, str(folder)
     return train(config, devices=jax.devices()[:1])
+
+
+def trained_together(config: Config, folders: Sequence[Path]) -> None:
+    """Trains seeds 0, 1, ... of a config in these folders, by one program for all of them."""
+    configs = [
+        dataclasses.replace(config, seed=seed, run_dir=str(folder))
+        for seed, folder in enumerate(folders)
+        if not (folder / "summary.json").is_file()
+    ]
+    for ended in train_together(configs, devices=jax.devices()[:1]) if configs else ():
+        if isinstance(ended, Exception):
+            raise ended
 
 
 def curve(run: TrainedRun, metric: str) -> np.ndarray:
@@ -102,24 +116,32 @@ def small_sft(folder: Path, seed: int) -> dict[str, float]:
     }
 
 
-def kl(folder: Path, seed: int) -> dict[str, float]:
+KL = {"off": 1e-9, "on": 0.1}  # the first acts on nothing and keeps the reference
+
+
+def kl_config(name: str) -> Config:
     """GRPO from a policy that knows many answers, half of whose letters are wanted: with a KL to it
-    and without. (A coefficient of 1e-9 acts on nothing and keeps the reference, so that the drift
-    is measured.)"""
+    and without."""
+    return tiny(
+        "presets/grpo",
+        data__train="claims_tasks.many_answers()",
+        data__max_prompt_tokens=5,
+        reward__function="",
+        sampler__max_response_tokens=5,
+        steps=150,
+        program_steps=25,
+        sft__steps=60,
+        evaluate__every_steps=0,
+        evaluate__correct_at=1.0,
+        algorithm__kl_in_loss=KL[name],
+    )
+
+
+def kl(folder: Path, seed: int) -> dict[str, float]:
+    """The last steps of `kl_config` with a KL and without, and the drift from the reference."""
     found = {}
-    for name, coefficient in (("off", 1e-9), ("on", 0.1)):
-        config = tiny(
-            "presets/grpo",
-            data__train="claims_tasks.many_answers()",
-            data__max_prompt_tokens=5,
-            reward__function="",
-            sampler__max_response_tokens=5,
-            steps=150,
-            sft__steps=60,
-            evaluate__correct_at=1.0,
-            algorithm__kl_in_loss=coefficient,
-        )
-        run = trained(config, folder / name, seed)
+    for name in KL:
+        run = trained(kl_config(name), folder / name, seed)
         entropy = curve(run, "entropy")
         found |= {
             f"reward, {name}": final(run, "reward/mean"),
@@ -313,6 +335,9 @@ EXPERIMENTS: dict[str, Callable[[Path, int], dict[str, float]]] = {
 
 def measured(name: str, seeds: int, folder: Path) -> dict:
     """One line: every number's mean with its interval, and its values by seed."""
+    if name == "kl":
+        for arm in KL:
+            trained_together(kl_config(arm), [folder / name / str(s) / arm for s in range(seeds)])
     runs = [EXPERIMENTS[name](folder / name / str(seed), seed) for seed in range(seeds)]
     row = {"experiment": name, "seeds": seeds}
     for metric in runs[0]:

@@ -5,6 +5,11 @@ import itertools
 import random
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
+from rljax.contracts import contract
+from rljax.rewards.on_device import DeviceForm
+from rljax.rewards.on_device.form import bytes_of, inside
 from rljax.tasks import Task
 
 RULES: dict[str, Callable[[list[int]], int]] = {
@@ -69,6 +74,15 @@ def first_digit(begins: int, kinds: int = 4, test: int = 16, seed: int = 0) -> T
 LETTERS = "abcdef"
 
 
+def wanted_on_device(responses, fields):
+    """As wanted_letters."""
+    letters = jnp.where(inside(responses.text, responses.length), responses.text, 0)[:, :4]
+    return (letters[:, :, None] == fields["wanted"][:, None, :]).any(axis=2).sum(axis=1) / 4
+
+
+@contract(
+    on_device=DeviceForm(wanted_on_device, lambda ground_truth: {"wanted": bytes_of(ground_truth)})
+)
 def wanted_letters(response: str, ground_truth: str) -> float:
     """The share of four letters that are among those of the ground truth."""
     return sum(letter in ground_truth for letter in response[:4]) / 4

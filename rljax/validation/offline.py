@@ -6,6 +6,7 @@ from rljax.config.checks import Problems
 from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
+from rljax.data.online.default_rewards import training_text
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
 from rljax.validation.problems import resolve_field, shards_of
@@ -157,8 +158,10 @@ def _check_program(config: Config, problems: Problems, dataflow: Component) -> N
         rule += "declare @contract(on_device=True)"
         how = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
         problems.check(bool(spec(rollout).on_device), field, value, rule, how)
-    reward = resolve_field(problems, "reward.function", config.reward.function, "reward")
-    if reward is not None and spec(dataflow).data == "rollouts":
+    if spec(dataflow).data != "rollouts" or not (text := training_text(config)):
+        return
+    reward = resolve_field(problems, "reward.function", text, "reward")
+    if reward is not None:
         lacks = without_form(reward)
         rule = f"the reward {lacks!r} has no form for the device: it is called on the host"
         how = f"{fix}, or @contract(on_device=DeviceForm(...)) of rljax.rewards.on_device"

@@ -217,6 +217,16 @@ def test_what_the_host_takes_part_in_is_refused_by_name(tmp_path, fields, said):
         validate(config_of(tmp_path, program_steps=2, **fields))
 
 
+def test_the_reward_of_a_task_or_of_a_files_rows_is_looked_at(tmp_path):
+    """Where reward.function names none."""
+    validate(config_of(tmp_path, program_steps=2, reward__function=""))  # that of the task
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1>", "ground_truth": "1", "data_source": "openai/gsm8k"}\n')
+    fields = dict(reward__function="", data__train=str(rows), data__test="")
+    with pytest.raises(InputError, match="by_source.*no form for the device"):
+        validate(config_of(tmp_path, program_steps=2, **fields))
+
+
 def test_a_row_that_the_form_cannot_decide_on_is_masked_and_counted(tmp_path):
     fields = dict(
         data__train="sort_digits(prompts=300, test=8, worked_examples=8)",
