@@ -22,11 +22,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from rljax.models import attention_splash, attention_xla
 from rljax.models.attention_paths import MASKED, PackedPrefix, View, looked_for, pad_axis
-from rljax.models.remat import ATTENTION
+from rljax.models.remat import named_attention
 
 AXIS = "context"
 
@@ -156,9 +155,7 @@ def _forward(ring: _Ring, q, k, v, sinks, ids, prefix):
         before = log_sum
         log_sum = jnp.logaddexp(log_sum, sinks.astype(log_sum.dtype)[None, :, None])
         out = out * jnp.exp(before - log_sum)[..., None]
-    # By these names a remat policy keeps what the backward pass reads.
-    out = checkpoint_name(out.astype(v.dtype), ATTENTION)
-    log_sum = checkpoint_name(log_sum, ATTENTION)
+    out, log_sum = named_attention(out.astype(v.dtype), log_sum)
     return out, (q, k, v, sinks, ids, prefix, out, log_sum)
 
 

@@ -11,7 +11,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from rljax.models.attention_paths import (
     LANES,
@@ -26,7 +25,7 @@ from rljax.models.attention_paths import (
     prefix_blocks,
 )
 from rljax.models.attention_xla import xla
-from rljax.models.remat import ATTENTION
+from rljax.models.remat import ATTENTION, named_attention
 
 # Tokens are padded to whole lanes, and above one block of the kernel to whole ones.
 KERNEL_BLOCK = 512
@@ -93,9 +92,7 @@ def _merged_forward(rule: Rule, q, k, v, sinks, segments, prefix):
     log_sum = jnp.logaddexp(*sums)
     shares = [jnp.exp(part - log_sum)[..., None] for part in sums]
     out = sum(share * out for share, out in zip(shares, outs, strict=True)).astype(q.dtype)
-    # By these names a remat policy keeps what the backward pass reads.
-    out = checkpoint_name(_by_tokens(out, q.shape[:2]), ATTENTION)
-    log_sum = checkpoint_name(log_sum, ATTENTION)
+    out, log_sum = named_attention(_by_tokens(out, q.shape[:2]), log_sum)
     return out, (q, k, v, sinks, segments, prefix, out, log_sum)
 
 

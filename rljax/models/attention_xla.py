@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from rljax.models.attention_paths import (
     MASKED,
@@ -28,7 +27,7 @@ from rljax.models.attention_paths import (
     pad_axis,
     prefix_blocks,
 )
-from rljax.models.remat import ATTENTION
+from rljax.models.remat import named_attention
 
 # The most queries of a block at a time, one after the other in a loop where there are more than
 # two; so many loops, each of which sees no columns after its own queries.
@@ -93,9 +92,7 @@ def _forward(rule: Rule, q, k, v, sinks, segments, prefix):
     heads = _by_heads(q, k.shape[2], asked)
     sink = None if sinks is None else _of_heads(sinks, heads)
     out, log_sum = _softmax(rule, asked, heads, sink, v.dtype)
-    # By these names a remat policy keeps what the backward pass reads.
-    out = checkpoint_name(_by_tokens(out, q.shape[:2]), ATTENTION)
-    log_sum = checkpoint_name(log_sum, ATTENTION)
+    out, log_sum = named_attention(_by_tokens(out, q.shape[:2]), log_sum)
     return out, (q, k, v, sinks, segments, prefix, out, log_sum)
 
 

@@ -25,21 +25,15 @@ def decoder(
 ) -> ModelConfig:
     """Returns a Qwen3-shaped decoder of any size; the vocabulary is the tokenizer's. With `experts`
     every layer is a mixture of so many of hidden size `mlp`, as in Qwen3-MoE."""
+    sizes = dict(vocab_size=vocab_size, embed=embed, mlp=mlp, layers=layers, heads=heads)
+    sizes |= dict(kv_heads=kv_heads, head_dim=head_dim, max_tokens=max_tokens)
+    sizes |= dict(init_std=init_std, tie_embeddings=tie_embeddings)
     return ModelConfig(
         family="qwen3_moe" if experts else "qwen3",
         experts=ExpertsConfig(experts, experts_per_token, mlp) if experts else None,
-        vocab_size=vocab_size,
-        embed=embed,
-        mlp=mlp,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_tokens=max_tokens,
         ropes=(Rope(rope_theta),),
-        init_std=init_std,
         qk_norm=True,
-        tie_embeddings=tie_embeddings,
+        **sizes,
     )
 
 

@@ -33,6 +33,12 @@ def layer_input(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, LAYER_INPUT)
 
 
+def named_attention(out: jax.Array, log_sum: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns what the backward pass of attention reads, under the name by which a policy
+    selects it."""
+    return checkpoint_name(out, ATTENTION), checkpoint_name(log_sum, ATTENTION)
+
+
 def recomputed(layer: Callable, policy: str) -> Callable:
     """Returns the same function, whose backward pass keeps what `policy` selects and
     recomputes the rest."""
