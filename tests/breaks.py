@@ -1273,8 +1273,8 @@ BREAKS |= {
     ),
     "noise, choices and rollouts of a search share their draws": (
         "rljax/search/mcts.py",
-        "folded(problem.keys, 2**30 + p)",
-        "folded(problem.keys, 2**30)",
+        "folded(keys, 2**30 + purpose)",
+        "folded(keys, 2**30)",
         ["tests/search/test_mcts.py", "-k", "draws_of_their_own"],
     ),
     # -- serving

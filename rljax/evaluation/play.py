@@ -5,6 +5,7 @@ person, replies from a file, or a policy. Tokens that would be learned stand in 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -224,17 +225,9 @@ def turn_ids(text: str, sampling: Sampling, tokenizer: Tokenizer) -> tuple[list[
 
 def replies_in(text: str) -> list[str]:
     """The replies of a script, which are parted by lines of ---."""
-    return ["\n".join(part) for part in _parted(text.removesuffix("\n").split("\n"))]
-
-
-def _parted(lines: Sequence[str]) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for line in lines:
-        if line == "---":
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    return parts
+    lines = text.removesuffix("\n").split("\n")
+    borders = [-1, *(i for i, line in enumerate(lines) if line == "---"), len(lines)]
+    return ["\n".join(lines[a + 1 : b]) for a, b in itertools.pairwise(borders)]
 
 
 def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:

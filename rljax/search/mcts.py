@@ -147,6 +147,11 @@ def _emitted(tree: Tree, keys, position, temperature, live, exploration):
 _NOISE, _CHOICE, _ROLLOUT = 0, 1, 2  # streams of a row's draws
 
 
+def _stream(keys: np.ndarray, purpose: int) -> np.ndarray:
+    """Keys [B, 2] of their own for a purpose."""
+    return fetch(folded(keys, 2**30 + purpose))
+
+
 class _Searched:
     """The trees of a problem's rows, and what was emitted so far."""
 
@@ -161,8 +166,7 @@ class _Searched:
         self.responses = [SearchedResponse() for _ in range(problem.rows)]
         self.live = np.ones(problem.rows, bool)
         self.noised = np.zeros(problem.rows, bool)
-        purposes = (_NOISE, _CHOICE, _ROLLOUT)
-        self.keys = {p: fetch(folded(problem.keys, 2**30 + p)) for p in purposes}
+        self.keys = {p: _stream(problem.keys, p) for p in (_NOISE, _CHOICE, _ROLLOUT)}
         self.done = np.zeros(problem.rows, np.int32)  # simulations of each row
         self.best: list[tuple[float, list[int], int] | None] = [None] * problem.rows
 

@@ -3,6 +3,7 @@
 Nothing is downloaded but by `path="tfds:gsm8k"`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 from rljax.contracts import PlainText, contract
@@ -37,13 +38,8 @@ def gsm8k(
     a sample of 10 rows of our own, to try the pipeline. `chat` writes prompts as messages.
     """
 
-    def mapped(row, i):
-        return maps.gsm8k(row, i, instruction=instruction)
-
-    def solved(row):
-        return row["extra_info"]["answer"]
-
-    return _public("gsm8k", path, offline_samples.GSM8K, mapped, solved, chat, "gsm8k()")
+    mapped = functools.partial(maps.gsm8k, instruction=instruction)
+    return _public("gsm8k", path, offline_samples.GSM8K, mapped, "answer", chat, "gsm8k()")
 
 
 @contract(safe=True, caution=_caution("math", len(offline_samples.MATH)))
@@ -53,13 +49,8 @@ def math(
     r"""MATH: rows of {"problem", "solution"} with the answer in \boxed{}, or verl's columns as they
     are. Reward: boxed(). `path` as in gsm8k; "" is a sample of 8 rows of our own."""
 
-    def mapped(row, i):
-        return maps.math(row, i, instruction=instruction)
-
-    def solved(row):
-        return row["extra_info"]["solution"]
-
-    return _public("math", path, offline_samples.MATH, mapped, solved, chat, "boxed()")
+    mapped = functools.partial(maps.math, instruction=instruction)
+    return _public("math", path, offline_samples.MATH, mapped, "solution", chat, "boxed()")
 
 
 def _public(
@@ -67,7 +58,7 @@ def _public(
     path: str,
     sample: Sequence[dict],
     mapped: Callable[[dict, int], dict],
-    solved: Callable[[dict], str],
+    solution: str,  # the key of extra_info that holds it
     chat: bool,
     reward: str,
 ) -> Task:
@@ -94,5 +85,6 @@ def _public(
             prompt = record["prompt"]
             written = [{"role": "user", "content": prompt}] if chat else prompt
             made[split].append({**record, "prompt": written, "data_source": name})
-            shown[split].append({"prompt": written, "completion": solved(record)})
+            solved = record["extra_info"][solution]
+            shown[split].append({"prompt": written, "completion": solved})
     return Task(TEXT, made["train"], made["test"], shown["train"], shown["test"], reward=reward)
