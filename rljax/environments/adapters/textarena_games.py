@@ -1,11 +1,15 @@
 """TextArena's games, each player a seat."""
 
+import functools
 import random
 from collections.abc import Generator
 
 from rljax.contracts import contract
 from rljax.environments.adapters.shared import library
 from rljax.environments.contract import Reply, Turn
+
+# Imported before the first clock starts: it takes seconds.
+_library = functools.partial(library, "textarena", "textarena", "textarena")
 
 
 @contract(
@@ -32,11 +36,6 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
             done, _ = env.step(str(reply))
     rewards, _ = env.close()
     return {str(player): float(rewards[player]) for player in range(players)}
-
-
-def _library():
-    """Returns the library, imported before the first clock starts: it takes seconds."""
-    return library("textarena", "textarena", "textarena")
 
 
 def _text(env, arena, player: int, said: list) -> str:

@@ -1,11 +1,15 @@
 """Environments written for Tinker's cookbook, by the library tinker-cookbook."""
 
+import functools
 from collections.abc import AsyncGenerator
 
 from rljax.components import resolve
 from rljax.contracts import contract
 from rljax.environments.adapters.shared import declared, followed, library
 from rljax.environments.contract import Done, Opening, Reply, Turn
+
+# Imported before the first clock starts: it takes seconds.
+_library = functools.partial(library, "tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
 
 
 @contract(prepare=lambda options: _library)
@@ -39,11 +43,6 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
         goes = Turn(new[1:] or None, reward) if goes_on else Opening(history, reward=reward)
         reply = yield goes
     yield Done({"score": float(result.reward), **result.metrics})
-
-
-def _library():
-    """Returns the library, imported before the first clock starts: it takes seconds."""
-    return library("tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
 
 
 class _Messages:

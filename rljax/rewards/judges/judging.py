@@ -78,16 +78,21 @@ def ask(
 @functools.cache
 def judge_of(text: str) -> Component:
     """The judge that `text` names. Raises InputError if it cannot be called as one."""
-    judge = resolve(text, HOME)
+    return bound("judge", text, HOME, ("prompt", "first", "second"))
+
+
+def bound(kind: str, name: str, home: str, parameters: tuple[str, ...]) -> Component:
+    """The function that `name` stands for. Raises InputError if it cannot be called with these
+    parameters."""
+    function = resolve(name, home)
     try:
-        judge.signature.bind("prompt", "first", "second", **judge.options)
+        function.signature.bind(*parameters, **function.options)
     except TypeError as error:
-        raise InputError(
-            f"judge {text!r} cannot be called",
-            rule=f"judge(prompt, first, second): {error}",
-            fix="its other parameters need defaults, or options in the text",
-        ) from None
-    return judge
+        rule = f"{kind}({', '.join(parameters)}): {error}"
+        fix = "its other parameters need defaults, or options in the text"
+        what = f"{kind} {name!r} cannot be called"
+        raise InputError(what, rule=rule, fix=fix) from None
+    return function
 
 
 def judged(prompt, response: str, extra_info: dict, *, judge: str) -> dict:

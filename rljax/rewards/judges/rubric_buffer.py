@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljax.components import Component, resolve
+from rljax.components import Component
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.files import read_json
 from rljax.metric import Metric
+from rljax.rewards.judges.judging import bound
 from rljax.rewards.judges.rubrics import (
     checked_rubric,
     checked_rubrics,
@@ -47,16 +48,7 @@ HOME = "rljax.rewards.judges.rubrics"
 
 def generator_of(text: str) -> Component:
     """The generator that `text` names. Raises InputError if it cannot be called as one."""
-    generator = resolve(text, HOME)
-    try:
-        generator.signature.bind("prompt", [], [], **generator.options)
-    except TypeError as error:
-        raise InputError(
-            f"generator {text!r} cannot be called",
-            rule=f"generator(prompt, responses, rubrics): {error}",
-            fix="its other parameters need defaults, or options in the text",
-        ) from None
-    return generator
+    return bound("generator", text, HOME, ("prompt", "responses", "rubrics"))
 
 
 def generated(prompt, response, extra_info: Mapping, *, generator: str) -> float:
