@@ -53,7 +53,7 @@ class Conversation:
 
     @property
     def _options(self) -> dict:
-        """Of the chat template."""
+        """Options of the chat template."""
         return dict(tools=self.tools, variables=self.variables)
 
     @property

@@ -34,8 +34,8 @@ def layer_input(x: jax.Array) -> jax.Array:
 
 
 def named_attention(out: jax.Array, log_sum: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what the backward pass of attention reads, under the name by which a policy
-    selects it."""
+    """Returns what the backward pass of attention reads, the output [..., F] and the log-sum-exp
+    of its scores [...], under the name by which a policy selects them."""
     return checkpoint_name(out, ATTENTION), checkpoint_name(log_sum, ATTENTION)
 
 
