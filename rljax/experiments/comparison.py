@@ -212,7 +212,7 @@ def _require_same(path: Path, settings: dict) -> dict | None:
 
 
 def train_to_the_end(config: Config, train: Callable = train) -> dict:
-    """Trains to the end, going on where an interrupted run stopped; returns the summary."""
+    """Trains, or goes on; returns the summary, or raises where the run stopped before its end."""
     folder = Path(config.run_dir)
     # A run that ended before its result was written is wrapped up again, not refused.
     (folder / "report.html").unlink(missing_ok=True)

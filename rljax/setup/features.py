@@ -288,7 +288,7 @@ FEATURES = {
 
 
 class Exclusion(NamedTuple):
-    """Why feature `a` does not go with feature `b`, and the fix for the field of `a`."""
+    """The reason that feature `a` does not go with `b`, and the fix for the field of `a`."""
 
     a: str
     b: str
