@@ -50,11 +50,11 @@ def main(options: SweepOptions, given: Given) -> int:
     folder = Path(options.out or Path("runs") / Path(split_config(path)[0]).stem)
     members = sweep.make_members(given.config, entries, folder, path, trusted, seeds)
     own = members[share[0] :: share[1]] if share else members
+    question = until.question_of(options.until, members) if options.until else None
     if options.dry_run:
         for member in own:
             print(shlex.join(sweep.command(arguments, member)))
         return 0
-    question = until.question_of(options.until, members) if options.until else None
     at_once = TOGETHER if options.together else 1
     stopped, again = "", 0
     writer = share[0] if share else 0
