@@ -5,8 +5,6 @@ import itertools
 import random
 from collections.abc import Callable
 
-import jax.numpy as jnp
-
 from rljax.contracts import contract
 from rljax.rewards.on_device import DeviceForm
 from rljax.rewards.on_device.form import bytes_of, inside
@@ -76,8 +74,8 @@ LETTERS = "abcdef"
 
 def wanted_on_device(responses, fields):
     """As wanted_letters."""
-    letters = jnp.where(inside(responses.text, responses.length), responses.text, 0)[:, :4]
-    return (letters[:, :, None] == fields["wanted"][:, None, :]).any(axis=2).sum(axis=1) / 4
+    wanted = (responses.text[:, :, None] == fields["wanted"][:, None, :]).any(axis=2)
+    return (wanted & inside(responses.text, responses.length))[:, :4].sum(axis=1) / 4
 
 
 @contract(

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.rewards.on_device import DeviceScorer, device_scorer
-from rljax.rollout import Reward, RewardReport, RolloutConfig, run_rollout, widened
+from rljax.rollout import Reward, RewardReport, RolloutConfig, ScoredRow, run_rollout, widened
 from rljax.rollout.on_device import DevicePrompts, DeviceSampler, report_of
 from rljax.sampler import Decoding
 from rljax.setup import Phase, Setup
@@ -35,6 +36,8 @@ from rljax.setup.dry_run import parts_readers
 from rljax.tracking import compiles
 from rljax.tracking.timing import timed
 from rljax.training.sources import RolloutSource
+
+SAME = 1e-5  # of two scores, relative to the larger of 1 and the score: one of them is a float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +104,7 @@ class ProgramSteps:
             bool(parts_readers(phase)),
         )
         self.compiled = False  # for the steps that were taken last
-        self._is_traced = False
+        self._is_traced = self._is_checked = False
         self.more = 0  # prompts that a step draws beside its first ones
         self.taken: collections.deque[TakenStep] = collections.deque()
 
@@ -216,10 +219,40 @@ class ProgramSteps:
         return jax.tree.map(lambda x: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)), arrays)
 
     def report(self, step: TakenStep, reward: Reward | None) -> RewardReport:
-        """Returns the report of the rollout's samples."""
+        """Returns the report of the rollout's samples. Raises InputError where the reward scores
+        those of the first step otherwise when it is called with texts."""
         if self.static.scorer is None:
             return RewardReport()
-        return report_of(step.samples[step.report], step.prompts, reward)
+        made = report_of(step.samples[step.report], step.prompts, reward)
+        if not self._is_checked:
+            check_form(made.rows, reward)
+            self._is_checked = True
+        return made
+
+
+def check_form(rows: Sequence[ScoredRow], reward: Reward) -> None:
+    """Raises InputError where a reward has another score for the text of a row than its form for
+    the device had. Rows that the form did not decide on are not compared."""
+    texts = reward.pool.score([row.sample for row in rows])
+    known = [i for i, row in enumerate(rows) if row.score.status == "ok"]
+    differ = [
+        i
+        for i in known
+        if texts[i].status not in ("ok", "timeout")
+        or abs(texts[i].value - rows[i].score.value) > SAME * max(1.0, abs(texts[i].value))
+    ]
+    if differ:
+        row, text = rows[differ[0]], texts[differ[0]]
+        said = f"{text.value:.6g}" if text.status == "ok" else f"{text.status}: {text.message}"
+        raise InputError(
+            f"the reward {reward.pool.component.text!r} and its form for the device differ on "
+            f"{len(differ)} of {len(known)} responses",
+            value=f"{row.score.value:.6g} on the device and {said} of the text "
+            f"{row.sample['response'][:200]!r}",
+            rule="both are one reward: what is learned is what an evaluation measures",
+            fix="correct the form (texts and fields have zeros behind their end: "
+            "rljax.rewards.on_device.form.inside says where), or program_steps=1",
+        )
 
 
 def _keys(key: jax.Array, name: str, steps) -> np.ndarray:

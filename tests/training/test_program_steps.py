@@ -12,6 +12,7 @@ from tiny_run import assert_same_run, flat_bytes, metrics_rows, summary, tiny_co
 from rljax import setup as build
 from rljax.contracts import contract
 from rljax.errors import InputError
+from rljax.rewards.on_device import DeviceForm
 from rljax.rollout import Rollout
 from rljax.tracking import compiles
 from rljax.training.loop import one_step
@@ -225,6 +226,24 @@ def test_the_reward_of_a_task_or_of_a_files_rows_is_looked_at(tmp_path):
     fields = dict(reward__function="", data__train=str(rows), data__test="")
     with pytest.raises(InputError, match="by_source.*no form for the device"):
         validate(config_of(tmp_path, program_steps=2, **fields))
+
+
+def counted_zeros(responses, fields):
+    """Takes the zeros behind a text for letters of the ground truth, which has some behind it."""
+    return (responses.text[:, :, None] == fields["truth"][:, None, :]).any(axis=2).mean(axis=1)
+
+
+@contract(on_device=DeviceForm(counted_zeros, lambda ground_truth: {"truth": np.zeros(9, "uint8")}))
+def zeros(response, ground_truth):
+    return 0.25
+
+
+def test_a_form_that_scores_otherwise_than_the_reward_is_refused(tmp_path):
+    fields = dict(reward__function=f"{__name__}.zeros()", program_steps=2)
+    said = r"zeros.*differ on 16 of 16 responses: got .* on the device and 0.25 of the text"
+    with opened(config_of(tmp_path, **fields), tmp_path) as run:
+        with pytest.raises(InputError, match=said):
+            one_step(run)
 
 
 def test_a_row_that_the_form_cannot_decide_on_is_masked_and_counted(tmp_path):
