@@ -40,7 +40,12 @@ from rljax.training.loop import train
 RECORD = "stage.json"
 # Metrics that differ between two runs of the same numbers.
 _OF_THE_CLOCK = (
-    *("time/", "placement/", "sync/", "tokens_per_s", "generate_tokens_per_s", "compiles"),
+    "time/",
+    "placement/",
+    "sync/",
+    "tokens_per_s",
+    "generate_tokens_per_s",
+    "compiles",
     "learning_programs",
 )
 
@@ -207,8 +212,16 @@ def _train(config: Config) -> dict:
     rows = read_jsonl(Path(config.run_dir) / "metrics.jsonl")
     last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}
     kept = (
-        *("accuracy_before", "accuracy_after", "difference", "eval_before", "eval_after"),
-        *("steps", "sft_steps", "rl_steps", "prompts", "completions"),
+        "accuracy_before",
+        "accuracy_after",
+        "difference",
+        "eval_before",
+        "eval_after",
+        "steps",
+        "sft_steps",
+        "rl_steps",
+        "prompts",
+        "completions",
     )
     return {**{name: summary.get(name) for name in kept}, "last_step": last}
 

@@ -38,8 +38,15 @@ from rljax.tracking.charts import duration, escaped, legend, line_chart, short
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
 NUMBERS = (  # of the last part of the steps
-    *("reward/mean", "reward/best_of_k", "eval/loss", "loss", "entropy", "ref_kl/k3"),
-    *("response_tokens/mean", "response/truncated_fraction", "tokens_per_s"),
+    "reward/mean",
+    "reward/best_of_k",
+    "eval/loss",
+    "loss",
+    "entropy",
+    "ref_kl/k3",
+    "response_tokens/mean",
+    "response/truncated_fraction",
+    "tokens_per_s",
 )
 OVER_ALL = ("reward/mean", "reward/best_of_k")  # of arms, also the mean over all steps
 NOT_COMPARED = ("run_dir",)

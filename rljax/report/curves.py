@@ -14,10 +14,7 @@ from rljax.report.run_folder import RecordedRun
 from rljax.tracking.charts import Series, Span, escaped, line_chart, share_bar, short
 
 WITHIN = ("time/reward_hidden_s", "time/reward_sample_*_s")  # lie within the other times
-TIME_ORDER = (
-    *("time/generate_s", "time/reward_s", "time/learn_s"),
-    *("time/program_s", "time/rest_s"),
-)
+TIME_ORDER = ("time/generate_s", "time/reward_s", "time/learn_s", "time/program_s", "time/rest_s")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,12 @@ PAGE = "pipeline.html"
 SHOWN_PROMPTS = 12
 # Metrics that a row of the table shows, where a stage has them.
 NUMBERS = (
-    *("mean_reward_all", "mean_reward_selected", "rows of examples", "rows of pairs"),
-    *("judge/labelled", "judge/disagreements"),
+    "mean_reward_all",
+    "mean_reward_selected",
+    "rows of examples",
+    "rows of pairs",
+    "judge/labelled",
+    "judge/disagreements",
 )
 LAST = ("reward/mean", "ref_kl/k1", "accuracy", "loss")  # of the last step of a run
 

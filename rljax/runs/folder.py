@@ -29,8 +29,17 @@ STALE_S = 60.0  # without a heartbeat: the holder on another host is dead
 DYING_S = 10.0  # a killed process keeps its lock until its memory is returned
 # What a run writes into its folder.
 FILES = (
-    *("config.json", "hub.json", "model.json", "metrics.jsonl", "samples.jsonl", "summary.json"),
-    *("meanings.json", "timeline.json", "report.html", "starts.jsonl", "rewards.log"),
+    "config.json",
+    "hub.json",
+    "model.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "summary.json",
+    "meanings.json",
+    "timeline.json",
+    "report.html",
+    "starts.jsonl",
+    "rewards.log",
 )
 FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard", "profile", "bad")
 

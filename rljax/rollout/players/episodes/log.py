@@ -14,8 +14,19 @@ from rljax.sampler.sample import Sample
 
 # Fields of a trajectory that its state holds as they are.
 _PLAIN = (
-    *("attempt", "outcome", "parts", "failure", "kind", "calls", "bad_turns", "unknown_calls"),
-    *("failed_calls", "seconds", "waited_s", "drift", "call_seconds"),
+    "attempt",
+    "outcome",
+    "parts",
+    "failure",
+    "kind",
+    "calls",
+    "bad_turns",
+    "unknown_calls",
+    "failed_calls",
+    "seconds",
+    "waited_s",
+    "drift",
+    "call_seconds",
 )
 
 
