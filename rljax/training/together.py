@@ -86,6 +86,7 @@ def train_together(
         waiting: dict[int, Run] = {}
         for i, config in enumerate(configs):
             live[i] = _in_its_folder(config, devices, beside)
+            stack.callback(live[i].close)  # what ends all of them is in the summary of each
             _advance(i, live, waiting, ended)
             if i in waiting and not beside.players:
                 run = waiting[i]

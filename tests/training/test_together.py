@@ -149,6 +149,18 @@ def test_a_run_that_fails_leaves_the_others_as_they_are(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_what_ends_the_program_is_in_the_summary_of_each_run(tmp_path, monkeypatch):
+    def out_of_memory(program, runs):
+        raise MemoryError
+
+    monkeypatch.setattr(Program, "take", out_of_memory)
+    configs = [tiny_config(tmp_path / str(s), seed=s, **FIXED, steps=2) for s in (3, 5)]
+    with pytest.raises(MemoryError):
+        train_together(configs, devices=jax.devices()[:1])
+    assert [summary(tmp_path / str(s))["status"] for s in (3, 5)] == ["failed"] * 2
+
+
+@pytest.mark.slow
 def test_runs_that_were_stopped_at_different_steps_go_on_together(tmp_path):
     fields = dict(**FIXED, checkpoint__every_steps=2)
     spread = dict(checkpoint__allow_changed=("steps",))
