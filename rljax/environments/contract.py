@@ -38,7 +38,9 @@ class Turn:
 
     `reward`, `parts` belong to the reply before it. `state`: any value; equal values are the same
     state of the world (GiGPO). `seat`: who plays next, one of the names that the environment
-    declares by @contract(seats=(...)).
+    declares by @contract(seats=(...)). `stop`: texts that end the reply, beside those of
+    sampler.stop_strings; it holds the one that came. `max_tokens`: of the reply, where that is
+    fewer than sampler.max_response_tokens; 0 = that.
     """
 
     observation: object  # text, a message, or a list of messages; None: nothing new
@@ -46,6 +48,8 @@ class Turn:
     state: object = None
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     seat: str = ""
+    stop: Sequence[str] = ()
+    max_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Opening:
     reward: float = 0.0
     state: object = None
     seat: str = ""
+    stop: Sequence[str] = ()  # as in Turn
+    max_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Reply(Response):
     finish   "stop" | "length" | "interrupt": why the turn ended
     turns_left, tokens_left   what is left of the episode's budget
     whole    the text with its calls
+    num_tokens, prompt_tokens   tokens of the reply, and those before it in its row; 0: not known
     """
 
     calls: tuple[Call, ...]
@@ -99,6 +106,8 @@ class Reply(Response):
     turns_left: int
     tokens_left: int
     whole: str
+    num_tokens: int
+    prompt_tokens: int
 
     def __new__(
         cls,
@@ -111,9 +120,12 @@ class Reply(Response):
         tokens_left: int = 0,
         whole: str | None = None,
         answer: str | None = None,
+        num_tokens: int = 0,
+        prompt_tokens: int = 0,
     ) -> "Reply":
         self = super().__new__(cls, text, answer_of(text) if answer is None else answer)
         self.calls, self.problem, self.finish = tuple(calls), problem, finish
         self.turns_left, self.tokens_left = turns_left, tokens_left
         self.whole = text if whole is None else whole
+        self.num_tokens, self.prompt_tokens = num_tokens, prompt_tokens
         return self

@@ -97,6 +97,7 @@ class Episode:
         self._conversations: dict[str, Conversation] = {}
         self._schemas: dict[str, Sequence[Mapping]] = {}  # of the tools, by seat
         self._seat, self._state = "", b""
+        self._stop, self._max_tokens = (), 0  # of the turn that is being written
         self._turns = self._calls = self._bad_in_a_row = 0
         self._untold = ""  # what is wrong with a call whose reply had good ones, too
         self._said: dict = {}  # what the next Step says about the reply before
@@ -191,7 +192,8 @@ class Episode:
             elif reply.problem and not self._limit:
                 told = [{"role": "user", "content": f"{_UNREADABLE}{reply.problem}"}]
                 try:
-                    step = self._step(Turn(told, seat=self._seat))
+                    how = dict(stop=self._stop, max_tokens=self._max_tokens)
+                    step = self._step(Turn(told, seat=self._seat, **how))
                     return dataclasses.replace(step, state=self._state)  # the world has not moved
                 except InputError:  # an alphabet without these letters; no way to hide from a score
                     self._limit = "bad calls"
@@ -271,7 +273,9 @@ class Episode:
         self._state = state_hash(turn.state)
         read = dict(messages=tuple(messages), drift=drift, failed_calls=failures.count("failed"))
         earned = dict(reward=turn.reward, parts=dict(turn.parts), state=self._state)
-        how = dict(seconds=seconds, **read, **earned, **self._told())
+        self._stop, self._max_tokens = tuple(turn.stop), turn.max_tokens
+        limits = dict(stop=self._stop, max_tokens=self._max_tokens)
+        how = dict(seconds=seconds, **read, **earned, **limits, **self._told())
         return Step(self.number, turn.seat, tuple(ids), new_row, **how)
 
     def _with_problem(self, messages: Sequence[Mapping]) -> list[Mapping]:
@@ -369,6 +373,7 @@ class Episode:
         written = ids[:-1] if ends else ids
         conversation = self._conversations[self._seat]
         whole, begun = self.tokenizer.decode(written), conversation.begun
+        counts = dict(num_tokens=len(ids), prompt_tokens=len(conversation.ids))
         parsed = Parsed(conversation.answer(written), said=whole)
         if self._format is not None:
             whole = self._format.decode(self.tokenizer, ids)
@@ -390,6 +395,7 @@ class Episode:
             problem=problem,
             whole=whole,
             answer=parsed.content,
+            **counts,
             **left,
         )
 

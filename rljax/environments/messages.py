@@ -54,6 +54,8 @@ class Step:
     drift: str = ""  # "same" | "retokenized" | "rewritten", where it was looked at
     messages: tuple[dict, ...] = ()  # the messages behind `ids`, for transcripts and rewards
     text: str = ""  # the reply before, as it was parsed
+    stop: tuple[str, ...] = ()  # texts that end the next reply, beside those of the run
+    max_tokens: int = 0  # of the next reply, where the run allows more; 0 = as the run
     mark: bytes = b""  # equal for steps that say the same: compared where it is played again
 
 
@@ -84,5 +86,7 @@ def is_step(value: object) -> bool:
     return (
         all(type(i) is int and 0 <= i < 2**31 for i in value.ids)
         and all(type(message) is dict for message in value.messages)
+        and all(type(text) is str and text for text in value.stop)
+        and value.max_tokens >= 0
         and all(type(name) is str and type(number) in (int, float) for name, number in numbers)
     )

@@ -28,9 +28,12 @@ class BadYield(Exception):
 def turn_of(yielded: object) -> Turn:
     """A yield as a `Turn`; a bare one belongs to the seat "". Its observation is None or a list of
     messages; a text becomes a message of the user. Raises BadYield for an observation that is no
-    text, message or list of messages, and for a seat, a reward or parts of another type."""
+    text, message or list of messages, and for a seat, a reward, parts or limits of another
+    type."""
     if isinstance(yielded, Opening):
-        turn = Turn(yielded.messages, yielded.reward, yielded.state, seat=yielded.seat)
+        limits = dict(stop=yielded.stop, max_tokens=yielded.max_tokens)
+        own = dict(reward=yielded.reward, state=yielded.state, seat=yielded.seat)
+        turn = Turn(yielded.messages, **own, **limits)
     elif isinstance(yielded, Turn):
         turn = yielded
     else:
@@ -40,13 +43,26 @@ def turn_of(yielded: object) -> Turn:
     parts = turn.parts
     if not isinstance(parts, Mapping):
         raise BadYield(f"the parts of a turn are named numbers, not {shown(parts)}")
+    most = turn.max_tokens
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise BadYield(f"max_tokens of a turn is a whole number from 0, not {shown(most)}")
     return dataclasses.replace(
         turn,
         seat=str(turn.seat),
         observation=_messages(turn.observation),
         reward=finite(turn.reward, "the reward of a turn"),
         parts=_parts(parts),
+        stop=_stops(turn.stop),
+        max_tokens=int(most),
     )
+
+
+def _stops(stops: object) -> tuple[str, ...]:
+    if not isinstance(stops, list | tuple) or not all(
+        isinstance(one, str) and one for one in stops
+    ):
+        raise BadYield(f"stop of a turn is a list of texts, none of them empty, not {shown(stops)}")
+    return tuple(map(str.__str__, stops))
 
 
 def _messages(observation: object) -> list[dict] | None:

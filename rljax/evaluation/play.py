@@ -28,6 +28,7 @@ from rljax.keys import fold_in
 from rljax.policies import Policy, SavedPolicy, sample_all
 from rljax.reasoning import response_of
 from rljax.rewards.pool.calling import HOME, Abstained, call_reward
+from rljax.rollout.players.episodes.log import limited_sampling
 from rljax.sampler import Sampling
 from rljax.setup.scoring import limits_of, turn_sampling
 from rljax.setup.setup import make_sampling
@@ -105,9 +106,7 @@ class _Table:
             if room < 1:
                 played.ended = "length"
                 return played
-            most = min(self.sampling.max_response_tokens, room)
-            turn = dataclasses.replace(self.sampling, max_response_tokens=most)
-            ids, finish = player(log.ids, turn)
+            ids, finish = player(log.ids, limited_sampling(self.sampling, step, room))
             self._show(ids, 1)
             log.ids, log.mask = [*log.ids, *ids], [*log.mask, *[1] * len(ids)]
             played.turns += 1
@@ -282,7 +281,9 @@ def of_policy(saved: SavedPolicy, config: Config, *, greedy: bool, seed: int) ->
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
         record = PromptRecord("", np.asarray(log, np.int32), "", "", {}, 0)
         logs.append(log)
-        (sample,) = sample_all(policy, [record], key=fold_in(key, len(logs)))
+        stops = dataclasses.replace(how, stop_strings=sampling.stop_strings)
+        asked = dataclasses.replace(policy, sampling=stops)
+        (sample,) = sample_all(asked, [record], key=fold_in(key, len(logs)))
         most = sampling.max_response_tokens
         cut = len(sample.ids) > most
         return list(sample.ids[:most]), "length" if cut else sample.finish_reason

@@ -168,6 +168,7 @@ class Sample:
             "key": _text(self.key, np.uint32),
             "prompt": _text(self.prompt, np.int32),
             "max_response_tokens": most,
+            "stop_strings": list(self.sampling.stop_strings),
             "budget_key": None if self.budget_key is None else _text(self.budget_key, np.uint32),
             "finish_reason": None if self.finish_reason is None else int(self.finish_reason),
             "tokens": _text(self._records[: self._count], RECORD),
@@ -178,11 +179,13 @@ class Sample:
         """Returns the sample of a state, with the rules that it was sampled by. Raises KeyError,
         TypeError or ValueError for what is no state."""
         most, reason = int(state["max_response_tokens"]), state["finish_reason"]
+        stops = tuple(state.get("stop_strings", sampling.stop_strings))
+        limits = dict(max_response_tokens=most, stop_strings=stops)
         budget = state["budget_key"]
         sample = cls(
             int(state["id"]),
             _array(state["prompt"], np.int32),
-            dataclasses.replace(sampling, max_response_tokens=most),
+            dataclasses.replace(sampling, **limits),
             _array(state["key"], np.uint32),
             hold=bool(state["hold"]),
             finish_reason=None if reason is None else FinishReason(reason),

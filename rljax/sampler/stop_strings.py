@@ -108,12 +108,6 @@ def cut_row(
     return (ids, reason) if kept is None else (ids[:kept], int(FinishReason.STOP))
 
 
-def text_before_stop(text: str, stops: Sequence[str]) -> str:
-    """Returns the text up to the first stop string."""
-    starts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    return text[: min(starts)] if starts else text
-
-
 def cut_at_stop_strings(
     batch: Batch, starts: np.ndarray, stops: Sequence[str], decode: Callable, free=None
 ) -> Batch:

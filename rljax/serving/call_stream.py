@@ -7,10 +7,11 @@ import json
 import uuid
 from collections.abc import Sequence
 
+from rljax.data.text.ends import text_before_stop
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
 from rljax.reasoning import LONGEST_MARK, begins_reasoning, closes_reasoning, reasoning_spans
-from rljax.sampler.stop_strings import holds_special, text_before_stop
+from rljax.sampler.stop_strings import holds_special
 from rljax.serving.text import StopStrings, text_stream
 
 

@@ -21,6 +21,7 @@ from rljax.environments.messages import EpisodeLimits, Step
 from rljax.errors import InputError
 from rljax.policies import SavedPolicy
 from rljax.reasoning import beginning_of
+from rljax.rollout.players.episodes.log import limited_sampling
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.sample import Sample
 from rljax.serving.call_stream import CallStream
@@ -113,8 +114,7 @@ class Chat:
                 if turns == self.limits.max_turns or room < 1:
                     yield END, "turns" if room > 0 else "length"
                     break
-                most = min(self.sampling.max_response_tokens, room)
-                turn = dataclasses.replace(self.sampling, max_response_tokens=most)
+                turn = limited_sampling(self.sampling, step, room)
                 if step.new_row or sample is None:
                     self._release(sample)
                     log = 0

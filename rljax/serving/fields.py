@@ -5,16 +5,29 @@ that it was obeyed.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from rljax.data.images.encode import ImageReader
 from rljax.data.text.chat import check_prompt, render_prompt
 from rljax.data.text.contents import check_conversation
-from rljax.data.text.messages import check_unicode, for_template
+from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
-from rljax.environments.schemas import told_of
+from rljax.environments.request_fields import (
+    CHAT,
+    NEUTRAL,
+    NEUTRAL_IN_CHAT,
+    SAMPLED,
+    chat_limit,
+    check_limit,
+    read_fields,
+    read_flag,
+    read_number,
+    read_object,
+    read_text,
+    read_whole,
+    refuse,
+)
 from rljax.errors import InputError
 from rljax.reasoning import beginning_of
 from rljax.sampler import Sampling
@@ -26,90 +39,9 @@ from rljax.serving.prompts import MOST_LIKELIEST
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
 COMPLETION_LIKELIEST = 5  # OpenAI's limit of logprobs for completions
-STOPS, STOP_CHARACTERS = 16, 1000
-MESSAGES = 4096
-TOOLS = 128
 BIASED_TOKENS = 300  # OpenAI's bound
-NAME_CHARACTERS = 64  # of a field's name, as far as an error repeats it
 CHARACTERS_PER_TOKEN = 128  # of a prompt: longer tokens exist, but no text averages more
 STOP_TOKENS = 64  # of a request
-# What clients of OpenAI, vLLM and SGLang send, with the values that have no effect; null is absent.
-_ANY = object()  # names and hints for a service: no value has an effect on the answer
-NEUTRAL = {
-    # OpenAI
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": ("auto", "none"),
-    "functions": ([],),
-    "metadata": _ANY,
-    "modalities": (["text"], []),
-    "parallel_tool_calls": (True,),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_cache_key": _ANY,
-    "prompt_cache_options": _ANY,
-    "prompt_cache_retention": _ANY,
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "safety_identifier": _ANY,
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "user": _ANY,
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    # vLLM
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "cache_salt": _ANY,
-    "chat_template": (),
-    "detokenize": (True,),
-    "documents": ([],),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": ({},),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "min_tokens": (0,),
-    "mm_processor_kwargs": ({},),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "request_id": _ANY,
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "structural_tag": (),
-    "structured_outputs": ({},),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (-1,),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "vllm_xargs": ({},),
-    # SGLang
-    "ebnf": (),
-    "json_schema": (),
-    "lora_path": (),
-    "no_stop_trim": (False,),
-    "regex": (),
-    "return_hidden_states": (False,),
-    "rid": _ANY,
-    "separate_reasoning": (False,),
-    "stop_regex": ([],),
-}
-_NEUTRAL_IN_CHAT = {
-    "add_special_tokens": (False,),  # templates write them
-    "best_of": (1,),
-    "echo": (False,),
-}
 _NEUTRAL_IN_COMPLETIONS = {
     "add_generation_prompt": (True,),
     "chat_template_kwargs": ({},),
@@ -154,19 +86,19 @@ class RequestLimits:
         """Raises InputError for prompts (texts, or lists of ids) that can never be served: n below
         1, too many samples, or more tokens than a slot has. A text counts as one token here."""
         if n < 1:
-            _refuse("n", n, fix="send at least 1")
+            refuse("n", n, fix="send at least 1")
         if len(prompts) * n > self.samples:
             fix = "send a lower n, or several requests"
-            _refuse("samples of one request", len(prompts) * n, f"at most {self.samples}", fix=fix)
+            refuse("samples of one request", len(prompts) * n, f"at most {self.samples}", fix=fix)
         fix = "a shorter prompt, a lower max_tokens, or longer slots"
         for prompt in prompts:
             ids = not isinstance(prompt, str)
             tokens = (len(prompt) if ids else 1) + (response_tokens or 1)
             rule = f"prompt and response do not fit a slot, which has {self.tokens} tokens"
             if tokens > self.tokens:
-                _refuse("tokens", f"{tokens} or more", rule, fix=fix)
+                refuse("tokens", f"{tokens} or more", rule, fix=fix)
             if not ids and len(prompt) > CHARACTERS_PER_TOKEN * self.tokens:
-                _refuse(name, f"{len(prompt)} characters", rule, fix=fix)
+                refuse(name, f"{len(prompt)} characters", rule, fix=fix)
 
     def check_images(self, tokens: int, response_tokens: int | None) -> None:
         """Raises InputError if the `tokens` of the images and the response do not fit a slot.
@@ -174,7 +106,7 @@ class RequestLimits:
         if tokens + (response_tokens or 1) > self.tokens:
             rule = f"images and response do not fit a slot, which has {self.tokens} tokens"
             fix = "fewer or smaller images, a lower max_tokens, or longer slots"
-            _refuse("tokens of images", tokens, rule, fix=fix)
+            refuse("tokens of images", tokens, rule, fix=fix)
 
 
 class UnknownModel(InputError):
@@ -184,224 +116,82 @@ class UnknownModel(InputError):
 # -- types
 
 
-def _refuse(name: str, value, rule: str = "", *, fix: str):
-    raise InputError(name, value=value, rule=rule, fix=fix)
-
-
-def _number(name, value) -> float:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not abs(value) <= 1e30:  # false for NaN, too; an int may be too large to convert
-        _refuse(name, "null" if value is None else value, fix="send a finite number")
-    return float(value)
-
-
-def _whole(name, value) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        _refuse(name, value, fix="send a whole number from 0 to 2147483647")
-    return value
-
-
-def _top_k(name, value) -> int:
-    # vLLM's word for all tokens is -1.
-    return 0 if isinstance(value, int) and value == -1 else _whole(name, value)
-
-
 def _stop_token_ids(name, value) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > STOP_TOKENS:
-        _refuse(name, value, fix=f"send a list of at most {STOP_TOKENS} token ids")
-    return tuple(_whole(name, token) for token in value)
-
-
-def _seed(name, value) -> int:
-    """A seed of 64 bits, as OpenAI and vLLM take it, in the 32 bits of a key. Those that have more
-    are hashed: to cut them would make equal draws of seeds that are near to one another."""
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        _refuse(name, value, fix=f"send a whole number from {-(2**63)} to {2**63 - 1}")
-    if 0 <= value < 2**32:
-        return value
-    return int.from_bytes(hashlib.sha256(str(value).encode()).digest()[:4], "big")
-
-
-def _flag(name, value) -> bool:
-    if not isinstance(value, bool):
-        _refuse(name, value, fix="send true or false")
-    return value
-
-
-def _text(name, value) -> str:
-    if not isinstance(value, str):
-        _refuse(name, value, fix="send a string")
-    check_unicode(value, name)
-    return value
-
-
-def _stops(name, value) -> tuple[str, ...]:
-    if not isinstance(value, (str, list)):
-        _refuse(name, value, fix="send a string or a list of strings")
-    texts = [value] if isinstance(value, str) else value
-    if len(texts) > STOPS:
-        _refuse(name, f"{len(texts)} strings", fix=f"send at most {STOPS}")
-    for text in texts:
-        if len(_text(name, text)) > STOP_CHARACTERS:
-            _refuse(name, f"{len(text)} characters", fix=f"send at most {STOP_CHARACTERS} in each")
-    return tuple(texts)
-
-
-def _object(name, value) -> dict:
-    if not isinstance(value, dict):
-        _refuse(name, value, fix="send an object")
-    return value
-
-
-def _stream_options(name, value) -> str:
-    known = ("include_usage", "continuous_usage_stats")
-    hidden = {"include_obfuscation"} if _object(name, value).get("include_obfuscation") else set()
-    unknown = sorted(set(value) - {*known, "include_obfuscation"} | hidden)
-    if unknown:
-        field = unknown[0][:NAME_CHARACTERS]
-        rule = f"known are {', '.join(known)}"
-        _refuse(f"{name}.{field}", value[unknown[0]], rule, fix="leave it out")
-    last, each = (_flag(f"{name}.{field}", value.get(field, False)) for field in known)
-    return ("each" if each else "last") if last else ""
+        refuse(name, value, fix=f"send a list of at most {STOP_TOKENS} token ids")
+    return tuple(read_whole(name, token) for token in value)
 
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
-    if len(_object(name, value)) > BIASED_TOKENS:
-        _refuse(name, f"{len(value)} tokens", fix=f"send at most {BIASED_TOKENS}")
+    if len(read_object(name, value)) > BIASED_TOKENS:
+        refuse(name, f"{len(value)} tokens", fix=f"send at most {BIASED_TOKENS}")
     for token in value:
         if not (token.isdecimal() and len(token) < 12):
-            _refuse(name, token, fix="send an object of token ids and numbers")
-    biases = tuple((int(token), _number(name, bias)) for token, bias in value.items())
+            refuse(name, token, fix="send an object of token ids and numbers")
+    biases = tuple((int(token), read_number(name, bias)) for token, bias in value.items())
     for _, bias in biases:
         if abs(bias) > MOST_BIAS:
             rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}"
-            _refuse(name, bias, rule, fix="send -100, which forbids a token in practice, or 100")
+            refuse(name, bias, rule, fix="send -100, which forbids a token in practice, or 100")
     return biases
 
 
 def _completion_logprobs(name, value) -> int:
-    if not 0 <= _whole(name, value) <= COMPLETION_LIKELIEST:
-        _refuse(name, value, fix=f"send 0 (the sampled tokens' own) to {COMPLETION_LIKELIEST}")
+    if not 0 <= read_whole(name, value) <= COMPLETION_LIKELIEST:
+        refuse(name, value, fix=f"send 0 (the sampled tokens' own) to {COMPLETION_LIKELIEST}")
     return value
 
 
 def _top_logprobs(name, value) -> int:
-    if not 0 <= _whole(name, value) <= MOST_LIKELIEST:
-        _refuse(name, value, fix=f"send a number from 0 to {MOST_LIKELIEST}")
+    if not 0 <= read_whole(name, value) <= MOST_LIKELIEST:
+        refuse(name, value, fix=f"send a number from 0 to {MOST_LIKELIEST}")
     return value
 
 
 def _ids(value) -> list[int]:
-    return [_whole("prompt", token) for token in value]
+    return [read_whole("prompt", token) for token in value]
 
 
 def _prompts(name, value) -> list[str | list]:
     """Texts, or lists that should be of ids: `_ids` looks, once it is known that they fit."""
     if isinstance(value, str):
-        return [_text(name, value)]
+        return [read_text(name, value)]
     if not isinstance(value, list) or not value:
         fix = "send a string, a list of strings, token ids, or lists of token ids"
-        _refuse(name, value, fix=fix)
+        refuse(name, value, fix=fix)
     if all(isinstance(one, str) for one in value):
-        return [_text(name, one) for one in value]
+        return [read_text(name, one) for one in value]
     return value if all(isinstance(one, list) for one in value) else [value]
 
 
-def _messages(name, value) -> object:
-    """Checked in full by the tokenizer, but for their number."""
-    if isinstance(value, list) and len(value) > MESSAGES:
-        _refuse(name, f"{len(value)} messages", fix=f"send at most {MESSAGES}")
-    return value
-
-
-def _tools(name, value) -> list[dict]:
-    """Schemas of functions, as a chat template reads them."""
-    if not isinstance(value, list) or len(value) > TOOLS:
-        _refuse(name, value, fix=f"send a list of at most {TOOLS} tools")
-    for number, tool in enumerate(value):
-        field, fix = f"{name}[{number}]", 'send {"type": "function", "function": {"name": ...}}'
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type") != "function":
-            _refuse(field, tool, fix=fix)
-        if not _text(f"{field}.name", function.get("name")):
-            _refuse(f"{field}.name", "", "not empty", fix="send the name of the function")
-        if not isinstance(function.get("parameters") or {}, dict):
-            fix = "send a JSON schema, an object"
-            _refuse(f"{field}.parameters", function["parameters"], fix=fix)
-        if function.get("strict") or tool.get("strict"):
-            rule = "what the model writes is not constrained"
-            _refuse(f"{field}.strict", True, rule, fix="send false, or leave it out")
-    return told_of(value)
-
-
-def _tool_choice(name, value) -> str:
-    if value not in ("auto", "none"):
-        _refuse(name, value, "no call can be forced", fix="send 'auto' or 'none'")
-    return value
-
-
 # name: (value where it is absent or null, reader)
-_BOTH: dict[str, tuple[object, Callable]] = {
-    "model": (None, _text),
-    "n": (1, _whole),
-    "max_tokens": (None, _whole),
-    "temperature": (1.0, _number),
-    "top_p": (1.0, _number),
-    "top_k": (0, _top_k),
-    "min_p": (0.0, _number),
-    "seed": (None, _seed),
-    "stop": ((), _stops),
+_MORE: dict[str, tuple[object, Callable]] = {
     "stop_token_ids": ((), _stop_token_ids),
     "logit_bias": ((), _bias),
-    "stream": (False, _flag),
-    "stream_options": ("", _stream_options),
-    "ignore_eos": (False, _flag),
+    "ignore_eos": (False, read_flag),
 }
-_COMPLETIONS = _BOTH | {
-    "prompt": (None, _prompts),
-    "echo": (False, _flag),
-    "logprobs": (None, _completion_logprobs),
-    "best_of": (None, _whole),
-    "add_special_tokens": (True, _flag),
-}
-_CHAT = _BOTH | {
-    "messages": (None, _messages),
-    "max_completion_tokens": (None, _whole),
-    "logprobs": (False, _flag),
-    "top_logprobs": (0, _top_logprobs),
-    "chat_template_kwargs": (None, _object),
-    "tools": ([], _tools),
-    "tool_choice": ("auto", _tool_choice),
-    "add_generation_prompt": (None, _flag),
-    "continue_final_message": (None, _flag),
-}
-
-
-def _read(body: object, known: dict, neutral: dict, defaults: Mapping[str, float] | None) -> dict:
-    usual = {name: default for name, (default, _) in known.items()} | dict(defaults or {})
-    if not isinstance(body, Mapping):
-        _refuse("request body", body, fix="send a JSON object")
-    present = {name: value for name, value in body.items() if value is not None}
-    for name in [name for name, value in present.items() if _without_effect(name, value, neutral)]:
-        del present[name]
-    for name, value in present.items():
-        if name not in known:
-            rule = f"not supported; known are {', '.join(sorted(known))}"
-            _refuse(f"field {name[:NAME_CHARACTERS]!r}", value, rule, fix="leave it out")
-    return {
-        name: read(name, present[name]) if name in present else usual[name]
-        for name, (_, read) in known.items()
+_COMPLETIONS = (
+    SAMPLED
+    | _MORE
+    | {
+        "prompt": (None, _prompts),
+        "echo": (False, read_flag),
+        "logprobs": (None, _completion_logprobs),
+        "best_of": (None, read_whole),
+        "add_special_tokens": (True, read_flag),
     }
-
-
-def _without_effect(name: str, value: object, neutral: dict) -> bool:
-    """Returns whether a field's value changes nothing. 1 is not true, and 0 not false."""
-    values = neutral.get(name, ())
-
-    def same(one):
-        return one == value and isinstance(one, bool) == isinstance(value, bool)
-
-    return values is _ANY or any(map(same, values))
+)
+_CHAT = (
+    CHAT
+    | _MORE
+    | {
+        "logprobs": (False, read_flag),
+        "top_logprobs": (0, _top_logprobs),
+        "chat_template_kwargs": (None, read_object),
+        "add_generation_prompt": (None, read_flag),
+        "continue_final_message": (None, read_flag),
+    }
+)
 
 
 # -- requests
@@ -422,19 +212,20 @@ def read_completion(
     `stops`: the stop strings of the run that is served, beside those of the request. `defaults`:
     values of fields that the request leaves out.
     """
-    fields = _read(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS, defaults)
+    fields = read_fields(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["prompt"] is None:
-        _refuse("prompt", None, "the request has none", fix='send "prompt": "...", a text')
+        refuse("prompt", None, "the request has none", fix='send "prompt": "...", a text')
     if fields["best_of"] not in (None, fields["n"]):
         rule = "no other samples than n are drawn"
-        _refuse("best_of", fields["best_of"], rule, fix="leave it out, or send n")
+        refuse("best_of", fields["best_of"], rule, fix="leave it out, or send n")
     special = fields["add_special_tokens"]
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
     limits.check("prompt", fields["prompt"], fields["n"], limit)
     prompts = [p if isinstance(p, str) else _ids(p) for p in fields["prompt"]]
     sampled = limit > 0 or not fields["echo"]
+    check_limit("max_tokens", limit if sampled else 1)
     sampling = _sampling(fields, tokenizer, limit if sampled else 1)
     requests = [(_encode(tokenizer, prompt, special), sampling) for prompt in prompts]
     echo = [""] * len(requests)
@@ -462,20 +253,19 @@ def read_chat(
 
     `calls`: how the model writes tool calls. `reader`: how it reads images.
     """
-    fields = _read(body, _CHAT, NEUTRAL | _NEUTRAL_IN_CHAT, defaults)
+    fields = read_fields(body, _CHAT, NEUTRAL | NEUTRAL_IN_CHAT, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["messages"] is None:
         fix = 'send "messages": [{"role": "user", "content": "..."}]'
-        _refuse("messages", None, "the request has none", fix=fix)
-    given = [fields[n] for n in ("max_completion_tokens", "max_tokens") if fields[n] is not None]
-    limit = given[0] if given else None
+        refuse("messages", None, "the request has none", fix=fix)
+    limit = asked = chat_limit(fields)
     limits.check("messages", [""], fields["n"], limit)
     tools = fields["tools"] if fields["tool_choice"] == "auto" else []
     if tools and not (calls and calls.name):
         rule = "this model's chat template writes no tool calls that are known here"
         fix = "rljax serve --calls=hermes, or another format, and a system message about the tools"
-        _refuse("tools", f"{len(tools)} of them", rule, fix=fix)
+        refuse("tools", f"{len(tools)} of them", rule, fix=fix)
     options = {"tools": tools} if tools else {}
     messages, sources = split_images(for_template(fields["messages"]))
     images = opened(sources, reader)
@@ -497,15 +287,15 @@ def read_chat(
     ids = tokenizer.encode(text)
     if images:  # before their pixels are decoded
         limits.check("messages", [ids], fields["n"], limit)
-    limit = given[0] if given else max(1, limits.tokens - len(ids))
+    limit = max(1, limits.tokens - len(ids)) if asked is None else asked
     form = calls if tools or (calls and calls.channels) else None
     sampling = _sampling(fields, tokenizer, limit, form)
     likeliest = fields["top_logprobs"]
     if likeliest and not fields["logprobs"]:
-        _refuse("top_logprobs", likeliest, fix="send logprobs=true, too, or leave it out")
+        refuse("top_logprobs", likeliest, fix="send logprobs=true, too, or leave it out")
     if likeliest and images:
         rule = "0 beside images: scores are of text"
-        _refuse("top_logprobs", likeliest, rule, fix="leave it out")
+        refuse("top_logprobs", likeliest, rule, fix="leave it out")
     read = decoded(images, ids, reader)
     begun = beginning_of(text, messages) if form else ""
     more = dict(calls=form, tools=tools or None, images=read, begun=begun)
@@ -518,7 +308,7 @@ def _next_turn(fields: dict) -> dict[str, bool]:
     begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
     if begin and go_on:
         rule = "false beside continue_final_message: a turn is continued, or a new one begun"
-        _refuse("add_generation_prompt", True, rule, fix="send one of the two")
+        refuse("add_generation_prompt", True, rule, fix="send one of the two")
     if begin is None and go_on is None:
         return {}
     begin = not go_on if begin is None else begin
@@ -531,7 +321,7 @@ def _parsed(
     if likeliest and fields["stream"]:
         rule = "0 in a stream: others than the sampled tokens are scored when a response is whole"
         name = "top_logprobs" if chat else "logprobs"
-        _refuse(name, likeliest, rule, fix="send 0, or stream=false")
+        refuse(name, likeliest, rule, fix="send 0, or stream=false")
     return ParsedRequest(
         chat,
         requests,
@@ -567,13 +357,6 @@ def _with_stops(fields: dict, stops: Sequence[str]) -> tuple[str, ...]:
 def _sampling(
     fields: dict, tokenizer: Tokenizer, limit: int, calls: Format | None = None
 ) -> Sampling:
-    if limit < 1:
-        longer = fields.get("max_completion_tokens") is not None
-        name = "max_completion_tokens" if longer else "max_tokens"
-        _refuse(name, limit, "a response has at least one token", fix="send 1 or more")
-    if "" in fields["stop"]:
-        rule = "no empty string: a response would end at once"
-        _refuse("stop", "", rule, fix="leave it out, or send a text")
     more = calls.stop_strings if calls else ()
     ends = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
     ends = () if fields["ignore_eos"] else ends

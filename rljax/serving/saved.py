@@ -18,13 +18,14 @@ from rljax.config.service_options import ServeOptions
 from rljax.config.trust import unscored
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
+from rljax.environments.request_fields import STOPS
 from rljax.errors import InputError, printable
 from rljax.policies import SavedPolicy, load_policy
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.layout import AUTO, held_weights, parsed
 from rljax.sampler.memory import check_pages
 from rljax.serving.defaults import API_TEMPERATURE, defaults_of
-from rljax.serving.fields import STOP_TOKENS, STOPS
+from rljax.serving.fields import STOP_TOKENS
 from rljax.serving.worker import Worker
 from rljax.setup.decoding import decoding_of
 

@@ -157,6 +157,126 @@ print(3)
     assert steps[-1].outcome == {"": 3.0}
 
 
+# -- what a request asks for
+
+ASKED = f"""{PLAIN}
+def whole(text, **fields):
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    log.append({{"role": "user", "content": text}})
+    body = json.dumps({{"messages": log, **fields}}).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+            said = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        log.pop()
+        return json.loads(error.read())["error"]["message"]
+    if fields.get("stream"):
+        events = [json.loads(line[6:]) for line in said.split("\\n\\n")[:-2]]
+        log.append(dict(role="assistant", content=events[0]["choices"][0]["delta"]["content"]))
+        return events
+    answer = json.loads(said)
+    log.append(answer["choices"][0]["message"])
+    return answer
+log = []
+"""
+
+
+def test_stop_strings_and_limits_of_a_request_are_those_of_the_turn(agent):
+    code = f"""{ASKED}
+first = whole("Q", stop=["Observation:", "END"], max_tokens=30)["choices"][0]["message"]["content"]
+last = whole("seen", stop="END", max_completion_tokens=3, max_tokens=9)["choices"][0]
+print(json.dumps({{"score": first == "Thought: a " and last["finish_reason"] == "length"}}))
+"""
+    game = agent(code)
+    steps = played(game, "Thought: a Observation:")
+    assert (steps[0].stop, steps[0].max_tokens) == (("Observation:", "END"), 30)
+    assert not steps[1].new_row and text(steps[1]) == "seen"
+    assert (steps[1].stop, steps[1].max_tokens) == (("END",), 3)
+    game = agent(code)
+    game.begin(), game.reply(CHARS.encode("Thought: a Observation:"))
+    end = game.reply(CHARS.encode("abc"), "length")
+    assert end.outcome == {"": 1.0}, end.failure
+
+
+def test_a_call_that_cannot_be_read_leaves_the_limits_of_its_turn(agent):
+    game = agent(f"{ASKED}whole('Q', stop=['X'], max_tokens=50)\nprint(1)")
+    first = game.begin()
+    second = game.reply(CHARS.encode("<tool_call>{</tool_call>"))
+    assert second.bad_turn and (second.stop, second.max_tokens) == (first.stop, 50) == (("X",), 50)
+    game.close()
+
+
+def test_usage_counts_the_tokens_of_the_row(agent):
+    code = f"""{ASKED}
+used = whole("12345")["usage"]
+events = whole("678", stream=True, stream_options={{"include_usage": True}})
+each = {{"include_usage": True, "continuous_usage_stats": True}}
+every = whole("9", stream=True, stream_options=each)
+none = whole("0", stream=True)
+told = [[event.get("usage") for event in some] for some in (events, every, none)]
+print(json.dumps([used, told]), file=sys.stderr)
+sys.exit(3)
+"""
+    end = played(agent(code), "ab", "c", "d", "e")[-1]
+    used, told = json.loads(end.failure[end.failure.index("[{") :].split("\n")[0])
+    assert used == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    last = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
+    assert told[0] == [None, None, last]
+    assert told[1] == [{"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": 13}] * 3
+    assert told[2] == [None, None]
+
+
+def test_with_tool_choice_none_calls_are_text_and_the_log_goes_on(agent):
+    code = f"""{ASKED}
+tools = [{{"type": "function", "function": {{"name": "f", "parameters": {{}}}}}}]
+first = whole("Q", tools=tools)["choices"][0]
+log.append({{"role": "tool", "content": "4"}})
+last = whole("go on", tools=tools, tool_choice="none")["choices"][0]
+good = first["finish_reason"] == "tool_calls" and last["finish_reason"] == "stop"
+good = good and "tool_calls" not in last["message"] and "<tool_call>" in last["message"]["content"]
+print(float(good))
+"""
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    steps = played(agent(code), call, f"Now. {call}")
+    assert [s.new_row for s in steps[:-1]] == [True, False]
+    assert steps[-1].outcome == {"": 1.0}, steps[-1].failure
+
+
+def test_what_an_episode_cannot_do_is_refused_by_its_name(agent):
+    fields = [
+        {"logprobs": True},
+        {"top_logprobs": 2},
+        {"logit_bias": {"3": 1}},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+        {"parallel_tool_calls": False},
+        {"presence_penalty": 0.5},
+        {"stream_options": {"include_everything": True}},
+        {"max_tokens": 0},
+        {"max_completion_tokens": -1},
+        {"stop": [""]},
+        {"stop": 3},
+        {"stop_token_ids": [3]},
+        {"temperature": "hot"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"n": 2},
+        {"no_such_field": 1},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+    ]
+    neutral = {"logprobs": False, "logit_bias": {}, "seed": 5, "temperature": 0, "user": "me"}
+    neutral |= {"response_format": {"type": "text"}, "top_p": 0.9, "max_tokens": None, "n": 1}
+    code = f"""{ASKED}
+for fields in json.loads({json.dumps(fields)!r}):
+    said, (name,) = whole("x", **fields), fields
+    if not isinstance(said, str) or name not in said:
+        sys.exit(f"{{fields}}: {{said}}")
+whole("y", **json.loads({json.dumps(neutral)!r}))
+print(1)
+"""
+    steps = played(agent(code), "z")
+    assert text(steps[0]) == "y" and steps[-1].outcome == {"": 1.0}, steps[-1].failure
+
+
 # -- the end of an episode is the end of its program
 
 CHILDREN = f"""{PLAIN}

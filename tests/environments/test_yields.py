@@ -7,7 +7,7 @@ import pytest
 from family_tokenizers import write_family
 
 from rljax.data.text.tokenizer import load_tokenizer
-from rljax.environments import Done, Turn
+from rljax.environments import Done, Opening, Turn
 from rljax.environments.conversation import shortened
 from rljax.environments.yields import BadYield, outcome_of, state_hash, turn_of
 
@@ -32,6 +32,19 @@ def test_numbers_of_numpy_are_numbers(value):
     assert turn_of(Turn("a", reward=value)).reward == 1.0
     assert outcome_of(Done(value), SEATS) == ({"": 1.0}, {})
     assert outcome_of({"score": value, "found": value}, SEATS) == ({"": 1.0}, {"found": 1.0})
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"stop": "x"}, {"stop": [""]}, {"stop": [1]}, {"max_tokens": -1}, {"max_tokens": 2.5}],
+    ids=str,
+)
+def test_limits_of_a_turn_are_texts_and_a_number(limits):
+    for made in (Turn("a", **limits), Opening("a", **limits)):
+        with pytest.raises(BadYield, match=next(iter(limits))):
+            turn_of(made)
+    good = turn_of(Opening("a", stop=["x", "y"], max_tokens=3))
+    assert (good.stop, good.max_tokens) == (("x", "y"), 3)
 
 
 @pytest.mark.parametrize("name", ["outcome", "turn_rewards"])

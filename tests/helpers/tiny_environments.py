@@ -72,6 +72,13 @@ def toll(letter):
     return {"first": 1.0 + len(reply.whole), "second": -1.0 - len(reply.whole)}
 
 
+def limited(letter):
+    """Its first turn ends with the letters a, b, c or d, its second has two tokens at most."""
+    yield Turn(f"{letter}>", stop=list(LETTERS[:4]))
+    yield Turn("!", max_tokens=2)
+    return 1.0
+
+
 def endless(letter):
     """Never ends by itself."""
     while True:

@@ -315,6 +315,23 @@ def test_limits_hold(actor, tmp_path, turns, tokens, response, reply):
         assert batch.finish_reason[row] == reason
 
 
+def test_limits_of_a_turn_hold_for_that_turn(actor, tmp_path):
+    config = config_of("tiny_environments.limited()")
+    config.sampler.max_response_tokens = 12
+    config.environment.max_tokens = 60
+    batch, report, _ = played(actor, config, tmp_path)
+    stops = set(build(config, jax.devices()[:1]).tokenizer.encode("abcd"))
+    ended = 0
+    for tokens, steps, mask in zip(batch.tokens, batch.step_ids, batch.mask, strict=True):
+        first = tokens[steps == 1].tolist()
+        assert not stops & set(first[:-1])
+        ended += first[-1] in stops
+        assert mask[steps == 1].all()
+        assert 0 < (steps == 2).sum() <= 2
+    assert ended > len(batch.tokens) // 2
+    assert (batch.scores == 1.0).all()
+
+
 @pytest.mark.slow
 def test_evaluation_plays_episodes(actor, tmp_path):
     with environment_of(config_of("tiny_environments.two_seats()"), tmp_path) as (setup, played):

@@ -28,10 +28,11 @@ from sampler_cases import (
 from tokenizers import decoders
 
 from rljax.batch import FinishReason
+from rljax.data.text.ends import text_before_stop
 from rljax.errors import InputError
 from rljax.models import cache
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, scheduler
-from rljax.sampler.stop_strings import find_stop, text_before_stop
+from rljax.sampler.stop_strings import find_stop
 
 ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
 

@@ -3,6 +3,7 @@ each turn is what a fresh request of the same tokens and key would have drawn.""
 
 import dataclasses
 import functools
+import json
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.resume import calls
+from rljax.sampler.sample import Sample
 from rljax.tracking import compiles
 
 LETTERS = "_abcdefghijklmnopqrstuvwxyz01"
@@ -53,6 +55,13 @@ def test_turns_are_those_of_a_fresh_request(model, how):
     assert reread in (None, sampler.reread_tokens > 0)
     other = Sampler(Engine(model, 9, ROOM, steps=8), chunk_tokens=32)
     assert_fresh(other, params, turns)
+
+
+def test_a_saved_sample_has_the_limits_of_its_turn():
+    own = Sampling(max_response_tokens=3, stop_strings=("b", "xy"))
+    state = Sample(5, np.array([1, 2], np.int32), own, np.array([3, 4], np.uint32)).get_state()
+    again = Sample.from_state(json.loads(json.dumps(state)), Sampling(stop_strings=("b",)))
+    assert again.sampling == own
 
 
 @pytest.mark.slow

@@ -27,11 +27,11 @@ from tiny_tokenizer import write_tokenizer
 from rljax.batch import FinishReason
 from rljax.config import Config
 from rljax.config.service_options import ServeOptions
+from rljax.data.text.ends import text_before_stop
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
 from rljax.sampler import Sampling
-from rljax.sampler.stop_strings import text_before_stop
 from rljax.serving.fields import RequestLimits, read_chat, read_completion
 from rljax.serving.metrics import prometheus_text
 from rljax.serving.saved import check_options, example_request, make_worker, serve

@@ -1,4 +1,4 @@
-"""Tokens that end a turn of the assistant, read off the chat template.
+"""Ends of a turn of the assistant: tokens, read off the chat template, and stop strings.
 
 The token that the template writes behind an answer, or behind a call of a tool, joins the
 tokenizer's stop set, so that what supervised training learns last is what decoding stops at. Where
@@ -124,3 +124,9 @@ def always_opened(render: Callable, stops: Sequence[str]) -> str:
     ends = [behind.rfind(stop) + len(stop) for stop in stops if stop in behind]
     opener = behind[max(ends) :] if ends else ""
     return opener if opener.strip() else ""
+
+
+def text_before_stop(text: str, stops: Sequence[str]) -> str:
+    """Returns the text up to the first stop string."""
+    starts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    return text[: min(starts)] if starts else text

@@ -7,38 +7,66 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from rljax.data.text.messages import template_view, validate_objects
+from rljax.data.text.ends import text_before_stop
+from rljax.data.text.messages import template_view
 from rljax.environments.contract import Call, Reply
-from rljax.environments.schemas import told_of
-from rljax.errors import InputError
+from rljax.environments.request_fields import (
+    CHAT,
+    NEUTRAL,
+    NEUTRAL_IN_CHAT,
+    chat_limit,
+    read_fields,
+    refuse,
+)
 from rljax.files import parse_json
 
 LARGEST_BODY = 64_000_000  # bytes
 _HEAD = 1 << 16  # bytes of a request's headers, at most
+_NEUTRAL = (
+    NEUTRAL
+    | NEUTRAL_IN_CHAT
+    | {  # what the server obeys, and an episode cannot
+        "add_generation_prompt": (True,),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "ignore_eos": (False,),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "stop_token_ids": ([],),
+        "top_logprobs": (0,),
+    }
+)
 
 
 @dataclasses.dataclass
 class Request:
-    """A request for a completion, which waits for its reply."""
+    """A request for a completion, which waits for its reply. `stop` and `max_tokens` are those of
+    a Turn; with `calls` False the calls in a reply are text."""
 
     messages: list[dict]
     tools: list[dict]
+    stop: tuple[str, ...]
+    max_tokens: int
+    calls: bool
     answered: asyncio.Future
 
     def answer(self, reply: Reply) -> dict:
         """Sends the reply; returns it as the message that the agent receives."""
-        message = {"role": "assistant", "content": str(reply)}
-        if reply.calls:
-            message["tool_calls"] = [_as_call(n, call) for n, call in enumerate(reply.calls)]
-        finish = {"length": "length"}.get(reply.finish, "tool_calls" if reply.calls else "stop")
+        calls = reply.calls if self.calls else ()
+        text = str(reply) if self.calls or not reply.calls else reply.whole
+        message = {"role": "assistant", "content": text_before_stop(text, self.stop)}
+        if calls:
+            message["tool_calls"] = [_as_call(n, call) for n, call in enumerate(calls)]
+        finish = {"length": "length"}.get(reply.finish, "tool_calls" if calls else "stop")
         if not self.answered.done():
-            self.answered.set_result((message, finish))
+            self.answered.set_result((message, finish, _usage(reply)))
         return message
 
 
 class Endpoint:
-    """`url`, and the requests that come to it. Sampling settings in a request are ignored: the
-    run's config decides how the policy samples."""
+    """`url`, and the requests that come to it. The run's config decides how the policy samples: a
+    request's model, temperature, top_p, top_k, min_p and seed have no effect. Its stop strings and
+    limits of tokens do, and what no episode can do is refused by its name."""
 
     async def __aenter__(self) -> "Endpoint":
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
@@ -95,26 +123,30 @@ class Endpoint:
         if method != "POST" or not route.endswith("/chat/completions"):
             return _refused(f"{method} {path}: only POST /v1/chat/completions is served")
         try:
-            asked = parse_json(body, "the body")
-            request = _read(asked)
+            fields = read_fields(parse_json(body, "the body"), CHAT, _NEUTRAL)
+            request = _request(fields)
         except (ValueError, RecursionError) as error:
             return _refused(str(error))
         self.requests.put_nowait(request)
-        message, finish = await request.answered
-        if asked.get("stream"):
-            return "stream", _streamed(message, finish, asked.get("model"))
-        return "json", _encoded(_completion(message, finish, asked.get("model")))
+        message, finish, usage = await request.answered
+        if fields["stream"]:
+            how = usage, fields["stream_options"]
+            return "stream", _streamed(message, finish, fields["model"], *how)
+        return "json", _encoded(_completion(message, finish, fields["model"], usage))
 
 
-def _read(asked: object) -> Request:
-    if not isinstance(asked, Mapping):
-        raise InputError("the body is no object", fix='send a JSON object with "messages"')
-    if asked.get("n") not in (None, 1):
+def _request(fields: Mapping) -> Request:
+    if fields["n"] != 1:
         fix = "leave n out, and ask again for each further answer"
-        raise InputError("the policy answers once", value=asked["n"], rule="n is 1", fix=fix)
-    messages = template_view(asked.get("messages"))
-    tools = told_of(validate_objects(asked.get("tools"), "tools") or [])
-    return Request(messages, tools, asyncio.get_running_loop().create_future())
+        refuse("n", fields["n"], "the policy answers once", fix=fix)
+    return Request(
+        template_view(fields["messages"]),
+        fields["tools"],
+        fields["stop"],
+        chat_limit(fields) or 0,
+        fields["tool_choice"] != "none",
+        asyncio.get_running_loop().create_future(),
+    )
 
 
 def _as_call(number: int, call: Call) -> dict:
@@ -122,14 +154,24 @@ def _as_call(number: int, call: Call) -> dict:
     return {"id": call.id or f"call_{number}", "type": "function", "function": written}
 
 
-def _completion(message: Mapping, finish: str, model: object) -> dict:
+def _usage(reply: Reply) -> dict | None:
+    """The tokens of the policy's row before a reply and in it; None where they are not known."""
+    read, written = reply.prompt_tokens, reply.num_tokens
+    if not written:
+        return None
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _completion(message: Mapping, finish: str, model: str | None, usage: dict | None) -> dict:
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     return _about(model, "chat.completion") | {"choices": [choice], "usage": usage}
 
 
-def _streamed(message: Mapping, finish: str, model: object) -> bytes:
-    """The whole message as one event, then its end."""
+def _streamed(
+    message: Mapping, finish: str, model: str | None, usage: dict | None, told: str
+) -> bytes:
+    """The whole message as one event, then its end. `told`: where the usage stands, "last" for an
+    event of its own, "each" for every one, too."""
     calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls", ()))]
     delta = {**message, **({"tool_calls": calls} if calls else {})}
     events: Sequence[Mapping] = (
@@ -137,11 +179,14 @@ def _streamed(message: Mapping, finish: str, model: object) -> bytes:
         {"index": 0, "delta": {}, "finish_reason": finish},
     )
     about = _about(model, "chat.completion.chunk")
-    lines = [_encoded({**about, "choices": [event]}) for event in events]
+    used = {"usage": usage} if told == "each" else {}
+    lines = [_encoded({**about, "choices": [event], **used}) for event in events]
+    if told:
+        lines.append(_encoded({**about, "choices": [], "usage": usage}))
     return b"".join(b"data: " + line + b"\n\n" for line in (*lines, b"[DONE]"))
 
 
-def _about(model: object, kind: str) -> dict:
+def _about(model: str | None, kind: str) -> dict:
     now = time.time()
     return {"id": f"chatcmpl-{now:.6f}", "object": kind, "created": int(now), "model": model or ""}
 

@@ -23,11 +23,14 @@ async def program(
 
     `command` is started for each episode, without a shell, and is killed with it. On its stdin is
     one line of JSON: the row's fields, seed and sample_seed. A request whose messages go on from
-    the last one's is appended to the log; any other begins another row (environment.max_rows). The
-    outcome is the last line of its stdout, a number or an object of numbers with "score"; where
-    that is neither, `reward.function` scores the last turn. A program that ends with another status
-    than 0 is worth `failed`; None makes it a failed episode. Raises RuntimeError in a failed
-    episode, also for a program that never asks.
+    the last one's is appended to the log; any other begins another row (environment.max_rows). Its
+    stop strings and limits of tokens are obeyed, its model, temperature, top_p, top_k, min_p and
+    seed are the run's, and what an episode cannot do (n, logprobs, response_format, a call that is
+    forced, ...) is refused by its name, with status 400. With tool_choice "none" the tools stay in
+    the prompt, and calls are text. The outcome is the last line of its stdout, a number or an
+    object of numbers with "score"; where that is neither, `reward.function` scores the last turn. A
+    program that ends with another status than 0 is worth `failed`; None makes it a failed episode.
+    Raises RuntimeError in a failed episode, also for a program that never asks.
     """
     line = json.dumps({**row, "seed": seed, "sample_seed": sample_seed}, default=str)
     async with Endpoint() as endpoint:
@@ -61,9 +64,10 @@ class Log:
         goes_on = bool(new) and all(message["role"] != "assistant" for message in new)
         same_tools = request.tools == self.tools
         self.messages, self.tools = list(request.messages), request.tools
+        limits = dict(stop=request.stop, max_tokens=request.max_tokens)
         if goes_on and same_tools:
-            return Turn(new)
-        return Opening(request.messages, tools=request.tools)
+            return Turn(new, **limits)
+        return Opening(request.messages, tools=request.tools, **limits)
 
 
 async def first_of(endpoint: Endpoint, ended: asyncio.Future) -> Request | None:

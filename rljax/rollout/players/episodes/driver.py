@@ -25,6 +25,7 @@ from rljax.rollout.players.episodes.log import (
     Log,
     Trajectory,
     Transition,
+    limited_sampling,
     replies_of,
     reply_of,
 )
@@ -77,7 +78,7 @@ class Driver:
         self.episodes: dict[int, Trajectory] = {}
         self._of_sample: dict[int, Trajectory] = {}  # by the id of its sample
         self._deliveries: list[tuple[Sample, tuple[int, ...], Sampling]] = []
-        # What begins with the same prompt and limit: (episode, seat, row, step) of each.
+        # What begins with the same prompt and limits: (episode, seat, row, step) of each.
         self._prompts: dict[tuple, list[tuple[Trajectory, int, int, Step]]] = {}
         self._came: list[Step] = []  # that do not count yet
         self._ended: list[Trajectory] = []  # since the last look
@@ -321,14 +322,13 @@ class Driver:
         logs, begins, room = self._logs_of(episode, step)
         row, samples = seat * rules.max_rows + len(logs) - 1, []
         if not begins:
-            most = min(rules.sampling.max_response_tokens, room)
             samples = self.sampler.branch(
                 logs[-1].sample,
                 len(logs[-1].sample.tokens),
                 len(new),
                 hold=True,
                 more=step.ids,
-                sampling=dataclasses.replace(rules.sampling, max_response_tokens=most),
+                sampling=limited_sampling(rules.sampling, step, room),
                 request_ids=[one.number * rules.rows + row for one in new],
             )
         episode.origin = episode.get_state(self.seconds), step
@@ -370,15 +370,14 @@ class Driver:
         """Puts what the environment said, for which there is room, before the policy."""
         rules, seat = self.rules, self.rules.seats.index(step.seat)
         logs, begins, room = self._logs_of(episode, step)
-        most = min(rules.sampling.max_response_tokens, room)
+        sampling = limited_sampling(rules.sampling, step, room)
         if begins:
             if logs:
                 self.sampler.release(logs[-1].sample)
             row = episode.number * rules.rows + seat * rules.max_rows + len(logs)
-            self._prompts.setdefault((step.ids, most), []).append((episode, seat, row, step))
+            self._prompts.setdefault((step.ids, sampling), []).append((episode, seat, row, step))
             return
         self._speaks(episode, logs[-1], step)
-        sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
         self._deliveries.append((logs[-1].sample, step.ids, sampling))
 
     def _speaks(self, episode: Trajectory, log: Log, step: Step) -> None:
@@ -391,9 +390,8 @@ class Driver:
         rules = self.rules
         if self._deliveries:
             self.sampler.deliver(self._deliveries)
-        for (ids, most), begun in self._prompts.items():
+        for (ids, sampling), begun in self._prompts.items():
             begun = [one for one in begun if one[0].finish is None]
-            sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
             rows = [row for _, _, row, _ in begun]
             keys = [episode.keys[row % rules.rows] for episode, _, row, _ in begun]
             options = dict(n=len(rows), request_ids=rows, keys=keys, hold=True)
@@ -463,6 +461,6 @@ def _waits(log: Log) -> bool:
 
 def _step_of(told: dict) -> Step:
     """A step as another host has told it."""
-    lists = {name: tuple(told[name]) for name in ("ids", "messages")}
+    lists = {name: tuple(told[name]) for name in ("ids", "messages", "stop")}
     texts = {name: bytes.fromhex(told[name]) for name in ("state", "mark")}
     return Step(**{**told, **lists, **texts})

@@ -183,6 +183,14 @@ class EpisodeRules:
         return len(self.seats) * self.max_rows
 
 
+def limited_sampling(sampling: Sampling, step: Step, room: int) -> Sampling:
+    """Returns how the turn that answers a step is sampled, with `room` for so many tokens."""
+    asked = (step.max_tokens,) if step.max_tokens else ()
+    stops = tuple(dict.fromkeys((*sampling.stop_strings, *step.stop)))
+    most = min(sampling.max_response_tokens, room, *asked)
+    return dataclasses.replace(sampling, max_response_tokens=most, stop_strings=stops)
+
+
 def replies_of(episode: Trajectory, limits: EpisodeLimits) -> list[tuple]:
     """Returns what the environment of an episode was handed so far, in order."""
     turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
