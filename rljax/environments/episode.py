@@ -24,6 +24,7 @@ from rljax.environments.messages import EpisodeLimits, Step
 from rljax.environments.yields import BadYield, outcome_of, shown, state_hash, turn_of
 from rljax.errors import InputError, location_in
 from rljax.rewards.pool.calling import describe
+from rljax.rewards.pool.foreign import GroundTruth
 
 LOOKED_AT = 64  # the drift of one turn of so many is looked at, and that of each whole episode
 _UNREADABLE = "The call cannot be read: "
@@ -33,10 +34,12 @@ DRIFTS = ("", "same", "retokenized", "rewritten")  # the worst last
 
 
 def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
-    """Returns the arguments of the environment: the fields of the row, keys of its extra_info and
-    seeds that it declares. Raises InputError for a field that the row lacks."""
-    extra = fields.get("extra_info")
-    known = {**(extra if isinstance(extra, Mapping) else {}), **fields, **seeds}
+    """Returns the arguments of the environment: the fields of the row, keys of its extra_info, the
+    column of the ground truth by its own name, and seeds that it declares. Raises InputError for a
+    field that the row lacks."""
+    extra, truth = fields.get("extra_info"), fields.get("ground_truth")
+    columns = truth.columns if isinstance(truth, GroundTruth) else {}
+    known = {**(extra if isinstance(extra, Mapping) else {}), **columns, **fields, **seeds}
     chosen = {}
     for name, parameter in component.signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:

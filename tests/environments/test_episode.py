@@ -23,10 +23,11 @@ from rljax.components import resolve
 from rljax.data.text import chat
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.environments.conversation import shortened
-from rljax.environments.episode import Episode
+from rljax.environments.episode import Episode, chosen_fields
 from rljax.environments.messages import EpisodeLimits
 from rljax.environments.yields import BadYield, outcome_of, state_hash
 from rljax.errors import InputError
+from rljax.rewards.pool.foreign import GroundTruth
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n")
 PLAIN = EpisodeLimits(calls="")
@@ -238,6 +239,18 @@ def test_fields_and_seeds(users):
     assert episode(users("guess_number"), extra_info={"secret": 3}).begin().failure == ""
     with pytest.raises(InputError, match="needs 'secret', which this row lacks"):
         episode(users("guess_number"), prompt="x")
+
+
+def test_the_column_of_the_ground_truth_is_handed_over_by_its_own_name(users):
+    truth = GroundTruth("4", {"secret": 4}, 4)
+    row = dict(ground_truth=truth, extra_info={"secret": 5, "turns": 1})
+    game = episode(users("guess_number"), **row)
+    game.begin()
+    assert game.reply(written("4")).outcome == {"": 1.0}
+    assert chosen_fields(users("guess_number"), row) == {"secret": 4, "turns": 1}
+    other = dict(ground_truth=GroundTruth("4", {"ground_truth": 4}, 4), extra_info={"secret": 5})
+    assert chosen_fields(users("guess_number"), other) == {"secret": 5}
+    assert chosen_fields(users("seeds"), other, seed=1, sample_seed=2)["ground_truth"] == "4"
 
 
 @pytest.mark.smoke
