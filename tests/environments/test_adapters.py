@@ -14,7 +14,9 @@ import pytest
 from rljax.components import resolve
 from rljax.contracts import spec
 from rljax.data.text.tokenizer import CharTokenizer
+from rljax.environments.adapters.gymnasium_text import action_in
 from rljax.environments.adapters.shared import Session, followed, with_prompt
+from rljax.environments.contract import Reply
 from rljax.environments.episode import Episode
 from rljax.environments.messages import EpisodeLimits
 from rljax.errors import InputError
@@ -78,6 +80,17 @@ def test_a_gymnasium_environment_is_played_by_numbers():
     assert steps[2].state == steps[3].state != steps[4].state  # nothing has happened
 
 
+def test_a_number_in_the_reasoning_is_no_action():
+    gym = pytest.importorskip("gymnasium")
+    said = ["<think>2 or 1?</think>Hm.", "<think>Maybe 1, or 2", "<think>0</think>Action 2"]
+    steps = play(GYM, said)
+    assert [text[:17] for text in texts(steps)[1:3]] == ["This is no action"] * 2
+    assert texts(steps)[3].startswith("  (Right)")
+    assert action_in(Reply("<think>north or south?</think>south"), gym.spaces.Text(9)) == "south"
+    with pytest.raises(ValueError):
+        action_in(Reply("<think>north"), gym.spaces.Text(9))
+
+
 def test_siblings_start_alike_and_another_seed_does_not():
     pytest.importorskip("gymnasium")
     starts = [texts(play("gymnasium(id='CartPole-v1')", [], seed=seed)) for seed in (1, 1, 2)]
@@ -88,8 +101,6 @@ def test_rewards_of_turns_and_actions_of_numbers_texts_and_ones_own():
     gym = pytest.importorskip("gymnasium")
     steps = play("gymnasium(id='CartPole-v1')", ["0", "1"])
     assert [step.reward for step in steps] == [0.0, 1.0, 1.0]
-    from rljax.environments.adapters.gymnasium_text import action_in
-
     box = gym.spaces.Box(-1.0, 1.0, (2,))
     assert action_in("from 9 to [0.5, -1e-1]", box).tolist() == pytest.approx([0.5, -0.1])
     assert action_in("abc", gym.spaces.Text(5)) == "abc"
@@ -184,7 +195,7 @@ def test_a_textarena_game_of_one_and_of_two():
     steps = play(game, ["[5]", "[20]", "no"])
     assert "between 1 and 20" in texts(steps)[0] and "[5]" not in texts(steps)[1]
     assert texts(steps)[1:3] == ["The target number is higher.", "The target number is lower."]
-    others = play(game, ["[5]", "[20]", "no"])
+    others = play(game, ["<think>[7]?</think>[5]", "[20]", "no"])
     assert texts(others) == texts(steps)
     two = "textarena(game='TicTacToe-v0', players=2)"
     assert spec(component(two)).seats == ("0", "1")
@@ -462,7 +473,7 @@ def test_an_openenv_server_has_a_session_for_each_episode():
             'Hi\n\n{"text": "seed 1"}',
             'Hi\n\n{"text": "seed 2"}',
         ]
-        steps = [one.reply(CHARS.encode("a")), two.reply(CHARS.encode("b"))]
+        steps = [one.reply(CHARS.encode("<think>c</think>a")), two.reply(CHARS.encode("b"))]
         assert [CHARS.decode(s.ids) for s in steps] == ['{"text": "a"}', '{"text": "b"}']
         assert [s.reward for s in steps] == [1.0, 1.0]
         assert one.reply(CHARS.encode("stop")).outcome == {"": 4.0}

@@ -25,7 +25,8 @@ def gymnasium(
     read behind the prompt of the row. `render`: a function (env, observation) ->
     text; "" = what the environment prints (render_mode="ansi"), or the observation. `act`: a
     function (reply, action space) -> action that raises ValueError for a reply that is none; "" =
-    the last numbers of the reply. The policy is told why a reply is no action, and acts again.
+    the last numbers of the reply's answer. The policy is told why a reply is no action, and acts
+    again.
     """
     show, action_of = written(render, act)
     env = _made(id, options)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.environments.adapters.shared import library
+from rljax.reasoning import answer_of
 
 _COLOURED = re.compile(r"\x1b\[(?!0?m)[\d;]*m(.*?)\x1b\[0?m", re.DOTALL)
 _CODE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
@@ -36,10 +37,11 @@ def shown(env, observation) -> str:
 
 
 def action_in(reply: str, space) -> object:
-    """The action that the last numbers of a reply name. Raises ValueError for a reply without
-    one and for one outside of the space, and TypeError for a kind of space that needs a
-    function `act`."""
+    """The action that the last numbers of a reply's answer name; those in its reasoning are
+    thoughts. Raises ValueError for a reply without one and for one outside of the space, and
+    TypeError for a kind of space that needs a function `act`."""
     spaces = gym().spaces
+    reply = answer_of(reply)
     if isinstance(space, spaces.Text):
         action = str(reply)
     elif isinstance(space, spaces.Discrete):

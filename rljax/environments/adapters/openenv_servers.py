@@ -23,13 +23,13 @@ async def openenv(
     """An environment of an OpenEnv server, one session for each episode; it is asked for as many
     as there are episodes, so start it with max_concurrent_envs above its default of 1.
 
-    A reply is the text `field` of the action, or what `act(reply) -> dict` makes of it. `render`: a
-    function observation -> text; "" = the observation as JSON. The first one is read behind the
-    prompt of the row.
+    The answer of a reply, without its reasoning, is the text `field` of the action; or what
+    `act(reply) -> dict` makes of the reply is the action. `render`: a function observation -> text;
+    "" = the observation as JSON. The first one is read behind the prompt of the row.
     """
     client = _library().GenericEnvClient
     home = "rljax.environments.adapters"
-    action_of = resolve(act, home) if act else lambda reply: {field: str(reply)}
+    action_of = resolve(act, home) if act else lambda reply: {field: reply.answer}
     show = resolve(render, home) if render else _as_json
     async with client(url, message_timeout_s=timeout_s) as env:
         result = await env.reset(seed=seed)

@@ -20,7 +20,8 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
     """A game of TextArena, all of whose `players` the policy plays, as seats "0", "1", ...
 
     `game`: its id, "GuessTheNumber-v0". A player reads what the game and the others have said
-    since it last played. The outcome of a seat is TextArena's reward of the player.
+    since it last played, and moves by the answer of its reply, without its reasoning. The outcome
+    of a seat is TextArena's reward of the player.
     """
     arena = _library()
     # Its own "-raw" form: without wrappers that repeat the whole history in each observation.
@@ -33,7 +34,7 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
         player, said = env.get_observation()
         reply = yield Turn(_text(env, arena, player, said), seat=str(player))
         with draws:
-            done, _ = env.step(str(reply))
+            done, _ = env.step(reply.answer)
     rewards, _ = env.close()
     return {str(player): float(rewards[player]) for player in range(players)}
 
