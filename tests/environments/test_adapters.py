@@ -559,6 +559,33 @@ def test_an_mcp_server_that_each_episode_starts(notes):
     assert texts(play(text, [call("write", note="c")]))[1] == "1 notes"  # a session of its own
 
 
+def test_what_an_mcp_tool_returns_beside_text_is_read():
+    types = pytest.importorskip("mcp_types")
+    from rljax.environments.adapters.mcp_servers import _read
+
+    def resource(**held):
+        kind = types.TextResourceContents if "text" in held else types.BlobResourceContents
+        return types.EmbeddedResource(type="resource", resource=kind(uri="repo://a", **held))
+
+    def result(*parts, **more):
+        return _read(types.CallToolResult(content=list(parts), **more))
+
+    text = types.TextContent(type="text", text="found")
+    link = types.ResourceLink(type="resource_link", uri="file:///a.txt", name="a.txt")
+    image = types.ImageContent(type="image", data="QUJD", mime_type="image/png")
+    data = {"temperature": 21, "of": ["a", None]}
+    assert result(text, resource(text="42")) == ("found\n42", "")
+    assert result(link) == ("a.txt: file:///a.txt", "")
+    assert result(structured_content=data) == (json.dumps(data), "")
+    assert result(text, structured_content=data) == ("found", "")
+    assert result(text, is_error=True) == ("found", "failed")
+    said, failure = result(text, image)
+    assert said == "found\n[image: image/png, which cannot be shown as text]" and not failure
+    assert result(image)[1] == result(resource(blob="QUJD"))[1] == "failed"
+    assert "repo://a" in result(resource(blob="QUJD"))[0]
+    assert result() == ("", "")
+
+
 class Lossy:
     """A proxy that cuts every second connection on which a tool is called: before the server has
     read the call, or before the client has read the answer, in turn."""

@@ -1,5 +1,6 @@
 """Tools of an MCP server, by the library mcp (the extra `agents`)."""
 
+import json
 import shlex
 
 from rljax.contracts import contract
@@ -17,7 +18,9 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
     "python my_server.py". Each episode has a session of its own, and no call is made twice: one
     whose connection is lost, or that takes more than `timeout_s`, is answered by an error. A call
     after a lost connection fails the episode, or with `reconnect`, for a server that remembers
-    nothing of a session, is made in a new one.
+    nothing of a session, is made in a new one. Of a result the policy reads the texts, those of
+    embedded resources, too, the addresses of links, and where there is no text the structured
+    content as JSON; what is no text, such as an image, is named, or an error if it is all.
     """
     lib = _library()
     command, *arguments = shlex.split(server)
@@ -64,5 +67,35 @@ async def _answer(session: Session, call: Call, names: list[str]) -> dict:
         result = await session.ask(lambda client: client.call_tool(call.name, call.arguments))
     except Exception as error:
         return answered(call, described(error), "failed")
-    texts = [getattr(part, "text", f"[{part.type}]") for part in result.content]
-    return answered(call, "\n".join(texts), "failed" if result.is_error else "")
+    return answered(call, *_read(result))
+
+
+def _read(result) -> tuple[str, str]:
+    """(a result as text, how it failed or ""). Structured content is read where there is no text;
+    what is no text, such as an image, is named, and is a failure where it is all that there is."""
+    found = [_text(part) for part in result.content]
+    texts = [text for text in found if text is not None]
+    if result.structured_content is not None and not any(map(str.strip, texts)):
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    left_out = [
+        f"[{part.type}: {_kind(part)}, which cannot be shown as text]"
+        for part, text in zip(result.content, found, strict=True)
+        if text is None
+    ]
+    lost = bool(left_out) and not any(map(str.strip, texts))
+    return "\n".join([*texts, *left_out]), "failed" if result.is_error or lost else ""
+
+
+def _text(part) -> str | None:
+    """The text of a part of a result: of a link its name and address. None for what is no text."""
+    if part.type == "resource_link":
+        return f"{part.name}: {part.uri}"
+    held = part.resource if part.type == "resource" else part
+    return getattr(held, "text", None)
+
+
+def _kind(part) -> str:
+    """The media type of a part that is no text, behind the address of a resource."""
+    held = part.resource if part.type == "resource" else part
+    address = f"{held.uri}, " if part.type == "resource" else ""
+    return f"{address}{getattr(held, 'mime_type', None) or 'of no known type'}"
