@@ -142,7 +142,9 @@ def _parts(parts: Mapping) -> dict[str, float]:
 
 def finite(value: object, name: object) -> float:
     """The value as a float. Raises BadYield, with `name`, if it is no number or not finite."""
-    if not isinstance(value, numbers.Real | np.bool_):
+    if getattr(value, "shape", None) == ():  # an array of one number, of JAX or of torch
+        value = value.item()
+    if not isinstance(value, numbers.Real):
         raise BadYield(f"{name} is {shown(value)} ({type(value).__name__}): not a number")
     try:
         number = float(value)

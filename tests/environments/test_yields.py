@@ -2,6 +2,7 @@
 
 import enum
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from family_tokenizers import write_family
@@ -27,8 +28,14 @@ def test_what_is_no_number_of_float32_is_refused(value):
             outcome_of(value, SEATS)
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), np.float32(1), np.int64(1), 1, 1.0])
-def test_numbers_of_numpy_are_numbers(value):
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(True, np.bool_(True), np.float32(1), np.int64(1), 1, 1.0),
+        *(np.array(1.0), jnp.float32(1), jnp.asarray(True)),
+    ],
+)
+def test_numbers_of_arrays_are_numbers(value):
     assert turn_of(Turn("a", reward=value)).reward == 1.0
     assert outcome_of(Done(value), SEATS) == ({"": 1.0}, {})
     assert outcome_of({"score": value, "found": value}, SEATS) == ({"": 1.0}, {"found": 1.0})
@@ -45,6 +52,16 @@ def test_limits_of_a_turn_are_texts_and_a_number(limits):
             turn_of(made)
     good = turn_of(Opening("a", stop=["x", "y"], max_tokens=3))
     assert (good.stop, good.max_tokens) == (("x", "y"), 3)
+
+
+def test_numbers_of_torch_are_numbers():
+    torch = pytest.importorskip("torch")
+    for value in (torch.tensor(1.0), torch.tensor(1), torch.tensor(True)):
+        assert outcome_of({"score": value, "part": value}, SEATS) == ({"": 1.0}, {"part": 1.0})
+        assert turn_of(Turn("a", reward=value, parts={"b": value})).parts == {"b": 1.0}
+    for value in (torch.tensor(float("nan")), torch.ones(2), torch.tensor(1j)):
+        with pytest.raises(BadYield):
+            outcome_of(value, SEATS)
 
 
 @pytest.mark.parametrize("name", ["outcome", "turn_rewards"])
