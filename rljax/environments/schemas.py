@@ -5,6 +5,7 @@ arguments.
 descriptions of their arguments it is what `transformers` makes of them, with defaults beside.
 """
 
+import enum
 import inspect
 import json
 import re
@@ -76,8 +77,8 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
             property_["description"] = text
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-        elif parameter.default is not None and _is_json(parameter.default):
-            property_["default"] = parameter.default
+        elif (default := _plain_default(parameter.default)) is not None and _is_json(default):
+            property_["default"] = default
         properties[parameter.name] = property_
     schema = {"type": "object", "properties": properties}
     if required:
@@ -118,6 +119,8 @@ def _schema(hint: object, where: str) -> dict:
         return {}
     if hint is None or hint in _NAMES:
         return {"type": _NAMES[type(None) if hint is None else hint]}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _members(hint, where)
     if origin is typing.Annotated:
         return _schema(arguments[0], where)
     if origin is typing.Literal:
@@ -137,6 +140,16 @@ def _schema(hint: object, where: str) -> dict:
         more = {"additionalProperties": _schema(arguments[1], where)} if arguments else {}
         return {"type": "object"} | more
     raise _unknown(hint, where)
+
+
+def _members(hint: type[enum.Enum], where: str) -> dict:
+    """The schema of an enumeration: the values of its members, which the tool receives."""
+    values = [member.value for member in hint]
+    kinds = list(dict.fromkeys(map(type, values)))
+    if not kinds or not set(kinds) <= set(_NAMES):
+        raise _unknown(hint, where)
+    names = [_NAMES[kind] for kind in kinds]
+    return {"type": names[0] if len(names) == 1 else names, "enum": values}
 
 
 def _literal(values: tuple, where: str) -> dict:
@@ -165,9 +178,15 @@ def _unknown(hint: object, where: str) -> InputError:
     return InputError(
         f"{where} has a type that JSON cannot say",
         value=hint,
-        rule="types are int, float, str, bool, list, dict[str, ...], Literal, Optional and unions",
+        rule="types are int, float, str, bool, list, dict[str, ...], Literal, Optional, unions, "
+        "and an Enum of texts or numbers",
         fix="take a text or a number, and make the object from it inside",
     )
+
+
+def _plain_default(default: object) -> object:
+    """A default, of a member of an enumeration its value."""
+    return default.value if isinstance(default, enum.Enum) else default
 
 
 def _is_json(value: object) -> bool:

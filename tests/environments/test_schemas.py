@@ -1,6 +1,7 @@
 """Schemas of tools from type hints and docstrings, as transformers makes them, and the arguments of
 calls checked by them."""
 
+import enum
 import functools
 from typing import Any, Literal, Optional, Union
 
@@ -70,7 +71,49 @@ def chooses(word: str):
     """
 
 
-@pytest.mark.parametrize("function", [multiply, search, shapes, chooses])
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(str, enum.Enum):  # noqa: UP042
+    S = "s"
+    L = "l"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Mixed(enum.Enum):
+    ONE = 1
+    TWO = "two"
+
+
+def members(
+    colour: Colour,
+    colours: list[Colour],
+    level: Level,
+    mixed: Mixed,
+    either: Colour | int,
+    size: Size = Size.S,
+    maybe: Optional[Colour] = None,  # noqa: UP045
+):
+    """Members of enumerations.
+
+    Args:
+        colour: a
+        colours: b
+        level: c
+        mixed: d
+        either: e
+        size: f
+        maybe: g
+    """
+
+
+@pytest.mark.parametrize("function", [multiply, search, shapes, chooses, members])
 def test_a_schema_is_that_of_transformers(function):
     library = pytest.importorskip("transformers.utils.chat_template_utils")
     theirs = library.get_json_schema(function)
@@ -79,6 +122,28 @@ def test_a_schema_is_that_of_transformers(function):
     for property_ in ours["function"]["parameters"]["properties"].values():
         property_.pop("default", None)  # which ours says beside
     assert ours == theirs
+
+
+def test_a_call_names_the_value_of_a_member():
+    schema = schema_of(members)
+    properties = schema["function"]["parameters"]["properties"]
+    assert properties["size"]["default"] == "s" and type(properties["size"]["default"]) is str
+    given = dict(colour="red", colours=["blue"], level="2", mixed=1, either=3)
+    assert checked_arguments(schema, given) == ({**given, "level": 2}, "")
+    assert "must be one of" in checked_arguments(schema, {**given, "colour": "RED"})[1]
+    assert "must be one of" in checked_arguments(schema, {**given, "level": 3})[1]
+
+    class Odd(enum.Enum):
+        PAIR = (1, 2)
+
+    for kind in (Odd, enum.Enum("Nothing", [])):
+
+        def odd(one):
+            "Takes one."
+
+        odd.__annotations__["one"] = kind
+        with pytest.raises(InputError, match="a type that JSON cannot say"):
+            schema_of(odd)
 
 
 def test_defaults_hidden_parameters_and_other_docstrings():
