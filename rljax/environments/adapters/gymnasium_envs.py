@@ -48,11 +48,20 @@ def gymnasium(
 
 
 def _made(id: str, options: tuple):
-    return gym().make(id, render_mode=_render_mode(id, options), **dict(options))
+    return gym().make(id, **{**_render_mode(id, options), **dict(options)})
 
 
 @functools.lru_cache(maxsize=64)
-def _render_mode(id: str, options: tuple) -> str | None:
+def _render_mode(id: str, options: tuple) -> dict[str, str]:
+    """Returns the keyword of gymnasium.make with which the environment prints; {} for one that
+    does not print, or takes no such keyword."""
     env = gym().make(id, **dict(options))
     env.close()
-    return "ansi" if "ansi" in env.metadata.get("render_modes", ()) else None
+    prints = {"render_mode": "ansi"}
+    if "ansi" not in env.metadata.get("render_modes", ()):
+        return {}
+    try:
+        gym().make(id, **{**prints, **dict(options)}).close()
+    except TypeError:  # its __init__ has no render_mode
+        return {}
+    return prints
