@@ -1,6 +1,7 @@
 """Environments of other libraries, played through `Episode` as a worker plays them."""
 
 import asyncio
+import collections
 import contextlib
 import importlib
 import json
@@ -9,6 +10,8 @@ import sys
 import threading
 import time
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rljax.components import resolve
@@ -20,6 +23,11 @@ from rljax.environments.contract import Reply
 from rljax.environments.episode import Episode
 from rljax.environments.messages import EpisodeLimits
 from rljax.errors import InputError
+
+try:
+    import gymnasium
+except ImportError:
+    gymnasium = None
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n♠♥♦♣")
 LIMITS = EpisodeLimits(calls="hermes", max_tokens=20_000)
@@ -80,6 +88,51 @@ def test_a_gymnasium_environment_is_played_by_numbers():
     assert steps[2].state == steps[3].state != steps[4].state  # nothing has happened
 
 
+def test_observations_are_written_whole_and_alike_by_both_adapters():
+    gym = pytest.importorskip("gymnasium")
+    from rljax.environments.adapters.gymnasium_text import observation_text
+
+    board = np.zeros((40, 40), np.int64)
+    board[20, 20] = 7
+    pair = collections.namedtuple("Pair", "left right")(np.float32(0.1), (np.int64(1),))
+    for seen, said in [
+        (np.array([1, 2]), "[1 2]"),
+        (np.int64(3), "3"),
+        ("text", "text"),
+        (np.str_("text"), "text"),
+        ((11, np.int64(10), np.bool_(True)), "(11, 10, True)"),
+        (
+            {"at": np.int64(3), "on": [np.array([1, 2]), "a"], 4: None},
+            "{'at': 3, 'on': [[1 2], 'a'], 4: None}",
+        ),
+        (pair, "Pair(left=0.1, right=(1,))"),
+        ((np.str_("a"),), "('a',)"),
+    ]:
+        assert observation_text(None, seen) == said
+    for seen in (board, {"board": board}, (jnp.asarray(board),)):
+        said = observation_text(None, seen)
+        assert "7" in said and "..." not in said and said.count("0") == 1599
+    if "Table-v0" not in gym.registry:
+        gym.register("Table-v0", Table)
+    alone = texts(play("gymnasium(id='Table-v0')", ["0"]))
+    together = [texts(steps) for steps in lanes("gymnasium_vector(id='Table-v0')", [["0"]])]
+    assert together == [alone] and alone[0].count("0") == 1600 and "..." not in alone[0]
+
+
+def test_an_environment_of_ones_own_need_not_take_render_mode():
+    gym = pytest.importorskip("gymnasium")
+    for name in ("Grid", "Printing"):
+        if f"{name}-v0" not in gym.registry:
+            gym.register(f"{name}-v0", f"{__name__}:{name}")
+    assert texts(play("gymnasium(id='Grid-v0')", ["1"])) == ["at5", "at1"]
+    assert texts(play("gymnasium(id='Grid-v0', options=(('size', 3),))", [])) == ["at3"]
+    assert texts(play("gymnasium(id='Printing-v0')", [])) == ["at5"]
+    own = "gymnasium(id='FrozenLake-v1', options=(('render_mode', 'ansi'),))"
+    assert texts(play(own, []))[0].startswith("[S]")
+    plain = "gymnasium(id='FrozenLake-v1', options=(('render_mode', 'rgb_array'),))"
+    assert texts(play(plain, [])) == ["0"]
+
+
 def test_a_number_in_the_reasoning_is_no_action():
     gym = pytest.importorskip("gymnasium")
     said = ["<think>2 or 1?</think>Hm.", "<think>Maybe 1, or 2", "<think>0</think>Action 2"]
@@ -113,6 +166,39 @@ def test_rewards_of_turns_and_actions_of_numbers_texts_and_ones_own():
     own = f"{GYM[:-1]}, act='{__name__}.by_name', render='{__name__}.where')"
     steps = play(own, ["right", "north"])
     assert texts(steps) == ["at 0", "at 1", "This is no action: left, down, right or up"]
+
+
+class Grid(gymnasium.Env if gymnasium else object):
+    """As in Gymnasium's tutorial: its __init__ has no render_mode."""
+
+    def __init__(self, size: int = 5):
+        self.size = size
+        self.observation_space = gymnasium.spaces.Text(9)
+        self.action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, seed=None, options=None):
+        return f"at{self.size}", {}
+
+    def step(self, action):
+        return f"at{action}", 1.0, False, False, {}
+
+
+class Printing(Grid):
+    metadata = {"render_modes": ["ansi"]}
+
+
+class Table(Grid):
+    def __init__(self, render_mode=None):
+        self.observation_space = gymnasium.spaces.Dict(
+            at=gymnasium.spaces.Discrete(9), of=gymnasium.spaces.Box(0, 9, (40, 40), np.int64)
+        )
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return {"at": np.int64(3), "of": np.zeros((40, 40), np.int64)}, {}
+
+    def step(self, action):
+        return self.reset()[0], 1.0, False, False, {}
 
 
 def by_name(reply, space):

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -32,8 +33,31 @@ def shown(env, observation) -> str:
     """Returns the text that the environment renders, with coloured parts in brackets; without a
     text the observation."""
     if env.render_mode != "ansi":
-        return str(observation)
+        return observation_text(env, observation)
     return _CODE.sub("", _COLOURED.sub(r"[\1]", env.render())).strip("\n")
+
+
+def observation_text(env, observation) -> str:
+    """Returns the observation as NumPy writes it, with all of its numbers; in tuples and dicts
+    numbers of NumPy's are written as Python's, arrays as NumPy prints them."""
+    return _written(observation, str)
+
+
+def _written(value: object, other: Callable = repr) -> str:
+    if isinstance(value, np.generic):
+        return other(value.item()) if isinstance(value, str | bytes) else str(value)
+    if hasattr(value, "__array__"):  # of JAX or of torch, too
+        return np.array2string(np.asarray(value), threshold=sys.maxsize)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_written(k)}: {_written(v)}' for k, v in value.items())}}}"
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        named = zip(value._fields, value, strict=True)
+        return f"{type(value).__name__}({', '.join(f'{n}={_written(v)}' for n, v in named)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return other(value)
 
 
 def action_in(reply: str, space) -> object:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 
 from rljax.contracts import contract
-from rljax.environments.adapters.gymnasium_text import gym, written
+from rljax.environments.adapters.gymnasium_text import gym, observation_text, written
 from rljax.environments.adapters.shared import with_prompt
 from rljax.environments.contract import Done, Reply, Turn
 
@@ -31,7 +31,7 @@ async def gymnasium_vector(
     gymnasium.make_vec's vectorization_mode, "sync" or "async" (a process for each sub-environment).
     `render` gets the vector environment; its default is the observation.
     """
-    show, action_of = written(render or f"{__name__}.observation_text", act)
+    show, action_of = written(render or f"{observation_text.__module__}.observation_text", act)
     vector, index = Vector.free(id, lanes, mode, options)
     try:
         seen = vector.reset(index, seed)
@@ -49,11 +49,6 @@ async def gymnasium_vector(
     finally:
         vector.leave(index)
     yield Done(reward)
-
-
-def observation_text(env, observation) -> str:
-    """The observation as NumPy writes it."""
-    return str(observation)
 
 
 class Vector:
