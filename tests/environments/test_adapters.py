@@ -414,6 +414,124 @@ def test_a_class_with_reset_and_step():
         next(component(f"of_class(cls='{__name__}.Lossy(port=1)')")())
 
 
+class Mover:
+    """As TRL reads it: a property, a static tool and a tool called close."""
+
+    first: object = None
+
+    def reset(self, **row):
+        self.moves = []
+        return self.first
+
+    @property
+    def score(self):
+        return self.moves[-1]
+
+    @staticmethod
+    def add(a: int, b: int) -> int:
+        """Adds.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+    def close(self, door: str) -> str:
+        """Closes a door.
+
+        Args:
+            door: Which.
+        """
+        return f"closed {door}"
+
+    def move(self, to: str) -> str:
+        """Moves.
+
+        Args:
+            to: Where to.
+        """
+        self.moves.append(to)
+        return f"moved {to}"
+
+
+class Optional(Mover):
+    def close(self, quietly=True):
+        CLOSED.append(self)
+
+
+class Texts(Mover):
+    first = "start"
+
+
+class Parts(Mover):
+    first = [{"type": "text", "text": "start"}]
+
+
+class Messages(Mover):
+    first = [{"role": "user", "content": "start"}]
+
+
+class StepIsATool(Walk):
+    def step(self, direction: str) -> str:
+        return f"moved {direction}"
+
+
+class StepOfTwo(Walk):
+    def step(self, direction: str, far: int) -> str:
+        return direction
+
+
+class OldStep(Walk):
+    def step(self, reply):
+        return *super().step(reply), {}
+
+
+def test_tools_of_a_class_are_those_of_trl():
+    CLOSED.clear()
+    text = f"of_class(cls='{__name__}.Mover')"
+    opening = next(component(text)(prompt="Hi."))
+    assert [one["function"]["name"] for one in opening.tools] == ["add", "close", "move"]
+    said = [call("add", a=1, b=2), call("close", door="left"), call("move", to="up"), "Done."]
+    assert texts(play(text, said, prompt="Hi."))[1:] == ["3", "closed left", "moved up"]
+    opening = next(component(f"of_class(cls='{__name__}.Optional')")(prompt="Hi."))
+    assert [one["function"]["name"] for one in opening.tools] == ["add", "move"]
+    play(f"of_class(cls='{__name__}.Optional')", ["Done."])
+    assert CLOSED
+
+
+@pytest.mark.parametrize("name", ["StepIsATool", "StepOfTwo"])
+def test_a_step_that_is_a_tool_is_an_error_of_the_class(name):
+    game = opened(f"of_class(cls='{__name__}.{name}')", goal=3)
+    game.begin()
+    end = game.reply(CHARS.encode("up"))
+    game.close()
+    assert end.kind == "raised" and f"{name}.step is no step of an environment" in end.failure
+    assert "observation, reward, ended" in end.failure and "another name" in end.failure
+    assert play(f"of_class(cls='{__name__}.OldStep')", ["1"], goal=3)[1].reward == -0.1
+
+
+def test_the_first_observation_of_trls_classes_ends_the_last_message():
+    def first(name, *prompt):
+        made = component(f"of_class(cls='{__name__}.{name}')")
+        opening = next(made(prompt=list(prompt), goal=3))
+        return getattr(opening, "messages", opening)
+
+    def part(text):
+        return {"type": "text", "text": text}
+
+    asked, told = {"role": "user", "content": "Q. "}, {"role": "system", "content": "S. "}
+    in_parts = {"role": "user", "content": [part("Q. ")], "name": "n"}
+    assert first("Texts", told, asked) == [told, {"role": "user", "content": "Q. start"}]
+    assert first("Texts", told) == [{"role": "system", "content": "S. start"}]
+    both = [part("Q. "), part("start")]
+    assert first("Parts", asked) == [{"role": "user", "content": both}]
+    assert first("Texts", in_parts) == first("Parts", in_parts) == [{**in_parts, "content": both}]
+    assert first("Messages", asked) == Messages.first and first("Mover", asked) is None
+    assert first("Walk", asked) == [{"role": "user", "content": "Q. \n\nat 0"}]
+    assert in_parts["content"] == [part("Q. ")] and Parts.first == [part("start")]
+
+
 # -- Tinker's cookbook
 
 
@@ -769,6 +887,9 @@ def test_a_first_observation_stands_behind_the_prompt():
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     assert with_prompt(chat, "x") == [chat[0], {"role": "user", "content": "u\n\nx"}]
     assert with_prompt(chat[:1], "x") == [chat[0], {"role": "user", "content": "x"}]
+    parts = [{"type": "text", "text": text} for text in ("u", "\n\n", "x")]
+    for one, other in [(parts[:1], "x"), ("u", parts[2:]), (parts[:1], parts[2:])]:
+        assert with_prompt([{"role": "user", "content": one}], other)[0]["content"] == parts
 
 
 def test_a_history_goes_on_however_it_is_written():

@@ -25,16 +25,29 @@ def library(name: str, by: str, install: str) -> types.ModuleType:
         ) from None
 
 
-def with_prompt(prompt: str | Sequence[Mapping], text: str) -> str | list[dict]:
-    """The row's prompt with a first observation appended to its last message, or as a message of
-    the user behind it if that is another role's."""
+def with_prompt(prompt: str | Sequence[Mapping], seen: str | list) -> str | list[dict]:
+    """The row's prompt with a first observation, a text or content parts, appended to its last
+    message behind an empty line, or as a message of the user behind it if that is another
+    role's."""
     if isinstance(prompt, str):
-        return "\n\n".join(part for part in (prompt, text) if part)
+        content = joined_contents(prompt, seen, "\n\n")
+        return content if isinstance(content, str) else [{"role": "user", "content": content}]
     messages = [dict(message) for message in prompt]
-    if messages[-1]["role"] != "user" or not isinstance(messages[-1]["content"], str):
-        return [*messages, {"role": "user", "content": text}]
-    messages[-1]["content"] = with_prompt(messages[-1]["content"], text)
+    if messages[-1]["role"] != "user":
+        return [*messages, {"role": "user", "content": seen}]
+    messages[-1]["content"] = joined_contents(messages[-1]["content"], seen, "\n\n")
     return messages
+
+
+def joined_contents(one: str | list, other: str | list, between: str = "") -> str | list[dict]:
+    """Two contents of messages as one: a text if both are, else the parts of both."""
+    between = between if one and other else ""
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}{between}{other}"
+    texts = [{"type": "text", "text": text} for text in (one, between) if isinstance(text, str)]
+    begun = [part for part in texts if part["text"]]
+    ended = [{"type": "text", "text": other}] if isinstance(other, str) else other
+    return [*(one if isinstance(one, list) else []), *begun, *ended]
 
 
 def declared(function: Callable, fields: Mapping) -> dict:
