@@ -78,6 +78,12 @@ BREAKS = {
         "    return text, spans\n",
         ["tests/data/test_chat.py", TEMPLATES],
     ),
+    "what a template leaves out is remembered of another tokenizer": (
+        CONTENTS,
+        "    known = _PROBES.setdefault(tokenizer, {})\n",
+        "    known = _PROBES.setdefault(Mapping, {})\n",
+        ["tests/data/test_contents.py", "-k", "another_tokenizer"],
+    ),
     "a greeting is learned": (
         CHAT,
         "        return k > 0 and bool(_prompt(tokenizer, messages, k, options))\n",

@@ -11,7 +11,7 @@ from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.text.chat import encode_conversation, prompt_text
 from rljax.data.text.contents import split_reasoning
-from rljax.data.text.tokenizer import HuggingFaceTokenizer
+from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
 
 USER = {"role": "user", "content": "What is 2 + 2?"}
@@ -164,6 +164,51 @@ def test_the_second_of_two_tools(tmp_path):
     other = {**TOOL, "function": {**TOOL["function"], "name": "subtract"}}
     with pytest.raises(InputError, match="nothing of the tools"):
         prompt_text(of(tmp_path, WRITTEN, first), [USER], tools=[TOOL, other])
+
+
+class Told(CharTokenizer):
+    """Writes each message, and the names of the tools."""
+
+    writes_tools = True
+
+    def render_chat(self, messages, *, tools=None, **options):
+        names = [tool["function"]["name"] for tool in tools or ()] if self.writes_tools else []
+        return " ".join([*names, *(message["content"] for message in messages)])
+
+
+class Deaf(Told):
+    """Writes each message alone."""
+
+    writes_tools = False
+
+
+def test_a_verdict_is_never_that_of_another_tokenizer():
+    """Also where a new one stands at the address of one that is gone."""
+    messages = [{"role": "user", "content": "please add them"}]
+
+    def refused(tokenizer):
+        try:
+            prompt_text(tokenizer, messages, tools=[TOOL])
+        except InputError as error:
+            return "nothing of the tools" in str(error)
+        return False
+
+    for _ in range(20):
+        assert [refused(kind("a")) for kind in (Told, Told, Deaf, Deaf)] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+
+
+def test_a_verdict_is_never_that_of_messages_with_other_keys(tmp_path):
+    """A message with a name, which this template refuses to write beside the others."""
+    named = "{% if m.name %}{{ m.name }}{% else %}" + WRITTEN + "{% endif %}"
+    tokenizer = of(tmp_path, named)
+    assert prompt_text(tokenizer, [{**USER, "content": "so"}])
+    with pytest.raises(InputError, match="content of message 0"):
+        prompt_text(tokenizer, [{**USER, "content": "so", "name": "so"}])
 
 
 CALLED = [USER, CALL, {"role": "tool", "content": "22 degrees"}]

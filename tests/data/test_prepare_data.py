@@ -271,7 +271,8 @@ def test_the_launcher_and_the_example_of_a_map(tmp_path):
 def test_each_turn_of_a_conversation_is_a_prompt(tmp_path):
     said = [("user", "a"), ("assistant", "1"), ("user", "b"), ("assistant", "2")]
     messages = [{"role": role, "content": content} for role, content in said]
-    hello = [{"role": "assistant", "content": "hi"}, *messages[:2]]
+    told = {"role": "developer", "content": "be kind"}  # asks nothing, as a greeting does not
+    hello = [told, {"role": "assistant", "content": "hi"}, *messages[:2]]
     rows = [{"messages": messages}, {"messages": hello}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = dict(source=str(tmp_path / "rows.jsonl"))

@@ -27,6 +27,7 @@ from rljax.data.rows.read import Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.data.rows.split import is_held_out, messages_text
 from rljax.data.text.chat import learned_turns
+from rljax.data.text.messages import NOT_ASKING
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
@@ -150,7 +151,7 @@ def _of_each_turn(row: dict, location: str) -> list[dict]:
     turns = [
         k
         for k in learned_turns(messages)
-        if messages[k].get("content") and any(m["role"] != "system" for m in messages[:k])
+        if messages[k].get("content") and any(m["role"] not in NOT_ASKING for m in messages[:k])
     ]
     if len(turns) < 2:
         return [row]

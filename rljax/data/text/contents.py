@@ -7,6 +7,7 @@ White space does not count, and a template may write a text as JSON or as HTML.
 
 import html
 import json
+import weakref
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text.messages import REASONING
@@ -62,7 +63,7 @@ def check_conversation(
         for what, piece in _said(tokenizer, message, said):
             if not _within(piece, squeezed):
                 raise _left_out(number, message, what, piece)
-    for number, what in _dropped(tokenizer, messages, options, how):
+    for number, what in _dropped(tokenizer, messages, options, how) or ():
         if what == "tools" and not needs_tools:
             continue
         if what != "tools":
@@ -187,35 +188,43 @@ def _squeezed(text: str) -> str:
 
 # -- what a template drops whatever it says --
 
-_PROBES: dict[tuple, tuple[tuple[int, str], ...]] = {}  # by the shape of a conversation
+_Dropped = tuple[tuple[int, str], ...]
+# Of each tokenizer, by the shape of a conversation. A tokenizer takes its verdicts with it.
+_PROBES: weakref.WeakKeyDictionary[object, dict[tuple, _Dropped | None]] = (
+    weakref.WeakKeyDictionary()
+)
 _MOST_PROBES = 1_000
 _PROBED_TOOL = "rljax_probed_tool"
 
 
-def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> tuple[tuple[int, str], ...]:
-    """(message, key) of what the template leaves out whatever stands there. Asked where a text may
-    stand in the rendering by chance: a short one, names of calls and tools; or a role is odd."""
+def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> _Dropped | None:
+    """(message, key) of what the template leaves out whatever stands there; None where it cannot be
+    asked. Asked where a text may stand in the rendering by chance: a short one, names of calls and
+    tools; or a role is odd."""
     told = [isinstance(m.get("content"), str) and bool(m["content"].strip()) for m in messages]
-    calls = [bool(m.get("tool_calls")) for m in messages]
+    calls = [len(m.get("tool_calls") or ()) for m in messages]
     tools = bool(options.get("tools"))
     odd = any(
         said and (m["role"] not in _COMMON or len(m["content"].strip()) < _SHORT)
         for m, said in zip(messages, told, strict=True)
     )
     if not (odd or tools or any(calls)) or tokenizer.image_mark:
-        return ()
-    shape = tuple((m["role"], t, c) for m, t, c in zip(messages, told, calls, strict=True))
+        return None
+    keys = [frozenset(n for n, v in m.items() if v is not None) for m in messages]
+    shape = tuple(zip((m["role"] for m in messages), told, calls, keys, strict=True))
     variables = json.dumps(options.get("variables"), default=str)
-    count = len(options.get("tools") or ())
-    key = (id(tokenizer), shape, variables, count, tuple(how.items()))
-    if key not in _PROBES:
-        if len(_PROBES) >= _MOST_PROBES:
-            _PROBES.clear()
-        _PROBES[key] = _missing(tokenizer, messages, told, calls, options, how)
-    return _PROBES[key]
+    counts = tuple(len(options.get(name) or ()) for name in ("tools", "documents"))
+    key = (shape, variables, counts, tuple(how.items()))
+    known = _PROBES.setdefault(tokenizer, {})
+    if key in known:
+        return known[key]
+    if len(known) >= _MOST_PROBES:
+        known.clear()
+    known[key] = dropped = _missing(tokenizer, messages, told, calls, options, how)
+    return dropped
 
 
-def _missing(tokenizer, messages, told, calls, options, how) -> tuple[tuple[int, str], ...]:
+def _missing(tokenizer, messages, told, calls, options, how) -> _Dropped | None:
     probed, marks = [], {}
     for number, message in enumerate(messages):
         message = dict(message)
@@ -235,7 +244,7 @@ def _missing(tokenizer, messages, told, calls, options, how) -> tuple[tuple[int,
     try:
         text = tokenizer.render_chat(probed, **how, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared
-        return ()
+        return None
     return tuple(name for name, mark in marks.items() if mark not in text)
 
 

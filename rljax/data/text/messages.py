@@ -16,6 +16,7 @@ from rljax.files import require_shallow
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the usual first
 LEARN = "learn"  # the key of a turn of the assistant that is context only: False; else it is absent
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+NOT_ASKING = ("system", "developer", "assistant")  # no turn of the assistant answers these roles
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call, the usual name first
 # Other names of the roles: ShareGPT's and its kin's.
 SPEAKERS = {
