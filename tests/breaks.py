@@ -78,6 +78,12 @@ BREAKS = {
         "    return text, spans\n",
         ["tests/data/test_chat.py", TEMPLATES],
     ),
+    "a greeting behind a system message is learned": (
+        CHAT,
+        '    if not first and asking and messages[asking[0]]["role"] == "user":\n',
+        "    if False:\n",
+        ["tests/data/test_chat.py", "-k", "greeting"],
+    ),
     "what a template leaves out is remembered of another tokenizer": (
         CONTENTS,
         "    known = _PROBES.setdefault(tokenizer, {})\n",

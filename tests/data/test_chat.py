@@ -5,6 +5,8 @@ import datetime
 import pytest
 from tiny_tokenizer import FORGETFUL, LLAMA_LIKE, QWEN_LIKE, write_tokenizer
 
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
 from rljax.data.text.chat import ChatTemplate, RewrittenTurn, encode_conversation, validate_messages
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
 from rljax.errors import InputError
@@ -198,6 +200,35 @@ def test_a_greeting_before_the_first_question_is_read_only(tmp_path):
     hello = chat(("assistant", "Hello"), ("user", "a"), ("assistant", "1"))
     assert learned_text(tokenizer, *encode_conversation(tokenizer, hello)) == "1<|im_end|>"
     assert not any(encode_conversation(tokenizer, hello[:1])[1])
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("greetings", [["Hello"], ["Hello", "there"]])
+def test_a_greeting_behind_instructions_is_read_only(tmp_path, role, greetings):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    hello = chat((role, "kind"), *(("assistant", text) for text in greetings))
+    talk = hello + chat(("user", "a"), ("assistant", "1"))
+    assert learned_text(tokenizer, *encode_conversation(tokenizer, talk)) == "1<|im_end|>"
+    kept, counts = encode_rows(
+        load_rows([{"messages": talk}], "rows", "examples"), tokenizer, "examples", max_tokens=99
+    )
+    assert [learned_text(tokenizer, *item) for item in kept] == ["1<|im_end|>"]
+    assert counts["unasked_turns"] == len(greetings)
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        chat(("system", "a?"), ("assistant", "1")),
+        chat(("system", "a?"), ("assistant", "1"), ("tool", "b"), ("assistant", "1")),
+    ],
+    ids=["an instruction alone", "an agent's task"],
+)
+def test_an_instruction_that_no_question_follows_is_answered(tmp_path, talk):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    turns = sum(message["role"] == "assistant" for message in talk)
+    learned = learned_text(tokenizer, *encode_conversation(tokenizer, talk))
+    assert learned == turns * "1<|im_end|>"
 
 
 def test_a_stop_token_within_a_turn_is_refused(tmp_path):

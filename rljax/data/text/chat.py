@@ -24,7 +24,7 @@ from rljax.data.text.contents import (
     split_reasoning,
     without_reasoning,
 )
-from rljax.data.text.messages import LEARN, REASONING, check_unicode, validate_messages
+from rljax.data.text.messages import LEARN, NOT_ASKING, REASONING, check_unicode, validate_messages
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
 from rljax.reasoning import MARKS
@@ -261,17 +261,21 @@ def answered_turns(
     tokenizer, messages: Sequence[Mapping], first: int, options: Mapping
 ) -> tuple[list[int], list[int]]:
     """Splits the `learned_turns` from message `first` on: those that answer a message, and those
-    that do not, as a greeting before the first question, for which no prompt can be rendered."""
+    that do not: a greeting before the first question, also behind a system message, and a turn for
+    which no prompt can be rendered."""
     asked, unasked = [], []
     for k in learned_turns(messages):
         if k >= first:
-            (asked if _is_asked(tokenizer, messages, k, options) else unasked).append(k)
+            (asked if _is_asked(tokenizer, messages, k, first, options) else unasked).append(k)
     return asked, unasked
 
 
-def _is_asked(tokenizer, messages, k: int, options: Mapping) -> bool:
-    if any(m["role"] not in ("system", "developer", "assistant") for m in messages[:k]):
+def _is_asked(tokenizer, messages, k: int, first: int, options: Mapping) -> bool:
+    asking = [n for n, m in enumerate(messages) if m["role"] not in NOT_ASKING]
+    if asking and asking[0] < k:
         return True
+    if not first and asking and messages[asking[0]]["role"] == "user":
+        return False  # the question is yet to come, whatever a template makes of instructions alone
     try:
         return k > 0 and bool(_prompt(tokenizer, messages, k, options))
     except InputError:  # "No user query found in messages."
