@@ -211,8 +211,61 @@ def test_a_verdict_is_never_that_of_messages_with_other_keys(tmp_path):
         prompt_text(tokenizer, [{**USER, "content": "so", "name": "so"}])
 
 
-CALLED = [USER, CALL, {"role": "tool", "content": "22 degrees"}]
 DONE = {"role": "assistant", "content": "done"}
+SPOKEN = {**CALL, "content": "Let me add."}
+LONGER = {**CALL, "content": "Let me add these two numbers for you."}
+ADDED = {"role": "tool", "name": "add", "content": "5.5"}
+# gpt-oss's rule: what is said beside a call is left out behind a later answer.
+SPOKEN_ONCE = (
+    "{% set ns = namespace(answered=false) %}{% for k in messages[loop.index0:] %}"
+    "{% if k.role == 'assistant' and not k.tool_calls %}{% set ns.answered = true %}{% endif %}"
+    "{% endfor %}<|im_start|>{{ m.role }}\n"
+    "{% if not (m.tool_calls and ns.answered) %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|im_end|>\n"
+)
+TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+
+
+@pytest.mark.parametrize("said", [SPOKEN, LONGER], ids=["short", "long"])
+def test_words_beside_a_call_that_the_history_loses(tmp_path, said):
+    """Each turn is an example of its own, read as the policy is asked for it."""
+    tokenizer = of(tmp_path, SPOKEN_ONCE, TOOLS)
+    talk = [USER, said, ADDED, said, ADDED, DONE]
+    whole = [*talk, {**USER, "content": "And now?"}, {**DONE, "content": "Nothing."}]
+    for turns, number in (("auto", 4), ("each", 4), ("last", 1)):
+        rows = load_rows([{"messages": whole, "tools": [TOOL]}], "train", "examples")
+        items, _ = encode_rows(rows, tokenizer, "examples", max_tokens=999, turns=turns)
+        texts = [
+            tokenizer.decode([i for i, m in zip(*item, strict=True) if m], False) for item in items
+        ]
+        assert len(texts) == number and texts[-1] == "Nothing.<|im_end|>"
+        assert all(text.startswith(said["content"]) for text in texts[:-2])
+        read = tokenizer.decode(items[-2].ids, False) if number > 1 else ""
+        assert read.count(said["content"]) == 2 * (number > 1)  # as the policy read it
+    assert said["content"] not in prompt_text(tokenizer, whole[:-1], tools=[TOOL])
+    row = dict(prompt=[USER], chosen=talk[1:], rejected=[said], tools=[TOOL])
+    ((item,), _) = encode_rows(
+        load_rows([row], "train", "pairs"), tokenizer, "pairs", max_tokens=999
+    )
+    text = tokenizer.decode(item.chosen_ids, skip_special_tokens=False)
+    assert text.count(said["content"]) == 2 and text.endswith("done<|im_end|>")
+
+
+@pytest.mark.parametrize("said", [SPOKEN, LONGER], ids=["short", "long"])
+def test_words_beside_a_call_that_are_never_written(tmp_path, said):
+    never = SPOKEN_ONCE.replace("m.tool_calls and ns.answered", "m.tool_calls")
+    tokenizer = of(tmp_path, never, TOOLS)
+    with pytest.raises(InputError, match="content of message 1, of role 'assistant'"):
+        prompt_text(tokenizer, [USER, said, ADDED, DONE, USER], tools=[TOOL])
+
+
+def test_an_answer_that_the_history_loses_is_named(tmp_path):
+    last = "{% if loop.last or m.role != 'assistant' %}" + WRITTEN + "{% endif %}"
+    with pytest.raises(InputError, match="content of message 1, of role 'assistant'"):
+        prompt_text(of(tmp_path, last), [USER, {**DONE, "content": "It is four, I think."}, USER])
+
+
+CALLED = [USER, CALL, {"role": "tool", "content": "22 degrees"}]
 
 
 def test_several_turns_of_a_pair_are_as_a_rollout_has_them(tmp_path):

@@ -232,6 +232,34 @@ def test_the_calls_of_an_agent_keep_their_reasoning(folders):
     )
 
 
+def _learned(ours, row):
+    items, _ = encode_rows(load_rows([row], "train", "examples"), ours, "examples", max_tokens=9999)
+    return [
+        ours.decode(learned, skip_special_tokens=False)
+        for item in items
+        for _, learned in spans(*item)
+    ]
+
+
+def test_words_beside_a_call_are_learned_as_reasoning_is(folders):
+    """gpt-oss writes both on the channel analysis, and leaves both out behind a final answer."""
+    if "trl-gptoss" not in TEMPLATES:
+        pytest.skip("trl is not installed")
+    ours, sunny = HuggingFaceTokenizer(folders("trl-gptoss")), assistant("It is sunny.")
+    said, thought = {**CALL, "content": "Let me look."}, {**CALL, "thinking": "Let me look."}
+    for more in ([], [user("And now?"), sunny]):
+        rows = [
+            {"messages": [ASK, first, SUNNY, sunny, *more], "tools": [WEATHER]}
+            for first in (said, thought)
+        ]
+        words, reasoning = (_learned(ours, row) for row in rows)
+        assert words == reasoning and words[0].count("Let me look.") == 1
+        assert words[1:] == [FINAL.format("It is sunny.")] * (1 + bool(more))
+
+
+FINAL = "<|channel|>final<|message|>{}<|return|>"
+
+
 def test_short_texts_of_templates_that_read_parts_alone(folders):
     """SmolVLM's kind: the "A" of "Assistant" is not the answer "A"."""
     if "trl-idefics3" not in TEMPLATES:

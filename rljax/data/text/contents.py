@@ -18,6 +18,7 @@ from rljax.reasoning import MARKS
 _SHORT = 16  # characters, of a text that may stand in a template by chance
 _COMMON = ("system", "user", "assistant", "tool")
 _SHOWN = 60  # characters of a text in an error
+_FINISHED = {"add_generation_prompt": False}
 
 
 def split_reasoning(message: Mapping) -> tuple[str, str]:
@@ -55,16 +56,20 @@ def check_conversation(
     with `needs_tools` for tools that it does not name. `how` and `options` are those of the
     rendering.
 
-    What the assistant reasoned before is no part of this: templates leave it out of a history.
+    What the assistant reasoned before is no part of this: templates leave it out of a history. Nor
+    is what it said beside a call, where the template writes that until more follows (gpt-oss).
     """
     squeezed = _squeezed(text)
     for number, message in enumerate(messages):
         said = split_reasoning(message)[1] if message["role"] == "assistant" else None
         for what, piece in _said(tokenizer, message, said):
-            if not _within(piece, squeezed):
-                raise _left_out(number, message, what, piece)
+            if _within(piece, squeezed) or _is_past(tokenizer, messages, number, what, options):
+                continue
+            raise _left_out(number, message, what, piece)
     for number, what in _dropped(tokenizer, messages, options, how) or ():
         if what == "tools" and not needs_tools:
+            continue
+        if what != "tools" and _is_past(tokenizer, messages, number, what, options):
             continue
         if what != "tools":
             raise _left_out(number, messages[number], what, str(messages[number].get(what)))
@@ -74,6 +79,21 @@ def check_conversation(
             rule="the model would call what it was never told of",
             fix="use a chat template that knows tools, or remove the tools of the row",
         )
+
+
+def _is_past(tokenizer, messages, number: int, what: str, options: Mapping) -> bool:
+    """Returns whether this is what the assistant said beside a call, and the template leaves it out
+    only because more messages follow."""
+    message = messages[number]
+    if what != "content" or not isinstance(message.get("content"), str):
+        return False
+    if message["role"] != "assistant" or not message.get("tool_calls"):
+        return False
+    through = messages[: number + 1]
+    if len(through) == len(messages):
+        return False
+    dropped = _dropped(tokenizer, through, options, _FINISHED)
+    return dropped is not None and (number, what) not in dropped
 
 
 def check_messages(tokenizer, messages: Sequence[Mapping], text: str) -> None:
