@@ -42,10 +42,10 @@ BREAKS = {
     ),
     "what stands behind the stop token is learned": (
         CHAT,
-        "        return _Turn(before, written + end, len(end), through)\n"
-        "    return _Turn(before, ended, 0, through)\n",
-        "        return _Turn(before, written + end, len(end), through)\n"
-        "    return _Turn(before, written, 0, through)\n",
+        "        return _Turn(before, written + end, len(end), through, begin)\n"
+        "    return _Turn(before, ended, 0, through, begin)\n",
+        "        return _Turn(before, written + end, len(end), through, begin)\n"
+        "    return _Turn(before, written, 0, through, begin)\n",
         [PUBLISHED, "-k", "phi"],
     ),
     "a turn without an end gets none": (
@@ -260,8 +260,8 @@ BREAKS = {
     ),
     "an agent's calls lose their reasoning": (
         CHAT,
-        "    if found is not None:\n        return found\n",
-        "",
+        "    for found in (_behind_other_history, _behind_supplied):\n",
+        "    for found in (_behind_supplied,):\n",
         [PUBLISHED, "-k", "agent"],
     ),
     "a template of parts gets texts": (

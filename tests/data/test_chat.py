@@ -231,6 +231,66 @@ def test_an_instruction_that_no_question_follows_is_answered(tmp_path, talk):
     assert learned == turns * "1<|im_end|>"
 
 
+def learned_of(tokenizer, row, kind="examples"):
+    items, _ = encode_rows(load_rows([row], "rows", kind), tokenizer, kind, max_tokens=999)
+    if kind == "pairs":
+        return [learned_text(tokenizer, i.chosen_ids, i.chosen_mask) for i in items]
+    return [learned_text(tokenizer, *item) for item in items]
+
+
+# Mistral's own: the system message is written into the last message of the user, if that is last.
+INSTRUCTED = """\
+{%- for m in messages %}
+    {%- if m.role == 'user' %}
+        {{- '<|im_start|>' + (BEFORE if loop.last else '') + m.content }}
+        {{- (AFTER if loop.last else '') + '[/INST]' }}
+    {%- elif m.role == 'assistant' %}{{- ' ' }}
+        {%- generation %}{{- m.content + '<|im_end|>' }}{% endgeneration %}
+    {%- endif %}
+{%- endfor %}
+"""
+TEXT = "messages[0].content + '\\n\\n'"
+
+
+@pytest.mark.parametrize(("before", "after"), [(TEXT, "''"), ("''", TEXT)])
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_system_message_that_moves_to_the_last_question(tmp_path, before, after, marked):
+    template = INSTRUCTED.replace("BEFORE", before).replace("AFTER", after)
+    if not marked:
+        template = template.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    told, asked = chat(("system", "kind")), chat(("user", "a"))
+    turn, more = chat(("assistant", "1")), chat(("user", "b"), ("assistant", "2"))
+    for row in (
+        {"messages": [*told, *asked, *turn]},
+        {"prompt": [*told, *asked], "completion": turn},
+        {"messages": [*told, *asked, *turn, *more]},
+    ):
+        texts = [" 1<|im_end|>", " 2<|im_end|>"][: 1 + (len(row.get("messages", ())) > 3)]
+        assert learned_of(tokenizer, row) == texts
+    (item,), _ = encode_rows(
+        load_rows([{"messages": [*told, *asked, *turn]}], "rows", "examples"),
+        tokenizer,
+        "examples",
+        max_tokens=99,
+    )
+    read = tokenizer.decode([i for i, m in zip(*item, strict=True) if not m], False)
+    assert read == tokenizer.render_chat([*told, *asked]) and "kind" in read
+    pair = {"prompt": [*told, *asked], "chosen": turn, "rejected": more[1:]}
+    assert learned_of(tokenizer, pair, "pairs") == [" 1<|im_end|>"]
+    pair = {"prompt": [*told, *asked], "chosen": [*turn, *more], "rejected": turn}
+    assert learned_of(tokenizer, pair, "pairs") == [" 1<|im_end|> 2<|im_end|>"]
+
+
+def test_a_system_message_that_no_prompt_has_is_refused(tmp_path):
+    template = INSTRUCTED.replace("BEFORE", "''").replace("AFTER", "''")
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    talk = chat(("system", "kind"), ("user", "a"), ("assistant", "1"))
+    with pytest.raises(InputError, match="content of message 0, of role 'system'") as caught:
+        encode_conversation(tokenizer, talk)
+    assert "write it into a message of the user" in str(caught.value)
+
+
 def test_a_stop_token_within_a_turn_is_refused(tmp_path):
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
     with pytest.raises(InputError, match="holds the stop token '<|im_end|>'"):

@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rljax.data.text.contents import (
+    check_asked,
     check_conversation,
     check_turn,
+    renamed,
     split_reasoning,
     without_reasoning,
 )
-from rljax.data.text.messages import LEARN, NOT_ASKING, REASONING, check_unicode, validate_messages
+from rljax.data.text.messages import LEARN, NOT_ASKING, check_unicode, validate_messages
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
 from rljax.reasoning import MARKS
@@ -53,6 +55,8 @@ __all__ = [
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
+_END_OF = "-RLJAX-END-OF-{}-"  # behind the text of a message, by its number
+_ENDS = re.compile(_END_OF.format(r"(\d{1,9})"))
 _EMPTY = "|".join(rf"{re.escape(a)}\s*{re.escape(b)}" for a, b in MARKS)
 _END_CHARACTERS = 200  # of a rendering, in which its last token is found, white space aside
 _NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
@@ -221,18 +225,12 @@ def encode_log(
     options = dict(tools=tools, documents=documents, variables=variables)
     _require_assistant_last(messages)
     prompt = encode_prompt_messages(tokenizer, messages[:first], **options)
-    check_conversation(
-        tokenizer,
-        messages,
-        tokenizer.render_chat(messages, add_generation_prompt=False, **options),
-        options,
-        add_generation_prompt=False,
-    )
     ids, mask, offsets, texts = [], [], [], ""
     learned = learned_turns(messages)
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         turn = _turn(tokenizer, messages, k, options, None)
+        check_asked(tokenizer, messages[: k + 1], turn.before, options)
         check_turn(tokenizer, k, messages[k], turn.written)
         made, spans = encode_after(tokenizer, [*prompt, *ids][-1], turn.written)
         ids += made
@@ -293,6 +291,7 @@ class _Turn(NamedTuple):
     written: str
     added: int
     rendered: str  # the conversation up to the turn, as the template writes it
+    begin: int | None  # where the turn begins in it; None where it is not written there
 
 
 def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, more=None) -> Turns:
@@ -305,12 +304,16 @@ def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, 
     }
     known = turns[last].rendered if last in turns else None
     text, spans = tokenizer.render_marked(messages, text=known, **options)
+    alone = last in turns and not text.startswith(turns[last].before)
     for k, turn in turns.items():
         text, spans = _placed(turn, text, spans, k, last)
     for k, turn in turns.items():  # also of what the end of the last turn has changed
         _placed(turn, text, spans, k, None)
         check_turn(tokenizer, k, more if more and k == first else messages[k], turn.written)
-    check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
+    if alone:  # no rendering of the whole: the last turn is read behind its own prompt
+        check_asked(tokenizer, messages, turns[last].before, options)
+    else:
+        check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
     start = before
     if start is None and first is not None:
         start = _prompt(tokenizer, messages, first, options)
@@ -333,9 +336,17 @@ def _placed(turn: _Turn, text: str, spans, k: int, last: int):
     if text.startswith(whole):
         return text, spans
     rendered = whole[: len(whole) - turn.added]
-    if k == last:  # the end of the last turn, or all of it, is not as the template writes it
-        return whole, spans if text.startswith(rendered) else None
+    if k == last:  # the end of the last turn, or all before it, is not as the template writes it
+        return whole, spans if text.startswith(rendered) else _moved(turn, spans)
     raise _rewritten(f"message {k}", whole, text)
+
+
+def _moved(turn: _Turn, spans) -> list[tuple[int, int]] | None:
+    """The marks of a turn behind its own prompt, where a rendering has it behind another text."""
+    if spans is None or turn.begin is None:
+        return None
+    by = len(turn.before) - turn.begin
+    return [(max(a, turn.begin) + by, b + by) for a, b in spans if b > turn.begin]
 
 
 def _rewritten(what: str, alone: str, text: str) -> RewrittenTurn:
@@ -361,12 +372,13 @@ def _turn(tokenizer, messages, k: int, options, before: str | None) -> _Turn:
     if through.startswith(before):
         written = through[len(before) :]
     else:
-        written = _behind_supplied(tokenizer, messages[: k + 1], options, before, through)
+        written = _behind_prompt(tokenizer, messages[: k + 1], options, before, through)
+    begin = len(through) - len(written) if through.endswith(written) else None
     ended = _ended(tokenizer, written)
     if ended is None:
         end, written = _with_end(tokenizer, messages, k, options, through, written)
-        return _Turn(before, written + end, len(end), through)
-    return _Turn(before, ended, 0, through)
+        return _Turn(before, written + end, len(end), through, begin)
+    return _Turn(before, ended, 0, through, begin)
 
 
 def _ended(tokenizer, written: str) -> str | None:
@@ -424,11 +436,79 @@ def _with_end(tokenizer, messages, k, options, through: str, written: str) -> tu
     return end, written if marks else written.rstrip()
 
 
-def _behind_supplied(tokenizer, messages, options, before: str, through: str) -> str:
-    """Returns what the policy writes where the generation prompt supplies what the template leaves
+def _behind_prompt(tokenizer, messages, options, before: str, through: str) -> str:
+    """Returns what the policy writes to the prompt `before` where the finished conversation
+    `through` does not begin with it."""
+    for found in (_behind_other_history, _behind_supplied):
+        written = found(tokenizer, messages, options, before, through)
+        if written is not None:
+            return written
+    same = len(os.path.commonprefix([before, through]))
+    raise InputError(
+        "the chat template begins the assistant's turn otherwise than its generation prompt",
+        value=(before[max(0, same - 20) :][:60], through[max(0, same - 20) :][:60]),
+        rule="what is learned must continue the prompt that the sampler is given",
+        fix="use a template whose generation prompt is the beginning of a turn",
+    )
+
+
+def _behind_other_history(tokenizer, messages, options, before, through) -> str | None:
+    """Returns the last turn's text where the template renders the history otherwise once the turn
+    is there: gpt-oss drops the reasoning of calls, Mistral moves the system message.
+
+    Behind the text of the message that the turn answers, both then go on alike: with its end and
+    the header of the turn. None where they do not. A prompt may end with an instruction that the
+    conversation has elsewhere, or not at all: what surrounds that is then not there either.
+    """
+    history, last = messages[:-1], len(messages) - 2
+    marked = [_marked(message, _END_OF.format(n)) for n, message in enumerate(history)]
+    try:
+        prompt = _prompt(tokenizer, marked, len(marked), options)
+        whole = tokenizer.render_chat(
+            [*marked, messages[-1]], add_generation_prompt=False, **options
+        )
+    except InputError:  # a template that reads contents
+        return None
+    asked, supplied = _last_text(prompt)
+    answered, rest = _last_text(whole)
+    instructions = {n for n, m in enumerate(history) if m["role"] in ("system", "developer")}
+    if asked not in instructions | {last} or answered not in (last, asked):
+        return None
+    if asked == answered:
+        begin = len(supplied) if rest.startswith(supplied) else None
+    else:
+        sizes = range(min(len(supplied), len(rest), _END_CHARACTERS), 0, -1)
+        same = (n for n in sizes if supplied.endswith(rest[:n]) and rest[:n].strip())
+        begin = next(same, None)
+    if begin is None or not (before.endswith(supplied) and through.endswith(rest)):
+        return None
+    return rest[begin:]
+
+
+def _marked(message: Mapping, mark: str) -> dict:
+    """The message with a mark behind its content and the names of its calls."""
+    marked, content = dict(message), message.get("content")
+    if isinstance(content, (list, tuple)):
+        marked["content"] = [*content, {"type": "text", "text": mark}]
+    elif isinstance(content, str) and (content.strip() or message["role"] != "assistant"):
+        marked["content"] = content + mark
+    if message.get("tool_calls"):
+        marked["tool_calls"] = [renamed(call, f"call{mark}") for call in message["tool_calls"]]
+    return marked
+
+
+def _last_text(text: str) -> tuple[int | None, str]:
+    """(the number of the message whose mark is the last one in a rendering, what follows it)."""
+    *_, end = [None, *_ENDS.finditer(text)]
+    return (None, "") if end is None else (int(end[1]), text[end.end() :])
+
+
+def _behind_supplied(tokenizer, messages, options, before, through) -> str | None:
+    """Returns the last turn's text where the generation prompt supplies what the template leaves
     out of a finished turn: <think>, or an empty reasoning.
 
-    The turn is then its reasoning, the end of it, and what the template writes of the rest.
+    The turn is then its reasoning, the end of it, and what the template writes of the rest. None
+    where the turn does not begin as the prompt does.
     """
     message = messages[-1]
     reasoning, answer = split_reasoning(message)
@@ -437,20 +517,11 @@ def _behind_supplied(tokenizer, messages, options, before: str, through: str) ->
     def shown(last):
         return tokenizer.render_chat([*messages[:-1], last], add_generation_prompt=False, **options)
 
-    found = _behind_other_history(tokenizer, messages, options, before, through, shown)
-    if found is not None:
-        return found
     header, probe, _ = shown({**bare, "content": _PROBE}).partition(_PROBE)
     header = re.sub(rf"({_EMPTY})\s*$", "", header)
     text = shown(bare)
     if not (probe and before.startswith(header) and text.startswith(header)):
-        same = len(os.path.commonprefix([before, through]))
-        raise InputError(
-            "the chat template begins the assistant's turn otherwise than its generation prompt",
-            value=(before[max(0, same - 20) :][:60], through[max(0, same - 20) :][:60]),
-            rule="what is learned must continue the prompt that the sampler is given",
-            fix="use a template whose generation prompt is the beginning of a turn",
-        )
+        return None
     rest = re.sub(rf"^({_EMPTY})\s*", "", text[len(header) :])
     supplied = before[len(header) :]
     opened = _OPENED.search(supplied)
@@ -459,24 +530,6 @@ def _behind_supplied(tokenizer, messages, options, before: str, through: str) ->
     close = dict(MARKS)[opened[1]]
     apart = "\n" if supplied.endswith("\n") else ""
     return f"{reasoning}{apart}{close}{2 * apart}{rest}"
-
-
-def _behind_other_history(tokenizer, messages, options, before, through, shown) -> str | None:
-    """Returns the last turn's text behind the generation prompt, where the template renders the
-    history otherwise once the turn is there (gpt-oss drops the reasoning of calls); None where the
-    turn does not begin with the generation prompt."""
-    history = tokenizer.render_chat(messages[:-1], add_generation_prompt=False, **options)
-    generation = before[len(history) :] if before.startswith(history) else ""
-    thoughts = [n for n in REASONING if n in messages[-1]]
-    others = [
-        shown({**messages[-1], "content": text, **dict.fromkeys(thoughts, text)})
-        for text in (_PROBE, f"-{_PROBE}")
-    ]
-    same = os.path.commonprefix([*others, through])
-    at = same.rfind(generation) if generation.strip() else -1
-    if at < 0 or through.startswith(history):
-        return None
-    return through[at + len(generation) :]
 
 
 # -- text to ids --

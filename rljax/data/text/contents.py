@@ -81,6 +81,17 @@ def check_conversation(
         )
 
 
+def check_asked(tokenizer, messages: Sequence[Mapping], prompt: str, options: Mapping) -> None:
+    """Raises InputError where the `prompt` of the last message leaves out what the others say, or
+    the template leaves out what the last one says: for a turn that is read behind its own prompt,
+    as the template renders the history otherwise once the turn is there."""
+    last = len(messages) - 1
+    check_conversation(tokenizer, messages[:last], prompt, options)
+    for number, what in _dropped(tokenizer, messages, options, _FINISHED) or ():
+        if number == last:
+            raise _left_out(last, messages[last], what, str(messages[last].get(what)))
+
+
 def _is_past(tokenizer, messages, number: int, what: str, options: Mapping) -> bool:
     """Returns whether this is what the assistant said beside a call, and the template leaves it out
     only because more messages follow."""
@@ -129,6 +140,8 @@ def _left_out(number: int, message: Mapping, what: str, piece: str) -> InputErro
         "tool_calls": "use a template that writes calls, or write the call into the content",
     }
     fix = fixes.get(what, "use a template that writes it, or remove it from the row")
+    if role == "system":
+        fix = "write it into a message of the user, use a template that writes it, or remove it"
     if role not in _COMMON:
         fix = f"rename the role {role!r} to one that the template knows, such as 'system' or 'user'"
     return InputError(
@@ -253,14 +266,14 @@ def _missing(tokenizer, messages, told, calls, options, how) -> _Dropped | None:
         if calls[number]:
             marks[number, "tool_calls"] = f"rljax_called_{number}_"
             message["tool_calls"] = [
-                _renamed(call, marks[number, "tool_calls"]) for call in message["tool_calls"]
+                renamed(call, marks[number, "tool_calls"]) for call in message["tool_calls"]
             ]
         probed.append(message)
     if options.get("tools"):
         names = [f"{_PROBED_TOOL}_{k}_" for k in range(len(options["tools"]))]
         marks |= {(len(messages) + k, "tools"): name for k, name in enumerate(names)}
         tools = zip(options["tools"], names, strict=True)
-        options = {**options, "tools": [_renamed(tool, name) for tool, name in tools]}
+        options = {**options, "tools": [renamed(tool, name) for tool, name in tools]}
     try:
         text = tokenizer.render_chat(probed, **how, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared
@@ -268,8 +281,8 @@ def _missing(tokenizer, messages, told, calls, options, how) -> _Dropped | None:
     return tuple(name for name, mark in marks.items() if mark not in text)
 
 
-def _renamed(value: object, name: str) -> object:
-    """A call, or a tool, of another name."""
+def renamed(value: object, name: str) -> object:
+    """Returns a call, or a tool, with another name."""
     if not isinstance(value, Mapping):
         return value
     if isinstance(value.get("function"), Mapping):
