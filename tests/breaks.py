@@ -84,6 +84,12 @@ BREAKS = {
         "    if False:\n",
         ["tests/data/test_chat.py", "-k", "greeting"],
     ),
+    "a joined turn is refused, or learned with the turn before it": (
+        CHAT,
+        "    for found in (_behind_other_history, _behind_joined, _behind_supplied):\n",
+        "    for found in (_behind_other_history, _behind_supplied):\n",
+        ["tests/data/test_chat.py", "-k", "joined"],
+    ),
     "what a template leaves out is remembered of another tokenizer": (
         CONTENTS,
         "    known = _PROBES.setdefault(tokenizer, {})\n",
@@ -260,8 +266,8 @@ BREAKS = {
     ),
     "an agent's calls lose their reasoning": (
         CHAT,
-        "    for found in (_behind_other_history, _behind_supplied):\n",
-        "    for found in (_behind_supplied,):\n",
+        "    for found in (_behind_other_history, _behind_joined, _behind_supplied):\n",
+        "    for found in (_behind_joined, _behind_supplied):\n",
         [PUBLISHED, "-k", "agent"],
     ),
     "a template of parts gets texts": (

@@ -231,11 +231,60 @@ def test_an_instruction_that_no_question_follows_is_answered(tmp_path, talk):
     assert learned == turns * "1<|im_end|>"
 
 
+# Writes messages of the assistant in a row, and what tools answer between them, as one turn.
+JOINED = """\
+{%- set ns = namespace(open=false) %}
+{%- for m in messages %}
+    {%- if m.role not in ('assistant', 'tool') or not ns.open %}
+        {{- '<|im_end|>\\n' if not loop.first }}
+        {{- '<|im_start|>' + ('assistant' if m.role == 'tool' else m.role) + '\\n' }}
+    {%- elif m.role == 'assistant' %}
+        {{- SEPARATOR }}
+    {%- endif %}
+    {%- set ns.open = m.role in ('assistant', 'tool') %}
+    {{- '<answer>' + m.content + '</answer>' if m.role == 'tool' else m.content }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
 def learned_of(tokenizer, row, kind="examples"):
     items, _ = encode_rows(load_rows([row], "rows", kind), tokenizer, kind, max_tokens=999)
     if kind == "pairs":
         return [learned_text(tokenizer, i.chosen_ids, i.chosen_mask) for i in items]
     return [learned_text(tokenizer, *item) for item in items]
+
+
+@pytest.mark.parametrize("separator", ["''", "'\\n\\n'"])
+def test_joined_turns_are_each_learned_alone(tmp_path, separator):
+    """Also behind a turn that is context only, and a tool's answer within the turn."""
+    template = JOINED.replace("SEPARATOR", separator)
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    asked, (one, two, three) = chat(("user", "a")), chat(*(("assistant", x) for x in "123"))
+    assert learned_of(tokenizer, {"messages": [*asked, one, two, three]}) == [
+        "1<|im_end|>",
+        "2<|im_end|>",
+        "3<|im_end|>",
+    ]
+    context = {**one, "weight": 0}
+    assert learned_of(tokenizer, {"messages": [*asked, context, two]}) == ["2<|im_end|>"]
+    told = [*asked, context, *chat(("tool", "7")), two]
+    assert learned_of(tokenizer, {"messages": told}) == ["2<|im_end|>"]
+    pair = {"prompt": asked, "chosen": [one, two], "rejected": [one, three]}
+    assert learned_of(tokenizer, pair, "pairs") == ["1<|im_end|>2<|im_end|>"]
+
+
+def test_turns_in_a_row_that_do_not_continue_the_prompt_are_refused_with_a_fix(tmp_path):
+    """OLMo 2 writes a line break behind an answer that is not the last message."""
+    between = "+ ('' if loop.last and message.role == 'assistant' else '\\n') }}"
+    template = QWEN_LIKE.replace("+ '\\n' }}", between)
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    asked, turns = chat(("user", "a")), chat(("assistant", "1"), ("assistant", "2"))
+    one = [*asked, *chat(("assistant", "12"))]
+    assert learned_text(tokenizer, *encode_conversation(tokenizer, one)) == "12<|im_end|>"
+    with pytest.raises(InputError, match="write both turns of the assistant in a row as one"):
+        encode_conversation(tokenizer, [*asked, *turns])
 
 
 # Mistral's own: the system message is written into the last message of the user, if that is last.

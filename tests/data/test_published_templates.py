@@ -260,6 +260,30 @@ def test_words_beside_a_call_are_learned_as_reasoning_is(folders):
 FINAL = "<|channel|>final<|message|>{}<|return|>"
 
 
+@pytest.mark.parametrize("weight", [0, 1])
+def test_turns_that_gemma_joins_are_each_learned_alone(folders, weight):
+    if "trl-gemma4_v5" not in TEMPLATES:
+        pytest.skip("trl is not installed")
+    ours = HuggingFaceTokenizer(folders("trl-gemma4_v5"))
+    first = {**assistant("First."), "weight": weight}
+    start = ["First.<turn|>"] * weight
+    thought = {**assistant("Second."), "reasoning_content": "I see"}
+    assert _learned(ours, {"messages": [ASK, first, thought]}) == [
+        *start,
+        "<|channel>thought\nI see\n<channel|>Second.<turn|>",
+    ]
+    agent = {"messages": [ASK, first, CALL, SUNNY, assistant("It is sunny.")], "tools": [WEATHER]}
+    call = '<|tool_call>call:weather_at{city:<|"|>Ulm<|"|>}<tool_call|><|tool_response>'
+    assert _learned(ours, agent) == [*start, call, "It is sunny.<turn|>"]
+    beside = {**CALL, "content": "Let me look."}  # which it writes behind the tool's answer
+    asked = [ASK, beside, SUNNY, CALL, SUNNY, assistant("It is sunny.")]
+    with pytest.raises(InputError, match="as a message of its own before it"):
+        _learned(ours, {"messages": asked, "tools": [WEATHER]})
+    before = [ASK, assistant("Let me look."), CALL, *asked[2:]]
+    texts = _learned(ours, {"messages": before, "tools": [WEATHER]})
+    assert texts == ["Let me look.<turn|>", call, call, "It is sunny.<turn|>"]
+
+
 def test_short_texts_of_templates_that_read_parts_alone(folders):
     """SmolVLM's kind: the "A" of "Assistant" is not the answer "A"."""
     if "trl-idefics3" not in TEMPLATES:

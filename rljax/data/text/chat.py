@@ -439,16 +439,21 @@ def _with_end(tokenizer, messages, k, options, through: str, written: str) -> tu
 def _behind_prompt(tokenizer, messages, options, before: str, through: str) -> str:
     """Returns what the policy writes to the prompt `before` where the finished conversation
     `through` does not begin with it."""
-    for found in (_behind_other_history, _behind_supplied):
+    for found in (_behind_other_history, _behind_joined, _behind_supplied):
         written = found(tokenizer, messages, options, before, through)
         if written is not None:
             return written
     same = len(os.path.commonprefix([before, through]))
+    more = ""
+    if messages[-2]["role"] == "assistant":
+        more = "write both turns of the assistant in a row as one message, or "
+    elif any(m.get("tool_calls") and m.get("content") for m in messages[:-1]):
+        more = "write what is said beside a call as a message of its own before it, or "
     raise InputError(
         "the chat template begins the assistant's turn otherwise than its generation prompt",
         value=(before[max(0, same - 20) :][:60], through[max(0, same - 20) :][:60]),
         rule="what is learned must continue the prompt that the sampler is given",
-        fix="use a template whose generation prompt is the beginning of a turn",
+        fix=f"{more}use a template whose generation prompt is the beginning of a turn",
     )
 
 
@@ -503,6 +508,36 @@ def _last_text(text: str) -> tuple[int | None, str]:
     return (None, "") if end is None else (int(end[1]), text[end.end() :])
 
 
+def _behind_joined(tokenizer, messages, options, before, through) -> str | None:
+    """Returns the last turn's text where the template joins it with the assistant's turns before
+    it, under one header (Gemma 4): what the template writes of it without these. None where the
+    turn has a header, or another text, in the conversation."""
+    asking = [n for n, m in enumerate(messages) if m["role"] in ("system", "developer", "user")]
+    question = messages[: asking[-1] + 1] if asking else ()
+    if not question or len(question) == len(messages) - 1:
+        return None
+    alone = [*question, messages[-1]]
+    try:
+        bare, whole, history = (
+            tokenizer.render_chat(m, add_generation_prompt=False, **options)
+            for m in (question, alone, messages[:-1])
+        )
+        prompt = _prompt(tokenizer, question, len(question), options)
+    except InputError:  # a template that needs another question
+        return None
+    if whole.startswith(prompt):
+        written = whole[len(prompt) :]
+    else:
+        written = _behind_other_history(tokenizer, alone, options, prompt, whole)
+    if not written or not through.endswith(written):
+        return None
+    if not (before.startswith(history) and prompt.startswith(bare)):
+        return None
+    header, usual = before[len(history) :], prompt[len(bare) :]
+    joined = header.strip() and not through.removesuffix(written).endswith(header)
+    return written if joined and header.endswith(usual) else None
+
+
 def _behind_supplied(tokenizer, messages, options, before, through) -> str | None:
     """Returns the last turn's text where the generation prompt supplies what the template leaves
     out of a finished turn: <think>, or an empty reasoning.
@@ -526,6 +561,8 @@ def _behind_supplied(tokenizer, messages, options, before, through) -> str | Non
     supplied = before[len(header) :]
     opened = _OPENED.search(supplied)
     if opened is None:
+        if through.startswith(header) and not any(x in supplied for x in itertools.chain(*MARKS)):
+            return through[len(header) :]
         return rest  # if the row has reasoning, the comparison with the row misses it
     close = dict(MARKS)[opened[1]]
     apart = "\n" if supplied.endswith("\n") else ""
