@@ -1414,6 +1414,12 @@ BREAKS |= {
         "        pass\n",
         ["tests/rewards/test_rule_rewards.py", "-k", "targets"],
     ),
+    "an answer of 32 bits is read with 64": (
+        "rljax/config/answer_numbers.py",
+        "    return value if few and whole or far and (few or whole) else near\n",
+        "    return value\n",
+        ["tests/data/test_array_rows.py", "-k", "few_bits"],
+    ),
     "a foreign reward gets the text of a list": (
         "rljax/rewards/pool/foreign.py",
         "    value = truth.value if isinstance(truth, GroundTruth) else truth\n",

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
 
+from rljax.config.answer_numbers import written_cells, written_rows
 from rljax.config.schema import DataConfig
 from rljax.errors import InputError
 
@@ -104,6 +105,7 @@ def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
         return
     # A datasets.Dataset is a table, too: the cells that a row lacks come as None.
     of_table = hasattr(value, "features") and hasattr(value, "map")
+    types = _types_of_fields(getattr(value.features, "arrow_schema", ())) if of_table else {}
     endless = not isinstance(value, Sized)
     if not hasattr(value, "__iter__") and (endless or not hasattr(value, "__getitem__")):
         rule, fix = f"no rows come from it; {KINDS}", f"{_argument(what)}=list(rows)"
@@ -112,7 +114,7 @@ def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
         if endless and number > MOST_ROWS:
             raise _endless(what, f"more than {MOST_ROWS:,} rows")
         if isinstance(item, Mapping):
-            yield item, of_table
+            yield written_rows([dict(item)], types)[0], of_table
             continue
         inside = None if isinstance(item, str) else _table_rows(item, what)
         if inside is None:  # neither a row nor a batch of rows
@@ -161,8 +163,9 @@ def _of_columns(columns: Mapping, what: str) -> Iterator[dict]:
     if len(set(lengths.values())) > 1:
         rule = "the columns of a table are equally long"
         raise InputError(f"{what}: columns", value=lengths, rule=rule, fix="drop what has no row")
+    types = {n: getattr(c, "dtype", getattr(c, "type", None)) for n, c in columns.items()}
     for cells in zip(*(_cells(column) for column in columns.values()), strict=True):
-        yield dict(zip(columns, cells, strict=True))
+        yield written_rows([dict(zip(columns, cells, strict=True))], types)[0]
 
 
 def _cells(column: object) -> Iterable:
@@ -179,18 +182,25 @@ def _table_rows(value: object, what: str) -> Iterable[Mapping] | None:
     if twice is not None:
         raise InputError(f"{what}: two columns are called {twice!r}", fix="rename one of them")
     if hasattr(value, "to_dicts"):  # polars
-        return value.to_dicts()
+        return written_rows(value.to_dicts(), {name: value[name].dtype for name in names})
     if hasattr(value, "to_pylist"):  # pyarrow: a Table, a RecordBatch, an Array of structs
         rows = value.to_pylist()
         wrong = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
         if wrong:
             raise _no_row(what, wrong, rows[wrong - 1])
-        return rows
+        fields = value.schema if hasattr(value, "schema") else getattr(value.type, "fields", ())
+        return written_rows(rows, _types_of_fields(fields))
     if names and "orient" in _parameters(getattr(value, "to_dict", None)):  # pandas
-        return value.to_dict(orient="records")
+        rows = value.to_dict(orient="records")
+        return written_rows(rows, {name: value[name].dtype for name in names})
     if hasattr(value, "to_table"):  # a dataset of pyarrow
         return _table_rows(value.to_table(), what)
     return None
+
+
+def _types_of_fields(fields: Iterable) -> dict[str, object]:
+    """Returns the types of pyarrow's fields by their names."""
+    return {field.name: field.type for field in fields}
 
 
 def _names_of_columns(value: object) -> list:
@@ -211,7 +221,7 @@ def _parameters(function: object) -> Iterable[str]:
 
 def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
     out = {}
-    for name, value in row.items():
+    for name, value in written_cells(row).items():
         if not isinstance(name, str):
             raise InputError(
                 f"{what}: row {number}: the name of a column",

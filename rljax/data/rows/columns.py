@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from rljax.config.answer_numbers import written_cells
 from rljax.data import kinds
 from rljax.data.rows.conversation import (
     asks_to_learn,
@@ -533,7 +534,7 @@ _MOST_LEVELS = 50  # of lists and objects in a cell
 def plain_row(row: dict) -> dict:
     """A row that a program holds, as a file would have it: arrays and numbers of NumPy, JAX, torch,
     pandas or pyarrow as Python's, their missing values as None. Images stay as they are."""
-    return {name: _plain_cell(value, name) for name, value in row.items()}
+    return {name: _plain_cell(value, name) for name, value in written_cells(row).items()}
 
 
 def _plain_cell(value: object, name: object, depth: int = 0) -> object:

@@ -28,6 +28,7 @@ import numpy as np
 from rljax import hub
 from rljax.components import resolve
 from rljax.config import is_path
+from rljax.config.answer_numbers import rows_of_table, written_cells
 from rljax.config.overrides import TFDS, kind_of_text
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import KNOWN, plain_row
@@ -267,7 +268,7 @@ def _read_parquet(path: Path, split: str) -> Rows:
     try:
         # A file handle, because for a path the library also guesses partitions from folder names.
         with os.fdopen(handle, "rb") as file:
-            rows = pyarrow.parquet.read_table(file).to_pylist()
+            rows = rows_of_table(pyarrow.parquet.read_table(file))
     except Exception as error:  # truncated, foreign, bad UTF-8: the library has a class for each
         raise InputError(
             f"{path} is not a readable parquet file",
@@ -457,7 +458,10 @@ def _read_tfds(spec: str, split: str) -> Rows:
         )
     try:
         source = builder.as_data_source(split=split)
-        rows = [_plain_feature(source[i], builder.info.features) for i in range(len(source))]
+        rows = [
+            _plain_feature(written_cells(source[i]), builder.info.features)
+            for i in range(len(source))
+        ]
     except Exception as error:
         raise InputError(
             f"{spec}, split {split!r} cannot be read by row number",

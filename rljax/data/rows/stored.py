@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax.config.answer_numbers import rows_of_table
 from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
 from rljax.files import open_file, parse_row, raw_lines, read_lines
@@ -186,7 +187,7 @@ class _RowGroups:
             _, at, parts = self._pass
             for _ in range(at, number):
                 next(parts)
-            rows = next(parts).to_pylist()
+            rows = rows_of_table(next(parts))
             self._pass = group, number + 1, parts
         except Exception as error:
             self._pass = None
