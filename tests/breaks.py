@@ -1420,6 +1420,12 @@ BREAKS |= {
         "    return value\n",
         ["tests/data/test_array_rows.py", "-k", "few_bits"],
     ),
+    "an entry of extra_info hides the ground truth": (
+        "rljax/rewards/pool/foreign.py",
+        "    if truth is not None and not (isinstance(truth, str) and not truth):  # there is one\n",
+        "    if truth is not None and isinstance(truth, bytes):\n",
+        ["tests/rewards/test_foreign_rewards.py", "-k", "entries"],
+    ),
     "a foreign reward gets the text of a list": (
         "rljax/rewards/pool/foreign.py",
         "    value = truth.value if isinstance(truth, GroundTruth) else truth\n",

@@ -462,6 +462,36 @@ def test_a_wrong_ground_truth_is_named_when_the_file_is_read(tmp_path, reward, s
         assert "the reward of data source 'gsm8k' is gsm8k()" in text
 
 
+def of_columns(completions, answer, level=0, **kwargs):
+    return [1.0 for _ in completions]
+
+
+def of_completion(completion, level):
+    return 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_entries_of_extra_info_that_a_reward_is_not_handed_are_counted(tmp_path, caplog, stream):
+    row = {"prompt": [U], "reward_model": {"style": "rule", "ground_truth": "4"}, "level": 1}
+    rows = [{**row, "extra_info": {"answer": text, "level": 1}} for text in ("4", "2+2=4", "2+2=4")]
+    rows[2]["extra_info"]["level"] = 2
+    for reward, names in (
+        ("test_formats.of_columns()", ["answer", "level"]),
+        ("mixture(rewards=('exact_match()', 'test_formats.of_completion()'))", ["level"]),
+        ("exact_match()", []),
+    ):
+        caplog.clear()
+        with caplog.at_level("WARNING", "rljax"):
+            loaded(tmp_path, rows, reward=reward, stream=stream)
+        found = [r.getMessage() for r in caplog.records if "in extra_info" in r.getMessage()]
+        assert len(found) == len(names) and all(map(str.__contains__, found, names)), found
+        for text in found:
+            count, first = (1, 2) if "'level'" in text else (2, 1)
+            assert f"rows.jsonl: {count} rows have another" in text and "extra_info[" in text
+            assert stream or f"the first is row {first}" in text
+            assert f"{reward.split('.')[-1].split('(')[0]}" in text
+
+
 def never_called(response, ground_truth):
     raise AssertionError("ground_truth: a user's own reward was asked")
 

@@ -20,6 +20,7 @@ from rljax.rollout import Reward
 
 MODULE = '''
 import re
+WORKED = "6 * 12 = 72\\n#### 72"
 from rljax.contracts import contract
 
 # -- TRL: of its documentation, of open-r1, and what else people write
@@ -175,6 +176,26 @@ def hash_answer(completions, answer, **kwargs):
 def of_verls_column(completions, reward_model, ground_truth, **kwargs):
     assert [m["ground_truth"] for m in reward_model] == ground_truth
     return [float(c in g) for c, g in zip(completions, ground_truth)]
+
+def in_solution(completions, solution):
+    return [float(c in s) for c, s in zip(completions, solution)]
+def labelled(queries, labels): return [float(q[1:] == label) for q, label in zip(queries, labels)]
+def batched(solution_strs, ground_truths):
+    return [float(s == t) for s, t in zip(solution_strs, ground_truths)]
+def of_source(completions, data_source, answer):
+    assert set(data_source) == {"toy"}
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def of_entry(completions, extra_info, answer, **kwargs):
+    assert {one["answer"] for one in extra_info} == {WORKED}
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def of_info(completion, info, answer):
+    assert info["answer"] == WORKED
+    return float(completion == answer)
+
+def leveled(completions, level): return [float(c == str(one)) for c, one in zip(completions, level)]
+def ours_of_level(response, extra_info): return float(response == str(extra_info["level"]))
 
 def ours_of_text(response, ground_truth):
     assert isinstance(ground_truth, str)
@@ -425,6 +446,12 @@ def of_verl(truth):
     return {"prompt": "q", "reward_model": {"style": "rule", "ground_truth": truth}}
 
 
+WORKED = "6 * 12 = 72\n#### 72"
+VERLS_GSM8K = {  # as verl's preparation writes it
+    **of_verl("72"),
+    "extra_info": {"answer": WORKED, "solution": "no", "ground_truth": "no", "question": "q"},
+}
+OF_ENTRIES = {"extra_info": {"level": 5, "answer": "b", "solution": "x", "data_source": "other"}}
 HELD = [  # a row, a reward, a response that is right, one that is wrong
     (of_verl(["Paris", "Lyon"]), "member", "Paris", "a"),
     (of_verl({"target": ["Paris"]}), "searched", "Paris", "a"),
@@ -453,3 +480,44 @@ def test_a_truth_is_what_the_row_holds_and_text_for_ours(score, tmp_path, stored
         (encoded,), _ = encode_prompts([record], CharTokenizer("q"), max_prompt_tokens=9)
         found = score(name, right, wrong, record=pickle.loads(pickle.dumps(encoded)))
         assert [s.value for s in found] == [1.0, 0.0], (row, name, found)
+
+
+ENTRIES = [  # an entry of extra_info hides neither a column nor the ground truth
+    (VERLS_GSM8K, "accuracy", "72", "no"),
+    (VERLS_GSM8K, "of_entry", "72", WORKED),
+    (VERLS_GSM8K, "of_info", "72", WORKED),
+    (VERLS_GSM8K, "labelled", "72", "no"),
+    (VERLS_GSM8K, "batched", "72", "no"),
+    ({**VERLS_GSM8K, "answer": "73"}, "correct", "73", "72"),  # a column of its own
+    ({"prompt": "q", "answer": "72", **OF_ENTRIES}, "of_source", "72", "b"),
+    ({"prompt": "q", "answer": "4", "level": 3, **OF_ENTRIES}, "leveled", "3", "5"),
+    ({"prompt": "q", "answer": "4", "level": 3, **OF_ENTRIES}, "ours_of_level", "5", "3"),
+    ({"prompt": "q", "answer": "4", "level": None, **OF_ENTRIES}, "leveled", "5", "3"),
+    ({"prompt": "q", "solution": "so \\boxed{72}", **OF_ENTRIES}, "in_solution", "so", "z"),
+    ({"prompt": "q", "answer": "72", "solution": "so 72", **OF_ENTRIES}, "in_solution", "so", "z"),
+    ({"question": "q", "answer": WORKED}, "accuracy", "72", "6 * 12 = 72"),
+    ({"question": "q", "answer": WORKED}, "hash_answer", "72", "7"),
+]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["loaded", "streamed"])
+def test_columns_and_the_truth_come_before_entries_of_extra_info(score, tmp_path, stored):
+    for row, name, right, wrong in ENTRIES:
+        path = tmp_path / "rows.jsonl"
+        path.write_text(json.dumps({**row, "data_source": "toy"}))
+        rows = load_endless_prompts(str(path), stored=True) if stored else None
+        record = pickle.loads(
+            pickle.dumps(rows[0] if stored else load_prompts(str(path), "train")[0])
+        )
+        reward = resolve(f"foreign_rewards.{name}", HOME)
+        for response, value in ((right, 1.0), (wrong, 0.0)):
+            assert call_reward(reward, {**record, "response": response})[0] == value, (row, name)
+
+
+def test_entries_of_extra_info_are_columns_where_the_row_has_no_truth(score):
+    row = {"prompt": "q", "extra_info": {"solution": "72", "level": 3}, "data_source": "toy"}
+    (record,) = load_prompts([row], "train", need_ground_truth=False)
+    (encoded,), _ = encode_prompts([record], CharTokenizer("q"), max_prompt_tokens=9)
+    assert [s.value for s in score("accuracy", "72", "7", record=encoded)] == [1.0, 0.0]
+    assert [s.value for s in score("leveled", "3", "7", record=encoded)] == [1.0, 0.0]
+    assert record["ground_truth"] == "" and record["ground_truth"].hidden == ()

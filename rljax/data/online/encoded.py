@@ -31,7 +31,13 @@ from rljax.data.online.examples import (
     in_source,
     pretraining_of,
 )
-from rljax.data.online.kept import bare_prompts, kept_line, reference_check, warn_unread
+from rljax.data.online.kept import (
+    bare_prompts,
+    kept_line,
+    reference_check,
+    warn_hidden,
+    warn_unread,
+)
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import PromptRecord, encode_prompt, encode_prompts
 from rljax.data.online.stream import Stream
@@ -192,6 +198,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
     # Rows are checked before a model is opened.
     reader = functools.cache(lambda: image_reader(config, tokenizer))
+    texts = {training_text(config), evaluation_text(config)}
     sources, counts, raw, ids, notes = [], {}, [], 0, []
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train", notes)
@@ -203,6 +210,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
             first = records.first(STREAM_ITEMS)
             log_rewards_of_file(config, spec, (record["data_source"] for record in first))
             warn_unread(spec, first, tokenizer)
+            warn_hidden(spec, first[: records.rows], texts)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
         prompts, more = in_source(spec, encode_prompts, records, tokenizer, **limits)
@@ -214,12 +222,14 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         if is_path(spec):
             _warn_bare(spec, records, tokenizer, kind)
             warn_unread(spec, records, tokenizer)
+        warn_hidden(spec, records, texts)
         raw += records
     _warn_dropped(counts)
     test_records = _test_records(config, notes)
     test, cut, held = [], {}, config.data.test or "held out"
     if test_records:
         test, cut = in_source(held, encode_prompts, test_records, tokenizer, **limits)
+        warn_hidden(held, test_records, texts)
         notes.append(kept_line(held, "test prompts", cut, config.data.max_prompt_tokens))
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]

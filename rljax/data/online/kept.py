@@ -16,6 +16,7 @@ from rljax.data.text.messages import LEARN, REASONING
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.rewards.mixing import reward_of_source
 from rljax.rewards.pool.calling import HOME, asks_nobody, call_reward, members, wanted_fields
+from rljax.rewards.pool.foreign import takes_column
 
 LOG = logging.getLogger("rljax")
 # Keys of messages that are read, or that say nothing to be learned or answered.
@@ -102,6 +103,26 @@ def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> N
             " 'content', or remove it",
         }[what]
         LOG.warning("%s: %s", source, said % rows[0])
+
+
+def warn_hidden(source: str, records: Iterable[dict], texts: Iterable[str]) -> None:
+    """Warns, once for each name, of entries of extra_info in place of which a reward of these texts
+    is handed the column, or the ground truth, of the same name and another value."""
+    found: dict[str, list[int]] = {}
+    for record in records:
+        for name in record["ground_truth"].hidden:
+            found.setdefault(name, []).append(record["index"])
+    named = [resolve(text, NAMESPACES["reward"]) for text in texts if text] if found else []
+    for one in named:
+        named += members(one)
+    for name, rows in found.items():
+        if reward := next((one for one in named if takes_column(one, name)), None):
+            LOG.warning(
+                "%s: %d rows have another %r in extra_info than the column or the ground truth that"
+                " the reward %r is handed by this name (the first is row %d). Fix: where the entry"
+                " is meant, read extra_info[%r]; or rename it",
+                *(source, len(rows), name, reward.text, rows[0], name),
+            )
 
 
 def _tools_in(extra: dict) -> bool:

@@ -143,6 +143,7 @@ def prompt_record(
         others = {name: value for name, value in row.items() if name not in used}
         others |= more
         own = {name: value for name, value in extra_info.items() if value is not None}
+        truth = truth.beside(row, own)
         record = dict(
             prompt=prompt_of(row[prompt_column], f"{location}, column {prompt_column!r}"),
             ground_truth=truth,
@@ -218,7 +219,7 @@ def _require_words(prompt: str | list[dict], location: str) -> None:
         raise InputError(f"{location} is empty", value=prompt, fix="remove the row or fill it in")
 
 
-def _ground_truth(row: dict, location: str, needed: bool) -> tuple[str, str, dict]:
+def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, str, dict]:
     """The answer to compare with, its column, and what else of that column is worth keeping."""
     model = row.get("reward_model")
     if model is not None:
@@ -231,9 +232,10 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[str, str, dic
     present = [name for name in ("ground_truth", "answer") if name in row]
     if needed and not present and isinstance(row.get("solution"), str):
         text = _solved(row["solution"], f"{location}, column 'solution'")
-        return text, "solution", {"solution": row["solution"]}
+        solution = {"solution": row["solution"]}
+        return GroundTruth(text, solution), "solution", solution
     if not needed and all(row[name] is None for name in present):
-        return "", "ground_truth", {}
+        return GroundTruth(""), "ground_truth", {}
     column = first_of(row, ("ground_truth", "answer"), location, _TRUTH_FIX)
     text = _answer_text(row[column], f"{location}, column {column!r}")
     # The published GSM8K rows hold the worked solution, and the answer after "####".

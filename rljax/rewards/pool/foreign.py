@@ -18,7 +18,9 @@
         column of that name or else its extra_info; `state` holds what the sample has of it.
 
 The columns are those of the row, with the values that it holds: a list, an object or a number is
-one. The ground truth is handed over by all names that data sets give it.
+one. The ground truth is handed over by all names that data sets give it. The entries of extra_info
+are columns, too, but for those that have the name of another column or of the ground truth: these
+are in `extra_info` alone.
 """
 
 import functools
@@ -61,16 +63,50 @@ class GroundTruth(str):
     """The text of a ground truth that knows what its row holds: what rewards of TRL's and verl's
     signature are handed, while ours compare with the text.
 
-    `columns` is {name of the column: its value}, and `value` the ground truth in it.
+    `columns` is {name of the column: its value}, and `value` the ground truth in it. `hidden` are
+    the entries of extra_info whose names stand for another value.
     """
 
     columns: dict
     value: object
+    hidden: tuple[str, ...]
 
     def __new__(cls, text: str, columns: dict | None = None, value: object = None):
         made = super().__new__(cls, text)
         made.columns, made.value = columns or {}, text if value is None else value
+        made.hidden = ()
         return made
+
+    def beside(self, row: Mapping, extra_info: Mapping) -> "GroundTruth":
+        """The ground truth of a row that also knows those of its columns that an entry of
+        extra_info has the name of, and which entries have another value."""
+        names = {*_TRUTHS, *extra_info} - {"extra_info"}
+        others = {n: row[n] for n in row if n in names and row[n] is not None}
+        made = GroundTruth(str(self), others | self.columns, self.value)
+        handed = columns_of({"ground_truth": made, "extra_info": dict(extra_info)})
+        made.hidden = tuple(n for n in extra_info if handed[n] != extra_info[n])
+        return made
+
+
+def columns_of(sample: Mapping) -> dict:
+    """Returns the columns of a sample's row by their names. An entry of extra_info is one where
+    neither a column nor the ground truth has its name."""
+    extra, truth = sample.get("extra_info"), sample.get("ground_truth")
+    truths = dict.fromkeys(_TRUTHS, _held(truth)) if "ground_truth" in sample else {}
+    columns = {"data_source": sample["data_source"]} if "data_source" in sample else {}
+    columns |= truths
+    if isinstance(extra, dict):
+        columns |= {"extra_info": extra} | extra
+    if truth is not None and not (isinstance(truth, str) and not truth):  # there is one
+        columns |= truths
+    return columns | (truth.columns if isinstance(truth, GroundTruth) else {})
+
+
+def takes_column(component: Component, name: str) -> bool:
+    """Returns whether a reward has TRL's or verifiers' signature and is handed the column."""
+    parameters = component.signature.parameters
+    named = name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return library_of(component) in ("TRL", "verifiers") and named and name not in component.options
 
 
 def _held(truth: object) -> object:
@@ -240,12 +276,7 @@ def arguments_of(component: Component, sample: Mapping, logged: Logged | None = 
 def _lists(group: Mapping) -> dict[str, list]:
     """Returns the arguments that TRL hands a reward of a group: a list for every name."""
     responses, messages = group["responses"], group.get("messages")
-    extra, truth = group.get("extra_info"), group.get("ground_truth")
-    columns = dict.fromkeys(_TRUTHS, _held(truth)) if "ground_truth" in group else {}
-    columns |= {"data_source": group["data_source"]} if "data_source" in group else {}
-    columns |= extra if isinstance(extra, dict) else {}
-    columns |= truth.columns if isinstance(truth, GroundTruth) else {}
-    lists = {str(name): [value] * len(responses) for name, value in columns.items()}
+    lists = {str(name): [value] * len(responses) for name, value in columns_of(group).items()}
     if messages:
         prompts = [[dict(message) for message in messages] for _ in responses]
         completions = [[{"role": "assistant", "content": text}] for text in responses]
@@ -258,10 +289,11 @@ def _lists(group: Mapping) -> dict[str, list]:
 
 def _known_lists(library: str, group: Mapping) -> dict[str, list]:
     """Returns the arguments that verl hands a reward of a batch, or OpenRLHF."""
-    count, lists = len(group["responses"]), _lists(group)
+    count = len(group["responses"])
     columns = {name: [group[name]] * count for name in ("prompt", "data_source") if name in group}
     columns |= {"extra_info": [group.get("extra_info")] * count, "responses": group["responses"]}
-    columns |= {n: lists[n] for n in ("ground_truth",) if n in lists}
+    if "ground_truth" in group:
+        columns["ground_truth"] = [_held(group["ground_truth"])] * count
     given = {n: list(columns[f]) for n, f in _PARAMETERS[library].items() if f in columns}
     if library == OPENRLHF:
         pairs = zip(given["prompts"], given["queries"], strict=True)
