@@ -1410,9 +1410,15 @@ BREAKS |= {
     ),
     "several targets are one text": (
         "rljax/rewards/text/targets.py",
-        "        ground_truth = _from_json(ground_truth)\n",
+        "        ground_truth = _value_of(ground_truth)\n",
         "        pass\n",
         ["tests/rewards/test_rule_rewards.py", "-k", "targets"],
+    ),
+    "an object of a row is its JSON text": (
+        "rljax/rewards/text/targets.py",
+        "    if isinstance(value, dict) or isinstance(value, list) and _objects(value):\n",
+        "    if isinstance(value, bytes):\n",
+        ["tests/rewards/test_rule_rewards.py", "-k", "objects"],
     ),
     "an answer of 32 bits is read with 64": (
         "rljax/config/answer_numbers.py",

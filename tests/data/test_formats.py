@@ -439,6 +439,8 @@ WRONG = [
     ("countdown()", "mine", "24", "numbers"),
     ("list_match()", "mine", ",", "no items"),
     ("contains()", "mine", "  x", ""),
+    ("exact_match()", "mine", {"answers": ["5"]}, "is an object of answers"),
+    ("qa_exact_match()", "mine", {"text": [], "answer_start": []}, "has no target"),
     ("code_tests()", "mine", TESTS, "1 inputs and 0 outputs"),
     ("mixture(rewards=('format_tags()', 'gsm8k()'))", "mine", "a", "not a number"),
     ("by_source(sources=(('mine', 'choice()'),))", "mine", "9", "letters"),

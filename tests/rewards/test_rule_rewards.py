@@ -8,6 +8,7 @@ import tracemalloc
 import pytest
 from conftest import golden, worked_example
 
+from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.rewards import (
     boxed,
@@ -36,6 +37,7 @@ from rljax.rewards import (
     token_f1,
 )
 from rljax.rewards.answers.minerva import dapo_answer
+from rljax.rewards.text.targets import targets
 
 # -- verl's own numbers -------------------------------------------------------------------------
 
@@ -153,6 +155,50 @@ def test_any_of_several_targets_is_right(name):
     for broken in ('["72", 73]', '["72", null]', '{"target": 72}', '{"target": []}', ["72", 73]):
         with pytest.raises((TypeError, ValueError), match="ground_truth"):
             reward(right, broken)
+
+
+SQUAD = {"text": ["1843", "1843", "in 1843"], "answer_start": [16, 16, 13]}
+TRIVIA = {"value": "Ada", "aliases": ["Ada", "Ada Lovelace"], "normalized_aliases": ["ada"]}
+OF_OBJECTS = {  # an object of answers as a row holds it -> its targets
+    "SQuAD": (SQUAD, ["1843", "in 1843"]),
+    "SQuAD, one": ({"text": "1843", "answer_start": 16, "id": "a"}, ["1843"]),
+    "SQuAD, each": ([{"text": "1843", "answer_start": 16}, SQUAD], ["1843", "in 1843"]),
+    "TriviaQA": (TRIVIA, ["Ada", "Ada Lovelace"]),
+    "TriviaQA, null": ({**TRIVIA, "aliases": None}, ["Ada"]),
+    "TriviaQA, no value": ({**TRIVIA, "value": None, "aliases": ["Ada"]}, ["Ada"]),
+}
+
+
+def truth_of(value, column="answer"):
+    answer = {"reward_model": {"ground_truth": value}} if column != "answer" else {column: value}
+    return load_prompts([{"prompt": "q", **answer}], "train")[0]["ground_truth"]
+
+
+@pytest.mark.parametrize("name", OF_OBJECTS)
+def test_objects_of_answers_are_their_targets(name):
+    value, texts = OF_OBJECTS[name]
+    for truth in (value, json.dumps(value), truth_of(value), truth_of(value, "reward_model")):
+        assert targets(truth) == texts
+        for text in texts:
+            assert exact_match(text, truth) == token_f1(text, truth)["exact"] == 1.0
+            assert qa_exact_match(f"<answer>{text}</answer>", truth) == 1.0
+            assert contains(f"It was {text}.", truth) == 1.0
+            assert not isinstance(truth, str) or list_match(text, truth) == 1.0
+        assert exact_match("text", truth) == contains("no", truth) == 0.0
+
+
+def test_objects_without_known_answers_are_errors_of_their_row():
+    for value in ({"number": "3", "spans": []}, {"answers": ["a"]}, {"a": 1}, [{"a": "b"}]):
+        truth = truth_of(value)
+        for reward in (exact_match, qa_exact_match, token_f1, contains, last_line, boxed, gsm8k):
+            with pytest.raises(ValueError, match="ground_truth is an object of .*target"):
+                reward(json.dumps(value), truth)
+        assert exact_match(json.dumps(value), json.dumps(value)) == 1.0  # a text is one
+    for value in ({"text": [], "answer_start": []}, {"value": "<unk>", "aliases": []}):
+        with pytest.raises(ValueError, match="ground_truth has no target"):
+            exact_match("<unk>", truth_of(value))
+    with pytest.raises(TypeError, match="ground_truth must be text"):
+        exact_match("5", truth_of({"value": 5, "aliases": ["five"]}))
 
 
 def test_several_letters_and_lists_of_items():

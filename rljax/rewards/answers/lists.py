@@ -25,8 +25,9 @@ def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> flo
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"list_match: partial must lie in [0, 1), got {partial!r}")
     # A list is the items themselves, {"target": [...]} several such lists.
-    several = ground_truth.lstrip().startswith("{")
-    accepted = [_items(one) for one in (targets(ground_truth) if several else [ground_truth])]
+    several = ground_truth.lstrip("[ \n").startswith("{")
+    lists = targets(ground_truth) if several else [ground_truth]
+    accepted = [_items(one) for one in lists]
     if not all(accepted):
         raise ValueError(f"ground_truth {ground_truth!r:.80} holds no items")
     ours = _items(answer_text(response)[:MAX_CHARACTERS])

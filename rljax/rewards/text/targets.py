@@ -1,31 +1,40 @@
 """The accepted answers of a ground truth: one text, or several.
 
-A ground truth with several targets is a list of texts or {"target": [...]}, or one of these as JSON
-text, which is how a row of data holds it. A list of numbers is one target, `[1, 2]`.
+A ground truth with several targets is a list of texts, or an object that holds some: {"target":
+[...]}, SQuAD's {"text": [...], "answer_start": [...]}, TriviaQA's {"value": ..., "aliases": [...]},
+or a list of such. It may be JSON text, which is how a row of data holds it. A list of numbers is
+one target, `[1, 2]`.
 """
 
 import json
 
+from rljax.rewards.pool.foreign import GroundTruth
+
+# The keys by which an object of answers is known -> those that hold them.
+_OBJECTS = (
+    ({"target"}, ("target",)),
+    ({"text", "answer_start"}, ("text",)),
+    ({"value", "aliases"}, ("value", "aliases")),
+)
+_UNKNOWN = "<unk>"  # TriviaQA's test split has no answers
+
 
 def targets(ground_truth: object) -> list[str]:
-    """The accepted answers of "a", ["a", "b"] or {"target": ...}, the last two also as JSON text.
-    Raises ValueError if there is none, and TypeError for an answer that is no text."""
+    """The accepted answers of "a", ["a", "b"] or an object of answers, the last two also as JSON
+    text. Raises ValueError if there is none, and for an object of a row that is none of those;
+    TypeError for an answer that is no text."""
     if isinstance(ground_truth, str):
-        ground_truth = _from_json(ground_truth)
+        ground_truth = _value_of(ground_truth)
     if isinstance(ground_truth, dict):
-        if "target" not in ground_truth:
-            raise ValueError(f"ground_truth has no 'target': {sorted(map(str, ground_truth))}")
-        ground_truth = ground_truth["target"]
+        return _of_objects([ground_truth])
     if hasattr(ground_truth, "tolist"):  # an array of parquet
         ground_truth = ground_truth.tolist()
     texts = [ground_truth] if isinstance(ground_truth, str) else ground_truth
     if not isinstance(texts, list | tuple):
         check_text(texts)
-    if not texts:
-        raise ValueError("ground_truth has no target")
-    for target in texts:
-        check_text(target)
-    return list(texts)
+    if _objects(texts):
+        return _of_objects(texts)
+    return _checked(texts)
 
 
 def only_target(ground_truth: object) -> str:
@@ -36,8 +45,44 @@ def only_target(ground_truth: object) -> str:
     return only
 
 
-def _from_json(text: str) -> object:
-    """The value of a text that is JSON of several targets, else the text: "[1]" is a target."""
+def _checked(texts: list) -> list[str]:
+    if not texts:
+        raise ValueError("ground_truth has no target")
+    for target in texts:
+        check_text(target)
+    return list(texts)
+
+
+def _of_objects(values: list) -> list[str]:
+    """The answers of objects, and of texts among them, each once."""
+    found = []
+    for value in values:
+        for name in _keys(value) if isinstance(value, dict) else ():
+            inner = value[name]
+            inner = inner.tolist() if hasattr(inner, "tolist") else inner
+            found += inner if isinstance(inner, list | tuple) else [inner] * (inner is not None)
+        if not isinstance(value, dict):
+            found.append(value)
+    return list(dict.fromkeys(_checked([target for target in found if target != _UNKNOWN])))
+
+
+def _keys(value: dict) -> tuple[str, ...]:
+    for known, names in _OBJECTS:
+        if known <= value.keys():
+            return names
+    raise ValueError(
+        f"ground_truth is an object of {', '.join(sorted(map(str, value)))[:200]}, and none of"
+        ' these is known to hold its answers: write {"target": [...]}, or a text; JSON that is the'
+        " answer itself is compared by json_match()"
+    )
+
+
+def _value_of(text: str) -> object:
+    """The value of a text that is JSON of several targets, else the text: "[1]" is a target. An
+    object of a row is no text, whatever it holds."""
+    value = text.value if isinstance(text, GroundTruth) else text
+    if isinstance(value, dict) or isinstance(value, list) and _objects(value):
+        return value
     if text.strip()[:1] not in ("[", "{"):
         return text
     try:
@@ -45,10 +90,17 @@ def _from_json(text: str) -> object:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, dict):
+        of_others = any(known <= value.keys() for known, _ in _OBJECTS[1:])
         listed = "target" in value and (value.keys() == {"target"} or _texts(value["target"]))
-        return value if listed else text
+        return value if listed or of_others else text
     # What holds texts and others is no text either: `targets` refuses it.
-    return value if any(isinstance(one, str) for one in value) else text
+    listed = any(isinstance(one, str) for one in value)
+    known = [isinstance(one, dict) and any(k <= one.keys() for k, _ in _OBJECTS) for one in value]
+    return value if listed or known and all(known) else text
+
+
+def _objects(values: list | tuple) -> bool:
+    return any(isinstance(one, dict) for one in values)
 
 
 def _texts(value: object) -> bool:
