@@ -1426,6 +1426,12 @@ BREAKS |= {
         "    return value\n",
         ["tests/data/test_array_rows.py", "-k", "few_bits"],
     ),
+    "a box of a reference is compared as it stands": (
+        "rljax/rewards/text/rules.py",
+        "    accepted += [reference_answer(target) for target in accepted]\n",
+        "    pass\n",
+        ["tests/rewards/test_rule_rewards.py", "-k", "reference"],
+    ),
     "an entry of extra_info hides the ground truth": (
         "rljax/rewards/pool/foreign.py",
         "    if truth is not None and not (isinstance(truth, str) and not truth):  # there is one\n",

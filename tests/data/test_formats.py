@@ -441,6 +441,8 @@ WRONG = [
     ("contains()", "mine", "  x", ""),
     ("exact_match()", "mine", {"answers": ["5"]}, "is an object of answers"),
     ("qa_exact_match()", "mine", {"text": [], "answer_start": []}, "has no target"),
+    ("boxed()", "mine", "We add two and three,\nand get five of them.", "a text, not an answer"),
+    ("gsm8k(method='strict')", "mine", "many", "not a number"),
     ("code_tests()", "mine", TESTS, "1 inputs and 0 outputs"),
     ("mixture(rewards=('format_tags()', 'gsm8k()'))", "mine", "a", "not a number"),
     ("by_source(sources=(('mine', 'choice()'),))", "mine", "9", "letters"),

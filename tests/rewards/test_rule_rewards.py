@@ -12,6 +12,7 @@ from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.rewards import (
     boxed,
+    by_source,
     choice,
     contains,
     dapo,
@@ -199,6 +200,92 @@ def test_objects_without_known_answers_are_errors_of_their_row():
             exact_match("<unk>", truth_of(value))
     with pytest.raises(TypeError, match="ground_truth must be text"):
         exact_match("5", truth_of({"value": 5, "aliases": ["five"]}))
+
+
+# A reference, and the answer that it holds.
+WRITTEN = {
+    r"\boxed{5}": "5",
+    r"$\boxed{\frac{1}{2}}$": r"\frac{1}{2}",
+    r"We add: $2+3=\boxed{5}$.": "5",
+    r"\boxed{4}? No: \boxed 5": "5",
+    r"\fbox{5}": "5",
+    "2 + 3 = 5\n#### 5": "5",
+    "#### 1,005": "1,005",
+    "<think>2 + 3</think> <answer>5</answer>": "5",
+    r"<answer>\boxed{5}</answer>": "5",
+    "$5$": "5",
+    "$$5$$": "5",
+    r"\(5\)": "5",
+    r"\[5\]": "5",
+    "We add the two and find it.\nAnswer: 5": "5",
+    "Two and three, so the answer is $5$.": "5",
+}
+FINDERS = {
+    "boxed": (boxed, r"so \boxed{%s}"),
+    "math_verify": (lambda r, t: math_verify(r, t)["score"], r"so \boxed{%s}"),
+    "dapo": (lambda r, t: dapo(r, t)["acc"], "Answer: %s"),
+    "dapo, strict": (lambda r, t: dapo(r, t, strict_box_verify=True)["acc"], r"\boxed{%s}"),
+    "integer_answer": (lambda r, t: integer_answer(r, t, high=9999)["score"], r"\boxed{%s}"),
+    "by_source": (
+        lambda r, t: by_source("numina_x", response=r, ground_truth=t)["score"],
+        r"\boxed{%s}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FINDERS)
+def test_a_reference_may_be_a_box_or_a_whole_solution(name):
+    reward, form = FINDERS[name]
+    for reference, answer in WRITTEN.items():
+        if "frac" in answer and name not in ("boxed", "math_verify", "by_source", "dapo"):
+            continue
+        for truth in (reference, json.dumps(["77", reference])):
+            assert reward(form % answer, truth) == 1.0, truth
+            assert reward(form % "6", truth) == 0.0, truth
+
+
+def test_a_solution_that_does_not_say_its_answer_is_an_error_of_its_row():
+    solution = "We add two and three, which makes five apples.\nThat was all that they had."
+    for text in (
+        solution,
+        f"$x$ is what we look for.\n{solution}",
+        solution.replace("\n", " ") * 3,
+    ):
+        for reward, form in FINDERS.values():
+            with pytest.raises((ValueError, RuntimeError), match="ground_truth .* not an answer"):
+                reward(form % "5", text)
+    for text in (
+        "",
+        "A",
+        r"5 \text{ or } 6",
+        "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}",
+        "no answers",
+        r"\text{the answer is x}",
+        "The answer is 5",
+    ):
+        assert boxed(rf"\boxed{{{text}}}", text) == float(bool(text))
+    for text in ("five", "5 apples", r"\frac{1}{2}", "#### 5", r"\boxed{5}", "<answer>5</answer>"):
+        for method in ("numeric", "strict", "flexible"):
+            with pytest.raises(ValueError, match="ground_truth .* is not a number"):
+                gsm8k("#### 5", text, method=method)
+    for text in ("$5$", "5"):
+        for method in ("numeric", "strict", "flexible"):
+            assert gsm8k("#### 5", text, method=method) == 1.0
+    assert gsm8k("#### 1,005", "1,005", method="strict") == 1.0
+
+
+def test_text_answers_and_lists_in_the_tag_of_a_reference():
+    for truth in ("<answer>Paris</answer>", r"\boxed{Paris}", "It is so.\n#### Paris"):
+        for text in (truth, json.dumps(["Rome", truth])):
+            assert qa_exact_match("<answer>paris</answer>", text) == 1.0
+            assert token_f1("<answer>Paris</answer>", text, tag="answer")["exact"] == 1.0
+            assert qa_exact_match("<answer>Oslo</answer>", text) == 0.0
+    assert qa_exact_match("<a>x</a>", "<a>x</a>", tag="a") == 1.0
+    assert token_f1("<answer>Paris</answer>", "<answer>Paris</answer>")["exact"] == 1.0
+    for truth in ("<answer>1, 2</answer>", "#### 1 2", r"\boxed{1, 2}"):
+        assert list_match("<answer>[1, 2]</answer>", truth) == 1.0
+        assert list_match("1, 3", truth) == 0.0
+    assert last_line("so\n73", "we add\n73\n") == 1.0 and last_line("73", "73\nso") == 0.0
 
 
 def test_several_letters_and_lists_of_items():

@@ -8,7 +8,7 @@ mmlu_pro.
 import re
 from typing import Literal
 
-from rljax.rewards.answers.normalise import NUMBER, TAKEN_BACK, group_end
+from rljax.rewards.answers.normalise import NUMBER, REMARK, TAKEN_BACK, group_end, is_text
 
 _WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
 _MOST_WORDS = 3  # of an answer; a tag with more of them holds a sentence that says it
@@ -110,6 +110,45 @@ _NO_ANSWER = re.compile(
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _LABEL = re.compile(r"[A-Za-z][A-Za-z ]{1,29}:\s{1,9}(?=\\?[-+$]{0,2}[0-9])")  # `Total: 5`
 _UNSURE = re.compile(r"\b(?:or|either|neither|nor|not|maybe|perhaps)\b|n't\b", re.IGNORECASE)
+
+
+_MARKS = ("<answer>", "\\boxed", "\\fbox", "####")
+_MAX_CHARACTERS = 200  # of a text that is an answer
+_COMMAND = re.compile(r"\\[A-Za-z]+\*?(?:\s?\{[A-Za-z*]{1,20}\})?")  # \begin{cases}
+
+
+def reference_answer(ground_truth: str) -> str:
+    """The answer of a reference, which may be a whole solution with a tag, a box, a mark or "the
+    answer is", or a formula between dollars; another text is the answer itself. Raises ValueError
+    for a solution that does not say which part of it is the answer."""
+    text = ground_truth
+    if any(mark in text for mark in _MARKS) or _ANSWER_IS.search(REMARK.sub(" ", text)):
+        text = find(text, "any") or ""
+        if not text.strip():
+            raise ValueError(f"ground_truth {ground_truth!r:.80} is empty behind its mark")
+    elif _is_prose(text):
+        # A wrong column, say: no answer would ever equal it.
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is a text, not an answer")
+    formula = _FORMULA.fullmatch(text.strip())
+    return (_content(formula) if formula else text).strip()
+
+
+def _is_prose(text: str) -> bool:
+    """Returns whether a text without a mark is long or of several lines, and in words."""
+    text = text.strip()
+    if len(text) <= _MAX_CHARACTERS and "\n" not in text:
+        return False
+    words = _COMMAND.sub(" ", REMARK.sub(" ", _FORMULA.sub(" ", text[:_WINDOW])))
+    sentence = len(_WORD.findall(words)) > _MOST_WORDS
+    return sentence or len(text) > _MAX_CHARACTERS and is_text(text)
+
+
+def marked_answer(text: str, tag: str = "answer") -> str | None:
+    """The content of the last <tag>...</tag> of a text, or of the box in it; else of its last box,
+    else the line behind its last ####; None without a mark."""
+    content = tagged(text, tag)
+    inner = last_boxed(text if content is None else content)
+    return inner or content or marked_line(text)
 
 
 def _tag_answer(content: str) -> str | None:

@@ -6,7 +6,7 @@ Pure functions of strings, linear in the length of the response.
 import re
 
 from rljax.contracts import contract
-from rljax.rewards.answers.find import answer_text
+from rljax.rewards.answers.find import answer_text, marked_answer
 from rljax.rewards.text.targets import targets
 
 MAX_CHARACTERS = 100_000  # of the text that is parsed
@@ -27,7 +27,7 @@ def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> flo
     # A list is the items themselves, {"target": [...]} several such lists.
     several = ground_truth.lstrip("[ \n").startswith("{")
     lists = targets(ground_truth) if several else [ground_truth]
-    accepted = [_items(one) for one in lists]
+    accepted = [_items(marked_answer(one) or one) for one in lists]
     if not all(accepted):
         raise ValueError(f"ground_truth {ground_truth!r:.80} holds no items")
     ours = _items(answer_text(response)[:MAX_CHARACTERS])

@@ -15,7 +15,7 @@ from typing import Literal
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.compare import same_letter, same_number, same_text
-from rljax.rewards.answers.find import find
+from rljax.rewards.answers.find import find, reference_answer
 from rljax.rewards.answers.latex import (
     MAX_ANSWER_CHARACTERS,
     latex_form,
@@ -79,15 +79,14 @@ def math_verify(
 
 
 def _reference(ground_truth: str) -> str:
-    """The answer of the reference, which may be a whole solution with a tag, a box or a mark."""
-    marked = any(mark in ground_truth for mark in ("<answer>", "\\boxed", "####"))
-    text = find(ground_truth, "any") if marked else ground_truth
-    if not plain_form(text or ""):
+    """The answer of the reference, which may be a whole solution."""
+    text = reference_answer(ground_truth)
+    if not plain_form(text):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is empty")
     if is_text(text) and len(text) > _MAX_TEXT_CHARACTERS:
         # A wrong column, say: no answer would ever equal it.
         raise ValueError(f"ground_truth {ground_truth!r:.80} is a text, not an answer")
-    return text.strip()
+    return text
 
 
 def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | None:

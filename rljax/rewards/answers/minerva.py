@@ -7,6 +7,7 @@ written differently. Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.144
 import re
 
 from rljax.contracts import contract
+from rljax.rewards.answers.find import reference_answer
 from rljax.rewards.answers.normalise import rewritten, steps
 from rljax.rewards.text.rules import answer_unless_whole
 from rljax.rewards.text.targets import targets
@@ -98,10 +99,13 @@ def dapo(
 
     `strict_box_verify`: the text of the last box equals a target as they stand. Parts: acc
     (0 or 1), extracted. As verl's math_dapo, but for `pred`, which is text: `dapo_answer`. It stays
-    as published, with what that pays: `7 = 5`, `$5$ or $6$`, `not $5$` and `5,0` are 5; but for the
-    reasoning, in which the published rule also looks: `whole_response=True`.
+    as published, with what that pays: `7 = 5`, `$5$ or $6$`, `not $5$` and `5,0` are 5; but for a
+    target that is a whole solution, which is read as math_verify() reads it, and for the reasoning,
+    in which the published rule also looks: `whole_response=True`.
     """
     accepted = targets(ground_truth)
+    # The published rule takes no mark off a reference but a box, and of a strict one none.
+    accepted += [reference_answer(target) for target in accepted]
     if not strict_box_verify:
         accepted = [minerva_form(target) for target in accepted]
     answer = dapo_answer(response, strict_box_verify=strict_box_verify)

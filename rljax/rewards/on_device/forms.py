@@ -24,6 +24,7 @@ from rljax.rewards.on_device.form import (
 )
 from rljax.rewards.on_device.scorer import device_form
 from rljax.rewards.pool.calling import HOME
+from rljax.rewards.text.rules import written_number
 from rljax.rewards.text.targets import only_target
 
 _GSM8K_WINDOW = 300  # characters of the form of texts
@@ -143,7 +144,7 @@ def _gsm8k_truth(
     target = only_target(ground_truth)
     if method not in ("strict", "flexible"):
         raise ValueError(f"gsm8k(method={method!r}): on the device it is 'strict' or 'flexible'")
-    return text_field("truth", target)
+    return text_field("truth", written_number(target, method))
 
 
 def _gsm8k(

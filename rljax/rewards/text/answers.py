@@ -9,7 +9,7 @@ from typing import Literal
 
 from rljax.contracts import PlainText, contract
 from rljax.errors import InputError
-from rljax.rewards.answers.find import find, tagged
+from rljax.rewards.answers.find import find, marked_answer, reference_answer, tagged
 from rljax.rewards.answers.letters import is_labelled, labelled_letter, letter_of
 from rljax.rewards.answers.normalise import WIDE, integer_of, squad_form
 from rljax.rewards.text.rules import answer_unless_whole
@@ -34,7 +34,7 @@ def qa_exact_match(
     A quarter of the score if the response has more than 10 such tags. `tag=""`: all of its text.
     `whole_response=True` also looks into the reasoning, as the published rule does.
     """
-    accepted = {squad_form(target) for target in targets(ground_truth)}
+    accepted = {squad_form(target) for target in _in_tag(targets(ground_truth), tag)}
     answer = tagged(response, tag)
     if answer is None:
         return 0.0
@@ -44,6 +44,12 @@ def qa_exact_match(
     return score / 4 if many else float(score)
 
 
+def _in_tag(accepted: list[str], tag: str) -> list[str]:
+    """The targets, and what those hold that are written in the tag, in a box or behind a mark."""
+    inside = (marked_answer(one, tag) for one in accepted if tag)
+    return [*accepted, *filter(None, inside)]
+
+
 @contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
 def token_f1(response: str, ground_truth: str | list | dict, *, tag: PlainText = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
@@ -51,7 +57,7 @@ def token_f1(response: str, ground_truth: str | list | dict, *, tag: PlainText =
     p = shared words / words of the answer, r = shared words / words of the target. `tag` as in
     `qa_exact_match`. Parts: precision, recall, exact.
     """
-    accepted = [squad_form(target).split() for target in targets(ground_truth)]
+    accepted = [squad_form(target).split() for target in _in_tag(targets(ground_truth), tag)]
     answer = tagged(response, tag)
     ours = None if answer is None else squad_form(answer).split()
     best = {"score": 0.0, "precision": 0.0, "recall": 0.0, "exact": 0.0}
@@ -163,7 +169,9 @@ def integer_answer(
     the last `\boxed{}`, else behind the last `####`, else after "answer is" or last. Raises
     ValueError for a ground truth that is no such integer.
     """
-    references = [integer_of(target, low, high) for target in targets(ground_truth)]
+    references = [
+        integer_of(reference_answer(target), low, high) for target in targets(ground_truth)
+    ]
     if None in references:
         raise ValueError(f"ground_truth {ground_truth!r:.80} is no integer from {low} to {high}")
     answer = integer_of(find(response, "any") or "", low, high)

@@ -13,7 +13,7 @@ from typing import Literal
 from rljax.contracts import contract
 from rljax.rewards.answers.compare import same_letter, same_number
 from rljax.rewards.answers.countdown import ExpressionError, evaluate
-from rljax.rewards.answers.find import last_boxed, marked_line
+from rljax.rewards.answers.find import last_boxed, marked_line, reference_answer
 from rljax.rewards.answers.normalise import normal_form, plain_signs, said_number
 from rljax.rewards.pool.calling import Scored
 from rljax.rewards.text.targets import only_target, targets
@@ -53,16 +53,17 @@ def gsm8k(
                 `72 - 1`, `72x` and `7,2` are no number
       flexible  last number anywhere, as it is written, as strings: `1,234` is not `1234`
 
-    Raises ValueError for an unknown method, and by "numeric" for a ground truth that is no number.
+    Raises ValueError for an unknown method, and for a ground truth that is no number.
     """
     accepted = targets(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
     if method == "strict":
-        number = strict_number(tail)
-        numbers, right = number is not None, number in accepted
+        number, references = strict_number(tail), [written_number(one, method) for one in accepted]
+        numbers, right = number is not None, number in references
     elif method == "flexible":
         numbers = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
-        right = bool(numbers) and numbers[-1] in accepted
+        references = [written_number(one, method) for one in accepted]
+        right = bool(numbers) and numbers[-1] in references
     elif method == "numeric":
         number, references = marked_number(tail), [_reference_number(one) for one in accepted]
         numbers, right = number is not None, number in references
@@ -76,6 +77,15 @@ def strict_number(text: str) -> str | None:
     one."""
     numbers = re.findall(r"#### (-?[0-9.,]+)", text[-_GSM8K_WINDOW:])
     return numbers[-1].replace(",", "") if numbers else None
+
+
+def written_number(reference: str, method: str) -> str:
+    """The text that the method "strict" or "flexible" finds where a response says the reference.
+    Raises ValueError for one that no response can say so."""
+    text = reference.strip("$[] \n")
+    if not re.fullmatch(r"-?[0-9.,]+", text):
+        raise ValueError(f"ground_truth {reference!r:.80} is not a number, as {method!r} reads one")
+    return text.replace(",", "") if method == "strict" else text
 
 
 def _with_format(score: float, extracted: bool) -> Scored:
@@ -112,10 +122,7 @@ def _reference_number(ground_truth: str) -> Fraction:
     # A reference that is no number would silently give every response 0.
     text = re.sub(r"[$€£,\s]", "", ground_truth).rstrip(".")
     if not re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", text):
-        raise ValueError(
-            f"ground_truth {ground_truth!r:.80} is not a number (gsm8k(method='strict') compares"
-            " texts)"
-        )
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is not a number")
     return Fraction(text)
 
 
@@ -125,10 +132,12 @@ def boxed(response: str, ground_truth: str | list | dict, *, whole_response: boo
 
     Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
-    not `2\sqrt{2}`. A box in the reasoning is none, unless `whole_response`, as published. Part:
-    format/extracted, whether there is a box.
+    not `2\sqrt{2}`. A box in the reasoning is none, unless `whole_response`, as published. A ground
+    truth may be a box itself or a whole solution, as for math_verify(); ValueError for one that
+    does not say which part of it is the answer. Part: format/extracted, whether there is a box.
     """
     accepted, answer = targets(ground_truth), last_boxed(response)
+    accepted += [reference_answer(target) for target in accepted]
     right = answer is not None and any(_equal_boxes(answer, target) for target in accepted)
     return _with_format(right, answer is not None)
 
@@ -158,9 +167,10 @@ def _stripped(ground_truth: str | list | dict) -> list[str]:
 
 @contract(safe=True, reads="answer", on_timeout=0.0)
 def last_line(response: str, ground_truth: str | list | dict) -> float:
-    """1 if the last line of the response that is not blank is a target, else 0: a solution in
-    lines, whose last one is the answer."""
-    accepted, lines = _stripped(ground_truth), response.strip().splitlines()
+    """1 if the last line of the response that is not blank is that of a target, else 0: a solution
+    in lines, whose last one is the answer."""
+    lines = response.strip().splitlines()
+    accepted = [(target.splitlines() or [""])[-1].strip() for target in _stripped(ground_truth)]
     return float(bool(lines) and lines[-1].strip() in accepted)
 
 
