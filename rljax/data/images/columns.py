@@ -299,3 +299,38 @@ def _decoded(text: str, location: str) -> bytes:
         raise InputError(
             f"{location} is not base64", value=text[:40], rule=str(error), fix="encode it again"
         ) from None
+
+
+# Words of the names of columns that may hold an image, and how the bytes of one begin.
+_NAMED = re.compile(
+    "(images?|imgs?|pictures?|pics?|photos?|screenshots?|figures?|jpe?g|png|webp|gif|bmp)"
+    "([^a-zA-Z]|$)"
+)
+_BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\x00", b"MM\x00*")
+_MOST_LEVELS = 8  # of lists and objects in a cell
+
+
+def image_kind(name: object, value: object, depth: int = 0) -> str:
+    """Returns "image" for a value that is plainly an image or a list of such: bytes, an object of
+    the datasets library, a data URL, pixels of PIL; "path" for the path or URL of one in a column
+    that is named so; "" for anything else."""
+    if isinstance(value, Mapping) and depth < _MOST_LEVELS:
+        if {"bytes", "path"} & value.keys() and image_kind("image", value.get("path"), depth + 1):
+            return "image"
+        kinds = [image_kind(key, item, depth + 1) for key, item in value.items()]
+        return next(filter(None, kinds), "")
+    if isinstance(value, (list, tuple)) and depth < _MOST_LEVELS:
+        return next((image_kind(name, one, depth + 1) for one in value if one is not None), "")
+    if isinstance(value, (bytes, bytearray)):
+        webp = value[:4] == b"RIFF" and value[8:12] == b"WEBP"
+        bmp = value[:2] == b"BM" and int.from_bytes(value[2:6], "little") == len(value)
+        return "image" if webp or bmp or bytes(value[:4]).startswith(_BEGINNINGS) else ""
+    if not isinstance(value, str):
+        return "image" if type(value).__module__.startswith("PIL.") else ""
+    if value.startswith("data:image/"):
+        return "image"
+    words = re.sub("([a-z0-9])([A-Z])", r"\1_\2", str(name)).lower()
+    if not re.search(f"(^|[^a-z]){_NAMED.pattern}", words):
+        return ""
+    written = len(value) > 2 * _SHORTEST and " " not in value and _BASE64.fullmatch(value)
+    return "path" if written or value.lower().endswith(_SUFFIXES) else ""

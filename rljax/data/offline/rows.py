@@ -14,7 +14,7 @@ from rljax.data.rows.columns import (
     Column,
     as_written,
     completion_of,
-    decoded,
+    decoded_row,
     demonstration_record,
     each,
     flag_of,
@@ -33,6 +33,7 @@ from rljax.data.rows.conversation import (
 )
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
+from rljax.data.rows.unread import unread_parts
 from rljax.errors import InputError
 
 _ASSISTANT = "assistant"
@@ -73,7 +74,10 @@ def load_rows(
     records = [_record(rows, index, kind) for index in range(len(rows.rows))]
     for name in _EVERYWHERE:
         _require_everywhere_or_nowhere(records, rows, name)
-    return one_side(records, split, test_fraction, rows.source) if test_fraction else records
+    if test_fraction:
+        records = one_side(records, split, test_fraction, rows.source)
+    rows.unread.warn(records)
+    return records
 
 
 def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> Stream:
@@ -101,22 +105,22 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     location = rows.location(index)
     raw = with_images(rows.rows[index], location, rows.folder)
     images = images_of(raw)
-    row = {
-        name: decoded(value, f"{location}, column {name!r}")
-        for name, value in raw.items()
-        if name not in images
-    }
+    row = decoded_row({n: v for n, v in raw.items() if n not in images}, location)
     row = as_written(row, location, rows.nulls)
     if rows.fills_nulls:
         written = (*SPOKEN, "tools")
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
     if kind == "examples":
         with rows.named_columns():
-            return dict(demonstration_record(row, location, index), **images)
+            record = demonstration_record(row | images, location, index, rows.unread)
+            return dict(record, **images)
     require_no_column_flags(row, location)
     make, *columns = _KINDS[kind]
     with rows.named_columns():
         made = make(row, read_columns(row, location, columns), location)
+        read = next((name for name in ("prompt", "question") if row.get(name) is not None), "")
+        how = dict(read=read, learned=True)
+        rows.unread.check(row | images, made["prompt"], location, index, **how)
     require_no_other_reasoning(row, made, location)
     return dict(made, **rendering_of(row, location), index=index, **images)
 
@@ -160,8 +164,8 @@ def _pair(row: dict, read: dict, location: str) -> dict:
     whole = all(isinstance(value, list) for value in completions.values())
     several = whole and all(len(value) > 1 for value in completions.values())
     asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
-    if not (asked is None and several):  # whole conversations bring what is asked themselves
-        _refuse_unread_question(row, asked is None, location)
+    if asked is None and not several:  # whole conversations bring what is asked themselves
+        _refuse_unread_question(row, completions["chosen"], location)
     if asked is None or (several and isinstance(asked, str)):
         prompt, completions = _split_common_beginning(completions, location)
     else:
@@ -183,28 +187,16 @@ def _pair(row: dict, read: dict, location: str) -> dict:
     return dict(prompt=prompt, **completions, **_margin(read, location))
 
 
-# Columns of published pairs that hold what is asked under another name, and those that hold a part
-# of it beside a prompt.
-_BESIDE_A_PROMPT = ("trajectory", "history", "initial_reason_steps")
-_ASKED_ELSEWHERE = (
-    *("query", "queries", "inputs", "user_input", "context", "passage"),
-    *("conversation", "dialogue", "dialog", *_BESIDE_A_PROMPT),
-)
-
-
-def _refuse_unread_question(row: dict, no_prompt: bool, location: str) -> None:
-    """Raises InputError for a column that looks like what is asked and is not read: the completions
-    would be learned without it."""
-    names = _ASKED_ELSEWHERE if no_prompt else _BESIDE_A_PROMPT
-    unread = [name for name in names if row.get(name)]
-    if unread:
-        name = unread[0]
-        fix = f"rename {name!r} to 'prompt'" if no_prompt else f"write {name!r} into the prompt"
+def _refuse_unread_question(row: dict, chosen: object, location: str) -> None:
+    """Raises InputError for a column of a pair without a prompt that looks like what is asked and
+    is no part of the completions: they would be learned without it."""
+    for name in unread_parts(row, chosen, choices=False):
         raise InputError(
             f"{location}, column {name!r} is not read",
             value=row[name],
             rule="what is asked is in 'prompt', or else in the common beginning of the completions",
-            fix=f"{fix}, or remove the column where nothing that is asked is in it",
+            fix=f"rename {name!r} to 'prompt', or remove the column where nothing that is asked is"
+            " in it",
         )
 
 

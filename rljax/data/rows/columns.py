@@ -24,6 +24,7 @@ from rljax.data.rows.conversation import (
     with_column_flags,
 )
 from rljax.data.rows.nulls import TOOLS, Nulls
+from rljax.data.rows.unread import Unread
 from rljax.data.text.messages import LEARN, check_unicode, validate_objects
 from rljax.errors import InputError
 from rljax.files import parse_json
@@ -54,6 +55,7 @@ KNOWN, SPOKEN, TEXTS, RESPONSES, TRUTHS, VALUES = (
     tuple(" ".join(names for words, names in _NAMES.items() if word in words.split()).split())
     for word in ("known", "spoken", "text", "response", "truth", "value")
 )
+_READ = (*" ".join(_NAMES.values()).split(), *TOOLS)
 _REMOVE = "remove the row or fill it in"
 
 
@@ -407,16 +409,33 @@ def _is_objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-def demonstration_record(row: dict, location: str, index: int) -> dict:
+def demonstration_record(row: dict, location: str, index: int, unread: Unread) -> dict:
     """A supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and index.
 
     `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
     of the assistant are not learned. Raises InputError for a row without these columns, for a
-    column of another type or with nothing to learn, and for reasoning in a column of its own.
+    column of another type or with nothing to learn, for reasoning in a column of its own, and for
+    what `unread`, which gets what else is not read, refuses.
     """
     record = _demonstration(row, location, index)
     require_no_other_reasoning(row, record, location)
+    if "text" in record:
+        return record
+    asked, columns = record.get("prompt"), _answered(row)
+    if asked is None:
+        asked = record["messages"]
+        asked = asked[:-1] if asked[-1]["role"] == "assistant" else asked
+    read = "messages" if row.get("messages") is not None else columns[0] if columns else ""
+    unread.check(row, asked, location, index, read=read, learned=True)
     return record
+
+
+def _answered(row: dict) -> tuple[str, str] | None:
+    """The columns of a row without `messages` that are its prompt and what is learned."""
+    pairs = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"))
+    # A table writes null for what one row lacks: it hides no other columns.
+    whole = [pair for pair in pairs if all(row.get(name) is not None for name in pair)]
+    return next((pair for pair in whole or pairs if row.keys() >= set(pair)), None)
 
 
 def _demonstration(row: dict, location: str, index: int) -> dict:
@@ -426,12 +445,8 @@ def _demonstration(row: dict, location: str, index: int) -> dict:
         messages = with_column_flags(row, messages, location)
         _require_answer(messages, f"{location}, column 'messages'")
         return dict(messages=messages, **how, index=index)
-    pairs = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"))
-    # A table writes null for what one row lacks: it hides no other columns.
-    whole = [pair for pair in pairs if all(row.get(name) is not None for name in pair)]
-    for first, second in whole or pairs:
-        if first not in row or second not in row:
-            continue
+    if columns := _answered(row):
+        first, second = columns
         prompt = prompt_of(row[first], f"{location}, column {first!r}")
         completion = completion_of(row[second], f"{location}, column {second!r}")
         if isinstance(prompt, str) and isinstance(completion, str):
@@ -518,6 +533,20 @@ def decoded(value: object, location: str) -> object:
     if isinstance(value, (list, tuple)):
         return [decoded(item, location) for item in value]
     return value if value is None or isinstance(value, str) else plain_number(value)
+
+
+def decoded_row(row: dict, location: str) -> dict:
+    """The row with its values as `decoded` has them. Bytes that are no text stay as they are in
+    columns that are not read by their names."""
+    made = {}
+    for name, value in row.items():
+        try:
+            made[name] = decoded(value, f"{location}, column {name!r}")
+        except InputError:
+            if name in _READ:
+                raise
+            made[name] = value
+    return made
 
 
 def without_nulls(value: object) -> object:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
 from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES
+from rljax.data.rows.unread import unread_parts
 from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
 from rljax.files import parse_json
@@ -25,6 +26,22 @@ class Form:
 
     name: str
     convert: Callable[[dict, str], dict]  # (row, its location in errors)
+
+    def read(self, row: dict, location: str) -> dict:
+        """Returns the row in our columns. Raises InputError for a row that `convert` cannot read,
+        and for a question of its own in one of ours, whose place another one takes."""
+        made = self.convert(row, location)
+        for name in ("prompt", "messages"):
+            own, asked = row.get(name), made.get(name)
+            if own is not None and asked != own and unread_parts({name: own}, asked):
+                raise InputError(
+                    f"{location}, column {name!r} is not read",
+                    value=own,
+                    rule=f"the other columns are of {self.name}, and ask something else",
+                    fix=f"write all that is asked into {name!r}, and remove the other columns of"
+                    " it",
+                )
+        return made
 
 
 def understood(row: dict) -> str:
@@ -67,7 +84,10 @@ def form_of(row: dict) -> Form | None:
         return _SHAREGPT
     alpaca = isinstance(row.get("instruction"), str)
     answered = {"output", "response"} & row.keys() or {"chosen", "rejected"} <= row.keys()
-    if alpaca and answered:
+    has = {name for name, value in row.items() if value is not None}
+    asks = {"prompt", "question", "messages", "problem"} & has
+    solved = {"answer", "ground_truth", "reward_model", "solution"} & has
+    if alpaca and (answered or solved and not asks):
         return _ALPACA
     if isinstance(row.get("question"), str) and "response" in row:
         return _ORCA
@@ -142,7 +162,7 @@ def _message(turn: object, location: str) -> dict:
 def _alpaca(row: dict, location: str) -> dict:
     """`instruction` and `input` -> `prompt`, `output` -> `completion`; with `system` or `history`
     the prompt is a conversation. Dolly names them `context` and `response`; a `score` of 0 or 1
-    beside a response says whether it is desirable."""
+    beside a response says whether it is desirable. A prompt may have its answer in our columns."""
     for name, other in (("input", "context"), ("output", "response"), ("label", "score")):
         if name not in row and other in row and (name != "label" or row[other] in (0, 1)):
             row = {**{n: v for n, v in row.items() if n != other}, name: row[other]}

@@ -138,6 +138,7 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
                     counts["dropped_overlong"] += 1
                     continue
             records.append(record)
+    after.unread.warn(records)
     return records, counts
 
 

@@ -35,6 +35,7 @@ from rljax.data.rows.columns import KNOWN, plain_row
 from rljax.data.rows.formats import Form, form_of, table_row, understood
 from rljax.data.rows.nulls import Nulls
 from rljax.data.rows.stored import StoredRows
+from rljax.data.rows.unread import Unread
 from rljax.errors import InputError
 from rljax.files import (
     DATA_FILES,
@@ -78,6 +79,11 @@ class Rows:
         if isinstance(self.rows, StoredRows):
             return Nulls(self.rows.some)
         return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
+
+    @functools.cached_property
+    def unread(self) -> Unread:
+        """Collects what the rows hold beside their prompts."""
+        return Unread(self.source, at_once=isinstance(self.rows, Stream))
 
     def location(self, index: int) -> str:
         """The file, row and line of row `index`, as errors name them."""
@@ -154,7 +160,7 @@ def read_rows(
             )
     form = form_of(rows.rows[0])
     if form is not None:
-        converted = [form.convert(row, rows.location(index)) for index, row in enumerate(rows.rows)]
+        converted = [form.read(row, rows.location(index)) for index, row in enumerate(rows.rows)]
         renamed = _renamed(form, rows.rows[0], converted[0])
         rows = dataclasses.replace(rows, rows=converted, form=renamed)
     what = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
@@ -185,7 +191,7 @@ def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
     first = stored[0]
     form = form_of(first) if isinstance(first, dict) else None
     if form is not None:
-        stored.convert = lambda row, index: form.convert(row, rows.location(index))
+        stored.convert = lambda row, index: form.read(row, rows.location(index))
         rows = dataclasses.replace(rows, form=_renamed(form, first, stored[0]))
     if notes is not None:
         what = ": ".join(filter(None, (form and form.name, understood(stored[0]))))

@@ -62,7 +62,7 @@ def load_prompts(
     """
     rows = read_rows(spec, "train" if test_fraction else split, notes=notes)
     records = _prompt_records(rows, need_ground_truth, check)
-    return one_side(records, split, test_fraction, spec) if test_fraction else records
+    return _one_side(records, split, test_fraction, spec, rows)
 
 
 def _prompt_records(rows: Rows, need_ground_truth: bool, check: Check | None) -> list[dict]:
@@ -87,7 +87,7 @@ def load_endless_prompts(
         rows = read_rows(spec, "train", endless=True, notes=notes)
     if not isinstance(rows.rows, Stream):
         records = _prompt_records(rows, need_ground_truth, check)
-        return one_side(records, "train", test_fraction, spec) if test_fraction else records
+        return _one_side(records, "train", test_fraction, spec, rows)
 
     def made(i):
         return prompt_record(rows.rows[i], i, rows, need_ground_truth, check)
@@ -112,7 +112,17 @@ def load_demonstrations(
         return Stream(lambda index: _demonstration(rows, index), rows=rows.rows.rows)
     rows = read_rows(spec, "train" if test_fraction else split, demonstrations=True, notes=notes)
     records = [_demonstration(rows, index) for index in range(len(rows.rows))]
-    return one_side(records, split, test_fraction, spec) if test_fraction else records
+    return _one_side(records, split, test_fraction, spec, rows)
+
+
+def _one_side(
+    records: list[dict], split: str, test_fraction: float, spec: str, rows: Rows
+) -> list[dict]:
+    """The records of a split, with a warning of what their rows hold and is not read."""
+    if test_fraction:
+        records = one_side(records, split, test_fraction, spec)
+    rows.unread.warn(records)
+    return records
 
 
 def _demonstration(rows: Rows, index: int) -> dict:
@@ -120,7 +130,7 @@ def _demonstration(rows: Rows, index: int) -> dict:
     row = rows.rows[index]
     row = _as_written(with_images(row, location, rows.folder), rows, location)
     with rows.named_columns():
-        return {**demonstration_record(row, location, index), **images_of(row)}
+        return {**demonstration_record(row, location, index, rows.unread), **images_of(row)}
 
 
 # -- what a row must hold --
@@ -129,7 +139,8 @@ def _demonstration(rows: Rows, index: int) -> dict:
 def prompt_record(
     row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None = None
 ) -> dict:
-    """Returns row `index` as load_prompts makes it. Raises InputError that names row and column."""
+    """Returns row `index` as load_prompts makes it; what is not read goes to `rows.unread`. Raises
+    InputError that names row and column."""
     location = rows.location(index)
     with rows.named_columns():
         row = _as_written(with_images(row, location, rows.folder), rows, location)
@@ -152,6 +163,7 @@ def prompt_record(
             index=index,
         )
         record |= images_of(row)
+        rows.unread.check(row, record["prompt"], location, index, read=prompt_column)
         _require_words(record["prompt"], f"{location}, column {prompt_column!r}")
         if check and (problem := check(record)):
             raise InputError(
