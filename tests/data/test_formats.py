@@ -626,6 +626,33 @@ def test_the_question_and_the_system_of_a_pair(tmp_path):
     refused(lambda: load_rows([two], "train", "examples"), "two system messages")
     (prompt,) = load_prompts([{"system": "Be brief.", "prompt": [U], "answer": "4"}], "train")
     assert prompt["prompt"] == [system, U]
+    both = {"system": "Be brief.", "system_prompt": "Be long.", "prompt": "2+2?", "answer": "4"}
+    refused(lambda: load_prompts([both], "train"), "'system_prompt'", "two system messages")
+
+
+@pytest.mark.parametrize("column", ["system", "system_prompt"])
+@pytest.mark.parametrize("who", ["system", "System", "role"])
+def test_a_sharegpt_conversation_has_one_system_message(column, who):
+    def row(said):
+        first = (
+            {"role": "system", "content": said} if who == "role" else {"from": who, "value": said}
+        )
+        return {column: "Be brief.", "conversations": [first, HUMAN, GPT]}
+
+    system = {"role": "system", "content": "Be brief."}
+    (record,) = load_rows([row("Be brief.")], "train", "examples")
+    assert record["messages"] == [system, U, A]
+    (prompt,) = load_prompts([row("Be brief.")], "train")
+    assert prompt["prompt"] == [system, U]
+    pair = {**row("Be brief."), "conversations": [system, U], "chosen": GPT, "rejected": BAD}
+    assert load_rows([pair], "train", "pairs")[0]["prompt"] == [system, U]
+    for load in (
+        lambda: load_rows([row("Be long.")], "train", "examples"),
+        lambda: load_prompts([row("Be long.")], "train"),
+    ):
+        refused(load, "row 0", "two system messages")
+    plain = {column: "Be brief.", "conversations": [HUMAN, GPT]}
+    assert load_rows([plain], "train", "examples")[0]["messages"] == [system, U, A]
 
 
 def test_calls_of_sharegpt_and_parts_by_other_names():

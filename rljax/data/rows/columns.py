@@ -372,31 +372,39 @@ def as_written(row: dict, location: str, nulls: Nulls) -> dict:
 def _with_system(row: dict, location: str) -> dict:
     """The row with what its column `system` or `system_prompt` says as the first message of its
     conversations; a prompt that is a text becomes one."""
-    systems = (n for n in ("system", "system_prompt") if isinstance(row.get(n), str) and row[n])
-    if (name := next(systems, None)) is None:
-        return row
-    said = {"role": "system", "content": row[name]}
-    begun = [n for n in ("messages", "prompt", "question") if row.get(n) is not None][:1]
-    begun = begun or [n for n in ("chosen", "rejected") if _is_conversation(row.get(n))]
     changed = {}
-    for column in begun:
-        value = row[column]
-        if isinstance(value, str) and column != "messages":
-            changed[column] = [said, {"role": "user", "content": value}]
-        elif _is_conversation(value):
-            first = value[0]
-            role = str(first.get("role", first.get("from"))).lower()
-            if role != "system":
-                changed[column] = [said, *value]
-            elif first.get("content", first.get("value")) != row[name]:
-                raise InputError(
-                    f"{location}: the column {name!r} and the first message of {column!r} are two"
-                    " system messages",
-                    value=row[name],
-                    rule="a conversation has one",
-                    fix="remove one of them",
-                )
+    for name in ("system", "system_prompt"):
+        if not isinstance(row.get(name), str) or not row[name]:
+            continue
+        asked = [n for n in ("messages", "prompt", "question", "problem") if row.get(n) is not None]
+        begun = asked[:1] or [n for n in ("chosen", "rejected") if _is_conversation(row.get(n))]
+        for column in begun:
+            value = changed.get(column, row[column])
+            if isinstance(value, str) and column != "messages":
+                value = [{"role": "user", "content": value}]
+            if _is_conversation(value):
+                changed[column] = with_system(value, row[name], (name, column), location)
     return row | changed
+
+
+def with_system(
+    messages: list[dict], text: str, columns: tuple[str, str], location: str
+) -> list[dict]:
+    """The messages with `text` as that of the system, their first. Raises InputError, with the
+    columns of both, where they begin with another one."""
+    first = messages[0] if messages and isinstance(messages[0], dict) else {}
+    if str(first.get("role", first.get("from"))).strip().lower() != "system":
+        return [{"role": "system", "content": text}, *messages]
+    said = first.get("content", first.get("value"))
+    if said != text:
+        raise InputError(
+            f"{location}: the column {columns[0]!r} and the first message of {columns[1]!r} are two"
+            " system messages",
+            value=text,
+            rule="a conversation has one",
+            fix="remove one of them",
+        )
+    return messages
 
 
 def _is_conversation(value: object) -> bool:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 
 from rljax.data.images.columns import has_images
-from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES
+from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES, with_system
 from rljax.data.rows.unread import unread_parts
 from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
@@ -129,7 +129,7 @@ def _sharegpt(row: dict, location: str) -> dict:
         for number, turn in enumerate(row["conversations"])
     ]
     if row.get("system"):
-        messages = [{"role": "system", "content": row["system"]}, *messages]
+        messages = with_system(messages, row["system"], ("system", "conversations"), location)
     others = {n: v for n, v in row.items() if n not in ("conversations", "system")}
     if "chosen" not in row:
         return {**others, "messages": messages}
