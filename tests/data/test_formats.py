@@ -313,6 +313,23 @@ def written(tmp_path, names, cells):
     return str(tmp_path / "rows.csv")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_truth_values_of_a_table_reach_the_template_and_the_steps(tmp_path, suffix):
+    def read(column, cell, kind, **more):
+        path = tmp_path / f"rows{suffix}"
+        with open(path, "w", newline="") as file:
+            table = csv.writer(file, delimiter="," if suffix == ".csv" else "\t")
+            table.writerows([["prompt", *more, column], ["q", *more.values(), cell]])
+        return load_rows(str(path), "train", kind)[0]
+
+    for cell, truth in (("true", True), ("False", False), ("1", True), ("0", False), ("", None)):
+        record = read("enable_thinking", cell, "examples", completion="a")
+        assert record.get("variables", {}).get("enable_thinking") is truth
+        steps = dict(completions='["a", "b"]', labels="[true, false]")
+        assert read("ended", cell, "stepwise", **steps).get("ended") is truth
+    refused(lambda: read("enable_thinking", "maybe", "examples", completion="a"), "not true or")
+
+
 def test_cells_of_json_are_what_they_say(tmp_path):
     names = ["prompt", "ground_truth", "extra_info", "targets", "tools"]
     cells = ["q", '{"a":1}', '{"x": 1}', "[1, 2]", "[]"]

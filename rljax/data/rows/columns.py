@@ -46,7 +46,7 @@ _NAMES = {
     "value known": "label reward",
     "value": "score score_chosen score_rejected margin tie truncated safer_is_safe"
     " more_harmful_is_safe better_response_id safer_response_id is_response_0_safe"
-    " is_response_1_safe",
+    " is_response_1_safe enable_thinking ended",
     "spoken known": "messages",
     "known": "problem solution conversations context_messages completions labels steps"
     " reward_model",
