@@ -544,11 +544,34 @@ def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> 
     return value
 
 
+SAVED_FILES = ("dataset_info.json", "dataset_dict.json", "state.json")  # of the library `datasets`
+
+
 def how_to_get_data(name: str) -> str:
-    """Returns how to write a name of a data set of the hub; "" for a text that is none."""
+    """Returns what to do for a text that names no file of rows: how to write the rows of what the
+    library `datasets` saved (.arrow files), or the name of a data set of the hub; "" for another
+    text."""
+    if write := _how_to_write_saved(os.path.expanduser(name)):
+        return f"write the rows into a file that is read: {write}"
     if not _HUB_NAME.fullmatch(name) or Path(name).suffix in DATA_FILES:
         return ""
     return f"check the path; a data set of the Hugging Face Hub is hf://datasets/{name}"
+
+
+def _how_to_write_saved(path: str) -> str:
+    """Returns the call that writes a folder of `save_to_disk`, one of its files, or another .arrow
+    file as parquet; "" for anything else."""
+    own = path.endswith(".arrow") or os.path.basename(path) in SAVED_FILES
+    folder = path if os.path.isdir(path) else os.path.dirname(path) if own else None
+    if folder is None:
+        return ""
+    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
+        return f"datasets.load_from_disk({folder!r})['train'].to_parquet('train.parquet')"
+    if os.path.exists(os.path.join(folder, "state.json")):
+        return f"datasets.load_from_disk({folder!r}).to_parquet('train.parquet')"
+    if path.endswith(".arrow"):
+        return f"datasets.Dataset.from_file({path!r}).to_parquet('train.parquet')"
+    return ""
 
 
 def near_path(path: str) -> str:

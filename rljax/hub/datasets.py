@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.files import DATA_FILES, parse_yaml, read_text
+from rljax.files import DATA_FILES, SAVED_FILES, parse_yaml, read_text
 from rljax.hub import client
 from rljax.hub.globs import Files, is_glob
 from rljax.hub.names import HubName, data_name
 
 _README = "README.md"
 # Files beside the rows: of the page, and of the library `datasets`.
-_NO_ROWS = {_README, "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}
+_NO_ROWS = {_README, "dataset_infos.json", *SAVED_FILES}
 _MOST_README = 4_000_000  # bytes
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 # The words by which a name says its split.
@@ -188,7 +188,7 @@ def _patterns(value: object) -> list[tuple[str, list[str]]]:
 def files_by_split(paths: Iterable[str]) -> dict[str, list[str]]:
     """{split: files} by the names of files and folders; all are `train` where none says."""
     found: dict[str, list[str]] = {}
-    files = [p for p in paths if p.endswith(DATA_FILES)]
+    files = [p for p in paths if p.endswith(DATA_FILES) and Path(p).name not in _NO_ROWS]
     for path in files:
         found.setdefault(_split_of(path), []).append(path)
     rest = found.pop("", [])

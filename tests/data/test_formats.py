@@ -784,3 +784,44 @@ def test_a_downloaded_data_set_is_told_by_the_pattern_that_reads_it(tmp_path, na
             assert len(fixes) == len(fix) and fixes[0] == f"{folder}/{fix[0]}"
         found = [read_rows(one, "train") for one in fixes if fix]
         assert sum(len(rows.rows) for rows in found) in (0, len(names), len(names) // 2)
+
+
+def test_rows_that_the_datasets_library_saved_are_told_to_be_written_as_parquet(tmp_path):
+    """Its folders hold JSON files that are no rows; the fix was to read these."""
+    one, both = tmp_path / "one", tmp_path / "both"
+    for folder in (one, both / "train", both / "test"):
+        folder.mkdir(parents=True)
+        (folder / "data-00000-of-00001.arrow").write_bytes(b"")
+        for name in ("dataset_info.json", "state.json"):
+            (folder / name).write_text("{}")
+    (both / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    alone = tmp_path / "cache.arrow"
+    alone.write_bytes(b"")
+    of_one = f"datasets.load_from_disk({str(one)!r}).to_parquet('train.parquet')"
+    of_both = f"datasets.load_from_disk({str(both)!r})['train'].to_parquet('train.parquet')"
+    arrow = one / "data-00000-of-00001.arrow"
+    for spec, fix in [
+        (one, of_one),
+        (f"{one}/", of_one),
+        (both, of_both),
+        (both / "dataset_dict.json", of_both),
+        (one / "*.json", of_one),
+        (one / "state.json", of_one),
+        (arrow, of_one),
+        (one / "*.arrow", of_one),
+        (alone, f"datasets.Dataset.from_file({str(alone)!r}).to_parquet('train.parquet')"),
+    ]:
+        with pytest.raises(InputError) as error:
+            load_prompts(str(spec), "train")
+        assert error.value.parts[1] == f"write the rows into a file that is read: {fix}"
+        with pytest.raises(InputError) as error:
+            load_stored_rows(str(spec), "examples")
+        assert "*.json" not in error.value.parts[1]
+    with pytest.raises(InputError, match="load_from_disk"):
+        load_stored_rows(str(arrow), "examples")
+    # Rows beside such files are found.
+    (both / "data").mkdir()
+    table = pyarrow.Table.from_pylist([{"prompt": "q", "answer": "a"}])
+    pyarrow.parquet.write_table(table, both / "data" / "train-00000-of-00001.parquet")
+    with pytest.raises(InputError, match="Fix: .*/both/data/train-00000-of-00001.parquet$"):
+        load_prompts(str(both), "train")

@@ -239,7 +239,9 @@ def _file_of_split(folder: Path, split: str) -> Path:
         f"{folder} has no file for the split {split!r}",
         value=sorted(item.name for item in folder.iterdir())[:10],
         rule=f"a folder holds {split} with one of {', '.join(DATA_FILES)}",
-        fix=" or ".join(_patterns_of(folder, split)) or "name the file itself",
+        fix=" or ".join(_patterns_of(folder, split))
+        or how_to_get_data(str(folder))
+        or "name the file itself",
     )
 
 
@@ -347,6 +349,7 @@ def _read_json(path: Path, split: str) -> Rows:
             fix = "correct the split; one object per line is a .jsonl file"
             if value and all(isinstance(one, (dict, list)) for one in value.values()):
                 fix += "; a table by its columns is written with to_json(orient='records')"
+            fix = how_to_get_data(str(path)) or fix
             raise InputError(
                 f"{path} has no split {split!r}",
                 value=sorted(value)[:10],

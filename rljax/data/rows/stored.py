@@ -16,7 +16,7 @@ import numpy as np
 from rljax.config.answer_numbers import rows_of_table
 from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
-from rljax.files import open_file, parse_row, raw_lines, read_lines
+from rljax.files import how_to_get_data, open_file, parse_row, raw_lines, read_lines
 
 BLOCK_ROWS = 1024  # of a .jsonl file; of a .parquet file a block is a row group, or a part of one
 WINDOW_ROWS = 16_384  # a window is as many blocks as have these, or these bytes; one at least
@@ -42,7 +42,8 @@ class StoredRows(Stream):
                 raise InputError(
                     f"{name} cannot be read as it is drawn",
                     rule=f"data.stream reads {' and '.join(KINDS)}",
-                    fix="data.stream=False, or write the file as one of these",
+                    fix=how_to_get_data(str(path))
+                    or "data.stream=False, or write the file as one of these",
                 )
         files = [(_Lines if path.suffix == ".jsonl" else _RowGroups)(path) for path in paths]
         blocks = [grain.MapDataset.range(len(file.counts)).map(file.read) for file in files]
