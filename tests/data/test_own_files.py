@@ -145,6 +145,42 @@ def test_a_solution_in_prose_is_asked_for_its_answer(here):
     assert row["ground_truth"] == "" and row["extra_info"]["solution"].startswith("We see")
 
 
+@pytest.mark.parametrize(
+    "row, fix",
+    [
+        (
+            dict(ID="I-4", Problem="q", Solution="so 33", Answer=33),
+            "rename 'Problem' to 'problem' and 'Answer' to 'answer' and 'Solution' to 'solution'",
+        ),
+        (dict(Question="q", Solution="so 33"), "rename 'Question' to 'question' and 'Solution' to"),
+        (dict(problem_text="q", Solution="so 33", answer="33"), "rename 'problem_text' to 'prob"),
+        ({"question": "q", "Final Answer": "4"}, "rename 'Final Answer' to 'answer', if that is"),
+        ({"prompt": "q", "Ground-Truth": "4"}, "rename 'Ground-Truth' to 'ground_truth', if"),
+        (dict(task="q", solution="so 33"), "give each row a 'prompt'"),
+        (dict(promt="q", Solution="s"), "rename 'promt' to 'prompt', if that is"),
+    ],
+)
+def test_the_fix_renames_no_column_that_means_something_else(row, fix):
+    with pytest.raises(InputError) as error:
+        load_prompts([row], "train")
+    said = str(error.value).partition("Fix: ")[2]
+    assert said.startswith(fix) and "'Solution' to 'question'" not in said
+
+
+@pytest.mark.parametrize(
+    "row, fix",
+    [
+        (dict(Question="q", Response="r"), "rename 'Response' to 'response'"),
+        (dict(prompt="q", context="c"), "rename the columns"),
+        (dict(prompt="q", complation="c"), "rename 'complation' to 'completion'"),
+    ],
+)
+def test_the_fix_of_a_demonstration_is_of_its_columns(row, fix):
+    with pytest.raises(InputError) as error:
+        load_demonstrations([row], "train")
+    assert fix in str(error.value) and "'context' to" not in str(error.value)
+
+
 PROMPT, PAIR = {"prompt": "a", "answer": "1"}, {"prompt": "a", "chosen": "b", "rejected": "c"}
 LABELLED, SOLVED = (
     {"prompt": "a", "completion": "b", "label": True},

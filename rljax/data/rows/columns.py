@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -103,18 +104,36 @@ def rows_of(field: str, fix: str) -> Iterator[None]:
         raise InputError(f"{field}: {what}", fix=", or ".join(filter(None, fixes))) from None
 
 
-def first_of(row: dict, names: Sequence[str], location: str, fix: str) -> str:
-    """The first of the columns that the row has. Raises InputError, with `fix`, if it has none."""
+def first_of(
+    row: dict, names: Sequence[str], location: str, fix: str, others: Sequence[str] = ()
+) -> str:
+    """The first of the columns that the row has. Raises InputError, with `fix`, if it has none.
+    `others` are read in their place, too."""
     for name in names:
         if name in row:
             return name
-    columns = sorted(map(str, row))
+    columns, names = sorted(map(str, row)), (*names, *others)
     what, (rule, other) = f"{location} lacks the column {names[0]!r}", other_kind(row, names)
-    near = ((c, name) for name in names for c in difflib.get_close_matches(name, columns, n=1))
-    if close := next(near, None):
-        fix = f"rename {close[0]!r} to {close[1]!r}, if that is what it holds, or {fix}"
-        raise InputError(what, value=columns, fix=fix)
+    if renamed := _renamed(columns, names):
+        raise InputError(what, value=columns, fix=f"{renamed}, or {fix}")
     raise InputError(what, value=columns, rule=rule, fix=other + fix)
+
+
+def _renamed(columns: Sequence[str], names: Sequence[str]) -> str:
+    """Returns how to rename columns so that one of the `names` is there: those that differ in case
+    from a name that is read, else the one whose name is nearest; "" if none is near. What is read
+    under another of our names is no other column misspelt: a solution is no question."""
+    plain = {column: re.sub(r"[\s-]+", "_", column.strip().lower()) for column in columns}
+    cased = {c: n for c, n in plain.items() if n in _READ and n not in columns}
+    if cased.keys() and set(cased.values()) & set(names):
+        pairs = sorted(cased.items(), key=lambda pair: pair[1] not in names)
+    else:
+        strange = [c for c, n in plain.items() if n not in _READ]
+        near = ((c, n) for n in names for c in difflib.get_close_matches(n, strange, n=1))
+        pairs = [pair for pair in [next(near, None)] if pair]
+    said = " and ".join(f"{column!r} to {name!r}" for column, name in pairs)
+    hold = "that is what it holds" if len(pairs) == 1 else "they hold that"
+    return f"rename {said}, if {hold}" if pairs else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -491,15 +510,14 @@ def _demonstration(row: dict, location: str, index: int) -> dict:
         return dict(text=text_of(row["text"], f"{location}, column 'text'"), **how, index=index)
     rule, other = other_kind(row, ("completion", "response"))
     wanted = ("messages", "prompt", "completion", "response", "text")
-    unknown = [name for name in row if name not in wanted]
-    found = (difflib.get_close_matches(name, unknown, n=1) for name in wanted)
-    near = next((close[0] for close in found if close), "")
+    missing = [name for name in wanted if name not in row]
+    near = _renamed(sorted(map(str, row)), missing) or "rename the columns"
     needs = "it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'"
     raise InputError(
         f"{location} is no demonstration",
         value=sorted(map(str, row)),
         rule=f"{rule}; {needs}" if rule else needs,
-        fix=f"{other}rename {near!r}" if near else f"{other}rename the columns",
+        fix=f"{other}{near}",
     )
 
 

@@ -145,7 +145,7 @@ def prompt_record(
     with rows.named_columns():
         row = _as_written(with_images(row, location, rows.folder), rows, location)
         row = _with_prompt(_without_hiding_nulls(row), location)
-        prompt_column = first_of(row, ("prompt", "question"), location, _PROMPT_FIX)
+        prompt_column = first_of(row, _QUESTIONS[:2], location, _PROMPT_FIX, _QUESTIONS[2:])
         truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
         data_source = row.get("data_source", rows.data_source)
         text_of(data_source, f"{location}, column 'data_source'", "name the data set")
