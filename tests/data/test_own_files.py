@@ -2,6 +2,7 @@
 what is said of rows of another kind."""
 
 import json
+import math
 
 import pytest
 from test_trl_formats import config_of
@@ -133,6 +134,35 @@ def test_a_solution_is_the_answer_where_that_is_plain(here, asks, solution):
     (row,) = load_prompts(file, "train", notes=notes)
     assert (row["prompt"], row["ground_truth"]) == ("q", SOLUTIONS[solution])
     assert row["extra_info"]["solution"] == solution and "'solution'" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "solution, answer",
+    [
+        (204, "204"),
+        (0.5, "0.5"),
+        (0, "0"),
+        (["204"], '["204"]'),
+        (["so \\boxed{1}", "$2$", 3], '["1", "2", 3]'),
+    ],
+)
+@pytest.mark.parametrize("asks", ["prompt", "question", "problem", "messages"])
+def test_a_solution_that_is_no_text_is_the_answer_itself(here, asks, solution, answer):
+    """AIME is exported with numbers; the fix was the dataflow that the run has."""
+    asked = [{"role": "user", "content": "q"}] if asks == "messages" else "q"
+    (row,) = load_prompts(jsonl(here / "a.jsonl", {asks: asked, "solution": solution}), "train")
+    assert row["ground_truth"] == answer and row["extra_info"]["solution"] == solution
+
+
+@pytest.mark.parametrize("solution", [None, [], {}, math.nan, True, ["work " * 99]])
+def test_a_solution_that_holds_no_answer_is_refused_without_a_circle(solution):
+    with pytest.raises(InputError) as error:
+        load_prompts([{"prompt": "q", "solution": solution}], "train")
+    assert "--config.dataflow=grpo" not in str(error.value)
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "7"}]
+    if solution in (None, []):  # a table's gap: the last turn answers
+        (row,) = load_prompts([{"messages": turns, "solution": solution}], "train")
+        assert row["ground_truth"] == "7"
 
 
 def test_a_solution_in_prose_is_asked_for_its_answer(here):

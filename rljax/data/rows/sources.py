@@ -217,8 +217,7 @@ def _with_prompt(row: dict, location: str) -> dict:
     if messages[-1]["role"] != "assistant":
         return {**rest, "prompt": messages}
     *prompt, last = messages
-    solved = isinstance(row.get("solution"), str)
-    if not solved and not {"ground_truth", "answer", "reward_model"} & row.keys():
+    if _solution(row) is None and not {"ground_truth", "answer", "reward_model"} & row.keys():
         rest["answer"] = last.get("content")
     return {**rest, "prompt": prompt}
 
@@ -242,13 +241,18 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
             text = _answer_text(value, f"{location}, column 'reward_model.ground_truth'")
         return GroundTruth(text, {"reward_model": model}, value), "reward_model", {}
     present = [name for name in ("ground_truth", "answer") if name in row]
-    if needed and not present and isinstance(row.get("solution"), str):
-        text = _solved(row["solution"], f"{location}, column 'solution'")
-        solution = {"solution": row["solution"]}
-        return GroundTruth(text, solution), "solution", solution
+    solution = _solution(row)
+    if needed and not present and solution is not None:
+        kept, where = {"solution": solution}, f"{location}, column 'solution'"
+        if isinstance(solution, str):
+            return GroundTruth(_solved(solution, where), kept), "solution", kept
+        value = solution
+        if isinstance(value, (list, tuple)):
+            value = [_solved(one, where) if isinstance(one, str) else one for one in value]
+        return GroundTruth(_answer_text(value, where), kept, value), "solution", kept
     if not needed and all(row[name] is None for name in present):
         return GroundTruth(""), "ground_truth", {}
-    column = first_of(row, ("ground_truth", "answer"), location, _TRUTH_FIX)
+    column = first_of(row, ("ground_truth", "answer"), location, _TRUTH_FIX, _ANSWERS)
     text = _answer_text(row[column], f"{location}, column {column!r}")
     # The published GSM8K rows hold the worked solution, and the answer after "####".
     solution, mark, final = text.rpartition("\n#### ")
@@ -262,6 +266,13 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
             )
         return GroundTruth(final, {column: text}, text), column, {"solution": solution}
     return GroundTruth(text, {column: row[column]}, row[column]), column, {}
+
+
+def _solution(row: dict) -> object:
+    """What the column `solution` holds; None where that is nothing."""
+    value = row.get("solution")
+    missing = value in ([], {}) or isinstance(value, float) and math.isnan(value)
+    return None if missing else value
 
 
 def _solved(solution: str, location: str) -> str:
