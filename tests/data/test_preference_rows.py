@@ -1,6 +1,7 @@
 """Rows of offline training: every form that is read, every file format, and what bad rows say."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from conftest import REPO
 from tiny_tokenizer import write_json
 
-from rljax.data.offline.rows import KINDS, load_rows
+from rljax.data.offline.rows import KINDS, load_rows, load_stored_rows
 from rljax.data.rows.sources import load_demonstrations
 from rljax.errors import InputError
 
@@ -463,3 +464,32 @@ def test_a_question_in_a_column_that_is_not_read_is_refused(more, fix):
     if "prompt" not in more and "question" not in more:
         [record] = load_rows([empty], "train", "pairs")
         assert record["prompt"] == "The answer is"
+
+
+@pytest.mark.parametrize(
+    "labels, rows",
+    [
+        ([[1, 0, 0], [1, 1, 1]], "1 of 2 rows"),
+        ([[1.0, 0.0, 0.0]], "1 of 1 rows"),
+        ([[True, 0, 1]], "1 of 1 rows"),
+        ([[0.9, 0.5, 0.1], [0, 0, 0]], "2 of 2 rows"),
+        ([[1, 0, 0], [1, 0, -1]], ""),
+        ([[1, 1, 1]], ""),
+        ([[True, False, False]], ""),
+        ([[True, False, 0], [1, 0, 0]], ""),
+        ([[1, -0.5, 0]], ""),
+    ],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_step_labels_of_which_none_is_wrong_are_warned_of(tmp_path, caplog, labels, rows, stored):
+    """TRL's and others' 0 is a wrong step, ours is between wrong and right."""
+    made = [dict(prompt="q", completions=["a", "b", "c"], labels=one) for one in labels]
+    if stored:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in made))
+        load_stored_rows(str(path), "stepwise")
+    else:
+        load_rows(made, "train", "stepwise")
+    found = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(found) == bool(rows)
+    assert all(rows in one and "no label of a step is below 0" in one for one in found)

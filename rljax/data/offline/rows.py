@@ -5,6 +5,7 @@ completions are all texts or all lists of messages; `index` is the row's number.
 """
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 
 from rljax.data.images.columns import images_of, with_images
@@ -36,6 +37,7 @@ from rljax.data.rows.split import one_side
 from rljax.data.rows.unread import unread_parts
 from rljax.errors import InputError
 
+LOG = logging.getLogger("rljax")
 _ASSISTANT = "assistant"
 _EVERYWHERE = ("reference", "process_scores", "logprobs")  # columns of all rows or of none
 
@@ -77,6 +79,8 @@ def load_rows(
     if test_fraction:
         records = one_side(records, split, test_fraction, rows.source)
     rows.unread.warn(records)
+    if kind == "stepwise":
+        _warn_of_labels(rows.source, [record["labels"] for record in records])
     return records
 
 
@@ -86,6 +90,8 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
     when it is drawn, for a bad row and for an optional column that not all rows have."""
     rows = read_stored(spec, "train", notes)
     first = _record(rows, 0, kind)
+    if kind == "stepwise":  # what the first block of the file says
+        _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.some()])
 
     def made(index: int) -> dict:
         record = _record(rows, index, kind)
@@ -343,6 +349,25 @@ def _step_label(value: object, location: str) -> float:
         fix = "rescale the labels"
         raise InputError(f"{location} is out of range", value=value, rule=rule, fix=fix)
     return label
+
+
+def _warn_of_labels(source: str, labels: Sequence) -> None:
+    """Warns of rows whose labels are never below 0, and not all 1: in other libraries 0 is a wrong
+    step, or labels are the share of right answers that follow."""
+    rows = [row for row in labels if isinstance(row, (list, tuple))]
+    every = [x for row in rows for x in row if isinstance(x, (int, float))]
+    booleans = {x for x in every if isinstance(x, bool)}
+    if not every or False in booleans or min(every) < 0 or min(every) == 1:
+        return
+    count = sum(any(x < 1 for x in row if isinstance(x, (int, float))) for row in rows)
+    LOG.warning(
+        "%s: no label of a step is below 0, and %s of %s rows have labels below 1: here -1 or false"
+        " is a wrong step, and 0 one that is neither right nor wrong. Fix: write true and false for"
+        " 1 and 0, and 2 * label - 1 for a share; keep them if that is what they mean",
+        source,
+        f"{count:,}",
+        f"{len(rows):,}",
+    )
 
 
 def _logprobs(value: object, location: str) -> list[float]:
