@@ -252,6 +252,8 @@ def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices:
     if call.copy is not None or call.name.startswith(RESHARD):  # it makes or reads all of the copy
         held = {name: tree for name, tree in held.items() if name != KEPT_COPY}
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
+    beside, parts = _held(call, held)
+    out = Report(call.name, 0.0, beside=beside, parts=parts, trips=call.trips, instead=call.instead)
     traced = call.function.trace(*call.arguments, **call.static)
     lowered = traced.lower()
     try:
@@ -259,34 +261,22 @@ def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Ran out of memory" not in str(error):
             raise
-        return _refused(call, held, str(error), time.perf_counter() - begun)
-    seconds = time.perf_counter() - begun
+        out.error, out.needs = _refusal(str(error))
+        return out
+    finally:
+        out.compile_s = time.perf_counter() - begun
     memory = program.memory_analysis()
-    beside, parts = _held(call, held)
+    out.arguments, out.outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    out.aliased, out.temporaries = memory.alias_size_in_bytes, memory.temp_size_in_bytes
+    out.code = memory.generated_code_size_in_bytes
+    out.host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
     moved = traffic(program.as_text(), mesh, call.trips, slices)
     done = work(traced.jaxpr, trips=call.trips, platform=platform)
-    hbm = moved.hbm_bytes + done.kernel_bytes / mesh.size
-    out = Report(
-        call.name,
-        seconds,
-        arguments=memory.argument_size_in_bytes,
-        outputs=memory.output_size_in_bytes,
-        aliased=memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes,
-        host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
-        beside=beside,
-        parts=parts,
-        trips=call.trips,
-        flops=done.flops / mesh.size,
-        kernel_flops=done.kernel_flops / mesh.size,
-        hbm_bytes=hbm,
-        sent_bytes=moved.by_axis(),
-        products=done.products,
-        instead=call.instead,
-    )
+    out.flops, out.kernel_flops = done.flops / mesh.size, done.kernel_flops / mesh.size
+    out.hbm_bytes = moved.hbm_bytes + done.kernel_bytes / mesh.size
+    out.sent_bytes, out.products = moved.by_axis(), done.products
     if chip is not None:
-        out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
+        out.seconds = roofline(done, out.hbm_bytes, out.sent_bytes, mesh, chip)
     out.warnings += lost_donations(lowered, program) + crossings(moved.collectives)
     if call.copy is not None:  # a layout may hold it whole on every device: that is its choice
         out.warnings += needless_gathers(moved.collectives, {"actor weights": call.copy})
@@ -295,22 +285,12 @@ def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices:
     return out
 
 
-def _refused(call: ProgramCall, held: dict, text: str, seconds: float) -> Report:
-    beside, parts = _held(call, held)
+def _refusal(text: str) -> tuple[str, int]:
+    """(the line of the compiler's message that says why, the bytes it asks for or 0)."""
     match = next(filter(None, (one.search(text) for one in _OVER)), None)
     needs = int(float(match[1]) * _UNIT[match[2]]) if match else 0
     what = next((line for line in text.splitlines() if match and match[0] in line), text)
-    what = what.splitlines()[0]
-    return Report(
-        call.name,
-        seconds,
-        beside=beside,
-        parts=parts,
-        trips=call.trips,
-        needs=needs,
-        error=what,
-        instead=call.instead,
-    )
+    return what.splitlines()[0], needs
 
 
 def _held(call: ProgramCall, held: dict) -> tuple[int, dict[str, int]]:
@@ -416,15 +396,9 @@ def crossings(collectives: list[Collective]) -> list[str]:
     loops: dict[str, list[Collective]] = {}
     warnings = []
     for one in collectives:
-        if (
-            one.dcn_bytes and one.trips > 2
-        ):  # a loop asks once more than it iterates whether it ends
-            what = (
-                "every step of decoding"
-                if one.in_open_loop
-                else f"each of {one.trips:.0f} iterations"
-            )
-            loops.setdefault(what, []).append(one)
+        if one.dcn_bytes and one.trips > 2:  # a loop asks once more than it iterates if it ends
+            each = f"each of {one.trips:.0f} iterations"
+            loops.setdefault("every step of decoding" if one.in_open_loop else each, []).append(one)
         elif one.dcn_bytes >= LARGE / 64 and (one.op != "all-reduce" or set(one.axes) - {"data"}):
             along = f" along {' x '.join(one.axes)}" if one.axes else ""
             size = f"{one.dcn_bytes / 2**20:.1f} MiB"

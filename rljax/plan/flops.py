@@ -86,13 +86,7 @@ def _open(jaxpr):
 
 
 def _inner(eqn) -> list:
-    """The jaxprs among an equation's parameters."""
-    inner = []
-    for value in eqn.params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, (core.ClosedJaxpr, core.Jaxpr)):
-                inner.append(_open(one))
-    return inner
+    return list(core.jaxprs_in_params(eqn.params))
 
 
 def _walk(jaxpr, trips: int, platform: str, in_kernel: bool) -> Work:
@@ -142,23 +136,18 @@ def _passes(eqn) -> int:
 
 
 def _dot(eqn) -> Work:
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    left, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    flops = 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
-    right = eqn.invars[1].aval
+    (left, right), out = (v.aval for v in eqn.invars[:2]), eqn.outvars[0].aval
     dtype = str(np.promote_types(left.dtype, right.dtype))
     shapes = left.shape, right.shape, eqn.params["dimension_numbers"]
     product = Product(*shapes, dtype, math.prod(out.shape), str(out.dtype))
-    return Work(flops, flops * _passes(eqn), products={product: 1.0})
+    return Work(product.flops, product.flops * _passes(eqn), products={product: 1.0})
 
 
 def _ragged(eqn) -> Work:
     """[T, K] by [G, K, N], every row by one of G: 2 T K N."""
-    left, right = (v.aval.shape for v in eqn.invars[:2])
-    out = eqn.outvars[0].aval.shape
-    inner = left[-1] if len(out) == 2 else left[0]
-    flops = 2.0 * math.prod(out) * inner if len(out) == 2 else 2.0 * left[0] * math.prod(out[-2:])
-    return Work(flops, flops * _passes(eqn)) if right else Work()
+    left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    flops = 2.0 * math.prod(out[-2:]) * (left[-1] if len(out) == 2 else left[0])
+    return Work(flops, flops * _passes(eqn))
 
 
 def _convolution(eqn) -> Work:

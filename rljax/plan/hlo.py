@@ -115,12 +115,6 @@ class _Walk:
         self.mesh, self.trips, self.slices = mesh, trips, slices
         self.types = {name: {i.name: i.types for i in body} for name, body in self.parts.items()}
 
-    @functools.cached_property
-    def traffic(self) -> Traffic:
-        out = Traffic()
-        self._add(self.entry, 1.0, False, out, set())
-        return out
-
     def known_trips(self, condition: str) -> int | None:
         """Turns of a loop whose counter starts at 0 and stays below a constant."""
         body = {i.name: i for i in self.parts.get(condition, ())}
@@ -161,20 +155,21 @@ class _Walk:
         numbers += [i for i in inner if i.op == "constant"]
         return int(re.match(r"(-?\d+)\)", numbers[0].rest)[1]) if len(numbers) == 1 else None
 
-    def _loop(self, one: Instruction) -> tuple[str, float, bool]:
-        """(body, trips, whether it ends by its data)."""
+    def _loop(self, one: Instruction) -> tuple[str, str, float, bool]:
+        """(body, condition, trips, whether it ends by its data)."""
         body = re.search(r"body=%?([\w.\-]+)", one.rest)[1]
         condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
         stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', one.rest)
         known = int(stated[1]) if stated else self.known_trips(condition)
-        if known is not None:
-            return body, known if stated else -(-known // self._stride(condition, body)), False
-        return body, 1 if self._has_open_loop(body) else self.trips, True
+        if known is None:
+            return body, condition, 1 if self._has_open_loop(body) else self.trips, True
+        trips = known if stated else -(-known // self._stride(condition, body))
+        return body, condition, trips, False
 
     @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
     def _has_open_loop(self, name: str) -> bool:
         for one in self.parts.get(name, ()):
-            if one.op == "while" and self._loop(one)[2]:
+            if one.op == "while" and self._loop(one)[-1]:
                 return True
             if any(self._has_open_loop(c) for c in self._called(one)):
                 return True
@@ -191,12 +186,10 @@ class _Walk:
         """Adds to `out` the cost of one run of a computation, `times` over."""
         for one in self.parts[name]:
             if one.op == "while":
-                body, trips, is_open = self._loop(one)
-                # A gather begun outside goes on in pieces beside the iterations of a loop:
-                # still one.
+                body, condition, trips, is_open = self._loop(one)
+                # A gather begun outside goes on in pieces beside the iterations: still one.
                 begun = {mark for mark in visited if mark[1]}
                 self._add(body, times * trips, in_open or is_open, out, begun)
-                condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
                 self._add(condition, times * (trips + 1), in_open or is_open, out, begun)
             elif one.op == "conditional":
                 self._add_branch(one, times, in_open, out)
@@ -228,11 +221,7 @@ class _Walk:
             self._add(called, times, in_open, largest, set())
             branches.append(largest)
         if branches:
-
-            def sent(t):
-                return sum(t.by_axis().values()) + t.hbm_bytes
-
-            least = min(branches, key=sent)
+            least = min(branches, key=lambda t: sum(t.by_axis().values()) + t.hbm_bytes)
             out.hbm_bytes += least.hbm_bytes
             out.collectives += least.collectives
 
@@ -303,7 +292,7 @@ class _Walk:
         second member counts."""
         if not one.op.endswith("-start"):
             return array_bytes(one.types)
-        sizes = [array_bytes(m[0]) for m in re.finditer(ARRAY, one.types)]
+        sizes = list(map(array_bytes, _members(one.types)))
         count = len(one.operands)
         return sum(sizes[count : 2 * count])
 
@@ -428,4 +417,6 @@ def _members(types: str) -> list[str]:
 def traffic(text: str, mesh: Mesh, trips: int = 1, slices: int = 1) -> Traffic:
     """Returns the traffic of one run of a compiled program, from its text
     (`compiled.as_text()`)."""
-    return _Walk(text, mesh, trips, slices).traffic
+    walk, out = _Walk(text, mesh, trips, slices), Traffic()
+    walk._add(walk.entry, 1.0, False, out, set())
+    return out

@@ -55,11 +55,7 @@ def expected_seconds(
     total = sum(flops.values())
     known = {one: size for one, size in flops.items() if size >= LEAST_SHARE * total}
     each = [product_seconds(one).times(products[one]) for one in known]
-    of_products = (
-        WallAndCpuSeconds(*map(sum, zip(*each, strict=True)))
-        if each
-        else WallAndCpuSeconds(0.0, 0.0)
-    )
+    of_products = WallAndCpuSeconds(sum(one.wall for one in each), sum(one.cpu for one in each))
     others = moved_bytes - sum(one.bytes * count for one, count in products.items())
     return {
         "products": of_products.times(total / max(sum(known.values()), 1.0)),

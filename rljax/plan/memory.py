@@ -246,11 +246,9 @@ def in_flight_parts(setup: Setup, roles: dict) -> dict[str, jax.ShapeDtypeStruct
 def _slots_in_flight(setup: Setup) -> int:
     """Keys and values of the slots of what is in flight: those of a step's rows, or, where the
     config says so, up to those of all that has begun."""
-    batch, ahead = setup.config.batch, setup.config.rollouts.steps_ahead
-    prompts = sampled_prompts(setup.config)
-    rows = prompts * batch.samples_per_prompt
-    slots = min(setup.decoding.slots or rows, (1 + ahead) * rows)
-    return _slots(setup, slots)
+    rows = sampled_prompts(setup.config) * setup.config.batch.samples_per_prompt
+    most = (1 + setup.config.rollouts.steps_ahead) * rows
+    return _slots(setup, min(setup.decoding.slots or rows, most))
 
 
 def _slots(setup: Setup, prompts: int) -> int:
@@ -305,10 +303,8 @@ def _as_float32(x):
 def _multiplied_bytes(model: Model) -> int:
     """Bytes on one device, counted in float32, of the weights that a pass multiplies with: all, but
     of codes those of a layer, as they are decoded one after another."""
-    total = 0
-    for path, x in flattened(jax.tree.map(_as_float32, model.abstract())).items():
-        total += held_bytes(x) // (x.shape[0] if path[-1] == "codes" else 1)
-    return total
+    leaves = flattened(jax.tree.map(_as_float32, model.abstract())).items()
+    return sum(held_bytes(x) // (x.shape[0] if path[-1] == "codes" else 1) for path, x in leaves)
 
 
 def _attention_width(config) -> tuple[int, int]:
