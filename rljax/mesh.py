@@ -281,20 +281,23 @@ def in_memory_of(like, tree):
     return jax.tree.map(send, tree, like)
 
 
+def _split_by(x: jax.Array, mesh: Mesh, *axes) -> jax.Array:
+    """x, each of its leading axes kept split by these mesh axes, inside a program."""
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
 def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
     """Keeps the leading axis of x [B, ...] split over data x fsdp x expert, inside a program."""
     if mesh.size == 1 or x.shape[0] % row_shards(mesh):
         return x
-    return jax.lax.with_sharding_constraint(x, row_sharding(mesh))
+    return _split_by(x, mesh, BATCH_AXES)
 
 
 def constrain_tokens(x: jax.Array, mesh: Mesh) -> jax.Array:
     """Keeps x [B, S, ...] split by rows and, over context, by tokens, inside a program."""
     if mesh.shape["context"] == 1 or x.shape[1] % mesh.shape["context"]:
         return constrain_rows(x, mesh)
-    rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
-    spec = NamedSharding(mesh, PartitionSpec(rows, "context"))
-    return jax.lax.with_sharding_constraint(x, spec)
+    return _split_by(x, mesh, None if x.shape[0] % row_shards(mesh) else BATCH_AXES, "context")
 
 
 def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
@@ -306,9 +309,7 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
     """
     if mesh.shape["fsdp"] == 1 or x.shape[-1] % mesh.shape["fsdp"]:
         return constrain_rows(x, mesh)
-    rows = _apart_from_fsdp(mesh, x.shape[0])
-    spec = NamedSharding(mesh, PartitionSpec(rows, None, "fsdp"))
-    return jax.lax.with_sharding_constraint(x, spec)
+    return _split_by(x, mesh, _apart_from_fsdp(mesh, x.shape[0]), None, "fsdp")
 
 
 def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.Array:
@@ -316,8 +317,8 @@ def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.A
     other mesh axes, and keeps its shape. Its gradient is scattered."""
     names = [None if RULES[axis] == "fsdp" else RULES[axis] for axis in axes]
     fits = [name and x.shape[i] % mesh.shape[name] == 0 for i, name in enumerate(names)]
-    spec = PartitionSpec(*[name if fit else None for name, fit in zip(names, fits, strict=True)])
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    split = [name if fit else None for name, fit in zip(names, fits, strict=True)]
+    return _split_by(x, mesh, *split)
 
 
 def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
@@ -333,10 +334,8 @@ def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
     if mesh.shape["fsdp"] == 1 or shards == 1 or apart:
         return constrain_tokens(embed(tokens), mesh)
     columns = None if tokens.shape[1] % mesh.shape["context"] else "context"
-    spec = (("data", "expert"), columns)
-    constrain = jax.lax.with_sharding_constraint
-    tokens = constrain(tokens, NamedSharding(mesh, PartitionSpec(*spec)))
-    x = constrain(embed(tokens), NamedSharding(mesh, PartitionSpec(*spec, "fsdp")))
+    tokens = _split_by(tokens, mesh, ("data", "expert"), columns)
+    x = _split_by(embed(tokens), mesh, ("data", "expert"), columns, "fsdp")
     return constrain_tokens(x, mesh)
 
 
@@ -361,8 +360,7 @@ def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
     head = head.astype(dtype) if jnp.dtype(dtype).itemsize < head.dtype.itemsize else head
     more = -head.shape[axis] % math.prod(mesh.shape[name] for name in split)
     head = jnp.pad(head, [(0, more if i == axis else 0) for i in range(2)]) if more else head
-    spec = PartitionSpec(*[split if i == axis else None for i in range(2)])
-    return jax.lax.with_sharding_constraint(head, NamedSharding(mesh, spec))
+    return _split_by(head, mesh, *[split if i == axis else None for i in range(2)])
 
 
 def before_head(hidden: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
@@ -370,8 +368,7 @@ def before_head(hidden: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
     split reads it."""
     if _vocab_split(mesh, vocab) is None:
         return hidden
-    spec = PartitionSpec(_apart_from_fsdp(mesh, hidden.shape[0]))
-    return jax.lax.with_sharding_constraint(hidden, NamedSharding(mesh, spec))
+    return _split_by(hidden, mesh, _apart_from_fsdp(mesh, hidden.shape[0]))
 
 
 def _apart_from_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...] | None:
@@ -386,13 +383,10 @@ def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int, ids: int) -> jax.Array:
     if mesh.size == 1:
         return x if x.shape[1] == ids else x[:, :ids]
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
-    specs = [PartitionSpec(rows, "tensor")]
     if split := _vocab_split(mesh, vocab):
         # As the product gives them: without it XLA gathers the head. Then one exchange per axis.
-        specs.insert(0, PartitionSpec(_apart_from_fsdp(mesh, x.shape[0]), split))
-    for spec in (*specs, PartitionSpec(rows)):
-        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-    return x[:, :ids]
+        x = _split_by(x, mesh, _apart_from_fsdp(mesh, x.shape[0]), split)
+    return _split_by(_split_by(x, mesh, rows, "tensor"), mesh, rows)[:, :ids]
 
 
 def check_products(dtype: str, mesh: Mesh) -> None:

@@ -734,20 +734,14 @@ BREAKS = {
     ),
     "the tokenizer is a part of a role's program": (
         "rljax/roles/models.py",
-        "    return dataclasses.replace(role, decoding=Decoding())\n",
-        "    return role\n",
+        "        return dataclasses.replace(self, decoding=Decoding())\n",
+        "        return self\n",
         ["tests/training/test_compile_count.py"],
     ),
     "a step leaves the actor without its way of decoding": (
         "rljax/roles/models.py",
-        "        return dataclasses.replace(new, decoding=self.decoding)\n\n    def generate(\n"
-        "        self,\n        prompts,\n        key,\n        sampling: Sampling,\n        *,\n"
-        "        n: int = 1,\n        finished: Callable | None = None,\n"
-        "        stop: Callable[[], bool] | None = None,\n        second",
-        "        return new\n\n    def generate(\n"
-        "        self,\n        prompts,\n        key,\n        sampling: Sampling,\n        *,\n"
-        "        n: int = 1,\n        finished: Callable | None = None,\n"
-        "        stop: Callable[[], bool] | None = None,\n        second",
+        "        return dataclasses.replace(new, decoding=self.decoding)\n",
+        "        return new\n",
         ["tests/training/test_compile_count.py", "-k", "eight_programs"],
     ),
     "a step that is not finite is taken": (
@@ -1465,8 +1459,8 @@ BREAKS |= {
     ),
     "runs that have ended make another program": (
         "rljax/training/together.py",
-        "        more = self.count - len(runs)\n",
-        "        more = 0\n",
+        "    more = count - len(runs)\n",
+        "    more = 0\n",
         ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "runs of other settings are trained by the first one's program": (

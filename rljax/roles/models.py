@@ -100,15 +100,27 @@ class _Trained(Role):
         return dataclasses.replace(self, state=state), named
 
 
-def _without_decoding(role):
-    """Returns the role as a program reads it. How the host decodes is no part of the program, and
-    it holds a tokenizer, which is another object in each run: equal runs would share none."""
-    return dataclasses.replace(role, decoding=Decoding())
+class _Decodes(Role):
+    """A role that samples. How the host decodes is no part of a program, and it holds a tokenizer,
+    which is another object in each run: equal runs would share no program."""
+
+    def in_program(self):
+        """Returns the role without its way of decoding."""
+        return dataclasses.replace(self, decoding=Decoding())
+
+    def after_program(self, new, roles: dict):
+        """Returns the role that the program returned, `new`, with this one's way of decoding."""
+        return dataclasses.replace(new, decoding=self.decoding)
+
+
+def _of_tokens(function: Callable, batch: Batch, steps: Steps | int | None, live=None):
+    """function(rows) -> numbers per token, applied to all rows as `map_tokens` says."""
+    return map_tokens(lambda rows: (function(rows), ()), batch, steps, live)[0]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Actor(_Trained):
+class Actor(_Decodes, _Trained):
     """The policy that is trained and sampled from. `temperature` is that of its log-probs, a leaf:
     another one is no other program. `prefix` is put before the names of its metrics."""
 
@@ -129,14 +141,6 @@ class Actor(_Trained):
         frozen, temperature = shared
         state = dataclasses.replace(self.state, frozen=frozen)
         return dataclasses.replace(self, state=state, temperature=temperature)
-
-    def in_program(self):
-        """Returns the role without its way of decoding, which no program reads."""
-        return _without_decoding(self)
-
-    def after_program(self, new, roles: dict):
-        """Returns the role that the program returned, `new`, with this one's way of decoding."""
-        return dataclasses.replace(new, decoding=self.decoding)
 
     def generate(
         self,
@@ -197,19 +201,14 @@ class Actor(_Trained):
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns log pi(tokens) at the sampling temperature: [B, S], in nats; `steps` says how
         rows are packed, or how many are computed at once."""
-
-        def one(b):
-            return (self.model.logprobs(self.state.weights, b, self.temperature)[0], ())
-
-        return map_tokens(one, batch, steps)[0]
+        weights, temperature = self.state.weights, self.temperature
+        read = self.model.logprobs
+        return _of_tokens(lambda b: read(weights, b, temperature)[0], batch, steps)
 
     def logprobs_and_entropy(self, batch: Batch, steps: Steps | int | None = None):
         """Returns log pi(tokens) and the entropy of each choice: two [B, S], in nats."""
-
-        def one(b):
-            return (self.model.logprobs(self.state.weights, b, self.temperature), ())
-
-        return map_tokens(one, batch, steps)[0]
+        weights, temperature = self.state.weights, self.temperature
+        return _of_tokens(lambda b: self.model.logprobs(weights, b, temperature), batch, steps)
 
     def logprobs_and_load(self, batch: Batch, steps: Steps | int | None = None):
         """Returns `logprobs`, and the load of the experts over the tokens that are computed
@@ -224,12 +223,9 @@ class Actor(_Trained):
 
     def sum_pi_squared(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns the sum over the vocabulary of pi^2 at the sampling temperature: [B, S]."""
-        weights = self.state.weights
-
-        def one(b):
-            return (self.model.sum_pi_squared(weights, b, self.temperature), ())
-
-        return map_tokens(one, batch, steps)[0]
+        weights, temperature = self.state.weights, self.temperature
+        squared = self.model.sum_pi_squared
+        return _of_tokens(lambda b: squared(weights, b, temperature), batch, steps)
 
     def update(
         self,
@@ -339,11 +335,7 @@ class Critic(_Trained):
 
     def values(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns V(state before each token): [B, S]."""
-
-        def one(b):
-            return (self.model.values(self.state.weights, b), ())
-
-        return map_tokens(one, batch, steps)[0]
+        return _of_tokens(lambda b: self.model.values(self.state.weights, b), batch, steps)
 
     def valued(self, batch: Batch, rows: int = 0) -> Batch:
         """Returns the batch with `values`, at most `rows` rows at once where these divide it (0:
@@ -398,11 +390,8 @@ class RewardModel(_Trained):
     def step_scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns r(text up to and with each token): [B, S]."""
         weights, live = self.state.weights, jnp.any(batch.segment_ids > 0, axis=1)
-
-        def one(b):
-            return (_one_number(self.model.token_scores(weights, b)), ())
-
-        return map_tokens(one, batch, steps, live)[0]
+        scores = self.model.token_scores
+        return _of_tokens(lambda b: _one_number(scores(weights, b)), batch, steps, live)
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """Takes all optimizer steps of this batch -> (RewardModel, metrics).
@@ -437,7 +426,7 @@ class RewardModel(_Trained):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Reference(Role):
+class Reference(_Decodes):
     """A frozen policy: the one that KL is measured to, or a teacher, which a checkpoint leaves out
     because it comes from its folder."""
 
@@ -467,14 +456,6 @@ class Reference(Role):
         """Returns the reference with the base and the temperature of `split`."""
         base, temperature = shared
         return dataclasses.replace(self, params=merged(self.params, base), temperature=temperature)
-
-    def in_program(self):
-        """Returns the role without its way of decoding, which no program reads."""
-        return _without_decoding(self)
-
-    def after_program(self, new, roles: dict):
-        """Returns the role that the program returned, `new`, with this one's way of decoding."""
-        return dataclasses.replace(new, decoding=self.decoding)
 
     def pinned(self):
         """Keeps the weights on the layout of the model, inside a program."""
@@ -535,8 +516,5 @@ class Reference(Role):
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns log pi_ref(tokens) at the sampling temperature: [B, S], in nats."""
         params = in_device_memory(self.params)  # once, and only until the last microbatch
-
-        def one(b):
-            return (self.model.logprobs(params, b, self.temperature)[0], ())
-
-        return map_tokens(one, batch, steps)[0]
+        read = self.model.logprobs
+        return _of_tokens(lambda b: read(params, b, self.temperature)[0], batch, steps)
