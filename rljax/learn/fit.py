@@ -134,15 +134,9 @@ def _moved_by_sums(objective: Objective, old: TrainState, new: TrainState, count
     the step was taken."""
     if objective.auxiliary.after is None:
         return new
-    moved, is_taken = (
-        objective.auxiliary.after(old.params, new.params, counted),
-        new.step > old.step,
-    )
-
-    def keep(moved, as_it_is):
-        return jnp.where(is_taken, moved, as_it_is)
-
-    return dataclasses.replace(new, params=jax.tree.map(keep, moved, new.params))
+    moved, taken = objective.auxiliary.after(old.params, new.params, counted), new.step > old.step
+    kept = jax.tree.map(lambda moved, x: jnp.where(taken, moved, x), moved, new.params)
+    return dataclasses.replace(new, params=kept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,11 +54,8 @@ class LossScale:
 
 def new_loss_scale() -> LossScale:
     """Returns the scale of the first step."""
-
-    def zero():
-        return jnp.zeros((), jnp.int32)  # (buffers of their own, for donation)
-
-    return LossScale(jnp.float32(INITIAL), zero(), zero())
+    counters = (jnp.zeros((), jnp.int32) for _ in range(2))  # buffers of their own, for donation
+    return LossScale(jnp.float32(INITIAL), *counters)
 
 
 def scaled_objective(objective, scale: jax.Array):

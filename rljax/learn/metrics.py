@@ -111,9 +111,8 @@ def _group_metrics(scores, live, group) -> dict:
     size = jnp.sum(same, axis=1)
     low = jnp.min(jnp.where(same, scores[None, :], jnp.inf), axis=1)
     high = jnp.max(jnp.where(same, scores[None, :], -jnp.inf), axis=1)
-    share = jnp.where(
-        live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0
-    )  # rows of a group add up to 1
+    # Shares of the rows of a group add up to 1.
+    share = jnp.where(live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0)
     groups = jnp.maximum(jnp.sum(share), 1e-9)
     dead = share * (low == high)
     top = jnp.max(jnp.where(live, scores, -jnp.inf))

@@ -103,12 +103,9 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
 
     def one(part):
         numbers, sums = function(part)
-
         # map_microbatches joins rows: every row carries a share of its microbatch's sums.
-        def spread(x):
-            return jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))
-
-        return numbers, jax.tree.map(spread, sums)
+        rows = part.rows
+        return numbers, jax.tree.map(lambda x: jnp.broadcast_to(x / rows, (rows, *x.shape)), sums)
 
     numbers, sums = map_microbatches(one, batch, steps.microbatch_rows)
     return numbers, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
@@ -394,11 +391,9 @@ def _packed(params, batch: Batch, objective: Objective, weights, row_weights, pa
     (loss, (sums, keep, count)), _ = jax.eval_shape(gradient_of, params, 0)
     no_sums = {name: _no_part(name, *pair) for name, pair in sums.items()}
 
-    def zeros(x):
-        return jnp.zeros(x.shape, x.dtype)
-
     kept = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), keep)
-    start = zeros(loss), replicas.zeros(params), no_sums, kept, jax.tree.map(zeros, count)
+    loss, count = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, count))
+    start = loss, replicas.zeros(params), no_sums, kept, count
     loss, gradient, sums, kept, counted = each_microbatch(packed, accumulate, start)
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
     loss, gradient, counted = replicas.total((loss, gradient, counted))

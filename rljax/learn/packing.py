@@ -338,11 +338,7 @@ def _whole(tree, mesh: Mesh):
     """Every device decides alike where everything goes."""
     if mesh.size == 1:
         return tree
-
-    def keep(x):
-        return jax.lax.with_sharding_constraint(x, replicated(mesh))
-
-    return jax.tree.map(keep, tree)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, replicated(mesh)), tree)
 
 
 def each_microbatch(packed: Packed, body: Callable, carry):
@@ -363,9 +359,7 @@ def map_packed(function: Callable, packed: Packed):
         out = jax.tree.map(lambda all, one: all.at[index].set(one), out, new)
         return out, jax.tree.map(jnp.add, total, more)
 
-    def empty(x):
-        return jnp.zeros((packed.parts, *x.shape), x.dtype)
-
-    start = jax.tree.map(empty, shapes), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    empty = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), shapes)
+    start = empty, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     out, total = each_microbatch(packed, body, start)
     return packed.gathered(out), total

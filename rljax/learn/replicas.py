@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
-from rljax.mesh import BATCH_AXES, REPLICA, replicated
+from rljax.mesh import BATCH_AXES, REPLICA, replicated, row_shards
 from rljax.models.model import Model
 
 
@@ -38,10 +38,8 @@ class Replicas:
         if self.count == 1:
             return params
 
-        def copy(x):
-            return jnp.broadcast_to(x, (self.count, *x.shape))
-
-        return self._laid_out(jax.tree.map(copy, params))
+        copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.count, *x.shape)), params)
+        return self._laid_out(copies)
 
     def zeros(self, like):
         """Returns the sum of no gradient yet: zeros [N, ...] like the weights."""
@@ -99,10 +97,7 @@ class Replicas:
 
     def _inner(self, rows: int) -> tuple[str, ...]:
         """The axes over which a replica splits so many rows."""
-        shards = 1
-        for axis in BATCH_AXES:
-            shards *= self.model.mesh.shape[axis]
-        return BATCH_AXES if rows % shards == 0 else ()
+        return BATCH_AXES if rows % row_shards(self.model.mesh) == 0 else ()
 
     def _rows(self, x, spec: PartitionSpec):
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.model.mesh, spec))

@@ -113,9 +113,7 @@ def new_train_state(
       rounding: the random key by which weights that are held in bfloat16 are rounded; None: that of
         seed 0.
     """
-    counters = (
-        jnp.zeros((), jnp.int32) for _ in range(3)
-    )  # three buffers: donation forbids sharing one
+    counters = (jnp.zeros((), jnp.int32) for _ in range(3))  # donation forbids to share a buffer
     precision: dict[str, Any] = {"loss_scale": new_loss_scale()} if scaled else {}
     if rounds(params):
         key = jax.random.key(0) if rounding is None else rounding
