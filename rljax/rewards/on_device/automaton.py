@@ -257,7 +257,7 @@ def _category(category) -> tuple[tuple[int, int], ...]:
     return tuple((m.start(), m.end() - 1) for m in re.finditer(f"{letter}+", every))
 
 
-_SIZES = ((0x7F, 1), (0x7FF, 2), (0xFFFF, 3), (_MOST_CODE, 4))
+_LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, _MOST_CODE)  # of one byte, of two, ...
 
 
 def _utf8(low: int, high: int) -> list[list[tuple[int, int]]]:
@@ -267,18 +267,11 @@ def _utf8(low: int, high: int) -> list[list[tuple[int, int]]]:
         parts = [(low, 0xD7FF), (0xE000, high)]
         return [s for a, b in parts if a <= b for s in _utf8(a, b)]
     out, at = [], low
-    for most, size in _SIZES:
+    for most in _LAST_OF_SIZE:
         if at <= most and at <= high:
-            out += _of_size(at, min(high, most), size)
+            out += _between([*chr(at).encode()], [*chr(min(high, most)).encode()])
             at = most + 1
     return out
-
-
-def _of_size(low: int, high: int, size: int) -> list[list[tuple[int, int]]]:
-    if size == 1:
-        return [[(low, high)]]
-    first, last = chr(low).encode(), chr(high).encode()
-    return _between(list(first), list(last))
 
 
 def _between(first: list[int], last: list[int]) -> list[list[tuple[int, int]]]:

@@ -69,7 +69,7 @@ class DeviceScorer:
         self.has_parts = not all(
             _is_text(row[:n]) for row, n in zip(self.table, self.sizes, strict=True)
         )
-        letters = {*bytes(np.unique(lower_bytes(self.table)))}
+        letters = {*self.table.tobytes().lower()}
         self.cuts = _reads_answer(component)
         self.signs = tuple(s for s in _SIGNS if self.cuts and {*s} <= letters)
         if self.cuts:  # marks that are special tokens are no part of the text
@@ -177,11 +177,6 @@ def _is_text(row: np.ndarray) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def lower_bytes(table: np.ndarray) -> np.ndarray:
-    """Returns bytes with A to Z in lower case, of any shape."""
-    return np.where((table >= 65) & (table <= 90), table + 32, table)
 
 
 def _stacked(values: list) -> np.ndarray:
