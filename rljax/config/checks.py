@@ -11,7 +11,7 @@ from pathlib import Path
 from rljax.config.names import FIELDS_LISTED
 from rljax.config.overrides import TFDS, is_path
 from rljax.config.schema import DATA, FIELDS, MODELS, NAMESPACES, Config
-from rljax.config.values import value_of, wrong_types
+from rljax.config.values import texts_of, value_of, wrong_types
 from rljax.errors import InputError
 from rljax.files import data_files, how_to_get_data, near_path
 from rljax.gguf import is_gguf
@@ -83,12 +83,6 @@ def check_fields(config: Config, problems: Problems) -> None:
         value = value_of(config, name)
         if rule := spec.problem(value):
             problems.check(False, name, value, rule, spec.fix_of(name, value))
-
-
-def texts_of(config: Config, field: str) -> tuple[str, ...]:
-    """Returns the texts of a field that holds one or several, without the empty ones."""
-    value = value_of(config, field)
-    return tuple(text for text in ((value,) if isinstance(value, str) else value) if text)
 
 
 def check_paths(config: Config, problems: Problems) -> None:
@@ -203,9 +197,8 @@ def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) ->
     fix = MODEL_FIX if field != "tokenizer" else "a folder with tokenizer.json, or OWNER/NAME"
     if problems.check(name is not None, field, spec, "is not a folder", fix):
         there = importlib.util.find_spec("huggingface_hub") is not None
-        fix = "pip install 'huggingface_hub>=2.4'" + (
-            "" if is_hub(spec) else ", or give the path of a folder"
-        )
+        fix = "pip install 'huggingface_hub>=2.4'"
+        fix += "" if is_hub(spec) else ", or give the path of a folder"
         rule = "is no folder here, and the hub is read by huggingface_hub, which is not installed"
         problems.check(there, field, spec, rule, fix)
 
@@ -234,7 +227,9 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     if not stage or is_path(text):
         return True
     home, name = NAMESPACES[stage], text.partition("(")[0].strip()
-    if not name or {".", ":"} & set(name) or _is_component(home, name):
+    if not name or {".", ":"} & set(name):
+        return True
+    if name in _names_in(home) and _declares_contract(home, name):  # one file is read for it
         return True
     known = components_of(home) + ["console"] * (field == "trackers")
     if not known or name in known:
@@ -263,11 +258,6 @@ def components_of(module: str) -> list[str]:
     """Returns the components that a namespace offers: the functions that it defines, or names in
     its `__all__`, and that declare a contract. Nothing is imported."""
     return [name for name in _names_in(module) if _declares_contract(module, name)]
-
-
-def _is_component(module: str, name: str) -> bool:
-    """Returns whether `components_of` has the name. Only the file that defines it is read."""
-    return name in _names_in(module) and _declares_contract(module, name)
 
 
 def _names_in(module: str) -> list[str]:

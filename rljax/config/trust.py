@@ -33,7 +33,7 @@ from rljax.config.declare import Spec
 from rljax.config.flags import config_file, is_data
 from rljax.config.overrides import TFDS, from_dict, kind_of_text, to_dict
 from rljax.config.schema import FIELDS, NAMESPACES, Config
-from rljax.config.values import value_of, with_overrides
+from rljax.config.values import texts_of, value_of, with_overrides
 from rljax.contracts import Home, PlainText, spec
 from rljax.errors import InputError
 from rljax.files import read_data
@@ -152,7 +152,7 @@ def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
         return lambda text, folder: re.fullmatch(spec.harmless, text) is not None
     if spec.path == "written":
         return _is_inside
-    return _is_harmless_folder if spec.path else None
+    return (lambda text, folder: not is_url(text)) if spec.path else None
 
 
 _USUAL = Config()
@@ -163,10 +163,6 @@ def _is_harmless_component(text: str, folder, home: str, safe: str) -> bool:
     """Returns whether a component, or the one of NAME=component(...), is harmless."""
     named = _NAMED.fullmatch(text)
     return bool(re.fullmatch(safe, text)) or is_harmless(named[1] if named else text, home)
-
-
-def _is_harmless_folder(text: str, folder) -> bool:
-    return not is_url(text)
 
 
 def _is_harmless_source(text: str, folder, home: str) -> bool:
@@ -299,8 +295,7 @@ def _note(config: Config, source: str | os.PathLike, folder: str | os.PathLike) 
 def own_components(config: Config) -> set[str]:
     """Returns the component texts of a config, options included, that name the user's own
     functions."""
-    values = (value_of(config, field) for field in _DEFAULTS)
-    texts = [t for v in values for t in (v if isinstance(v, tuple) else (v,)) if isinstance(t, str)]
+    texts = [text for field in _DEFAULTS for text in texts_of(config, field)]
     texts += [match[1] for text in texts if (match := _NAMED.fullmatch(text))]
     found = {one for text in texts for one in component_texts(text)}
     return {text for text in found if is_own_code(parse_component(text)[0])}

@@ -31,6 +31,14 @@ def value_of(config: Settings, name: str):
     return config
 
 
+def texts_of(config: Settings, name: str) -> tuple[str, ...]:
+    """Returns the texts of a field that holds one or several, without the empty ones; () of a
+    number."""
+    value = value_of(config, name)
+    items = value if isinstance(value, tuple | list) else (value,)
+    return tuple(text for text in items if isinstance(text, str) and text)
+
+
 def flat_fields(value: Mapping, kind: type[Settings], prefix: str = "") -> dict[str, object]:
     """Returns {dotted name: value}. Sections of the config are taken apart, and one level of
     unknown mappings, so that other frameworks' fields are recognised. Raises InputError for a field

@@ -7,6 +7,7 @@ from pathlib import Path
 from rljax import hosts, hub
 from rljax.config import Config, field_names, value_of, with_overrides
 from rljax.config.schema import MODELS
+from rljax.config.values import texts_of
 from rljax.errors import InputError
 from rljax.files import read_json_object
 
@@ -34,12 +35,10 @@ def _asked(config: Config) -> list[str]:
     """Every text of the config that names a repository, in a fixed order."""
     found = []
     for field in field_names(Config):
-        value = value_of(config, field)
-        for text in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(text, str) and text:
-                found += hub.names_in(text)
-                if field in MODELS and not hub.is_hub(text) and hub.model_name(text):
-                    found.append(text)
+        for text in texts_of(config, field):
+            found += hub.names_in(text)
+            if field in MODELS and not hub.is_hub(text) and hub.model_name(text):
+                found.append(text)
     return list(dict.fromkeys(found))
 
 

@@ -51,7 +51,6 @@ from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
-from rljax.training.epochs import epoch_notes
 from rljax.training.health import narrowest_numbers
 from rljax.training.hub_commits import with_commits
 from rljax.training.preflight import check_same_data, check_same_start
@@ -63,6 +62,7 @@ from rljax.training.run import Run
 from rljax.training.run_folder import RunFolder, run_folder, write_config, write_data_page
 from rljax.training.scores import check_scores, examples, require_scores, shown_sample, try_rewards
 from rljax.training.setup_warnings import setup_warnings
+from rljax.training.sources import epoch_notes
 from rljax.validation import validate
 
 METRICS = {
@@ -143,7 +143,10 @@ def one_step(run: Run) -> dict:
         run.warn(COMPILED_AGAIN, f"compiled again: {names}")
     if phase is run.setup.main and compiles.count() == compiled and not run.compiled_program:
         if not run.steady:
-            _set_aside()
+            # Each step makes objects for every sample, which make the garbage collector run: it
+            # would look at all traced programs each time.
+            gc.collect()
+            gc.freeze()
         run.steady.append([seconds.get(name, 0.0) for name in PARTS])
         # Of the first such step, and of the last.
         run.timelines[1 if run.timelines else 0 :] = [
@@ -153,13 +156,6 @@ def one_step(run: Run) -> dict:
     learning_programs = run.learning_programs + run.ahead.programs
     counts = {"compiles": compiles.count(), "learning_programs": learning_programs}
     return {**metrics, "phase": phase.label, **{name: float(n) for name, n in counts.items()}}
-
-
-def _set_aside() -> None:
-    """Hides what exists by now from the garbage collector. Each step makes objects for every
-    sample, which make the collector run, and it would look at all traced programs each time."""
-    gc.collect()
-    gc.freeze()
 
 
 def _scoring_times(timings: Timings) -> dict:
@@ -224,10 +220,9 @@ def after_step(run: Run, metrics: dict) -> bool:
         every = config.evaluate.every_steps
         if run.finished() or (every and progress.rl_steps % every == 0):
             metrics |= run.evaluate()
-        due = (
-            due or config.checkpoint.best_metric.removeprefix("-") in metrics
-        )  # only a saved step can be the best
-        return due or run.finished()
+        # Only a saved step can be the best.
+        best = config.checkpoint.best_metric.removeprefix("-") in metrics
+        return due or best or run.finished()
     begun = run.phase is run.setup.main  # and stopped in the evaluation before its first step
     over, evaluated = begun or progress.sft_steps >= config.sft.steps, {}
     if (
@@ -261,14 +256,11 @@ def roll_back(run: Run, bad: int) -> None:
     narrow = run.config.model_settings.dtype == "float16"
     of_range = "; numbers above 65,504 leave float16: model_settings.dtype='bfloat16'" * narrow
     run.progress.faults, run.progress.fault_steps = faults, fault_steps
+    back = "no checkpoint to go back to"
+    back = back if step is None else f"rolled back to the checkpoint of step {step}"
     raise InputError(
         f"stopped at step {failed}: {bad} optimizer steps in a row were not finite",
-        rule=f"max_skipped_in_a_row={run.config.max_skipped_in_a_row}; "
-        + (
-            "no checkpoint to go back to"
-            if step is None
-            else f"rolled back to the checkpoint of step {step}"
-        ),
+        rule=f"max_skipped_in_a_row={run.config.max_skipped_in_a_row}; {back}",
         fix="lower the learning rate, or look at metrics.jsonl before that step" + of_range,
     )
 
@@ -355,25 +347,18 @@ def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
 def summarise(run: Run, status: str) -> dict:
     """Returns the content of summary.json."""
     progress, devices = run.progress, run.setup.model.mesh.devices
+    pass_after = (progress.measured and progress.pass_at_k) or {}
+    step, accuracy, held_out = progress.evaluated_step, progress.accuracy, progress.held_out
+    evaluated = {"step": step, "accuracy": accuracy, "eval": held_out}
     out = {
         "status": status,
         "accuracy_before": progress.accuracy_before,
         "accuracy_after": progress.accuracy if progress.measured else None,
         "eval_before": progress.held_out_before,
         "eval_after": progress.held_out if progress.measured else None,
-        **{f"{name}_before": found for name, found in (progress.pass_at_k_before or {}).items()},
-        **{
-            f"{name}_after": x
-            for name, x in (progress.pass_at_k or {}).items()
-            if progress.measured
-        },
-        "last_evaluation": None
-        if progress.evaluated_step is None
-        else {
-            "step": progress.evaluated_step,
-            "accuracy": progress.accuracy,
-            "eval": progress.held_out,
-        },
+        **{f"{name}_before": x for name, x in (progress.pass_at_k_before or {}).items()},
+        **{f"{name}_after": x for name, x in pass_after.items()},
+        "last_evaluation": None if progress.evaluated_step is None else evaluated,
         "stopped_early": run.stopped_early,
         "wall_s": time.monotonic() - run.started,
         "steps": progress.step,
@@ -456,9 +441,7 @@ def finish(run: Run, status: str, lost: str) -> dict:
 def programs(setup: Setup) -> list[tuple[str, str]]:
     """Returns (function, use) of the large programs of a run in the order in which it
     compiles them."""
-    learning = [
-        (phase.dataflow.function.__name__, f"learn {phase.label}") for phase in setup.phases
-    ]
+    learning = [(one.dataflow.function.__name__, f"learn {one.label}") for one in setup.phases]
     samples = setup.needs_reward or setup.data.test_prompts
     return [*learning[:-1], *([("rollout", "generate")] if samples else []), learning[-1]]
 
@@ -487,7 +470,8 @@ def train(
         config, said = with_default_batch(config, unset, devices, check)
         if said and "console" in config.trackers and hosts.first():
             print(said, flush=True)
-        run, signal = _driven(_trained(config, on_start, devices, shipped))
+        name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
+        run, signal = _driven(trained(config, name, devices, shipped, on_start))
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
@@ -505,16 +489,20 @@ def _driven(training: Training) -> tuple[TrainedRun, str]:
             return end.value
 
 
-def _trained(
-    config: Config, on_start: Callable[[Path | str], None] | None, devices, shipped: Config | None
+def trained(
+    config: Config,
+    name: str,
+    devices,
+    shipped: Config | None = None,
+    on_start: Callable[[Path | str], None] | None = None,
+    beside: Beside | None = None,
 ) -> Training:
-    """Opens the folder of a run and trains in it, as `train_in`."""
+    """Opens the folder of a run, `name` if it is a new one, and trains in it, as `train_in`."""
     warnings = validate(config, len(devices), shipped)
-    name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
     with run_folder(config.run_dir, name) as opened:
         if on_start:
             on_start(opened.url or opened.path)
-        return (yield from train_in(config, opened, devices, warnings, shipped))
+        return (yield from train_in(config, opened, devices, warnings, shipped, beside))
 
 
 def train_in(
@@ -597,11 +585,9 @@ def train_in(
                     console.finished()
             except hosts.StopAgreed as stop:
                 run.started_training = True  # also if it was stopped in its first evaluation
-                status = f"{_STOPPED} {stop} at step {run.progress.step}, " + (
-                    "before the first checkpoint"
-                    if run.saved_step is None
-                    else f"saved at step {run.saved_step}"
-                )
+                at = f"saved at step {run.saved_step}"
+                at = "before the first checkpoint" if run.saved_step is None else at
+                status = f"{_STOPPED} {stop} at step {run.progress.step}, {at}"
             except InputError as error:
                 status = str(error)
                 raise

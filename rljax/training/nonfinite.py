@@ -79,7 +79,7 @@ class _Walk:
         """(values, Marks) of the outputs."""
         env = dict(zip(jaxpr.invars, zip(arguments, marks, strict=True), strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = value, self.found(value, "a constant") if _is_float(value) else {}
+            env[var] = value, self.constant(value)
         last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
         kept = {v for v in jaxpr.outvars if _is_var(v)}
 
@@ -103,8 +103,7 @@ class _Walk:
         """(values, Marks) of one operation. What has operations inside is computed as a whole
         first, and entered only where that leaves something to find."""
         enter = _INSIDE.get(eqn.primitive.name)
-        whole = enter is None or not _tells_finiteness(eqn)
-        if whole:
+        if enter is None or not _tells_finiteness(eqn):
             outs = _bind(eqn, values)
             if enter is None or all(_all_finite(x) for x in outs):
                 return outs, [self.marks_of(eqn, x, values, marks, loops) for x in outs]
@@ -117,10 +116,9 @@ class _Walk:
             # A number of float32 is not told apart by being compared: masks compare with -inf.
             pairs = zip(values, marks, strict=True)
             return _earliest([mark for x, mark in pairs if not _is_float(x)], (NAN, INF))
-        kinds = _kinds(out)
         floats = [mark for x, mark in zip(values, marks, strict=True) if _is_float(x)]
         found: Marks = {}
-        for kind in kinds:
+        for kind in _kinds(out):
             known = _earliest(floats, (kind,))
             if not known:
                 cause = _earliest(floats, (INF,)).get(INF) if kind == NAN else None
@@ -184,10 +182,7 @@ class _Walk:
         stacked: list = [None] * length
         collected: list[Marks] = [{} for _ in body.jaxpr.outvars[m - n :]]
         for iteration in reversed(range(length)) if params["reverse"] else range(length):
-            inside = (
-                *loops,
-                f"iteration {iteration + 1} of {length} at {summarize(eqn.source_info)}",
-            )
+            at = f"iteration {iteration + 1} of {length} at {summarize(eqn.source_info)}"
             rows = [x[iteration] for x in values[m:]]
             # A row is no less marked than its array, if it is not finite itself.
             of_rows = [
@@ -199,14 +194,13 @@ class _Walk:
                 body.consts,
                 [*values[:n], *carry, *rows],
                 [*marks[:n], *carried, *of_rows],
-                inside,
+                (*loops, at),
             )
             carry, carried = outs[: m - n], found[: m - n]
             stacked[iteration] = outs[m - n :]
             for i, mark in enumerate(found[m - n :]):
-                collected[i] = _earliest([collected[i], mark], (NAN,)) | _earliest(
-                    [collected[i], mark], (INF,)
-                )
+                both = [collected[i], mark]
+                collected[i] = _earliest(both, (NAN,)) | _earliest(both, (INF,))
         if not length:
             return _bind(eqn, values), [*carried, *collected]
         columns = zip(*stacked, strict=True)

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import math
 import os
-import tempfile
 from pathlib import Path
 
 import jax
@@ -21,6 +20,7 @@ from rljax.files import read_arrays
 from rljax.models.trees import flattened
 from rljax.roles import Reference
 from rljax.roles.placed import run_dataflow
+from rljax.runs.folder import try_to_write
 from rljax.setup import Setup
 from rljax.training.sources import offline_rows
 
@@ -85,8 +85,7 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        try_to_write(folder)
     except OSError as error:
         raise InputError(
             "offline.reference_logprobs",

@@ -12,7 +12,7 @@ from rljax import hosts
 from rljax.components import is_own_code, names_of
 from rljax.config import Config, changed_fields, field_names, is_path
 from rljax.config.schema import MODELS
-from rljax.config.values import value_of
+from rljax.config.values import texts_of, value_of
 from rljax.errors import InputError
 from rljax.hosts import preflight
 from rljax.runs.folder import make_folder
@@ -27,12 +27,9 @@ def check_same_start(config: Config) -> None:
     """Raises InputError on every host if versions, code, config, models or devices differ."""
     if hosts.count() == 1:
         return
-    preflight.require_same(
-        preflight.of_this_host()
-        | _config_facts(config)
-        | dict(_modules(config))
-        | dict(_folders(config))
-    )
+    facts = {f"config.{name}": repr(value) for name, value in changed_fields(config).items()}
+    facts |= dict(_modules(config)) | dict(_folders(config))
+    preflight.require_same(preflight.of_this_host() | facts)
     # Only now: the devices of hosts with several versions of JAX would not find each other.
     preflight.require_same(preflight.devices_of_this_host())
 
@@ -43,16 +40,11 @@ def check_same_data(setup: Setup) -> None:
         preflight.require_same({"data": setup.data.digest[:16]})
 
 
-def _config_facts(config: Config) -> dict[str, str]:
-    return {f"config.{name}": repr(value) for name, value in changed_fields(config).items()}
-
-
 def _modules(config: Config) -> Iterator[tuple[str, str]]:
     """(module, digest) of the user's own code that the config names."""
     for field in field_names(config):
-        value = value_of(config, field)
-        for text in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(text, str) or is_path(text):
+        for text in texts_of(config, field):
+            if is_path(text):
                 continue
             for name in names_of(text.partition("=")[2] if field == "roles" else text)[0]:
                 if is_own_code(name) and not name.startswith("rljax."):
@@ -78,12 +70,10 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
         folder = value_of(config, field)
         if folder and is_path(folder):
             files = sorted(Path(folder).glob("*.json"))
-            weights = sorted(
-                p for p in Path(folder).glob("*") if p.suffix in (".safetensors", ".gguf")
-            )
+            weights = [p for p in Path(folder).glob("*") if p.suffix in (".safetensors", ".gguf")]
             weights += [Path(folder)] if os.path.isfile(folder) else []
-            sizes = [(p.name, p.stat().st_size) for p in weights]
-            yield f"{field} {folder}", f"{preflight.digest(files)} {sum(n for _, n in sizes)} bytes"
+            size = sum(path.stat().st_size for path in weights)
+            yield f"{field} {folder}", f"{preflight.digest(files)} {size} bytes"
 
 
 def shared_folder(path: Path) -> Path:

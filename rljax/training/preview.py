@@ -22,10 +22,10 @@ from rljax.training.scores import scored_responses, try_rewards
 from rljax.training.setup_warnings import setup_warnings
 from rljax.validation import validate
 
+ROWS = 2  # of each source that are shown
 
-def preview(
-    config: Config, console: Console, *, rows: int = 2, devices=None, shipped: Config | None = None
-) -> None:
+
+def preview(config: Config, console: Console, *, shipped: Config | None = None) -> None:
     """Prints the warnings and the plan of a config, its first rows as the model reads them, and
     the rewards of ordinary responses to them. It makes no run folder and compiles nothing; of
     several hosts the first one prints. Raises InputError for all that `train` would refuse before
@@ -34,13 +34,15 @@ def preview(
     try:
         check_same_start(config)
         console = console if hosts.first() else Console(quiet=True)
-        _preview(config, console, rows, jax.devices() if devices is None else devices, shipped)
+        _preview(config, console, shipped)
     except BaseException as error:
         hosts.fail(error)  # the others would wait for this host
         raise
 
 
-def _preview(config: Config, console: Console, rows: int, devices, shipped: Config | None) -> None:
+def _preview(config: Config, console: Console, shipped: Config | None) -> None:
+    devices = jax.devices()
+
     def warn(texts) -> None:
         for text in texts:
             console.print(f"warning: {text}", markup=False, soft_wrap=True)
@@ -57,13 +59,13 @@ def _preview(config: Config, console: Console, rows: int, devices, shipped: Conf
     Checkpoints(folder).check_room(checkpoint_bytes(setup))
     with tempfile.TemporaryDirectory() as folder, Run(setup, Path(folder)) as run:
         console.print(f"plan: {run.memory.line()}", markup=False, soft_wrap=True)
-        show(config, console, rows=rows, split="train", ids=False)
+        show(config, console, rows=ROWS, split="train", ids=False)
         if run.setup.needs_reward:
             warn(try_rewards(run))
-            _show_rewards(run, console, rows)
+            _show_rewards(run, console)
 
 
-def _show_rewards(run: Run, console: Console, rows: int) -> None:
+def _show_rewards(run: Run, console: Console) -> None:
     """A line for each of the responses that a reward is tried with."""
     if run.player.has_turns:
         _show_exchange(run, run.player, console)
@@ -73,7 +75,7 @@ def _show_rewards(run: Run, console: Console, rows: int) -> None:
         console.print("rewards: of a model or a server, which is not asked here")
         return
     for source in run.setup.data.sources:
-        for record in Loader(source, batch_size=1, seed=run.config.seed).take(rows):
+        for record in Loader(source, batch_size=1, seed=run.config.seed).take(ROWS):
             for row in scored_responses(reward, record):
                 score = row.score.value if row.score.status == "ok" else row.score.message
                 text = f"reward {score} of the response {row.sample['response']!r:.200}"

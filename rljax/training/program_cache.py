@@ -23,6 +23,7 @@ from rljax.config import Config
 from rljax.hosts import preflight
 from rljax.hosts.programs import same_keys
 from rljax.report.starts import read_starts
+from rljax.runs.folder import try_to_write
 from rljax.runs.store import Store, is_url, local_path
 from rljax.tracking import compiles
 from rljax.training.run_folder import RunFolder
@@ -51,15 +52,15 @@ class ProgramCache:
         self.folder: Path | None = None  # of this host; None: nothing is kept
         self.shared: Store | None = None  # the copy that all hosts see, where that is another
         self.steps, self.since = 0, compiles.count()
+        self.least_s = 0.0 if hosts.count() > 1 else LEAST_S
         self._thread = ThreadPoolExecutor(1, "compiled programs")
         compiles.watch()
         text = config.compilation_cache
         if not text:
             return
-        several = hosts.count() > 1
         own = Config().compilation_cache if is_url(text) else str(local_path(text))
         self.folder = Path(os.path.expanduser(own))
-        if several or is_url(text):
+        if hosts.count() > 1 or is_url(text):
             self.folder /= _kind()
             fault = next(filter(None, hosts.gather(self._made())), "")
             if fault:
@@ -80,8 +81,7 @@ class ProgramCache:
             jax.config.update("jax_persistent_cache_enable_xla_caches", kept)
             reset_cache()  # what this process has used so far
         jax.config.update("jax_compilation_cache_dir", str(self.folder))
-        least = 0.0 if several else LEAST_S
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", self.least_s)
 
     def __enter__(self) -> "ProgramCache":
         return self
@@ -104,14 +104,11 @@ class ProgramCache:
             every = [compiles.Compiled(*one) for one in hosts.gather(list(done))]
             if self.say is not None:
                 self.say(said(every, hosts.names(), compiles.longest(self.since)))
-            if hosts.first() and not done.hits and done.longest_s >= self._least_s():
+            if hosts.first() and not done.hits and done.longest_s >= self.least_s:
                 self._tell_change(done.programs)
         if self.steps == PUT_AFTER_STEPS:
             with heartbeat.phase("programs"):
                 self._put()
-
-    def _least_s(self) -> float:
-        return 0.0 if hosts.count() > 1 else LEAST_S
 
     def _tell_change(self, programs: int) -> None:
         """Warns where a run that is resumed finds none of its programs."""
@@ -136,9 +133,7 @@ class ProgramCache:
         """Makes the folder -> why it cannot be used, "" if it can."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".{secrets.token_hex(8)}"
-            probe.touch()
-            probe.unlink()
+            try_to_write(self.folder)
         except OSError as error:
             return f"{hosts.names()[hosts.index()]}: {self.folder}: {error.strerror}"
         return ""

@@ -166,9 +166,8 @@ class ProgramSteps:
         given = {name: role.in_program() for name, role in roles.items()}
         named = {k: v for k, v in given.items() if k in self.phase.dataflow.parameters}
         function = self.phase.dataflow.function
-        (own, _, _, shared, read), _ = function.arguments(
-            None, None, self.static.algorithm, **named
-        )
+        algorithm = self.static.algorithm
+        (own, _, _, shared, read), _ = function.arguments(None, None, algorithm, **named)
         asked = self.setup.rollout.parameters
         others = {k: v for k, v in given.items() if k not in named and k in asked}
         return own, shared, read, others

@@ -18,6 +18,7 @@ from rljax.runs.mirror import local_copy
 from rljax.training import bad_batch
 from rljax.training.nonfinite import INF, NAN, Origin, trace
 from rljax.training.progress import Progress
+from rljax.training.run import restored_roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +81,7 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     checkpoints, saved = _newest(run_dir, step)
     progress = Progress.from_dict(checkpoints.read_state(saved)["progress"])
     phase = setup.phase(progress.phase)
-    if setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
-        params = build.initial_params(config, setup.model)
-    else:
-        params = setup.model.init(root_key(0))
-    roles = build.make_roles(setup, phase, params)
-    roles = build.with_arrays(roles, checkpoints.read_arrays(saved, build.role_arrays(roles)))
+    roles = restored_roles(setup, phase, checkpoints, saved)
     roles = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
     # Of the step before: what was kept has counted its own.
     taken = progress.taken.get(phase.name, 0) - (saved == step)

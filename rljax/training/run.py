@@ -55,6 +55,8 @@ METRICS = {"lr": Metric("learning rate of the last optimizer step", "", "as its 
 
 LOG = logging.getLogger("rljax")
 PRINTED = "rewards.log"  # what the functions of rewards print
+# What reading a state of another form may raise.
+_NOT_SAVED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, StopIteration)
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
 
 
@@ -62,6 +64,16 @@ def checkpoint_bytes(setup: Setup) -> int:
     """Returns the bytes of the arrays of a checkpoint, in the phase that has most."""
     phases = [build.role_arrays(build.abstract_roles(setup, phase)) for phase in setup.phases]
     return max(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(roles)) for roles in phases)
+
+
+def restored_roles(setup: Setup, phase: Phase, checkpoints: Checkpoints, step: int) -> dict:
+    """Returns the roles of a phase with the arrays of a checkpoint."""
+    if setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
+        params = build.initial_params(setup.config, setup.model)
+    else:  # shapes and shardings; the values are replaced
+        params = setup.model.init(root_key(0))
+    roles = build.make_roles(setup, phase, params)
+    return build.with_arrays(roles, checkpoints.read_arrays(step, build.role_arrays(roles)))
 
 
 class Run:
@@ -219,16 +231,10 @@ class Run:
         with self._reading_state(step):
             self.progress = Progress.from_dict(state["progress"])
             self.setup.phase(self.progress.phase)
-        if self.setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
-            params = build.initial_params(self.config, self.setup.model)
-        else:  # shapes and shardings; the values are replaced
-            params = self.setup.model.init(root_key(0))
         if self.progress.reference_file:
             folder = Path(self.config.offline.reference_logprobs)
             read_reference_logprobs(self.setup, folder / self.progress.reference_file)
-        roles = build.make_roles(self.setup, self.phase, params)
-        arrays = self.checkpoints.read_arrays(step, build.role_arrays(roles))
-        self.roles = build.with_arrays(roles, arrays)
+        self.roles = restored_roles(self.setup, self.phase, self.checkpoints, step)
         with self._reading_state(step):
             for name, source in self.sources.items():
                 same = state["fingerprints"].get("data") == self.fingerprints["data"]
@@ -246,14 +252,7 @@ class Run:
             yield
         except InputError:
             raise
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            StopIteration,
-        ) as error:
+        except _NOT_SAVED as error:
             raise InputError(
                 f"{self.checkpoints.path(step) / STATE} does not hold what a run saves",
                 rule=f"{type(error).__name__}: {error}",

@@ -208,9 +208,9 @@ def scored_responses(
 def check_scores(run: Run, metrics: dict) -> None:
     """Called after a step: raises InputError if several steps in a row had no score, because none
     of them taught anything; warns if samples over a time limit are the long ones."""
-    failed = sum(metrics.get(f"reward/{kind}", 0.0) for kind in _UNSCORED)
     if "reward/errors" not in metrics:
         return
+    failed = sum(metrics.get(f"reward/{kind}", 0.0) for kind in _UNSCORED)
     unscored = 0 < metrics.get("batch/completions", 0.0) <= failed
     run.unscored_steps = run.unscored_steps + 1 if unscored else 0
     if run.unscored_steps >= _UNSCORED_STEPS:
@@ -254,13 +254,11 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
     run.late_and_longer += late * longer
     share = run.late_and_longer / run.late_samples
     if before < _LATE_SAMPLES <= run.late_samples and share >= _LONGER:
-        what = (
-            "they are masked, so a policy can avoid a bad score by writing more. If the reward "
-            "asks no server, declare what it is worth then: @rljax.contracts.contract("
-            "on_timeout=0.0)"
-            if masked
-            else "they have the score that the reward declares for that"
-        )
+        what = "they have the score that the reward declares for that"
+        if masked:
+            what = "they are masked, so a policy can avoid a bad score by writing more. If the "
+            what += "reward asks no server, declare what it is worth then: "
+            what += "@rljax.contracts.contract(on_timeout=0.0)"
         LOG.warning(
             "step %d: %d responses were over the limits of the reward, and %.0f %% of the time the "
             "late response is the longer one: %s",
@@ -296,9 +294,8 @@ def examples(run: Run) -> dict[str, list[dict]]:
     between, and of the prompts whose samples differ most the best one, one near the mean and the
     worst; with an environment also "episodes" (rljax.tracking.episodes)."""
     report = run.source.report
-    rows = sorted(
-        report.rows, key=lambda row: -row.score.value if row.score.status == "ok" else np.inf
-    )
+    worth = [-row.score.value if row.score.status == "ok" else np.inf for row in report.rows]
+    rows = [report.rows[i] for i in np.argsort(worth, kind="stable")]
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int)).tolist()
     means = {}
     for mean, three in _of_prompts(rows):

@@ -6,7 +6,9 @@ is called after each of them, and meanwhile(learned) while the host waits for th
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +50,6 @@ from rljax.rollout.flight import (
 )
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
-from rljax.training.epochs import epoch_metrics
 
 METRICS = {
     "batch/prompts": Metric("prompts drawn", "prompts"),
@@ -57,6 +58,9 @@ METRICS = {
     "batch/tokens": Metric("tokens in the batch, prompts included", "tokens"),
     "data/epoch": Metric(
         "passes over the data so far", "epochs", "many passes: watch the evaluation"
+    ),
+    "data/steps_per_epoch": Metric(
+        "steps in which the data are passed over once, rounded down", "steps"
     ),
     "data/dropped_overlong": Metric(
         "prompts left out as longer than data.max_prompt_tokens", "prompts", "few of them"
@@ -78,15 +82,12 @@ def make_source(setup: Setup, phase: Phase, player: Player | None, key: jax.Arra
     if phase.name == "sft":
         size = config.sft.sequences_per_step
         loader = Loader(data.examples, batch_size=size, seed=config.seed)
-        return FileSource(loader, lambda items: _examples(setup, items), setup.model.mesh, ())
+        rows = _padded(data.example_tokens, data.example_images)
+        return FileSource(loader, rows, setup.model.mesh, ())
     if not phase.samples:
         loader = prompt_order(config, data)
         names = (config.data.train, *config.data.sources)
-
-        def rows(records):
-            return offline_rows(setup, records)
-
-        return FileSource(loader, rows, setup.model.mesh, names)
+        return FileSource(loader, partial(offline_rows, setup), setup.model.mesh, names)
     count = sampled_prompts(config)
     replayed = config.batch.prompts_per_step - count
     if not count:
@@ -103,13 +104,14 @@ def make_sources(setup: Setup, player: Player | None, key: jax.Array) -> dict:
     if setup.pretraining is not None:
         data, size = setup.data, setup.pretraining_rows
         loader = Loader(data.pretraining, batch_size=size, seed=setup.config.seed)
-        how = dict(length=data.pretraining_tokens, images=data.pretraining_images)
-
-        def rows(items):
-            return Batch(**pad_examples(items, **how))
-
+        rows = _padded(data.pretraining_tokens, data.pretraining_images)
         sources["pretraining"] = FileSource(loader, rows, setup.model.mesh, ())
     return sources
+
+
+def _padded(length: int, images) -> Callable[[list], Batch]:
+    """Returns the function that makes a Batch of supervised examples."""
+    return lambda items: Batch(**pad_examples(items, length=length, images=images))
 
 
 def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
@@ -210,9 +212,11 @@ class RolloutSource(LoaderSource):
 
     def draw(self, count: int) -> Prompts:
         """Returns the next prompts of the data."""
+        return self._prompts(self.loader.take(count))
+
+    def _prompts(self, records: list[PromptRecord]) -> Prompts:
         data = self.setup.data
-        how = dict(length=data.prompt_tokens, images=data.images)
-        return Prompts.from_records(self.loader.take(count), **how)
+        return Prompts.from_records(records, length=data.prompt_tokens, images=data.images)
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         """Samples and scores the trajectories of a step; returns their batch and metrics. Raises
@@ -286,13 +290,7 @@ class RolloutSource(LoaderSource):
         self.loader.set_state(state)
         if saved is not None:
             find = record_finder(self.setup.data.sources)
-            data = self.setup.data
-            how = dict(length=data.prompt_tokens, images=data.images)
-
-            def prompt(one):
-                return Prompts.from_records([find(one)], **how)
-
-            self.in_flight.set_state(saved, prompt)
+            self.in_flight.set_state(saved, lambda one: self._prompts([find(one)]))
 
     def saved(self) -> None:
         """Lets samples in flight read their texts again, as those of a resumed run do."""
@@ -468,17 +466,36 @@ def _joined(ours: Batch, theirs: Batch, mesh) -> Batch:
     return place(Batch(**both), mesh)
 
 
+def steps_per_epoch(items: float, count: int) -> int | None:
+    """Returns floor(items / count) for `count` items a step; None for data without end."""
+    return None if math.isinf(items) else math.floor(items / count)
+
+
+def epoch_metrics(loader, count: int) -> dict[str, float]:
+    """Returns data/epoch, and data/steps_per_epoch of a step that draws `count` items."""
+    steps = steps_per_epoch(loader.items_per_epoch, count)
+    known = {} if steps is None else {"data/steps_per_epoch": float(steps)}
+    return {"data/epoch": loader.epoch, **known}
+
+
+def epoch_notes(source, steps: int) -> list[str]:
+    """Returns lines such as "7 steps per epoch: 7,500 items, 1,024 a step; 105 steps are 14.3
+    epochs" about a source's data; [] for data without end."""
+    items, count = source.loader.items_per_epoch, source.count
+    whole = steps_per_epoch(items, count)
+    if whole is None:
+        return []
+    unit = "step" if whole == 1 else "steps"
+    passes = f"{steps:,} steps are {steps * count / items:.3g} epochs"
+    return [f"{whole:,} {unit} per epoch: {items:,.0f} items, {count:,} a step; {passes}"]
+
+
 def _chances(loader, names: tuple[str, ...]) -> dict[str, float]:
     """The chance of each source that is mixed in."""
     if not isinstance(loader, Curriculum):
         return {}
     pairs = zip(names, loader.chances(), strict=True)
     return {f"data/chance/{name}": float(chance) for name, chance in pairs}
-
-
-def _examples(setup: Setup, examples: list) -> Batch:
-    data = setup.data
-    return Batch(**pad_examples(examples, length=data.example_tokens, images=data.example_images))
 
 
 def offline_rows(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
@@ -502,9 +519,6 @@ def offline_rows(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
         arrays["ref_logprobs"] = np.zeros((len(stored), length), np.float32)
         for row, values in zip(arrays["ref_logprobs"], stored, strict=True):
             row[: len(values)] = values
-    missing = [max(rows - len(x), 0) for x in arrays.values()]
-    arrays = {
-        name: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1))
-        for (name, x), more in zip(arrays.items(), missing, strict=True)
-    }
+    for name, x in arrays.items():
+        arrays[name] = np.pad(x, [(0, max(rows - len(x), 0))] + [(0, 0)] * (x.ndim - 1))
     return Batch(**arrays)

@@ -24,12 +24,10 @@ from rljax.errors import InputError
 from rljax.runs.units import human_bytes
 from rljax.tracking import compiles
 from rljax.tracking.signals import Signals
-from rljax.training.loop import Beside, Training, train_in
+from rljax.training.loop import Beside, Training, trained
 from rljax.training.program_steps import StepProgram, take_steps
 from rljax.training.result import RunStopped, TrainedRun
 from rljax.training.run import Run
-from rljax.training.run_folder import run_folder
-from rljax.validation import validate
 
 OWN = ("seed", "run_dir")  # fields in which the runs may differ
 Ended = TrainedRun | InputError | RunStopped  # what becomes of a run
@@ -85,7 +83,7 @@ def train_together(
         live: dict[int, Training] = {}
         waiting: dict[int, Run] = {}
         for i, config in enumerate(configs):
-            live[i] = _in_its_folder(config, devices, beside)
+            live[i] = trained(config, "run", devices, beside=beside)
             stack.callback(live[i].close)  # what ends all of them is in the summary of each
             _advance(i, live, waiting, ended)
             if i in waiting and not beside.players:
@@ -95,20 +93,13 @@ def train_together(
                 for player in run.owned:  # they outlive the run that opened them
                     stack.callback(player.close)
                 run.owned = []
-        program = Program(len(configs))
         while waiting:
             runs, waiting = waiting, {}
-            say(_progress(list(runs.values()), program.take([*runs.values()])))
+            of_all = list(runs.values())
+            say(_progress(of_all, take_next(of_all, len(configs))))
             for i in runs:
                 _advance(i, live, waiting, ended)
     return [ended[i] for i in range(len(configs))]
-
-
-def _in_its_folder(config: Config, devices, beside: Beside) -> Training:
-    """A run of its own folder, which exists while the run is trained."""
-    warnings = validate(config, len(devices))
-    with run_folder(config.run_dir, "run") as folder:
-        return (yield from train_in(config, folder, devices, warnings, None, beside))
 
 
 def _advance(
@@ -148,45 +139,36 @@ def _steps_together(own, others, inputs, counts, *, static: StepProgram):
     return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out
 
 
-class Program:
-    """The program of `count` runs: it is compiled once, whatever the number of runs that still
-    take steps."""
-
-    def __init__(self, count: int):
-        self.count = count
-
-    def take(self, runs: Sequence[Run]) -> float:
-        """Takes the next steps of all these runs, each up to its own next stop. Returns seconds."""
-        begun, known = time.monotonic(), compiles.count()
-        programs = [run.programs for run in runs]
-        counts = [
-            one.steps_until(run.progress.step, run.progress.rl_steps)
-            for one, run in zip(programs, runs, strict=True)
-        ]
-        given = [
-            one.given(run.progress.taken.get(run.progress.phase, 0), count, run.roles)
-            for one, run, count in zip(programs, runs, counts, strict=True)
-        ]
-        own = [one.parts[0] for one in given]
-        others = [one.parts[1:] for one in given]
-        # Runs that have ended are taken for the last one, by copies that nobody reads.
-        more = self.count - len(runs)
-        own += [jax.tree.map(jnp.copy, own[-1]) for _ in range(more)]
-        with heartbeat.phase("program"):
-            new, out = _steps_together(
-                own,
-                others + others[-1:] * more,
-                [one.inputs for one in given] + [given[-1].inputs] * more,
-                jnp.array(counts + [0] * more, jnp.int32),
-                static=programs[0].static,
-            )
-            out = fetch(out)
-        seconds, compiled = time.monotonic() - begun, compiles.count() > known
-        for i, (run, one) in enumerate(zip(runs, given, strict=True)):
-            mine = jax.tree.map(lambda x, i=i: x[i], out)
-            run.programs.compiled = compiled
-            run.roles = run.programs.keep(one, new[i], mine, run.roles, seconds / sum(counts))
-        return seconds
+def take_next(runs: Sequence[Run], count: int) -> float:
+    """Takes the next steps of all these runs, each up to its own next stop, in the program of
+    `count` runs, which is compiled once whatever the number of runs that still take steps. Returns
+    seconds."""
+    begun, known = time.monotonic(), compiles.count()
+    counts = [run.programs.steps_until(run.progress.step, run.progress.rl_steps) for run in runs]
+    given = [
+        run.programs.given(run.progress.taken.get(run.progress.phase, 0), steps, run.roles)
+        for run, steps in zip(runs, counts, strict=True)
+    ]
+    own = [one.parts[0] for one in given]
+    others = [one.parts[1:] for one in given]
+    # Runs that have ended are taken for the last one, by copies that nobody reads.
+    more = count - len(runs)
+    own += [jax.tree.map(jnp.copy, own[-1]) for _ in range(more)]
+    with heartbeat.phase("program"):
+        new, out = _steps_together(
+            own,
+            others + others[-1:] * more,
+            [one.inputs for one in given] + [given[-1].inputs] * more,
+            jnp.array(counts + [0] * more, jnp.int32),
+            static=runs[0].programs.static,
+        )
+        out = fetch(out)
+    seconds, compiled = time.monotonic() - begun, compiles.count() > known
+    for i, (run, one) in enumerate(zip(runs, given, strict=True)):
+        mine = jax.tree.map(lambda x, i=i: x[i], out)
+        run.programs.compiled = compiled
+        run.roles = run.programs.keep(one, new[i], mine, run.roles, seconds / sum(counts))
+    return seconds
 
 
 def _progress(runs: Sequence[Run], seconds: float) -> str:
@@ -199,10 +181,6 @@ def _progress(runs: Sequence[Run], seconds: float) -> str:
     )
     if runs[0].programs.static.scorer is None:
         return line
-    means = [
-        float(
-            np.nanmean([step.samples[step.report].scores["score"] for step in run.programs.taken])
-        )
-        for run in runs
-    ]
+    taken = [[step.samples[step.report] for step in run.programs.taken] for run in runs]
+    means = [float(np.nanmean([one.scores["score"] for one in of_run])) for of_run in taken]
     return f"{line}, reward {np.mean(means):.3f} ({min(means):.3f} to {max(means):.3f})"

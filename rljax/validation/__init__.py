@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, AlgorithmConfig, Config, as_config, is_path, value_of
-from rljax.config.checks import Problems, check_names, check_paths, check_types, texts_of
+from rljax.config.checks import Problems, check_names, check_paths, check_types
 from rljax.config.schema import DATA, OPTIMIZERS
+from rljax.config.values import texts_of
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.setup.features import Parts, violations
@@ -120,10 +121,8 @@ def _with_defaults(config: Config, fields: Collection[str]) -> Config:
 
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
     found, loss = [], resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
-    reduction, usual = (
-        resolve(algorithm.reduction, NAMESPACES["reduction"]).name,
-        spec(loss).reduction,
-    )
+    reduction = resolve(algorithm.reduction, NAMESPACES["reduction"]).name
+    usual = spec(loss).reduction
     if usual and reduction != usual:
         found.append(
             f"policy_loss={loss.name} is one value per sequence, repeated on its tokens: with "

@@ -5,8 +5,9 @@ import math
 
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
-from rljax.config.checks import Problems, check_fields, is_no_component, texts_of
+from rljax.config.checks import Problems, check_fields, is_no_component
 from rljax.config.schema import DATA, OPTIMIZERS
+from rljax.config.values import texts_of
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.sampler.layout import parsed

@@ -7,8 +7,7 @@ import pytest
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.loader import Loader
 from rljax.data.online.stream import Stream
-from rljax.training.epochs import epoch_metrics, epoch_notes, steps_per_epoch
-from rljax.training.sources import FileSource
+from rljax.training.sources import FileSource, epoch_metrics, epoch_notes, steps_per_epoch
 
 
 @pytest.mark.parametrize(

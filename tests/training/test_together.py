@@ -23,9 +23,10 @@ from rljax import setup as build
 from rljax.errors import InputError
 from rljax.plan.memory import MemoryEstimate
 from rljax.tracking import compiles
+from rljax.training import together
 from rljax.training.result import RunStopped
 from rljax.training.run import Run
-from rljax.training.together import Program, check_memory, check_together, train_together
+from rljax.training.together import check_memory, check_together, take_next, train_together
 
 DIGITS = "regex_match(pattern='[0-4]$')"
 FIXED = dict(sft__steps=0, program_steps=3, reward__function=DIGITS, evaluate__every_steps=0)
@@ -103,7 +104,7 @@ def behind(run: Run) -> tuple:
 
 def test_the_place_of_a_run_among_the_others_changes_nothing(tmp_path):
     small = dict(model="decoder(layers=1, embed=16, mlp=32, heads=1, kv_heads=1, head_dim=16)")
-    program, orders = Program(3), ((3, 5, 8), (8, 3))
+    orders = ((3, 5, 8), (8, 3))
     found = []
     for order in orders:
         runs = [opened(tmp_path, seed, steps=4, **small) for seed in order]
@@ -111,7 +112,7 @@ def test_the_place_of_a_run_among_the_others_changes_nothing(tmp_path):
             for run in runs:
                 stack.enter_context(run)
             since = compiles.count()
-            program.take(runs)
+            take_next(runs, 3)
             found.append({seed: behind(run) for seed, run in zip(order, runs, strict=True)})
     # One program, whatever the number of runs that are left.
     assert "jit(_steps_together)" not in compiles.names(since)
@@ -126,19 +127,18 @@ def test_a_run_that_fails_leaves_the_others_as_they_are(tmp_path, monkeypatch):
     """The reference of one run becomes NaN before its first step, and so do its losses."""
     fields = dict(**FIXED, algorithm__kl_in_loss=0.01)
     fields |= dict(steps=6, max_skipped_in_a_row=2, checkpoint__every_steps=6)
-    take = Program.take
 
-    def poisoned(program, runs):
+    def poisoned(runs, count):
         for run in runs:
             if run.config.seed == 5 and not run.progress.rl_steps:
                 reference = run.roles["reference"]
                 spoiled = jax.tree.map(lambda x: x * np.nan, reference.params)
                 run.roles["reference"] = dataclasses.replace(reference, params=spoiled)
-        return take(program, runs)
+        return take_next(runs, count)
 
     seeds = (3, 5)
     configs = [tiny_config(tmp_path / str(seed), seed=seed, **fields) for seed in seeds]
-    monkeypatch.setattr(Program, "take", poisoned)
+    monkeypatch.setattr(together, "take_next", poisoned)
     whole, failed = train_together(configs, devices=jax.devices()[:1], say=lambda line: None)
     assert isinstance(failed, InputError) and "not finite" in str(failed)
     assert summary(tmp_path / "5")["status"] == str(failed)
