@@ -14,6 +14,7 @@ from rljax.batch import (
     masked_max,
     masked_mean,
     masked_sum,
+    masked_variance,
     segment_sum,
     segment_tokens,
 )
@@ -90,12 +91,6 @@ def effective_sample_size(weights: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(squares > 0, total**2 / jnp.maximum(squares, 1e-30), 0.0)
 
 
-def population_std(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """sqrt(mean (x - mean)^2) over the mask, a scalar."""
-    centred = x - masked_mean(x, mask)
-    return jnp.sqrt(masked_mean(centred * centred, mask))
-
-
 def sequence_std(x: jax.Array, share: jax.Array) -> jax.Array:
     """Unbiased standard deviation over sequences, a scalar; 0 for fewer than two."""
     count = jnp.round(jnp.sum(share))  # shares 1/n add up to a whole number but for rounding
@@ -123,7 +118,7 @@ def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, idea
         "mean": masked_mean(values, mask),
         "max": masked_max(values, mask),
         "min": masked_min(values, mask),
-        "std": population_std(jnp.clip(values, lower, upper), mask),
+        "std": jnp.sqrt(masked_variance(jnp.clip(values, lower, upper), mask)),
         "fraction_high": high(values, over),
         "fraction_low": low(values, over),
         "seq_mean": weighted_mean(per_sequence, share),

@@ -122,15 +122,12 @@ def statistic(name: str, batch: Batch, share: jax.Array) -> jax.Array:
     return along[level](value[estimator]())
 
 
-def _any_in_sequence(flags: jax.Array, batch: Batch) -> jax.Array:
-    return (segment_sum(flags, batch) > 0).astype(flags.dtype)
-
-
 def rejected_fractions(rejected: jax.Array, batch: Batch, share: jax.Array) -> dict:
     """Shares of the tokens, and of the sequences with any token, where rejected [B, S] is 1."""
+    any_in_sequence = (segment_sum(rejected, batch) > 0).astype(rejected.dtype)
     return {
         "masked_fraction": masked_mean(rejected, batch.mask),
-        "seq_masked_fraction": weighted_mean(_any_in_sequence(rejected, batch), share),
+        "seq_masked_fraction": weighted_mean(any_in_sequence, share),
     }
 
 

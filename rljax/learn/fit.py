@@ -124,7 +124,8 @@ def fit(
             return jax.lax.scan(step, carry, _split(rows, count))
 
         (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
-        metrics, kept = {k: _over_steps(k, v) for k, v in metrics.items()}, None
+        over = {"_max": jnp.max, "_min": jnp.min}
+        metrics, kept = {k: over.get(k[-4:], jnp.mean)(v) for k, v in metrics.items()}, None
     _count_steps(metrics, before, state, count * steps.epochs, trust_region)
     return dataclasses.replace(state, frozen=frozen), metrics, kept
 
@@ -203,9 +204,3 @@ def _with_frozen(objective: Objective, frozen: dict) -> Objective:
     return dataclasses.replace(
         objective, model=lambda params, part: model(merged(params, frozen), part)
     )
-
-
-def _over_steps(name: str, values: jax.Array) -> jax.Array:
-    if name.endswith("_max"):
-        return jnp.max(values)
-    return jnp.min(values) if name.endswith("_min") else jnp.mean(values)

@@ -152,7 +152,10 @@ class _Walk:
     # -- operations that have others inside --
 
     def call(self, eqn, values, marks, loops):
-        jaxpr, consts = _opened(_inner(eqn))
+        names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+        inner = next(eqn.params[name] for name in names if name in eqn.params)
+        closed = isinstance(inner, core.ClosedJaxpr)
+        jaxpr, consts = (inner.jaxpr, inner.consts) if closed else (inner, ())
         return self.run(jaxpr, consts, values, marks, loops)
 
     def cond(self, eqn, values, marks, loops):
@@ -233,15 +236,6 @@ def _bind(eqn, values) -> list:
     with eqn.ctx.manager:
         outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
-
-
-def _inner(eqn):
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return next(eqn.params[name] for name in names if name in eqn.params)
-
-
-def _opened(jaxpr) -> tuple:
-    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, core.ClosedJaxpr) else (jaxpr, ())
 
 
 def _tells_finiteness(eqn) -> bool:

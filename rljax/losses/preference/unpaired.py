@@ -55,12 +55,6 @@ def _labelled(policy: PolicyOutputs, batch: Batch, beta: float, *, by: str) -> L
     return LabelledRewards(beta * log_ratios(policy, batch, by=by), desirable)
 
 
-def _weighted(
-    rows: LabelledRewards, loss: jax.Array, desirable_weight: float, undesirable_weight: float
-):
-    return jnp.where(rows.desirable, desirable_weight, undesirable_weight) * loss
-
-
 @contract(safe=True, reads=("ref_logprobs", "scores"))
 def kto(
     policy: PolicyOutputs,
@@ -81,7 +75,7 @@ def kto(
     kl = jnp.broadcast_to(jax.lax.stop_gradient(jnp.asarray(kl)), rows.rewards.shape)
     gap = rows.rewards - beta * kl
     loss = jax.nn.sigmoid(jnp.where(rows.desirable, -gap, gap))
-    loss = _weighted(rows, loss, desirable_weight, undesirable_weight)
+    loss = loss * jnp.where(rows.desirable, desirable_weight, undesirable_weight)
     return loss, labelled_metrics(rows) | {"kl": kl}
 
 
