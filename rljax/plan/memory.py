@@ -97,12 +97,6 @@ def training_bytes(role) -> Training:
     return Training(held_bytes(weights), held_bytes(gradients), held_bytes(parts["optimizer"]))
 
 
-def _gradient_bytes(params, several: bool) -> int:
-    """The gradient that an optimizer step reads, in float32, and with several microbatches that of
-    one of them, which has the dtype of the weights."""
-    return held_bytes(jax.tree.map(_as_float32, params)) + several * held_bytes(params)
-
-
 def _used_bytes(config, weights: int) -> int:
     """Bytes of the weights, `weights` bytes of float32, in the dtype of products, where that is a
     copy. Adapters' frozen base is read as products want it."""
@@ -205,8 +199,11 @@ def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
         generate = _generate(setup, roles)
     if setup.config.rollouts.max_staleness and KV in generate:
-        # What is in flight keeps its slots while the run learns, and while it evaluates.
-        held[IN_FLIGHT] = _slots_in_flight(setup)
+        # What is in flight keeps its slots while the run learns, and while it evaluates: those of a
+        # step's rows, or, where the config says so, up to those of all that has begun.
+        rows = sampled_prompts(setup.config) * setup.config.batch.samples_per_prompt
+        most = (1 + setup.config.rollouts.steps_ahead) * rows
+        held[IN_FLIGHT] = _slots(setup, min(setup.decoding.slots or rows, most))
         generate[KV] = _slots(setup, min(ROWS_PER_CALL, setup.config.evaluate.prompts))
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         update = _learn(setup, role)
@@ -243,14 +240,6 @@ def in_flight_parts(setup: Setup, roles: dict) -> dict[str, jax.ShapeDtypeStruct
     return {IN_FLIGHT: jax.ShapeDtypeStruct((size,), jnp.uint8)} if size else {}
 
 
-def _slots_in_flight(setup: Setup) -> int:
-    """Keys and values of the slots of what is in flight: those of a step's rows, or, where the
-    config says so, up to those of all that has begun."""
-    rows = sampled_prompts(setup.config) * setup.config.batch.samples_per_prompt
-    most = (1 + setup.config.rollouts.steps_ahead) * rows
-    return _slots(setup, min(setup.decoding.slots or rows, most))
-
-
 def _slots(setup: Setup, prompts: int) -> int:
     """Keys and values of the slots for so many prompts at once, each with one sample."""
     work = dataclasses.replace(workload(setup), prompts=prompts, samples=1)
@@ -278,11 +267,15 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     wide = config.head_in_float32 and not config.head_dtype
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
-    worked = _worked(config, tensor, size)
+    gradients = held_bytes(jax.tree.map(_as_float32, role.state.params))
+    if several:  # that of one microbatch has the dtype of the weights
+        gradients += held_bytes(role.state.params)
+    heads, kv = (n // tensor for n in _attention_width(config))
+    worked = size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
     if in_a_ring(mesh, config.heads, config.context_attention):
-        worked += _summed(config, tensor)
+        worked += 4 * 4 * (heads + kv)  # float32 sums of gradients, and what a hop adds to them
     return {
-        "gradients": _gradient_bytes(role.state.params, several),
+        "gradients": gradients,
         "weights as used": _used_bytes(config, weights) + gathered + padded,
         "layers": config.layers * tokens * _kept(config, tensor, size),
         "one layer": tokens * worked,
@@ -335,19 +328,6 @@ def _mlp(config) -> int:
     if config.experts is None:
         return config.mlp
     return config.experts.mlp * config.experts.per_token
-
-
-def _worked(config, tensor: int, size: int) -> int:
-    """Bytes per token that differentiating one layer needs."""
-    heads, kv = (n // tensor for n in _attention_width(config))
-    return size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
-
-
-def _summed(config, tensor: int) -> int:
-    """Bytes per token that a ring needs besides (rljax.models.attention_ring): the float32 sums of
-    gradients, and what a hop adds to them."""
-    heads, kv = (n // tensor for n in _attention_width(config))
-    return 4 * 4 * (heads + kv)
 
 
 # -- what the devices have

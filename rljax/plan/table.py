@@ -307,19 +307,16 @@ def plan_json(plan: Plan) -> dict:
     }
 
 
-def _value(config: dict, name: str):
-    return functools.reduce(operator.getitem, name.split("."), config)
-
-
 def candidates_text(candidates: list[Candidate], tried: int, left: int) -> str:
     """Returns the candidates that fit, best first, as text."""
     names = sorted({name for one in candidates for name in one.changes})
     rows = [[*names, "GiB", "step at least", "bound by"]]
     for one in candidates:
         slowest = max(one.plan.run, key=lambda r: r.least_s)
+        config = one.plan.config
         rows.append(
             [
-                *[str(_value(one.plan.config, name)) for name in names],
+                *[str(functools.reduce(operator.getitem, n.split("."), config)) for n in names],
                 _gib(one.plan.total),
                 seconds_text(one.plan.least_s),
                 f"{slowest.name}: {slowest.binding}",
