@@ -49,7 +49,7 @@ from rljax.tracking import compiles
 from rljax.tracking.meanings import Meanings
 from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
-from rljax.tracking.timing import Timings, collect
+from rljax.tracking.timing import collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
 from rljax.training.health import narrowest_numbers
 from rljax.training.hub_commits import with_commits
@@ -128,7 +128,10 @@ def one_step(run: Run) -> dict:
     for role, sums in timings.moves.items():
         metrics |= {f"placement/{role}/{name}": number for name, number in sums.items()}
     if timings.scoring:
-        metrics |= _scoring_times(timings)
+        each = [end - begin for begin, end in timings.scoring]
+        metrics["time/reward_hidden_s"] = timeline.scored_while_decoding(timings)
+        metrics["time/reward_sample_mean_s"] = float(np.mean(each))
+        metrics["time/reward_sample_max_s"] = max(each)
     tokens = metrics.get("response_tokens/mean", 0.0) * metrics.get("batch/completions", 0.0)
     if tokens:
         metrics["tokens_per_s"] = tokens / step_s
@@ -156,17 +159,6 @@ def one_step(run: Run) -> dict:
     learning_programs = run.learning_programs + run.ahead.programs
     counts = {"compiles": compiles.count(), "learning_programs": learning_programs}
     return {**metrics, "phase": phase.label, **{name: float(n) for name, n in counts.items()}}
-
-
-def _scoring_times(timings: Timings) -> dict:
-    """Returns times of scoring by processes: seconds that the step did not wait for, and of a
-    sample."""
-    each = [end - begin for begin, end in timings.scoring]
-    return {
-        "time/reward_hidden_s": timeline.scored_while_decoding(timings),
-        "time/reward_sample_mean_s": float(np.mean(each)),
-        "time/reward_sample_max_s": max(each),
-    }
 
 
 def _count_faults(run: Run, metrics: dict) -> None:

@@ -15,24 +15,22 @@ from rljax.runs.jsonl import read_jsonl
 from rljax.runs.store import is_folder
 
 
-class _ReportPath(PosixPath):
-    """The path of a report, which a notebook shows as the page: `run.report`."""
+class _Report:
+    """A report, which a notebook shows as the page: `run.report`, or `run.report()`."""
 
     def _repr_html_(self) -> str:
         return framed_report(self)
 
-    def __call__(self) -> "_ReportPath":
-        return self  # run.report() shows the page, too
-
-
-class _ReportURL(str):
-    """The URL of a report, which a notebook shows as the page."""
-
-    def _repr_html_(self) -> str:
-        return framed_report(self)
-
-    def __call__(self) -> "_ReportURL":
+    def __call__(self):
         return self
+
+
+class _ReportPath(_Report, PosixPath):
+    pass
+
+
+class _ReportURL(_Report, str):
+    pass
 
 
 class Metrics(Mapping):
