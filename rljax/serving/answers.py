@@ -17,9 +17,9 @@ from rljax.serving.worker import TokenChunk
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.INTERRUPT: "stop"}
 
 
-def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None):
+def error_body(message: str, kind: str, *, code: str | None = None):
     """Returns the JSON of an error in OpenAI's form."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +57,8 @@ class Answer:
         self.likeliest: list[tuple[list[float], list[list[tuple[int, float]]]]] = []
         self.completion_tokens = 0
         self._deltas: list[list[Delta]] = [[] for _ in range(count)]
-        prefix = "chatcmpl" if request.chat else "cmpl"
-        self._head = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
-        }
+        name = f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = {"id": name, "created": int(time.time()), "model": model}
         self._version = 0
 
     def take(self, piece: TokenChunk) -> Delta:
@@ -77,18 +73,18 @@ class Answer:
             else:
                 part = text.push(token)
             parts.append(part)
+        reason, own = None, {}
         if piece.finish_reason is not None:
             parts.append(text.finish())
             self.left -= 1
+            reason = REASONS[piece.finish_reason]
+            if isinstance(text, CallStream):
+                reason = "tool_calls" if text.calls and reason == "stop" else reason
+                own = {"calls": text.calls, "reasoning": text.reasoning}
         self.completion_tokens += len(piece.tokens)
         self._version = max(self._version, piece.version)
-        reason = None if piece.finish_reason is None else REASONS[piece.finish_reason]
-        delta = Delta(piece.sample, "".join(parts), piece.tokens, piece.logprobs, offsets, reason)
-        if reason is not None and isinstance(text, CallStream):
-            reason = "tool_calls" if text.calls and reason == "stop" else reason
-            delta = dataclasses.replace(
-                delta, reason=reason, calls=text.calls, reasoning=text.reasoning
-            )
+        said = "".join(parts)
+        delta = Delta(piece.sample, said, piece.tokens, piece.logprobs, offsets, reason, **own)
         if not self.request.stream:
             self._deltas[piece.sample].append(delta)
         return delta
@@ -114,21 +110,20 @@ class Answer:
         return "".join(json.JSONEncoder().iterencode(self._whole()))
 
     def _whole(self) -> dict:
-        kind = "chat.completion" if self.request.chat else "text_completion"
         choices = [self._choice(self._joined(deltas)) for deltas in self._deltas]
-        return self._framed(kind, choices) | {"usage": self.usage()}
+        return self._framed(choices, "chat.completion") | {"usage": self.usage()}
 
     def chunk(self, delta: Delta, *, first: bool) -> dict:
         """Returns the JSON of one server-sent chunk. `first`: it is the first chunk of
         its choice."""
-        chat = self.request.chat
-        choice = self._choice(delta, first=first, delta=True)
-        return self._chunked("chat.completion.chunk" if chat else "text_completion", [choice])
+        framed = self._framed([self._choice(delta, first=first, delta=True)])
+        if not self.request.usage:
+            return framed
+        return framed | {"usage": self.usage() if self.request.usage == "each" else None}
 
     def usage_chunk(self) -> dict:
         """Returns the JSON of the chunk that holds nothing but the counts of tokens."""
-        kind = "chat.completion.chunk" if self.request.chat else "text_completion"
-        return self._framed(kind, []) | {"usage": self.usage()}
+        return self._framed([]) | {"usage": self.usage()}
 
     def usage(self) -> dict:
         """Returns the counts of tokens that were read and sampled, EOS included. A prompt counts
@@ -140,28 +135,18 @@ class Answer:
             "total_tokens": prompt + self.completion_tokens,
         }
 
-    def _framed(self, kind: str, choices: list) -> dict:
+    def _framed(self, choices: list, chat_kind: str = "chat.completion.chunk") -> dict:
+        kind = chat_kind if self.request.chat else "text_completion"
         version = f"version-{self._version}"
         return self._head | {"object": kind, "choices": choices, "system_fingerprint": version}
-
-    def _chunked(self, kind: str, choices: list) -> dict:
-        framed = self._framed(kind, choices)
-        if not self.request.usage:
-            return framed
-        return framed | {"usage": self.usage() if self.request.usage == "each" else None}
 
     def _echo(self, choice: int) -> str:
         return self.request.echo[choice // self.request.n]
 
     def _joined(self, deltas: list[Delta]) -> Delta:
-        tokens, logprobs, offsets = (
-            [value for one in deltas for value in values(one)]
-            for values in (lambda s: s.tokens, lambda s: s.logprobs, lambda s: s.offsets)
-        )
-        text = "".join(one.text for one in deltas)
-        return dataclasses.replace(
-            deltas[-1], text=text, tokens=tokens, logprobs=logprobs, offsets=offsets
-        )
+        lists = ("tokens", "logprobs", "offsets")
+        joined = {name: [x for one in deltas for x in getattr(one, name)] for name in lists}
+        return dataclasses.replace(deltas[-1], text="".join(one.text for one in deltas), **joined)
 
     def _choice(self, piece: Delta, *, first: bool = True, delta: bool = False) -> dict:
         choice = {"index": piece.choice, "finish_reason": piece.reason, "logprobs": None}

@@ -101,8 +101,7 @@ def make_app(
     if origins:  # without these headers a browser keeps the answer from the page
         ways = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **ways))
-    kinds = (InputError, Overloaded, Failed, _Ended, ClientDisconnect, HTTPException, Exception)
-    handlers = {kind: _on_error for kind in kinds}
+    handlers = dict.fromkeys((*_ANSWERS, ClientDisconnect, HTTPException, Exception), _on_error)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
@@ -131,17 +130,23 @@ def _error(status: int, message: str, kind: str, code: str | None = None) -> JSO
     return JSONResponse(error_body(message, kind, code=code), status, headers=headers)
 
 
+class _Ended(Exception):
+    """A sample ended without an answer: the model gave no finite logits, or decoding stopped."""
+
+
+_ANSWERS = {  # status, type and code of an error; the first kind that fits it counts
+    UnknownModel: (404, "invalid_request_error", "model_not_found"),
+    InputError: (400, "invalid_request_error"),
+    Overloaded: (503, "overloaded_error", "overloaded"),
+    Failed: (503, "server_error"),
+    _Ended: (500, "server_error"),
+}
+
+
 async def _on_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, UnknownModel):
-        return _error(404, str(error), "invalid_request_error", "model_not_found")
-    if isinstance(error, InputError):
-        return _error(400, str(error), "invalid_request_error")
-    if isinstance(error, Overloaded):
-        return _error(503, str(error), "overloaded_error", "overloaded")
-    if isinstance(error, Failed):
-        return _error(503, str(error), "server_error")
-    if isinstance(error, _Ended):
-        return _error(500, str(error), "server_error")
+    for kind, (status, *answer) in _ANSWERS.items():
+        if isinstance(error, kind):
+            return _error(status, str(error), *answer)
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
     if isinstance(error, HTTPException):
@@ -264,10 +269,6 @@ async def _next(pieces: asyncio.Queue) -> TokenChunk:
     if piece.finish_reason == FinishReason.ABORT:
         raise _Ended(piece.error)
     return piece
-
-
-class _Ended(Exception):
-    """A sample ended without an answer: the model gave no finite logits, or decoding stopped."""
 
 
 async def _collect(answer: Answer, pieces: asyncio.Queue, worker: Worker, beside: Callable) -> str:

@@ -63,9 +63,8 @@ class Chat:
         if most is None and policy.step is None and not policy.tokenizer.has_chat_template:
             most = TEXT_TOKENS
         defaults = defaults_of(policy, CHAT_TEMPERATURE)
-        if options.temperature is not None:
-            how = dict(temperature=options.temperature, source="--temperature")
-            defaults = dataclasses.replace(defaults, **how)
+        if (given := options.temperature) is not None:
+            defaults = dataclasses.replace(defaults, temperature=given, source="--temperature")
         sampling = policy.sampling(max_response_tokens=most)
         self.notes = list(_notes(policy, defaults, sampling.max_response_tokens))
         if function and self._format.name and not parser("auto", policy.tokenizer).name:
@@ -73,12 +72,11 @@ class Chat:
                 "the chat template tells of no tools: say in --system which there are and how they "
                 "are called"
             )
+        stop_ids = (*sampling.stop_ids, *self._format.stop_ids(policy.tokenizer))
         self.sampling = dataclasses.replace(
             sampling,
             **defaults.fields(),
-            stop_ids=tuple(
-                dict.fromkeys((*sampling.stop_ids, *self._format.stop_ids(policy.tokenizer)))
-            ),
+            stop_ids=tuple(dict.fromkeys(stop_ids)),
             stop_strings=(*sampling.stop_strings, *self._format.stop_strings),
         )
         decoding = decoding_of(policy.config, policy.tokenizer)
@@ -197,9 +195,8 @@ class Chat:
 
 def _notes(policy: SavedPolicy, defaults: Defaults, most: int) -> Iterator[str]:
     """Lines that say how questions are asked."""
-    changed = (
-        "--temperature=0.7 samples" if defaults.temperature == 0 else "--temperature=0: greedy"
-    )
+    greedy = defaults.temperature == 0
+    changed = "--temperature=0.7 samples" if greedy else "--temperature=0: greedy"
     yield defaults.line() + ("" if defaults.source == "--temperature" else f"; {changed}")
     if not policy.tokenizer.has_chat_template:
         yield (

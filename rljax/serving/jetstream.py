@@ -218,7 +218,11 @@ class JetStreamEngine:
         """Reads padded_tokens [S], of which the first true_length are real, after existing_prefix;
         returns a prefix of one row. Raises InputError for true_length below 1, and for more tokens
         than a slot holds."""
-        cache = self._read(params, existing_prefix, padded_tokens, true_length)
+        if existing_prefix is None:
+            before = self.engine.empty_prefix()
+        else:  # a copy: append writes in place, and others may go on from the same prefix
+            before = jax.tree.map(jnp.copy, existing_prefix["cache"])
+        cache = self._read(params, before, padded_tokens, true_length)
         return {"cache": cache, "keys": self._keys(None, 1)}
 
     def insert(self, prefix: dict, decode_state: dict, slot: int, request_id=None) -> dict:
@@ -263,7 +267,7 @@ class JetStreamEngine:
         state, tokens, _ = self.engine.generate(params, decode_state["slots"], steps)
         return {"slots": state, "prompt": prompt}, _results(tokens, count, steps)
 
-    def _read(self, params, existing: dict | None, padded_tokens, true_length: int) -> Prefix:
+    def _read(self, params, before: Prefix, padded_tokens, true_length: int) -> Prefix:
         tokens = jnp.asarray(padded_tokens, jnp.int32)[None]
         # Of a prompt that is too long JetStream keeps the last tokens and reports all of them.
         count = np.array([min(int(true_length), tokens.shape[1])], np.int32)
@@ -274,20 +278,12 @@ class JetStreamEngine:
                 rule="at least one token",
                 fix="give a prompt of one token or more",
             )
-        if existing is None:
-            before = self.engine.empty_prefix()
-        else:  # a copy: append writes in place, and others may go on from the same prefix
-            before = jax.tree.map(jnp.copy, existing["cache"])
-        return self._append(params, before, tokens, count)
-
-    def _append(self, params, before: Prefix, tokens, count) -> Prefix:
-        held = int(before.length[0]) + int(before.token[0] >= 0)
-        if held + int(count[0]) >= self.engine.tokens:
-            room = self.engine.tokens
+        held = int(before.length[0]) + int(before.token[0] >= 0) + int(count[0])
+        if held >= self.engine.tokens:
             raise InputError(
                 "tokens of a prompt",
-                value=held + int(count[0]),
-                rule=f"below {room}",
+                value=held,
+                rule=f"below {self.engine.tokens}",
                 fix="shorten the prompt, or make the engine with more tokens to a slot",
             )
         return self.engine.append(params, before, tokens, count)
@@ -370,14 +366,14 @@ class JetStreamHeadEngine(JetStreamEngine):
         """Draws the first tokens in slots, as all draws are made: here of an engine with as many
         slots as samples."""
         _refuse(sampler)
-        read = self._read_behind(params, existing, padded_tokens, true_length)
-        prefix = {"cache": read, "keys": keys[:1]}
+        before = self.engine.empty_prefix() if existing is None else self._shared(existing)
+        read = self._read(params, before, padded_tokens, true_length)
         count = len(keys)
         engine = dataclasses.replace(self.engine, slots=count)
         small = JetStreamEngine(engine, self._load, sampling=self.sampling)
         if count > 1:
-            wide = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), read)
-            prefix = {"cache": wide, "keys": keys}
+            read = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), read)
+        prefix = {"cache": read, "keys": keys}
         state = small.bulk_insert(prefix, small.init_decode_state(), range(count))
         start = _response_tokens(state["slots"], state["prompt"])
         slots, tokens, _ = engine.generate(params, state["slots"], 1)
@@ -385,11 +381,8 @@ class JetStreamHeadEngine(JetStreamEngine):
         first = _results(jax.tree.map(lambda x: x[:1], tokens), start, 1)
         return {"cache": cache, "keys": keys, "drawn": 1}, first
 
-    def _read_behind(self, params, existing, padded_tokens, true_length) -> Prefix:
-        if existing is None:
-            return self._read(params, None, padded_tokens, true_length)
-        tokens = jnp.asarray(padded_tokens, jnp.int32)[None]
-        count = np.array([min(int(true_length), tokens.shape[1])], np.int32)
+    def _shared(self, existing) -> Prefix:
+        """The part of JetStream's ExistingPrefix that a prompt has in common with it."""
         shared = len(existing.common_prefix_tokens)
         read = int(existing.cache.length[0])
         windows = any(kind.window for kind in self.engine.model.config.kinds)
@@ -401,8 +394,7 @@ class JetStreamHeadEngine(JetStreamEngine):
                 rule=rule,
                 fix="lower common_prefix_tokens to that, or leave it out",
             )
-        before = self.engine.widen(existing.cache, 0, shared)
-        return self._append(params, before, tokens, count)
+        return self.engine.widen(existing.cache, 0, shared)
 
 
 def register() -> None:

@@ -254,9 +254,8 @@ class Worker:
         ids, logprobs = sample.tokens[first:].tolist(), sample.logprobs[first:].tolist()
         if sample.finish_reason is not None:
             del self._tickets[id(sample)], ticket.unfinished[index]
-        ticket.deliver(
-            TokenChunk(index, ids, logprobs, self.version, sample.finish_reason, sample.error)
-        )
+        last = sample.finish_reason, sample.error
+        ticket.deliver(TokenChunk(index, ids, logprobs, self.version, *last))
 
     def _end(self, why: str) -> None:
         for ticket, index in self._tickets.values():
