@@ -2,13 +2,12 @@
 
 import inspect
 
-from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, row_tokens
+from rljax.components import Component
+from rljax.config import Config, row_tokens
 from rljax.config.checks import Problems
 from rljax.contracts import spec
-from rljax.errors import InputError
 from rljax.rollout.players.episodes.tree import TurnTree
-from rljax.validation.problems import resolve_field
+from rljax.validation.problems import resolve_field, resolved
 
 
 def check_environment(config: Config, problems: Problems, collect: Component | None) -> None:
@@ -46,11 +45,8 @@ def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> N
     rule = f"an episode takes {len(seats)} seats x {own.max_rows} rows"
     field = "batch.samples_per_prompt"
     problems.check(samples % rows == 0, field, samples, rule, f"a multiple of {rows}")
-    try:
-        advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
-        compares = spec(advantage).compares_samples
-    except InputError:  # which is said elsewhere
-        compares = False
+    advantage = resolved(config.algorithm.advantage, "advantage")
+    compares = advantage is not None and spec(advantage).compares_samples
     rule = f"algorithm.advantage={config.algorithm.advantage!r} compares the episodes of a prompt"
     problems.check(not compares or samples > rows, field, samples, rule, f"{2 * rows} or more")
 

@@ -1,21 +1,12 @@
 """Judges and rubrics of a config: whether they have someone to ask, and time to."""
 
-from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, value_of
+from rljax.components import Component
+from rljax.config import Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import wanted_fields
-
-
-def _reward_of(config: Config, field: str = "reward.function") -> Component | None:
-    """The reward that a field names; None if it is off, or does not resolve, which is said
-    elsewhere."""
-    text = value_of(config, field)
-    try:
-        return resolve(text, NAMESPACES["reward"]) if text else None
-    except InputError:
-        return None
+from rljax.validation.problems import resolved
 
 
 def _option(component: Component, name: str):
@@ -29,7 +20,7 @@ def check_judges(config: Config, problems: Problems) -> None:
     if reward.judge_model:
         _check_mesh_judge(config, problems)
     for field in ("reward.function", "evaluate.reward"):
-        component = _reward_of(config, field)
+        component = resolved(value_of(config, field), "reward")
         asks = "" if component is None else spec(component).asks
         if asks == "server":
             _check_address(component, "url", field, problems)
@@ -51,7 +42,7 @@ def check_judges(config: Config, problems: Problems) -> None:
             f"reward.timeout_s={own + 2:g}, or {component.name}(timeout_s=...)",
         )
     if reward.rubrics:
-        component = _reward_of(config)
+        component = resolved(reward.function, "reward")
         fits = component is not None and _reads_rubrics(component)
         rule = f"no rubric reaches reward.function={reward.function!r}"
         fix = "reward.function='rubric(...)'"
@@ -72,7 +63,7 @@ def _check_address(component: Component, name: str, field: str, problems: Proble
 
 def _check_mesh_judge(config: Config, problems: Problems) -> None:
     reward, field = config.reward, "reward.judge_model"
-    component = _reward_of(config)
+    component = resolved(reward.function, "reward")
     asks = component is not None and spec(component).asks == "mesh"
     rule = f"answers for judge(...) and rubric(...); reward.function is {reward.function!r}"
     problems.check(asks, field, reward.judge_model, rule, "reward.function='judge()'")

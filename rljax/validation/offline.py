@@ -9,7 +9,7 @@ from rljax.data.kinds import OF_FILES
 from rljax.data.online.default_rewards import training_text
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
-from rljax.validation.problems import resolve_field, shards_of
+from rljax.validation.problems import check_call, resolve_field, resolved, shards_of
 
 
 def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> None:
@@ -56,14 +56,9 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
     fits = not greedy or "actor" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
     problems.check(fits, "evaluate.prompts_from", greedy, rule, "''")
-    needs = config.sft.steps == 0 or bool(config.sft.data)
-    problems.check(
-        needs,
-        "sft.data",
-        config.sft.data,
-        f"{made}, so sft.steps need their own",
-        fix="sft.data='FILE' of demonstrations, or sft.steps=0",
-    )
+    sft, rule = config.sft, f"{made}, so sft.steps need their own"
+    fix = "sft.data='FILE' of demonstrations, or sft.steps=0"
+    problems.check(sft.steps == 0 or bool(sft.data), "sft.data", sft.data, rule, fix)
     _check_sizes(config, problems, dataflow, kind, loss)
 
 
@@ -81,11 +76,7 @@ def _preference_loss(
     beside = tuple(name for name in ("kl", "delta") if name in loss.positional)
     called = (*STAGES["preference_loss"].called_with, *beside)
     fix = "dpo()" if kind == "pairs" else "kto(), or bco() with dataflow='bco'"
-    try:
-        loss.signature.bind(*called, **loss.options)
-    except TypeError as error:
-        rule = f"it is called with ({', '.join(called)}): {error}"
-        problems.check(False, field, text, rule, fix)
+    check_call(problems, field, loss, called, fix)
     rows = spec(loss).rows
     fits = rows > 1 if kind == "pairs" else rows == 1
     rule = f"reads examples of {rows} row{'s' * (rows > 1)}, which {kind} are not"
@@ -152,7 +143,7 @@ def _check_program(config: Config, problems: Problems, dataflow: Component) -> N
     rule = f"dataflow={config.dataflow!r} is not one program"
     how = f"decorate it by @program (rljax.roles), or {fix}"
     problems.check(hasattr(dataflow.function, "arguments"), field, value, rule, how)
-    if resolve_field(Problems(), "collect", config.algorithm.collect, "collect") is not None:
+    if resolved(config.algorithm.collect, "collect") is not None:
         rollout = rollout_of(config, dataflow)
         rule = f"algorithm.collect={rollout.text!r} reads scores or texts on the host: it does not "
         rule += "declare @contract(on_device=True)"
@@ -209,16 +200,8 @@ def _check_compared(
     told = ("chosen_is_policy",) if opponent and wanted == 2 else ()
     beside = tuple(name for name in told if name in loss.positional)
     called = (*STAGES["preference_loss"].called_with, *beside)
-    try:
-        loss.signature.bind(*called, **loss.options)
-    except TypeError as error:
-        problems.check(
-            False,
-            field,
-            text,
-            f"it is called with ({', '.join(called)}): {error}",
-            fix="write the options that have no default in the text, name(option=value)",
-        )
+    fix = "write the options that have no default in the text, name(option=value)"
+    check_call(problems, field, loss, called, fix)
     if "preference" in dataflow.parameters:
         options = {**{"preference": "bradley_terry()"}, **dataflow.options}
         resolve_field(problems, "dataflow", options["preference"], "preference")
@@ -227,11 +210,8 @@ def _check_compared(
     learned = generated * wanted // 2 if opponent else batch.prompts_per_step * wanted
     shards = shards_of(config)
     steps = max(generated // batch.sequences_per_optimizer_step, 1)
-    whole, field, prompts = (
-        steps * shards * wanted,
-        "batch.prompts_per_step",
-        batch.prompts_per_step,
-    )
+    whole, field = steps * shards * wanted, "batch.prompts_per_step"
+    prompts = batch.prompts_per_step
     rule = f"leaves {learned} rows to learn from, which do not divide into {steps} optimizer steps "
     rule += f"of examples of {wanted} rows on {shards} devices"
     fix = f"{field}={-(-prompts // whole) * whole}"

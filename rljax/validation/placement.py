@@ -3,8 +3,7 @@ the others room."""
 
 from collections import Counter
 
-from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, value_of
+from rljax.config import Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
@@ -12,6 +11,7 @@ from rljax.errors import InputError
 from rljax.setup.placement import PLACED, check_room, devices_apart, parsed
 from rljax.setup.role_table import own_roles
 from rljax.setup.setup import sampled_prompts
+from rljax.validation.problems import resolved
 
 
 def check_placement(config: Config, problems: Problems) -> None:
@@ -35,15 +35,10 @@ def check_placement(config: Config, problems: Problems) -> None:
         there = not field or bool(value_of(config, field))
         problems.check(there, "placement", config.placement, rule, f"leave {role} out")
     if "reference" in roles:
-        stored = config.offline.reference_logprobs
-        problems.check(
-            not stored,
-            "placement",
-            config.placement,
-            "the reference's log-probs are stored by offline.reference_logprobs: no role computes "
-            "them",
-            "leave reference out",
-        )
+        rule = "the reference's log-probs are stored by offline.reference_logprobs: no role "
+        rule += "computes them"
+        free = not config.offline.reference_logprobs
+        problems.check(free, "placement", config.placement, rule, "leave reference out")
 
 
 def _check_sampler_devices(config: Config, problems: Problems) -> None:
@@ -51,11 +46,10 @@ def _check_sampler_devices(config: Config, problems: Problems) -> None:
     name, count = "rollouts.sampler_devices", config.rollouts.sampler_devices
     if count <= 0:
         return
-    try:
-        samples = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data in SAMPLED
-    except InputError:  # of a field that is named by itself
+    dataflow = resolved(config.dataflow, "dataflow")
+    if dataflow is None:
         return
-    if not samples or not sampled_prompts(config):
+    if spec(dataflow).data not in SAMPLED or not sampled_prompts(config):
         problems.check(False, name, count, "no policy samples: the batches come from a file", "0")
 
 

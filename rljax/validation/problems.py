@@ -1,8 +1,9 @@
 """Parts that rljax.validation's checks share."""
 
 import math
+from collections.abc import Iterable
 
-from rljax.components import resolve
+from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.checks import Problems, check_bare_name
 from rljax.config.schema import FIELDS
@@ -15,16 +16,33 @@ def shards_of(config: Config) -> int:
     return math.prod(sizes) if min(sizes) > 0 else 1
 
 
-def resolve_field(problems: Problems, field: str, text: str, home: str):
+def resolve_field(problems: Problems, field: str, text: str, home: str) -> Component | None:
     """The component that a field names; None, and a problem, if there is none."""
-    if (
-        field in FIELDS
-        and FIELDS[field].component == home
-        and not check_bare_name(field, text, problems)
-    ):
+    named = field in FIELDS and FIELDS[field].component == home
+    if named and not check_bare_name(field, text, problems):
         return None
     try:
         return resolve(text, NAMESPACES[home])
     except InputError as error:
         problems.add(field, text, error)
         return None
+
+
+def resolved(text: str, home: str) -> Component | None:
+    """The component that a text names; None for "", and where there is none, which is said
+    elsewhere."""
+    try:
+        return resolve(text, NAMESPACES[home]) if text else None
+    except InputError:
+        return None
+
+
+def check_call(
+    problems: Problems, field: str, component: Component, called: Iterable[str], fix: str
+) -> None:
+    """Adds a problem unless the component can be called with these arguments and its options."""
+    try:
+        component.signature.bind(*called, **component.options)
+    except TypeError as error:
+        rule = f"it is called with ({', '.join(called)}): {error}"
+        problems.check(False, field, component.text, rule, fix)

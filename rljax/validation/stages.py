@@ -8,6 +8,7 @@ from rljax.components import Component
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.config.schema import FIELDS, STAGES
+from rljax.config.values import texts_of
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
@@ -45,10 +46,9 @@ def check_components(config: Config, problems: Problems) -> str:
 
     usual = Config()
     for field, stage in _OF_LEARNING.items():
-        value = value_of(config, field)
-        for text in (value,) if isinstance(value, str) else value:
-            if text or value_of(usual, field):  # "" is off where it is the default
-                check(field, text, stage)
+        # "" is off where it is the default.
+        for text in texts_of(config, field) or ("",) * bool(value_of(usual, field)):
+            check(field, text, stage)
     for field in ("reward.function", "evaluate.reward"):
         _check_reward(config, field, problems)
     check_judges(config, problems)
@@ -190,13 +190,8 @@ def _check_groups(
         fix=f"{field}={-(-max(samples, 1) // unit) * unit}",
     ):
         enough = not spec(dataflow).compares_samples or samples > 1
-        problems.check(
-            enough,
-            field,
-            samples,
-            "must be 2 or more to compare",
-            fix=f"{field}=2, or more: 8 is usual",
-        )
+        fix = f"{field}=2, or more: 8 is usual"
+        problems.check(enough, field, samples, "must be 2 or more to compare", fix)
 
 
 # Batch fields that not every dataflow or rollout fills.
@@ -227,11 +222,8 @@ def _check_advantage(
 ) -> None:
     """Critic and returns ask for each other, and every field that the advantage reads is filled."""
     field, text = "algorithm.advantage", config.algorithm.advantage
-    critic, gives, fills = (
-        _has_critic(config, dataflow),
-        spec(advantage).fills,
-        spec(dataflow).fills,
-    )
+    critic = _has_critic(config, dataflow)
+    gives, fills = spec(advantage).fills, spec(dataflow).fills
     if "returns" in (gives or ()):
         fix = (
             f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r}), or declare "
@@ -276,12 +268,9 @@ def _check_group_of_one(
 
 def _fills(config: Config, name: str, fields: list[str]) -> bool:
     component = Component(name, NAMESPACES["dataflow"])
-    without_critic = "critic" not in component.parameters
-    return (
-        spec(component).data == "rollouts"
-        and without_critic
-        and set(fields) <= _filled(config, component)
-    )
+    if spec(component).data != "rollouts" or "critic" in component.parameters:
+        return False
+    return set(fields) <= _filled(config, component)
 
 
 def _check_process(config: Config, problems: Problems) -> None:
