@@ -56,14 +56,7 @@ def bradley_terry(
     """
     by = "bradley_terry"
     label_noise(label_smoothing, by=by)
-    if scores.shape != (batch.rows,):
-        raise InputError(
-            f"{by}(scores)",
-            value=scores.shape,
-            rule=f"({batch.rows},): one per row",
-            fix="give one score for each row of the batch, [B]",
-        )
-    chosen, rejected = rows_of(scores, 2, by=by)
+    chosen, rejected = _pair_scores(scores, batch, by=by)
     logit = chosen - rejected
     if margin:
         batch.require("scores", by=f"{by}(margin)")
@@ -72,14 +65,30 @@ def bradley_terry(
     loss = log_sigmoid_smoothed(logit, label_smoothing)
     if center:
         loss = loss + center * (chosen + rejected) ** 2
-    return loss, {
-        "accuracy": (chosen > rejected).astype(scores.dtype),
-        "margin": chosen - rejected,
-        "score": 0.5 * (chosen + rejected),
-        "score/chosen": chosen,
-        "score/rejected": rejected,
-        "score_min": jnp.minimum(chosen, rejected),
-        "score_max": jnp.maximum(chosen, rejected),
+    shown = {"score/chosen": chosen, "score/rejected": rejected}
+    return loss, _pair_metrics(chosen, rejected) | shown
+
+
+def _pair_scores(scores: jax.Array, batch: Batch, *, by: str) -> tuple[jax.Array, jax.Array]:
+    """The scores of rows 2i and of rows 2i + 1: [N] each."""
+    if scores.shape != (batch.rows,):
+        raise InputError(
+            f"{by}(scores)",
+            value=scores.shape,
+            rule=f"({batch.rows},): one per row",
+            fix="give one score for each row of the batch, [B]",
+        )
+    return rows_of(scores, 2, by=by)
+
+
+def _pair_metrics(higher: jax.Array, lower: jax.Array) -> dict[str, jax.Array]:
+    """Metrics of the score that should be higher and the one that should be lower, [N] each."""
+    return {
+        "accuracy": (higher > lower).astype(higher.dtype),
+        "margin": higher - lower,
+        "score": 0.5 * (higher + lower),
+        "score_min": jnp.minimum(higher, lower),
+        "score_max": jnp.maximum(higher, lower),
     }
 
 
@@ -95,27 +104,13 @@ def cost_preference(scores: jax.Array, batch: Batch):
     """
     by = "cost_preference"
     batch.require("costs", by=by)
-    if scores.shape != (batch.rows,):
-        raise InputError(
-            f"{by}(scores)",
-            value=scores.shape,
-            rule=f"({batch.rows},): one per row",
-            fix="give one score for each row of the batch, [B]",
-        )
     signs = jax.lax.stop_gradient(jnp.sign(row_sum(batch.costs, batch)))
-    safer, harmful = rows_of(scores, 2, by=by)
+    safer, harmful = _pair_scores(scores, batch, by=by)
     right = [s * c for s, c in zip(rows_of(signs, 2, by=by), (safer, harmful), strict=True)]
     loss = -sum(map(jax.nn.log_sigmoid, (harmful - safer, *right)))
-    return loss, {
-        "accuracy": (harmful > safer).astype(scores.dtype),
-        "sign_accuracy": 0.5 * sum((x > 0).astype(scores.dtype) for x in right),
-        "margin": harmful - safer,
-        "score": 0.5 * (safer + harmful),
-        "score/safer": safer,
-        "score/more_harmful": harmful,
-        "score_min": jnp.minimum(safer, harmful),
-        "score_max": jnp.maximum(safer, harmful),
-    }
+    signed = 0.5 * sum((x > 0).astype(scores.dtype) for x in right)
+    shown = {"sign_accuracy": signed, "score/safer": safer, "score/more_harmful": harmful}
+    return loss, _pair_metrics(harmful, safer) | shown
 
 
 def _labels(batch: Batch, *, by: str) -> jax.Array:

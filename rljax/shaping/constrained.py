@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean
 from rljax.contracts import AboveZero, NotNegative, contract
 from rljax.errors import InputError
+from rljax.shaping.pairs import of_prompts
 
 
 class GroupedResponses(NamedTuple):
@@ -100,7 +101,8 @@ def crpg(
         "kl_factor": masked_mean(factors, live),
         "regularised_reward": masked_mean(rewards, live),
     }
-    return Targets(_all_samples(live), weights, live, jnp.sum(live), metrics=metrics)
+    every = jnp.broadcast_to(jnp.arange(live.shape[1]), live.shape)
+    return Targets(every, weights, live, jnp.sum(live), metrics=metrics)
 
 
 @contract(safe=True)
@@ -128,7 +130,7 @@ def codpo(
     rejectable = jnp.where(some, violating, live)
     rejected = jnp.argmin(jnp.where(rejectable, responses.rewards, jnp.inf), axis=1)
     keep = jnp.any(passing, axis=1)
-    tokens = jnp.maximum(_at(responses.tokens, chosen), 1)
+    tokens = jnp.maximum(of_prompts(responses.tokens, chosen), 1)
     nll_weight = nll_coef / tokens
     weights = jnp.stack([nll_weight, jnp.zeros_like(nll_weight)], axis=1)
     with_violation = masked_mean(some[:, 0].astype(nll_weight.dtype), keep)
@@ -159,7 +161,7 @@ def crraft(responses: GroupedResponses, *, kl_max: AboveZero = 10.0) -> Targets:
     some = jnp.any(fit, axis=1)
     keep = some | responses.baseline_compliant
     rows = jnp.where(some, best, samples)
-    weights = jnp.where(some, _at(calibrated, best), 0.5)
+    weights = jnp.where(some, of_prompts(calibrated, best), 0.5)
     metrics = {
         "within_kl_fraction": masked_mean(near.astype(weights.dtype), responses.live),
         "baseline_fallbacks": jnp.sum(keep & ~some).astype(weights.dtype),
@@ -171,12 +173,3 @@ def crraft(responses: GroupedResponses, *, kl_max: AboveZero = 10.0) -> Targets:
 def _positive(name: str, value: float) -> None:
     if not value > 0:
         raise InputError(name, value=value, fix=f"set {name} to a number above 0")
-
-
-def _all_samples(live: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(jnp.arange(live.shape[1]), live.shape)
-
-
-def _at(x: jax.Array, index: jax.Array) -> jax.Array:
-    """[P, K], [P] -> [P]."""
-    return jnp.take_along_axis(x, index[:, None], axis=1)[:, 0]

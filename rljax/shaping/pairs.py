@@ -52,6 +52,11 @@ def win_probabilities(scores: jax.Array, live: jax.Array, preference) -> jax.Arr
     return jnp.sum(jnp.where(among, wins, 0.0), axis=2) / count
 
 
+def of_prompts(x: jax.Array, index: jax.Array) -> jax.Array:
+    """The sample `index` of each prompt: [P, K], [P] -> [P]."""
+    return jnp.take_along_axis(x, index[:, None], axis=1)[:, 0]
+
+
 class Pairs(NamedTuple):
     """The samples of each prompt that are compared [P] int, how much better the chosen one is [P],
     and whether there is anything to learn [P] bool."""
@@ -89,9 +94,6 @@ def choose_pairs(
         another = live & (jnp.arange(scores.shape[1])[None, :] != best[:, None])
         other = jax.random.categorical(key, jnp.where(another, 0.0, -jnp.inf), axis=1)
 
-    def of(x, at):
-        return jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]
-
     known = jnp.sum(live, axis=1) > 1
-    margin = jnp.where(known, of(scores, best) - of(scores, other), 0.0)
+    margin = jnp.where(known, of_prompts(scores, best) - of_prompts(scores, other), 0.0)
     return Pairs(best, other, margin, known & (margin > 0) & (margin >= min_margin))

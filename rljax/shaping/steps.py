@@ -171,14 +171,13 @@ def process_reward_metrics(batch: Batch, rewards: jax.Array, *, pass_above: floa
     x, y = (v - batches.masked_mean(v, live) for v in (mean_score, batch.scores))
     spread = batches.masked_mean(x * x, live) * batches.masked_mean(y * y, live)
     covariance = batches.masked_mean(x * y, live)
+    deviation = jnp.sqrt(jnp.where(spread > 0, spread, 1.0))
+    share = jnp.sum(size[0]) / jnp.maximum(jnp.sum(size[0] + size[1]), 1e-12)
     passed = batch.scores > pass_above
     return {
         "process/dense_sum": jnp.mean(added),
-        "process/share_of_return": jnp.sum(size[0])
-        / jnp.maximum(jnp.sum(size[0] + size[1]), 1e-12),
-        "process/correlation": jnp.where(
-            spread > 0, covariance / jnp.sqrt(jnp.where(spread > 0, spread, 1.0)), 0.0
-        ),
+        "process/share_of_return": share,
+        "process/correlation": jnp.where(spread > 0, covariance / deviation, 0.0),
         "process/lines": jnp.mean(lines.astype(score.dtype)),
         "process/score_passed": batches.masked_mean(mean_score, live * passed),
         "process/score_failed": batches.masked_mean(mean_score, live * ~passed),
