@@ -59,8 +59,7 @@ def online_dpo(
     optimizer steps the reference becomes the policy (iterated DPO); 0 = never."""
     batch = with_reference(batch, cfg, reference)
     pairs, chosen = best_pairs(batch, key, cfg, rejected=rejected, min_margin=min_margin)
-    new, learned = learned_from(pairs, batch, cfg, actor, reference, refresh_every)
-    return new, {**learned, **chosen}
+    return learned_from(pairs, batch, cfg, actor, reference, chosen, refresh_every)
 
 
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=(), rows=2, compares_samples=True)
@@ -81,8 +80,7 @@ def sppo(
     batch = with_reference(batch, cfg, reference)
     wins = resolve(preference, NAMESPACES["preference"])
     pairs, chosen = winning_pairs(batch, key, cfg, preference=wins)
-    new, learned = learned_from(pairs, batch, cfg, actor, reference, refresh_every)
-    return new, {**learned, **chosen}
+    return learned_from(pairs, batch, cfg, actor, reference, chosen, refresh_every)
 
 
 @contract(
@@ -98,8 +96,7 @@ def xpo(batch, key, cfg, *, actor, reference):
     algorithm.preference_loss, xpo, adds its bonus for what the reference would not write."""
     batch = with_reference(batch, cfg, reference)
     pairs, chosen = better_first(batch)
-    new, learned = learned_from(pairs, batch, cfg, actor, reference)
-    return new, {**learned, **chosen}
+    return learned_from(pairs, batch, cfg, actor, reference, chosen)
 
 
 @contract(
@@ -125,8 +122,7 @@ def nash_md(
     batch = with_reference(batch, cfg, reference)
     wins = resolve(preference, NAMESPACES["preference"])
     rows, chosen = own_rows(batch, preference=wins)
-    new, learned = learned_from(rows, batch, cfg, actor, reference)
-    return new, {**learned, **chosen}
+    return learned_from(rows, batch, cfg, actor, reference, chosen)
 
 
 def with_reference(batch, cfg, reference):
@@ -136,8 +132,9 @@ def with_reference(batch, cfg, reference):
     return batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
 
 
-def learned_from(examples, batch, cfg, actor, reference, refresh_every: int = 0):
-    """Returns (the roles after an update on `examples`, which were chosen from `batch`; metrics).
+def learned_from(examples, batch, cfg, actor, reference, chosen: dict, refresh_every: int = 0):
+    """Returns (the roles after an update on `examples`; metrics, with those of how they were
+    `chosen` from `batch`).
     The reference becomes the policy when its optimizer steps pass a multiple of `refresh_every`;
     0 = never."""
     loss = cfg.preference_loss
@@ -152,7 +149,7 @@ def learned_from(examples, batch, cfg, actor, reference, refresh_every: int = 0)
     if refresh_every:
         passed = new.state.step // refresh_every > actor.state.step // refresh_every
         roles["reference"] = reference.follow(new, when=passed)
-    return roles, {**learned, **metrics}
+    return roles, {**learned, **metrics, **chosen}
 
 
 def _with_winner(loss):

@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from rljax import batch as batches
-from rljax.advantages.lagrangian import lagrangian
+from rljax.advantages.returns import lagrangian
 from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
@@ -112,10 +112,10 @@ def use_lagrangian_advantage(cfg, multiplier, kl_controller=None, *, kl_split: f
 
     def advantage(rewarded: Batch):
         costly = apply_kl_penalty(use_costs_as_rewards(rewarded), cfg, kl_controller, -1.0)
-        rewarded, costly = (
-            one.replace(rewards=jnp.clip(one.rewards, -clip, clip)) for one in (rewarded, costly)
+        (of_rewards, returns), (of_cost, cost_returns) = (
+            cfg.advantage(one.replace(rewards=jnp.clip(one.rewards, -clip, clip)))
+            for one in (rewarded, costly)
         )
-        (of_rewards, returns), (of_cost, cost_returns) = map(cfg.advantage, (rewarded, costly))
         return lagrangian(of_rewards, of_cost, multiplier.value), returns, cost_returns
 
     return cfg.replace(advantage=advantage)

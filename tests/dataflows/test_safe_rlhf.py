@@ -15,7 +15,7 @@ from preset_runs import Shared, preset_config
 
 from rljax import setup as build
 from rljax.advantages import gae
-from rljax.advantages.lagrangian import lagrangian
+from rljax.advantages.returns import lagrangian
 from rljax.dataflows import ppo, safe_rlhf
 from rljax.dataflows.algorithm import Algorithm
 from rljax.dataflows.steps import (
