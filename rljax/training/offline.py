@@ -66,7 +66,8 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
             digest.update(repr([(image.source, image.grid) for image in images]).encode())
         heartbeat.beat()
     for path, leaf in sorted(flattened(params).items()):
-        digest.update(repr((path, leaf.shape, _checksums(leaf))).encode())
+        sums = tuple(f"{float(part):.6e}" for part in fetch(_sums(leaf)))
+        digest.update(repr((path, leaf.shape, sums)).encode())
         heartbeat.beat()
     path = folder / f"{digest.hexdigest()[:32]}.npz"
     # Asked by the first host alone: a network disk may keep "no such file" for a minute.
@@ -137,10 +138,6 @@ def _sums(x: jax.Array):
     x = x.astype(jnp.float32)
     indices = [jax.lax.broadcasted_iota(jnp.float32, x.shape, axis) for axis in range(x.ndim)]
     return jnp.sum(x), jnp.sum(x * x), *(jnp.sum(x * index) for index in indices)
-
-
-def _checksums(x: jax.Array) -> tuple[str, ...]:
-    return tuple(f"{float(part):.6e}" for part in fetch(_sums(x)))
 
 
 def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np.ndarray]:
