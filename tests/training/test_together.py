@@ -150,10 +150,10 @@ def test_a_run_that_fails_leaves_the_others_as_they_are(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_ends_the_program_is_in_the_summary_of_each_run(tmp_path, monkeypatch):
-    def out_of_memory(program, runs):
+    def out_of_memory(runs, count):
         raise MemoryError
 
-    monkeypatch.setattr(Program, "take", out_of_memory)
+    monkeypatch.setattr(together, "take_next", out_of_memory)
     configs = [tiny_config(tmp_path / str(s), seed=s, **FIXED, steps=2) for s in (3, 5)]
     with pytest.raises(MemoryError):
         train_together(configs, devices=jax.devices()[:1])
