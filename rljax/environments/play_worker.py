@@ -67,6 +67,9 @@ def main(spec_text: str) -> None:
         Player(context, make, limits).serve()
 
 
+_LATER = ("stop", "max_tokens")  # fields that marks of older checkpoints do not have
+
+
 def mark_of(step: Step) -> bytes:
     """A digest that is equal for steps with the same content, in whatever time, process and episode
     they were made."""
@@ -74,6 +77,8 @@ def mark_of(step: Step) -> bytes:
     hashed = hashlib.blake2b(np.asarray(step.ids, np.int64).tobytes(), digest_size=16)
     for field in dataclasses.fields(told):
         value = getattr(told, field.name)
+        if field.name in _LATER and not value:
+            continue
         value = sorted(value.items()) if isinstance(value, dict) else value
         hashed.update(repr(value).encode("utf-8", "surrogatepass") + b"\n")
     return hashed.digest()

@@ -15,6 +15,8 @@ from played import CHARS, LIMITS, Played, play, script, write_environments
 from processes import alive, children, wait_until
 
 from rljax.environments.crew import EpisodeCrew
+from rljax.environments.messages import Step
+from rljax.environments.play_worker import mark_of
 from rljax.errors import InputError
 from rljax.rollout.players.episodes.episodes import MENDING
 
@@ -498,3 +500,10 @@ def test_memory_does_not_grow(monkeypatch):
             sizes.append([memory_mb(pid) for pid in own])
     assert len(own) == 3
     assert all(late < early + 8.0 for early, late in zip(sizes[3], sizes[-1], strict=True)), sizes
+
+
+def test_a_step_without_limits_of_its_own_has_the_mark_of_older_checkpoints():
+    plain = Step(3, ids=(1, 2), state=b"x", outcome={"a": 1.0})
+    assert mark_of(plain).hex() == "1adb856f366dd2980aeeec07327b3165"
+    others = [dataclasses.replace(plain, stop=("a",)), dataclasses.replace(plain, max_tokens=3)]
+    assert len({mark_of(step) for step in (plain, *others)}) == 3
