@@ -3,29 +3,35 @@
 A config holds text, and other processes score samples. So a function of an importable module is
 named by that module. A function that lives in a notebook or in the running script is written to a
 file: its source, and what it reads there: imports, other functions and classes of the same place,
-and values that can be written as literals. The file's name has a digest of its text, so another
+and values that Python text can make again. Then the file is run, and what it defines is compared
+with what was given: a difference is an error. The file's name has a digest of its text, so another
 version of the function is another component, in this process and to a resumed run.
 """
+
+import __future__
 
 import ast
 import builtins
 import contextlib
+import copy
+import enum
 import functools
 import hashlib
 import importlib.util
 import inspect
 import linecache
+import math
 import os
-import re
 import symtable
 import sys
 import textwrap
 import types
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rljax.config.same_code import PLAIN, Different, check_same, reduced
 from rljax.errors import InputError
+from rljax.runs.folder import removed_if_empty
 
 # The name of a config file's module, which no process imports by it.
 CONFIG_MODULE = "_rljax_config"
@@ -35,7 +41,7 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
     """Returns the component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f"
     for which a file is written; the options of a functools.partial become those of the text.
 
-    Raises InputError if other processes could not have the function.
+    Raises InputError if other processes could not have the function, or would have another one.
     """
     options = {}
     while isinstance(function, functools.partial):
@@ -65,13 +71,27 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
     if function.__module__ == CONFIG_MODULE and home.get(function.__name__) is function:
         text = f"{home['__file__']}:{function.__name__}"
     elif not _is_importable(function):
-        carried = _Carried(what).text(function)
-        digest = hashlib.sha256(carried.encode()).hexdigest()[:8]
-        path = folder / f"{function.__name__}_{digest}.py"
-        write_once(path, carried)
-        text = f"{path}:{function.__name__}"
+        text = f"{_file_of(function, folder, what)}:{function.__name__}"
     listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
     return f"{text}({listed})" if listed else text
+
+
+def _file_of(function: Callable, folder: Path, what: str) -> Path:
+    """The file of a function that no module has. What it defines is the function that was given."""
+    carried = _Carried(what)
+    text = carried.text(function)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    path = folder / f"{function.__name__}_{digest}.py"
+    with removed_if_empty(folder):
+        known = path.is_file()
+        write_once(path, text)
+        try:
+            carried.check(path, text, function)
+        except BaseException:
+            if not known:
+                path.unlink()
+            raise
+    return path
 
 
 def write_once(path: Path, text: str) -> None:
@@ -112,16 +132,46 @@ def _is_literal(value: object) -> bool:
 def _is_importable(value: object) -> bool:
     """Returns whether another process finds this very function or class by its module and name."""
     name, module = value.__name__, value.__module__
-    if module in (None, "__main__", CONFIG_MODULE) or module not in sys.modules:
+    if name != value.__qualname__ or vars(sys.modules.get(module, builtins)).get(name) is not value:
         return False
-    if name != value.__qualname__:
-        return False
-    if vars(sys.modules[module]).get(name) is not value:
+    written = value.__globals__.get("__name__", module) if inspect.isfunction(value) else module
+    return _is_found(module) and _is_found(written)  # not one that a notebook has put there
+
+
+def _is_found(module: str | None) -> bool:
+    """Returns whether another process can import a module."""
+    if module in (None, "__main__", "__mp_main__", CONFIG_MODULE) or module not in sys.modules:
         return False
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # a module without a spec: it was made by hand
         return False
+
+
+def _origin(name: str, value: object) -> tuple[str, str] | None:
+    """(module, name) by which another process imports what a notebook imported as `name`, a public
+    module if there is one; None for what was made in the notebook, and for plain values."""
+    home = getattr(value, "__module__", None)
+    # What pickle has by its name alone; it would copy an array first.
+    by_name = None if callable(value) or hasattr(value, "shape") else reduced(value)
+    if not (callable(value) or isinstance(by_name, str)):
+        return None
+    if home in sys.modules and not _is_found(home):
+        return None
+    if inspect.isfunction(value) and not _is_found(value.__globals__.get("__name__", home)):
+        return None
+    names = {name, getattr(value, "__name__", None), by_name}
+    found = [
+        (any(part.startswith("_") for part in module.split(".")), module != home, module, one)
+        for module, held in list(sys.modules.items())
+        for one in names
+        if isinstance(one, str) and getattr(held, "__dict__", {}).get(one) is value
+    ]
+    return next((one[2:] for one in sorted(found) if _is_found(one[2])), None)
+
+
+class _NoText(Exception):
+    """The error of a value that Python text does not make again."""
 
 
 class _Carried:
@@ -130,65 +180,127 @@ class _Carried:
     def __init__(self, what: str):
         self.what = what
         self.known: set[str] = set()  # names that the file has, or is about to have
+        self.names: dict[int, str] = {}  # of functions and classes of the notebook, by their ids
+        self.aliases: dict[int, list[str]] = {}  # other names of those that are being written
         self.imports: dict[str, None] = {}
         self.pieces: list[str] = []
 
     def text(self, function: Callable) -> str:
         """The file."""
-        self._add_source(function)
+        self._add_source(function, function.__name__)
         head = f'"""{function.__name__}, as it was when the run began, and what it reads."""'
-        return "\n\n\n".join([f"{head}\n\n" + "\n".join(self.imports), *self.pieces]) + "\n"
+        imports = sorted(self.imports, key=lambda line: not line.startswith("from __future__"))
+        return "\n\n\n".join([f"{head}\n\n" + "\n".join(imports), *self.pieces]) + "\n"
 
-    def _add_source(self, value: types.FunctionType | type) -> None:
-        """A function or class of the notebook, after what it reads."""
-        source = self._source_of(value)
-        self.known.add(value.__name__)
-        home = vars(sys.modules.get(value.__module__, builtins))
-        if inspect.isfunction(value):
-            written = inspect.unwrap(value)  # behind a decorator
-            home = written.__globals__
-            if outer := ", ".join(set(written.__code__.co_freevars) - {"__class__"}):
-                raise self._refused(
-                    f"{value.__name__} reads {outer} of the function around it",
-                    "write it by itself and make that an option with a default, which "
-                    f"functools.partial({value.__name__}, ...) sets",
-                )
+    def check(self, path: Path, text: str, function: Callable) -> None:
+        """Runs the file and checks that it defines what was given."""
+        module = types.ModuleType("_rljax_carried")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module  # dataclasses look for it
+        name = function.__name__
+        try:
+            exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
+            check_same(function, vars(module)[name], name)
+        except Different as error:
+            raise self._refused(f"{name} is not what its source makes of it: {error}") from None
+        except Exception as error:
+            why = f"the source of {name} cannot be run by itself: {type(error).__name__}: {error}"
+            raise self._refused(why) from error
+        finally:
+            del sys.modules[module.__name__]
+
+    def _add_source(self, value: Callable, name: str) -> None:
+        """A function or class of the notebook under a name, after what it reads."""
+        self.known.add(name)
+        self.names[id(value)], self.aliases[id(value)] = name, []
+        home = _home_of(value)
+        node = copy.deepcopy(self._definition(value))
+        if not inspect.isclass(value):
+            self._set_defaults(node.args, inspect.unwrap(value), home)
+        node.name = name
+        source = _text_of(node)
+        future = home.get("annotations") is __future__.annotations
+        if future:
+            self.imports["from __future__ import annotations"] = None
         for read in sorted(_globals_of(source) - self.known):
             if read in home:
                 self._add(read, home[read], source)
-            elif not hasattr(builtins, read):
+            elif not hasattr(builtins, read) and read in _globals_of(source, future):
                 raise self._refused(
                     f"{value.__name__} reads {read}, which is not defined", f"define {read} first"
                 )
-        self.pieces.append(source)
+        path, inner = name, value
+        while inner is not None:  # a definition under another name, and what it is decorated with
+            if inner.__name__ != name:
+                source += f"\n\n\n{path}.__name__ = {inner.__name__!r}"
+            path, inner = f"{path}.__wrapped__", getattr(inner, "__wrapped__", None)
+        if inspect.isclass(value) and name != value.__qualname__:
+            source += f"\n\n\n{name}.__qualname__ = {value.__qualname__!r}"
+        self.pieces += [source, *self.aliases.pop(id(value))]
+
+    def _add_own(self, name: str, value: Callable) -> None:
+        """A function or class of the notebook, which may have had other names before this one, or
+        a name that is another's by now."""
+        if id(value) not in self.names:
+            own = value.__name__
+            free = own not in self.known and _home_of(value).get(own) is value
+            self._add_source(value, own if free else name)
+        if self.names[id(value)] != name:
+            alias = f"{name} = {self.names[id(value)]}"
+            self.aliases.get(id(value), self.pieces).append(alias)
 
     def _add(self, name: str, value: object, source: str) -> None:
         """Adds what `name` stands for where the function was written."""
         self.known.add(name)
-        own = inspect.isfunction(value) or inspect.isclass(value)
-        if isinstance(value, types.ModuleType) and value.__name__ != "__main__":
+        if isinstance(value, types.ModuleType) and _is_found(value.__name__):
             self._import_module(name, value, source)
-        elif own and not _is_importable(value):
-            if name == value.__name__ or value.__name__ not in self.known:
-                self._add_source(value)
-            if name != value.__name__:
-                self.pieces.append(f"{name} = {value.__name__}")
-        elif own or isinstance(value, types.BuiltinFunctionType) and _is_importable(value):
-            same = "" if name == value.__name__ else f" as {name}"
-            self.imports[f"from {value.__module__} import {value.__name__}{same}"] = None
-        elif vars(typing).get(name) is value:
-            self.imports[f"from typing import {name}"] = None
-        elif isinstance(value, re.Pattern):
-            self.imports["import re"] = None
-            self.pieces.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
-        elif _is_literal(value):
-            self.pieces.append(f"{name} = {value!r}")
+        elif origin := _origin(name, value):
+            same = "" if name == origin[1] else f" as {name}"
+            self.imports[f"from {origin[0]} import {origin[1]}{same}"] = None
+        elif _is_own(value):
+            self._add_own(name, value)
         else:
-            raise self._refused(
-                f"it reads {name}, a {type(value).__name__}",
-                f"make {name} inside a function that it calls, or write both to a file, "
-                f"my_{self.what.rpartition('.')[2]}.py, and import the function from there",
-            )
+            try:
+                self.pieces.append(f"{name} = {self._expression(value)}")
+            except (_NoText, RecursionError):
+                raise self._refused(
+                    f"it reads {name}, a {type(value).__name__}",
+                    f"make {name} inside a function that it calls, or " + self._in_a_module(),
+                ) from None
+
+    def _expression(self, value: object) -> str:
+        """Python text that makes a value again: a plain one, a container of such, or what pickle
+        makes of such by one call of Python's own or of the notebook. Raises _NoText for others."""
+        kind = type(value)
+        if kind is float and not math.isfinite(value):
+            return f"float({str(value)!r})"
+        if kind in PLAIN and kind is not complex:
+            return repr(value)
+        if kind is dict:
+            pairs = (f"{self._expression(k)}: {self._expression(v)}" for k, v in value.items())
+            return "{" + ", ".join(pairs) + "}"
+        if kind in (list, tuple) or kind is set and value:
+            items = ", ".join(map(self._expression, value))
+            comma = "," * (kind is tuple and len(value) == 1)
+            return {list: f"[{items}]", tuple: f"({items}{comma})", set: f"{{{items}}}"}[kind]
+        if vars(builtins).get(getattr(value, "__name__", None)) is value:
+            return value.__name__
+        if origin := _origin("", value):
+            name = "_".join(["", *origin[0].split("."), origin[1]])
+            self.known.add(name)
+            self.imports[f"from {origin[0]} import {origin[1]} as {name}"] = None
+            return name
+        if _is_own(value):
+            self._add_own(value.__name__, value)
+            return self.names[id(value)]
+        root = kind.__module__.partition(".")[0]
+        of_library = root not in sys.stdlib_module_names and _is_found(kind.__module__)
+        if of_library and not isinstance(value, enum.Enum):  # an array, a model
+            raise _NoText
+        parts = reduced(value)
+        if not isinstance(parts, tuple) or any(part is not None for part in parts[2:]):
+            raise _NoText
+        return f"{self._expression(parts[0])}({', '.join(map(self._expression, parts[1]))})"
 
     def _import_module(self, name: str, module: types.ModuleType, source: str) -> None:
         """`import module as name`, and those of its modules that the source reads through it."""
@@ -202,63 +314,120 @@ class _Carried:
                 names = [".".join([whole, *parts[:n]]) for n in range(1, len(parts) + 1)]
                 self.imports |= {f"import {n}": None for n in names if n in sys.modules}
 
-    def _source_of(self, value: types.FunctionType | type) -> str:
-        source = _class_source(value) if inspect.isclass(value) else _function_source(value)
-        if not source:
-            why = "it is a lambda, or was made at run time"
+    def _set_defaults(self, arguments: ast.arguments, function: Callable, home: dict) -> None:
+        """Writes the defaults of a function as they were bound, where their source would make
+        others of them, or may: it reads a name."""
+        values = function.__defaults__ or ()
+        if len(values) == len(arguments.defaults):
+            pairs = zip(arguments.defaults, values, strict=True)
+            arguments.defaults = [self._default(*pair, home) for pair in pairs]
+        values = function.__kwdefaults__ or {}
+        named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        arguments.kw_defaults = [
+            self._default(node, values[one.arg], home) if node and one.arg in values else node
+            for one, node in named
+        ]
+
+    def _default(self, node: ast.expr, value: object, home: dict) -> ast.expr:
+        if isinstance(node, ast.Name) and home.get(node.id, node) is value:
+            return node
+        with contextlib.suppress(ValueError, TypeError):
+            if repr(ast.literal_eval(node)) == repr(value):
+                return node
+        try:
+            return ast.parse(self._expression(value), mode="eval").body
+        except (_NoText, RecursionError):
+            return node
+
+    def _definition(self, value: Callable) -> ast.AST:
+        node = _class_node(value) if inspect.isclass(value) else _function_node(value)
+        if node is None:
+            why = "it is a lambda, was made at run time, or its file has changed"
             if inspect.isclass(value):
                 why = "in a notebook it is found by the methods of the class, and this one has none"
             raise self._refused(
                 f"the source of {value.__name__} is not known: {why}",
                 "write it with def in a cell, or in a file that is imported",
             )
-        return source
+        outer = [] if inspect.isclass(value) else inspect.unwrap(value).__code__.co_freevars
+        if outer := ", ".join(set(outer) - {"__class__"}):
+            raise self._refused(
+                f"{value.__name__} reads {outer} of the function around it",
+                "write it by itself and make that an option with a default, which "
+                f"functools.partial({value.__name__}, ...) sets; or {self._in_a_module()}",
+            )
+        return node
 
-    def _refused(self, why: str, fix: str) -> InputError:
+    def _in_a_module(self) -> str:
+        file = f"my_{self.what.rpartition('.')[2]}.py"
+        return f"write it and all that it reads to a file, {file}, and import it from there"
+
+    def _refused(self, why: str, fix: str = "") -> InputError:
         rule = "what runs it are other processes, to which the function is carried by its source"
-        return InputError(f"{self.what}: {why}", rule=rule, fix=fix)
+        return InputError(f"{self.what}: {why}", rule=rule, fix=fix or self._in_a_module())
 
 
-def _function_source(function: types.FunctionType) -> str:
-    """Its `def` with the decorators; "" for a lambda, or where there is no source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function)).rstrip()
-        (node,) = ast.parse(source).body
-    except (SyntaxError, ValueError):  # within an `if`, beside a text that begins further left
-        code = inspect.unwrap(function).__code__
-        kinds = ast.FunctionDef, ast.AsyncFunctionDef
-        nodes = _defined(code.co_filename, function.__name__, kinds)
-        at = [node for node in nodes if _first_line(node) == code.co_firstlineno]
-        return _written(code.co_filename, at[0]) if at else ""
-    except (OSError, TypeError):
-        return ""
-    defined = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    return source if defined and node.name == function.__name__ else ""
+def _is_own(value: object) -> bool:
+    """Returns whether a value is a function or a class, or what a decorator made of a function."""
+    return inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value))
 
 
-def _class_source(kind: type) -> str:
-    """Its `class` with the decorators: where its methods were written, which `inspect` cannot find
-    in a notebook; of a class without methods the last one of that name in its file; else ""."""
-    for method in filter(inspect.isfunction, vars(kind).values()):
-        code = method.__code__
+def _home_of(value: Callable) -> dict[str, object]:
+    """The names of the module, or of the notebook, in which a function or class was written."""
+    if inspect.isclass(value):
+        return vars(sys.modules.get(value.__module__, builtins))
+    return inspect.unwrap(value).__globals__
+
+
+def _function_node(function: Callable) -> ast.AST | None:
+    """Its `def`, the nearest one to where it was; None for a lambda, or without a source."""
+    code = inspect.unwrap(function).__code__
+    nodes = _defined(code.co_filename, code.co_name, (ast.FunctionDef, ast.AsyncFunctionDef))
+    return min(nodes, key=lambda n: abs(_first_line(n) - code.co_firstlineno), default=None)
+
+
+def _class_node(kind: type) -> ast.AST | None:
+    """Its `class`: where its methods were written, which `inspect` cannot find in a notebook; of a
+    class without methods the last one of that name in its file that makes this class."""
+    for method in vars(kind).values():
+        method = getattr(method, "__func__", getattr(method, "fget", method))
+        if not inspect.isfunction(method):
+            continue
+        code = inspect.unwrap(method).__code__
         for node in _defined(code.co_filename, kind.__name__, (ast.ClassDef,)):
             if _first_line(node) <= code.co_firstlineno <= node.end_lineno:
-                return _written(code.co_filename, node)
+                return node
     try:
         path = inspect.getsourcefile(kind)
     except (OSError, TypeError):  # of a notebook
-        return ""
-    nodes = _defined(path, kind.__name__, (ast.ClassDef,))
-    return _written(path, nodes[-1]) if nodes else ""
+        return None
+    nodes = _defined(path, kind.__name__, (ast.ClassDef,))[::-1]
+    same = (node for node in nodes if len(nodes) > 1 and _makes(node, kind))
+    return next(same, nodes[0] if nodes else None)
+
+
+def _makes(node: ast.ClassDef, kind: type) -> bool:
+    """Returns whether a definition makes this class, and not another one of its name."""
+    home = dict(_home_of(kind))
+    try:
+        exec(compile(ast.Module([node], []), "<source>", "exec", dont_inherit=True), home)
+        check_same(kind, home[kind.__name__], kind.__name__)
+    except Exception:
+        return False
+    return True
 
 
 def _defined(path: str | None, name: str, kinds: tuple) -> list:
-    """The definitions of a name anywhere in a file, in order."""
+    """The definitions of a name anywhere in a file, in order, each with its lines."""
+    linecache.checkcache(path)
+    lines = linecache.getlines(path or "")
     try:
-        tree = ast.parse("".join(linecache.getlines(path or "")))
+        tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         return []
     found = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
+    for node in found:
+        node.written = "".join(lines[_first_line(node) - 1 : node.end_lineno])
     return sorted(found, key=lambda node: node.lineno)
 
 
@@ -267,16 +436,20 @@ def _first_line(node) -> int:
     return min([node.lineno, *(one.lineno for one in node.decorator_list)])
 
 
-def _written(path: str, node) -> str:
-    """A definition as it was written; one further right as Python writes it, since a text of
-    several lines in it cannot be moved."""
-    lines = linecache.getlines(path)[_first_line(node) - 1 : node.end_lineno]
-    return ast.unparse(node) if node.col_offset else "".join(lines).rstrip()
+def _text_of(node) -> str:
+    """A definition as it was written; as Python writes it where that is another one: it was
+    changed, or it stands further right with a text of several lines in it."""
+    text = textwrap.dedent(node.written).rstrip()
+    with contextlib.suppress(SyntaxError):
+        if ast.dump(ast.parse(text)) == ast.dump(ast.Module([node], [])):
+            return text
+    return ast.unparse(node)
 
 
-def _globals_of(source: str) -> set[str]:
+def _globals_of(source: str, future: bool = False) -> set[str]:
     """The names that a definition reads of the module around it: in its body, its decorators, its
-    defaults and its annotations."""
+    defaults and its annotations; these not where they are read in the future."""
+    source = "from __future__ import annotations\n" * future + source
     found, tables = set(), [symtable.symtable(source, "<source>", "exec")]
     while tables:
         table = tables.pop()

@@ -154,12 +154,12 @@ def test_a_function_of_a_notebook_is_carried_with_what_it_reads_and_killed_when_
 def test_another_version_of_a_function_is_another_file_and_the_same_version_is_one(cell, tmp_path):
     first = component_text(cell.my_reward, tmp_path)
     assert component_text(cell.my_reward, tmp_path) == first
-    cell.WORTH["right"] = 2.0
+    cell.WORTH["near"] = (0.25, 0.0)
     second = component_text(cell.my_reward, tmp_path)
     assert second != first
-    sample = {"response": "7", "ground_truth": "7"}
+    sample = {"response": "7.5", "ground_truth": "7"}
     values = [resolve(text, "rljax.rewards")(**sample) for text in (first, second)]
-    assert values == [1.0, 2.0]
+    assert values == [0.5, 0.25]
 
 
 def test_options_of_a_partial_and_functions_of_modules(cell, tmp_path):
@@ -521,6 +521,229 @@ def test_a_function_of_a_config_file_is_carried_with_what_it_reads(tmp_path):
     assert "import" not in Path(text.rpartition(":")[0]).read_text().partition('"""')[2]
     assert resolve(text, "rljax.rewards")(response="x") == 2.0
     assert component_text(module.reward, tmp_path) == f"{path}:reward"
+
+
+# Functions that are more than their `def`, or read what has had several meanings.
+MEANINGS = """
+import datetime
+import enum
+import functools
+import math
+import re
+import threading
+from random import choice as pick, random
+from typing import List as L, NamedTuple, Optional
+
+import jax
+from jax.nn import log_sigmoid, relu
+from numpy import exp, mean
+
+
+def half(function):
+    lock, calls = threading.Lock(), []
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        with lock:
+            return 0.5 * function(*args, **kwargs)
+    return inner
+
+def score(response):
+    return 0.5
+strict = score
+def score(response):
+    return 1.0
+def of_a_former(response):
+    return score(response) + strict(response)
+
+def wraps_itself(response):
+    return 0.5
+former = wraps_itself
+def wraps_itself(response):
+    return former(response) / 2
+
+@half
+def decorated(response):
+    return 1.0
+before = decorated
+@half
+def decorated(response):
+    return 1.0 + before(response)
+
+class Weights:
+    right = 1.0
+Old = Weights
+class Weights:
+    right = 0.25
+def of_two_classes(response):
+    return Old.right + Weights.right
+
+if True:
+    class Branch:
+        scale = 0.5
+else:
+    class Branch:
+        scale = 2.0
+def of_a_branch(response):
+    return Branch.scale
+
+def is_even(n):
+    return 1.0 if n == 0 else next_odd(n - 1)
+def is_odd(n):
+    return 0.0 if n == 0 else next_even(n - 1)
+next_odd, next_even = is_odd, is_even
+def of_each_other(response):
+    return next_even(4)
+
+weighted = []
+for w in (0.1, 0.2):
+    def of_a_loop(response, w=w):
+        return w
+    weighted.append(of_a_loop)
+first_of_a_loop = weighted[0]
+bonus, SEEN = 0.5, {}
+def of_a_default(response, bonus=bonus, seen=SEEN, *, most=SEEN.get("most", math.inf)):
+    seen[response] = bonus
+    return bonus + len(SEEN) + min(most, 1.0)
+bonus = 2.0
+
+@jax.jit
+def twice(x):
+    return 2 * x
+@functools.lru_cache
+def once(x):
+    return x
+class Label(str, enum.Enum):
+    YES = "yes"
+    def worth(self):
+        return 0.5
+class Pair(NamedTuple):
+    left: float
+    right: float = 0.5
+BEST, DAY, LOWEST = Label.YES, datetime.date(2026, 1, 2), float("-inf")
+TABLE = {"pairs": [Pair(1.0)], "of": {"log": math.log, "once": once}, "x": re.compile("x", re.I)}
+Many, Some, Either, Found = dict[str, Pair], Optional[Pair], Pair | None, L[Label]
+def of_values(response, a: Many = None, b: Some = None, c: Either = None, d: Found = None):
+    known = TABLE["of"]["once"](1.0) + TABLE["of"]["log"](1.0) + bool(TABLE["x"].match("X"))
+    return float(twice(known)) + BEST.worth() + DAY.day + TABLE["pairs"][0].right + max(LOWEST, 1)
+def of_imports(response: L[str]):
+    return float(mean([exp(0.0), relu(0.5)])) + pick([random, random])() * 0 + float(log_sigmoid(0))
+
+def wrapped_later(response):
+    return 1.0
+wrapped_later = half(wrapped_later)
+def helper(response):
+    return 1.0
+helper = jax.jit(helper)
+def of_a_helper(response):
+    return helper(response)
+class Settings:
+    scale = 1.0
+    def worth(self):
+        return self.scale
+Settings.scale = 0.5
+def of_settings(response):
+    return Settings.scale
+class Patched:
+    def worth(self):
+        return 1.0
+Patched.worth = lambda self: 0.5
+def of_a_method(response):
+    return Patched().worth()
+def of_an_attribute(response):
+    return of_an_attribute.scale
+of_an_attribute.scale = 0.5
+LOG = []
+ALSO = LOG
+def of_one_list(response):
+    LOG.append(response)
+    return len(ALSO)
+def counted(function):
+    calls = {"n": 0}
+    @functools.wraps(function)
+    def inner(response):
+        calls["n"] += 1
+        return calls["n"]
+    return inner
+@counted
+def of_a_count(response):
+    return 0.0
+of_a_count("x")
+def renewed(function):
+    return half(function)
+@renewed
+def redecorated(response):
+    return 1.0
+def renewed(function):
+    return function
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A module as a script's, which no other process can import."""
+    path = tmp_path / "script.py"
+    path.write_text(MEANINGS)
+    module = types.ModuleType("a_script")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "a_script", module)
+    exec(compile(MEANINGS, str(path), "exec"), vars(module))
+    yield module
+    linecache.clearcache()
+
+
+@pytest.mark.parametrize(
+    "name, score",
+    [
+        ("of_a_former", 1.5),
+        ("wraps_itself", 0.25),
+        ("decorated", 0.75),
+        ("of_two_classes", 1.25),
+        ("of_a_branch", 0.5),
+        ("of_each_other", 1.0),
+        ("first_of_a_loop", 0.1),
+        ("of_a_loop", 0.2),
+        ("of_a_default", 2.5),
+        ("of_values", 8.0),
+        ("of_imports", 0.75 - np.log(2)),
+    ],
+)
+def test_what_is_carried_is_the_very_function_that_was_given(script, tmp_path, name, score):
+    """Names that were used again, defaults as they were bound, values and imports of all kinds."""
+    text = component_text(vars(script)[name], tmp_path / "inputs", "reward.function")
+    carried = resolve(text, "rljax.rewards").function
+    assert [f(response="x") for f in (carried, vars(script)[name])] == pytest.approx([score] * 2)
+
+
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("wrapped_later", "the source of wrapped_later is that of other code"),
+        ("of_a_helper", "helper is a PjitFunction, and a function by its source"),
+        ("of_settings", "Settings.scale is 0.5, and 1.0 by its source"),
+        ("of_a_method", "Patched.worth"),
+        ("of_an_attribute", "of_an_attribute.scale was set behind its source"),
+        ("of_one_list", "one object with another name's"),
+        ("of_a_count", "calls['n'] is 1, and 0 by its source"),
+        ("redecorated", "the source of redecorated is that of other code"),
+    ],
+)
+def test_what_is_more_than_its_source_is_refused(script, tmp_path, name, why):
+    with pytest.raises(InputError) as error:
+        component_text(vars(script)[name], tmp_path / "inputs", "reward.function")
+    assert why in str(error.value) and "is not what its source makes of it" in str(error.value)
+    assert "to a file, my_function.py" in str(error.value).partition("Fix:")[2]
+    assert not (tmp_path / "inputs").exists()
+
+
+def test_a_script_that_was_edited_since_is_refused(script, tmp_path):
+    path = Path(script.__file__)
+    path.write_text(MEANINGS.replace("return 0.5", "return 2.25"))
+    for name in ("of_a_former", "wraps_itself"):
+        with pytest.raises(InputError, match="is that of other code by now"):
+            component_text(vars(script)[name], tmp_path, "reward.function")
+    path.write_text("# a line more\n" + MEANINGS)
+    text = component_text(script.of_a_former, tmp_path, "reward.function")
+    assert resolve(text, "rljax.rewards")(response="x") == 1.5
 
 
 @pytest.mark.parametrize(
