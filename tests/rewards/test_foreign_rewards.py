@@ -125,7 +125,30 @@ def of_batch(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
 def bound_batch(solution_strs, ground_truths, weight):
     return [Number(weight * (s == gt)) for s, gt in zip(solution_strs, ground_truths)]
 
+def beside(data_source, solution_str, ground_truth):
+    import numpy, torch
+    odd = {"nan": float("nan"), "inf": numpy.float32("inf"), "huge": 10**400, "many": torch.ones(2)}
+    plain = {"tensor": torch.tensor(0.5), "one": numpy.ones(1), "right": numpy.bool_(True)}
+    return {"score": torch.tensor([1.0]), **odd, **plain}
+
+def beside_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    return [beside(None, one, None) for one in solution_strs]
+
+def beside_rubric(completion, answer): return beside(None, completion, None)
+def nan_score(data_source, solution_str, ground_truth): return {"score": float("nan"), "acc": 1}
+
+def logs_nan(completions, log_extra, log_metric, **kwargs):
+    import numpy
+    log_extra("ppl", [float("nan"), numpy.ones(2), 10**400][:len(completions)])
+    log_metric("loss", float("inf"))
+    return [1.0 for _ in completions]
+
 # -- OpenRLHF
+
+def beside_rewards(queries, prompts, labels):
+    logs = {"n": [float("nan") for _ in queries], "mean": float("inf")}
+    return {"rewards": [1.0 for _ in queries], "scores": [float("nan")] * len(queries),
+            "extra_logs": logs}
 
 def reward_func(queries, prompts, labels, **kwargs):
     assert not kwargs
@@ -313,6 +336,17 @@ def test_what_openrlhf_and_verl_log_beside_a_score_is_logged(score):
     assert found.status == "error" and "a dict without 'rewards': ['scores']" in found.message
     (found,) = score("nan_rewards", "4")  # no abstention, as in TRL
     assert found.status == "error" and "nan" in found.message
+
+
+def test_what_is_logged_and_is_no_finite_number_costs_no_sample(score, capfd):
+    for name in ("beside", "beside_batch", "beside_rubric"):
+        assert score(name, "4")[0].parts == {"score": 1.0, "tensor": 0.5, "one": 1.0, "right": 1.0}
+    assert [s.parts for s in score("logs_nan", "4", "5", "6")] == [{"score": 1.0}] * 3
+    assert [s.parts for s in score("beside_rewards", "4", "5")] == [{"score": 1.0}] * 2
+    said = capfd.readouterr().err
+    assert all(text in said for text in ("nan: nan", "many: tensor", "ppl: [1. 1.]", "mean: inf"))
+    (bad,) = score("nan_score", "4")
+    assert bad.status == "error" and "nan as 'score'" in bad.message
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def call_reward(
     if _watchers and not _names_others(component):
         _begin(component)
     returned = _asked(component, _chosen(component, sample, fields))
-    returned = numbers_of(returned) if library_of(component) == "verl" else returned
+    returned = numbers_of(returned) if library_of(component) else returned
     return _value_and_parts(component, returned)
 
 

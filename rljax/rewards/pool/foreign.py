@@ -6,9 +6,9 @@
         log_extra and log_metric are handed over; trainer_state, which a worker does not know, is
         an error where it is read. None or NaN abstains.
   verl  def f(data_source, solution_str, ground_truth, extra_info=None) -> score, or a dict with
-        "score", of which the numbers are kept: called for each sample. Of its BatchRewardManager,
-        f(data_sources, solution_strs, ground_truths, extra_infos): called once for all samples of a
-        prompt, returns a list of such
+        "score", of which the finite numbers are kept: called for each sample. Of its
+        BatchRewardManager, f(data_sources, solution_strs, ground_truths, extra_infos): called once
+        for all samples of a prompt, returns a list of such
   OpenRLHF   def f(queries, prompts, labels, **kwargs) -> a score for each, or {"rewards": of each,
         "scores": of each, "extra_logs": {name: of each, or one number}}: called once for all
         samples of a prompt. Prompts are texts as the policy read them, queries are prompt and
@@ -185,8 +185,8 @@ class _NotHanded:
 
 
 class Logged:
-    """Values that a reward of TRL's logs about its samples: numbers become parts, log/NAME; texts
-    are printed for the file of the workers' prints."""
+    """Values that a reward of TRL's logs about its samples: finite numbers become parts, log/NAME;
+    others, and texts, are printed for the file of the workers' prints."""
 
     def __init__(self, count: int):
         self.parts: list[dict[str, float]] = [{} for _ in range(count)]
@@ -194,16 +194,15 @@ class Logged:
     def extra(self, column: str, values: Sequence) -> None:
         """Records a value for each sample (TRL's log_extra)."""
         for parts, value in zip(self.parts, values, strict=True):
-            value = _plain(value)
-            if isinstance(value, numbers.Real) and math.isfinite(value):
-                parts[f"log/{column}"] = float(value)
+            number = _finite(value)
+            if number is None:
+                print(f"{column}: {_plain(value)}")
             else:
-                print(f"{column}: {value}")
+                parts[f"log/{column}"] = number
 
     def metric(self, name: str, value: float) -> None:
         """Records a number for all samples (TRL's log_metric)."""
-        for parts in self.parts:
-            parts[f"log/{name}"] = float(value)
+        self.extra(name, [value] * len(self.parts))
 
     def rewards_in(self, returned: object) -> object:
         """Returns the rewards that a reward of OpenRLHF's returned, and records what it logs beside
@@ -215,7 +214,7 @@ class Logged:
         beside = {"scores": returned.get("scores"), **(returned.get("extra_logs") or {})}
         for name, values in beside.items():
             if isinstance(values, numbers.Real) or getattr(values, "shape", None) == ():
-                self.metric(name, _plain(values))
+                self.metric(name, values)
             elif values is not None:
                 self.extra(name, values)
         return returned["rewards"]
@@ -235,7 +234,18 @@ class Logged:
 
 def _plain(value: object) -> object:
     """The number that an array or a tensor of one element holds; another value as it is."""
-    return value.item() if callable(getattr(value, "item", None)) else value
+    one = math.prod(getattr(value, "shape", None) or ()) == 1
+    return value.item() if one and callable(getattr(value, "item", None)) else value
+
+
+def _finite(value: object) -> float | None:
+    """The finite number that a value is, also as an array of one element; else None."""
+    value = _plain(value)
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def arguments_of(component: Component, sample: Mapping, logged: Logged | None = None) -> dict:
@@ -316,7 +326,7 @@ def results_of(component: Component, returned: Sequence, logged: Logged) -> Sequ
     """Returns what a reward of a group returned as ours do: a score, or a dict, of each sample."""
     library = library_of(component)
     if library == VERL_BATCH:
-        return [numbers_of(_plain(one)) for one in returned]
+        return [numbers_of(one) for one in returned]
     if library == OPENRLHF:
         scores = zip(map(_plain, returned), logged.parts, strict=True)
         return [{"score": x, **parts} for x, parts in scores]
@@ -324,9 +334,19 @@ def results_of(component: Component, returned: Sequence, logged: Logged) -> Sequ
 
 
 def numbers_of(returned: object) -> object:
-    """Returns the entries of a dict that verl's trainer reads: the score and other numbers, no
-    texts."""
+    """Returns the score of what was returned, and the finite numbers beside it: other libraries
+    only log these, so another number, or an array, is printed and costs no sample; texts are left
+    out."""
+    returned = _plain(returned)
     if not isinstance(returned, dict):
         return returned
-    kept = {k: v for k, v in returned.items() if isinstance(v, numbers.Real)}
-    return kept | ({"score": returned["score"]} if "score" in returned else {})
+    kept = {}
+    for name, value in returned.items():
+        value = _plain(value)
+        if name == "score":
+            kept[name] = value
+        elif (number := _finite(value)) is not None:
+            kept[name] = number
+        elif isinstance(value, numbers.Real) or hasattr(value, "shape"):
+            print(f"{name}: {value}")
+    return kept
