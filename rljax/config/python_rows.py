@@ -8,6 +8,7 @@ its location.
 """
 
 import datetime
+import enum
 import inspect
 import json
 import math
@@ -231,6 +232,7 @@ def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
             )
         if of_table and _is_missing(value):
             continue
+        name = str.__str__(name)
         out[name] = _plain(value, f"{what}: row {number}, column {name!r}")
     return out
 
@@ -254,9 +256,11 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
             raise InputError(
                 where, rule=f"{error}", fix="valid text, without halves of characters"
             ) from None
-        return str(value)
-    if value is None or isinstance(value, bool | int):
+        return str.__str__(value)  # of a member of an enumeration the text that it is
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return int.__int__(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             fix = "leave the cell out (a table's missing cells are absent), or give a number"
@@ -268,17 +272,20 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
             raise InputError(
                 where, value=wrong, rule="names in a dict are texts", fix=f"{str(wrong)!r}"
             )
-        return {name: _plain(item, where, depth + 1) for name, item in value.items()}
+        return {str.__str__(name): _plain(item, where, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, where, depth + 1) for item in value]
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # an array, or a number of NumPy
-        if getattr(value.dtype, "kind", "") not in "mM":  # dates: nanoseconds would be numbers
-            return _plain(value.tolist(), where, depth + 1)
+    of_numpy = getattr(getattr(value, "dtype", None), "kind", "")  # torch's have no kind
+    date = isinstance(value, DATES) or of_numpy in ("m", "M")  # nanoseconds would be numbers
+    if hasattr(value, "dtype") and hasattr(value, "tolist") and not date:  # an array, or a number
+        return _plain(value.tolist(), where, depth + 1)
     if hasattr(value, "as_py"):  # a value of pyarrow
         return _plain(value.as_py(), where, depth + 1)
     kind = type(value).__name__
-    if hasattr(value, "dtype") or isinstance(value, DATES):
+    if date:
         fix = "make it a text before: value.isoformat(), or str(value)"
+    elif isinstance(value, enum.Enum):
+        fix = "value.value, or a class of texts: class Label(str, Enum)"
     elif isinstance(value, bytes) or "image" in type(value).__module__.lower():
         fix = "dataset.to_parquet('rows.parquet') first, then data='rows.parquet'"
     else:

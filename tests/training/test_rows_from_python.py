@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import enum
 import importlib
 import itertools
 import json
@@ -155,6 +156,32 @@ def test_numbers_of_arrays_are_numbers(tmp_path):
     assert [type(row[name]) for name in "abcf"] == [float, int, bool, str]
 
 
+class Label(str, enum.Enum):  # noqa: UP042, str() of it is another text than that of a StrEnum
+    YES = "yes"
+
+
+class Grade(enum.IntEnum):
+    TOP = 3
+
+
+def test_members_of_enumerations_are_what_they_equal(tmp_path):
+    rows = [{"prompt": [{"role": Label.YES, Label.YES: Grade.TOP}], Label.YES: Label.YES}]
+    wanted = [{"prompt": [{"role": "yes", "yes": 3}], "yes": "yes"}]
+    assert rows_in(made(tmp_path, rows).data.train) == wanted
+    columns = {"prompt": ["a"], "answer": np.array([Label.YES], object)}
+    assert rows_in(made(tmp_path, columns).data.train) == [{"prompt": "a", "answer": "yes"}]
+
+
+def test_tensors_of_torch_are_numbers_and_lists(tmp_path):
+    torch = library("torch")
+    rows = [{"a": torch.tensor(1.5), "b": torch.tensor([[1, 2]]), "c": torch.tensor(True)}]
+    assert rows_in(made(tmp_path, rows).data.train) == [{"a": 1.5, "b": [[1, 2]], "c": True}]
+    halves = {"prompt": ["a"], "x": [torch.ones(2, dtype=torch.bfloat16)]}
+    assert rows_in(made(tmp_path, halves).data.train) == [{"prompt": "a", "x": [1.0, 1.0]}]
+    table = dataset_of([{"prompt": "a", "answer": 4}]).with_format("torch")
+    assert rows_in(made(tmp_path, table).data.train) == [{"prompt": "a", "answer": 4}]
+
+
 def test_missing_cells_of_a_table_are_absent(tmp_path):
     pandas = library("pandas")
     rows = [{"a": 1, "s": "x"}, {"a": None, "s": None}]
@@ -201,6 +228,8 @@ def self_containing():
         (lambda: [{"a": np.datetime64("2020-01-01", "ns")}], ("datetime64", ".isoformat()")),
         (lambda: [{"a": datetime.timedelta(1)}], ("timedelta", "str(value)")),
         (lambda: [{"a": decimal.Decimal("0.1")}], ("Decimal", "float(value)")),
+        (lambda: [{"a": enum.Enum("Level", "low").low}], ("JSON has no Level", "value.value")),
+        (lambda: [{"a": np.array(["2020"], "M8[Y]")}], ("JSON has no ndarray", ".isoformat()")),
         (lambda: [{"a": {1, 2}}], ("JSON has no set",)),
         (lambda: [{"a": 1j}], ("JSON has no complex",)),
         (lambda: [{"a": b"x"}], ("JSON has no bytes", "to_parquet")),
