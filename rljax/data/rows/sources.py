@@ -269,7 +269,7 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
 
 
 def _solution(row: dict) -> object:
-    """What the column `solution` holds; None where that is nothing."""
+    """Returns what the column `solution` holds; None where that is nothing."""
     value = row.get("solution")
     missing = value in ([], {}) or isinstance(value, float) and math.isnan(value)
     return None if missing else value
