@@ -81,7 +81,8 @@ def _stepped(made, observation) -> Generator[object, Reply, float]:
 
 
 def _taken(made, reply: Reply) -> tuple:
-    """Returns what `step` returned. Raises InputError for what is no step, such as a tool of that name."""
+    """Returns what `step` returned. Raises InputError for what is no step, such as a tool of that
+    name."""
     try:
         inspect.signature(made.step).bind(reply)
     except TypeError as error:
