@@ -183,9 +183,9 @@ class _Comparison:
 
 def _different(given: object, copy: object, at: str) -> Different:
     if given is Different:
-        return Different(f"{at} is there only by its source")
+        return Different(f"{at} is only in its source")
     if copy is Different:
-        return Different(f"{at} was set behind its source")
+        return Different(f"{at} was set outside of its source")
     return Different(f"{at} is {_said(given)}, and {_said(copy)} by its source")
 
 

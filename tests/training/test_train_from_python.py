@@ -721,7 +721,7 @@ def test_what_is_carried_is_the_very_function_that_was_given(script, tmp_path, n
         ("of_a_helper", "helper is a PjitFunction, and a function by its source"),
         ("of_settings", "Settings.scale is 0.5, and 1.0 by its source"),
         ("of_a_method", "Patched.worth"),
-        ("of_an_attribute", "of_an_attribute.scale was set behind its source"),
+        ("of_an_attribute", "of_an_attribute.scale was set outside of its source"),
         ("of_one_list", "one object with another name's"),
         ("of_a_count", "calls['n'] is 1, and 0 by its source"),
         ("redecorated", "the source of redecorated is that of other code"),
