@@ -11,7 +11,7 @@ from rljax.tracking import compiles
 from rljax.training.run import Run
 
 BEFORE = {"fold_in", "create", "new_train_state"}  # weights, optimizer
-STEP = {"_begin", "_dispatch", "_finish", "with_rewards", "grpo"}
+STEP = {"_begin", "_dispatch", "_batch", "with_rewards", "grpo"}
 SIZES = dict(
     model="decoder(layers=1, embed=24, mlp=40, heads=2, kv_heads=1, head_dim=12)",
     sampler__max_response_tokens=33,

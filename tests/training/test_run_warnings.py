@@ -35,7 +35,7 @@ from rljax.training.setup_warnings import setup_warnings
 def run_without_devices() -> Run:
     """A run of which there is the progress alone: what counts warnings reads nothing else."""
     run = object.__new__(Run)
-    run.progress, run.warnings = Progress(phase="rl"), []
+    run.progress, run.warnings, run.logs_warnings = Progress(phase="rl"), [], True
     return run
 
 
