@@ -30,6 +30,7 @@ DYING_S = 10.0  # a killed process keeps its lock until its memory is returned
 # What a run writes into its folder.
 FILES = (
     "config.json",
+    "data.json",
     "hub.json",
     "model.json",
     "metrics.jsonl",
