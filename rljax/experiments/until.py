@@ -15,7 +15,7 @@ from rljax.experiments.sweep import Member, member_name
 from rljax.report.arms import always_valid, always_valid_half
 from rljax.runs.units import interval_text
 
-FORM = r"(.+?) better than (.+?)(?: by (-?[0-9.]+))?"
+FORM = r"(.+?) better than (.+?)(?: by (-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)))?"
 MOST_SEEDS = 10_000  # that are said to be needed
 
 
@@ -75,6 +75,13 @@ def question_of(text: str, members: Sequence[Member]) -> Question:
     """Returns the question of --until. Raises InputError for another form, a setting that the sweep
     does not have, and members of a single seed."""
     settings = sorted({setting_of(member.overrides) for member in members})
+    if len(settings) < 2:
+        raise InputError(
+            "--until compares two settings",
+            value=text,
+            rule=f"this sweep has one, {settings[0]}, whatever its seeds",
+            fix="a sweep() that yields two settings",
+        )
     match = re.fullmatch(FORM, text)
     if match is None or not {match[1], match[2]} <= {*settings} or match[1] == match[2]:
         raise InputError(

@@ -82,13 +82,29 @@ def test_the_interval_holds_at_every_number_of_seeds_together():
 
 
 @pytest.mark.parametrize(
-    "text", ["lr=0.01", "lr=0.01 better than lr=0.5", "lr=0.01 better than lr=0.01", "is it good?"]
+    "text",
+    [
+        "lr=0.01",
+        "lr=0.01 better than lr=0.5",
+        "lr=0.01 better than lr=0.01",
+        "lr=0.01 better than lr=0.001 by 0.0.2",
+        "is it good?",
+    ],
 )
 def test_what_is_no_question_about_two_settings_is_refused(tmp_path, text):
     with pytest.raises(InputError, match="--until.*lr=0.001, lr=0.01.*Fix: --until='lr="):
         question_of(text, members_of(tmp_path, 3))
 
 
-def test_one_seed_answers_nothing(tmp_path):
+@pytest.mark.parametrize("by, expected", [("0.02", 0.02), (".5", 0.5), ("-1", -1.0), ("2.", 2.0)])
+def test_the_bound_of_a_question_is_a_number(tmp_path, by, expected):
+    members = members_of(tmp_path, 2)
+    assert question_of(f"lr=0.01 better than lr=0.001 by {by}", members).by == expected
+
+
+def test_one_setting_or_one_seed_answers_nothing(tmp_path):
+    alike = [m for m in members_of(tmp_path, 3) if m.overrides["actor_optimizer.lr"] == 0.01]
+    with pytest.raises(InputError, match="two settings.*has one, lr=0.01"):
+        question_of("lr=0.01 better than lr=0.01", alike)
     with pytest.raises(InputError, match="several seeds.*--seeds=32"):
         question_of("lr=0.01 better than lr=0.001", members_of(tmp_path, 1))
