@@ -145,13 +145,15 @@ _MOVED = {
 
 
 def _is_public_function(name: str, value: object, home: str) -> bool:
-    """Returns whether `value` is a function that `home` or a submodule defines, not imports."""
+    """Returns whether `value` is a function that `home` or its submodules define, not one they
+    import."""
     mine = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
     return mine and not name.startswith("_")
 
 
 def _import(name: str, home: str) -> Callable:
-    """The function `name`: of a file, imported where it is dotted, else of the `home` module."""
+    """The function called `name`: of a file, imported where it is dotted, else of the `home`
+    module."""
     if _OF_A_FILE.fullmatch(name):
         return _of_file(name)
     if "." not in name:
@@ -246,7 +248,8 @@ _LIBRARIES = set(
 
 
 def _is_a_librarys(module_name: str) -> bool:
-    """Returns whether a module is of the standard library or of one that has no components."""
+    """Returns whether a module is of Python's standard library or of a library that has no
+    components."""
     root = module_name.partition(".")[0]
     return root in sys.stdlib_module_names or root in _LIBRARIES
 
@@ -427,7 +430,8 @@ def plain_kind(kind: object) -> object:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """Returns whether a literal is of an annotated type; any other annotation fits."""
+    """Returns whether a literal is of an annotated type; an annotation that is not a plain type
+    fits."""
     kind = plain_kind(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
@@ -473,7 +477,8 @@ def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
 def _check_option(
     component: str, option: str, value: object, kind: object, default: object
 ) -> None:
-    """The signature is the schema: an annotated option takes values of its type and range."""
+    """The signature is the schema: an annotated option takes values of its type only, and in its
+    range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         for bounds in ranges_of(kind) if number else ():
@@ -497,7 +502,8 @@ def _check_option(
 
 
 class Component:
-    """A function with its options bound, equal and hashed by its text, as a static jit argument."""
+    """A function with its options bound, equal and hashed by its text, so that it can be a static
+    jit argument."""
 
     def __init__(self, text: str, home: str):
         self.text = text.strip()

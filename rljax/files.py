@@ -1,4 +1,5 @@
-"""Reads and writes files: bytes, text, JSON, YAML and arrays, with errors that name the place.
+"""Reads and writes files: bytes, text, JSON, YAML and arrays, with errors that name the file and
+the place.
 
 Every untrusted file is opened here and nowhere else: a regular file, of a bounded size, and no
 git-lfs pointer. An exception of a parser of untrusted bytes becomes an InputError here, too. The
@@ -57,7 +58,8 @@ def open_file(path: str | Path, largest: int | None = None) -> int:
     """Returns a file descriptor for reading a regular file of at most `largest` bytes. Raises
     InputError for any other file, and Unreadable if it cannot be read now.
 
-    A pipe, which may wait for ever, or an endless device is refused before a byte is read.
+    A pipe, which would wait for ever, or a device, which never ends, is refused before a byte
+    is read.
     """
     try:
         # Of a pipe, opening alone would wait; of a file it makes no difference.
@@ -109,7 +111,8 @@ def _require_plain(path: str | Path, file: int, largest: int | None) -> None:
 
 
 def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """Returns the bytes of a file. Raises InputError as `open_file`, and without content."""
+    """Returns the bytes of a file. Raises InputError as `open_file`, and for a file without content
+    to read."""
     file = open_file(path, largest)
     try:
         with os.fdopen(file, "rb") as stream:
@@ -341,7 +344,8 @@ def parse_number(text: str, kind: type = int) -> int | float | None:
 
 
 def is_whole_number(text: str) -> bool:
-    """Returns whether a text is a whole number, such as a step or a count, that `int` reads."""
+    """Returns whether a text is a whole number, such as a step, an index or a count, that
+    `int` reads."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
@@ -459,7 +463,8 @@ def _require_bounded(value: object, location: str) -> None:
 
 
 def parse_row(line: str, path: str | Path, number: int) -> object:
-    """Returns the value of line `number` of a .jsonl file. The InputError says what the line is."""
+    """Returns the value of line `number` of a .jsonl file. Raises InputError that says what the
+    line is."""
     location = f"{path}: line {number}"
     try:
         return parse_json(line, location)
@@ -509,7 +514,8 @@ def _table_of(line: str) -> str:
 
 
 def require_shallow(value: object, location: str) -> None:
-    """Raises InputError for a value of more than MOST_LEVELS levels, too deep for recursion."""
+    """Raises InputError for a value of more than MOST_LEVELS levels, which would end code that
+    recurses into it."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_LEVELS):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
@@ -522,12 +528,14 @@ def require_shallow(value: object, location: str) -> None:
 
 
 def read_json(path: str | Path, *, mends: bool = False) -> object:
-    """Returns the JSON value of a file; `mends` and errors as of parse_json and read_text."""
+    """Returns the JSON value of a file; `mends` as in parse_json. Raises InputError as `read_text`
+    and `parse_json`."""
     return parse_json(read_text(path, LARGEST_OBJECT), str(path), MOST_VALUES, mends=mends)
 
 
 def read_json_object(path: str | Path) -> dict:
-    """Returns the JSON object of a file. Raises InputError as `read_json` or for another value."""
+    """Returns the JSON object of a file. Raises InputError as `read_json`, and for any
+    other value."""
     return json_object(read_text(path, LARGEST_OBJECT), path)
 
 
@@ -586,7 +594,8 @@ def near_path(path: str) -> str:
 
 def data_files(spec: str) -> list[str]:
     """Returns the files of rows that a text names: one, several with commas between them, or
-    a pattern of a file's name such as "rows/part_*.jsonl", in the order of their names.
+    a pattern of a file's name such as "rows/part_*.jsonl", which are taken in the order of
+    their names.
 
     Raises InputError for a pattern that fits no file; a file that is named may be missing.
     """

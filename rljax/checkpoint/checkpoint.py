@@ -36,8 +36,8 @@ POLL_S = 5.0  # between two looks at whether a host that others wait for has fai
 
 
 class Checkpoints:
-    """The checkpoints of one run: `folder/00000012/...`, a path or a URL. It keeps the best and
-    `keep` newest.
+    """The checkpoints of one run: `folder/00000012/...`, a path or a URL. The `keep` newest are
+    kept, and the best.
 
     On several hosts all call `prepare`, `latest`, `save`, `start_save`, `wait` and `read_arrays`.
     `before_commit` is called, on the first host, when the arrays are written.
@@ -62,7 +62,8 @@ class Checkpoints:
 
     def prepare(self) -> None:
         """Makes the folder and removes saves that were killed half-way. Only the run may call
-        it: another reader would remove a save in progress. Raises InputError on all hosts."""
+        it: another reader would remove a save in progress. Raises InputError, on all hosts, if
+        it cannot."""
         _on_first(self.storage.prepare)
 
     def steps(self) -> list[int]:
@@ -105,7 +106,8 @@ class Checkpoints:
         self._saving.start()
 
     def wait(self) -> None:
-        """Waits until the save that was begun is on the disk or in the store. Raises its error."""
+        """Waits until the save that was begun is on the disk or in the store. Raises its error, if
+        it has failed."""
         if self._saving is not None:
             self._saving.join()
         self.check()
@@ -128,7 +130,8 @@ class Checkpoints:
         return not_written(f"the checkpoint of step {step}", self.folder, error, fix)
 
     def _save(self, number: int, step: int, written: Callable[[], dict], state: str) -> None:
-        """The part of a save that runs in a thread, with no collective and no lost exception."""
+        """The part of a save that runs in a thread: no collective of the devices, and no exception
+        that is lost."""
         fault = None
         try:
             files = written()
@@ -187,7 +190,8 @@ class Checkpoints:
         self._prune(step)
 
     def _prune(self, newest: int) -> None:
-        """Removes steps beyond those to keep. A damaged one that is newer does not count."""
+        """Removes steps beyond those to keep. One newer than the newest whole step is damaged and
+        does not count."""
         try:
             steps, best, rest = self.steps(), self.best(), self.storage.left_over()
         except _NO_DAMAGE as error:  # the new one is whole, and nothing goes unseen
@@ -204,8 +208,8 @@ class Checkpoints:
                     warnings.warn(f"checkpoint of step {step} stays: {error}", stacklevel=2)
 
     def best(self) -> int | None:
-        """Returns the step with the highest `best_metric` ("-name": lowest), of equal ones the
-        first."""
+        """Returns the step whose state has the highest `best_metric` ("-name": the lowest); ties go
+        to the earlier one."""
         if not self.best_metric:
             return None
         scored, name = [], self.best_metric.removeprefix("-")
@@ -300,7 +304,8 @@ class Checkpoints:
         return parse_json(self.storage.read(step, name), str(self.storage.at(step, name)))
 
     def _wrong_state(self, step: int) -> str:
-        """Checks the content of state.json, whatever its hash, for `step` -> the fault, or ""."""
+        """Checks the content of state.json, whatever its hash says -> the fault, or "": it must be
+        that of `step`."""
         path = self.storage.at(step, STATE)
         try:
             with self._readable(step):
@@ -389,14 +394,16 @@ class Checkpoints:
 
 
 def _value(key: str) -> str:
-    """Waits for what another host writes under a key. Raises HostFailed where one has ended."""
+    """Waits for what another host is about to write under a key. Raises HostFailed where one has
+    ended."""
     while (text := hosts.client().get(key, POLL_S)) is None:
         hosts.raise_if_failed()
     return text
 
 
 def _on_first(look: Callable):
-    """Shares the result of the first host with all; an InputError of it is raised on all."""
+    """Shares the result of the first host with all of them; an InputError that it raises for the
+    user is raised on all."""
     found, problem, unread = None, "", False
     if hosts.first():
         try:
@@ -422,7 +429,8 @@ def _unreadable(what: str, error: BaseException, more: str = "") -> Unreadable:
 def check_fingerprints(
     saved: dict[str, str], now: dict[str, str], allowed: tuple[str, ...]
 ) -> None:
-    """Raises InputError if config or data are not those of the checkpoint, unless allowed by name.
+    """Raises InputError if the config or the data are not those of the checkpoint, unless the
+    change is allowed by name.
 
     A field that the checkpoint's version of the code did not have was at its default then.
     """

@@ -117,7 +117,8 @@ class DiskFolder:
         return written
 
     def commit(self, step: int, files: dict[str, dict], state: str) -> None:
-        """Writes all but the arrays, then the manifest, and names the folder, on the first host."""
+        """Writes everything but the arrays, then the manifest, and gives the folder its name.
+        Called on the first host."""
         hidden = self._hidden(step)
         (hidden / STATE).write_text(state)
         files = {**files, STATE: _facts(hidden / STATE)}
@@ -175,7 +176,8 @@ class DiskFolder:
             raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
 
     def read_some(self, step: int, like, fits: Callable[[str], InputError]):
-        """Returns the arrays of `step` that `like` holds. Raises `fits(why)` if unreadable."""
+        """Returns the arrays of `step` that `like` holds. Raises `fits(why)` if they cannot
+        be read."""
         how = ocp.checkpoint_utils.construct_restore_args(like)
         options = ocp.args.PyTreeRestore(item=like, restore_args=how, partial_restore=True)
         try:
@@ -186,7 +188,8 @@ class DiskFolder:
 
 
 def _as_written(x):
-    """Returns an array in the form that orbax is to write: one of one host is read by all."""
+    """Returns an array in the form that orbax is to write: of one that one host alone holds, that
+    all of them read it."""
     held = ocp.utils.to_shape_dtype_struct(x)
     return np.empty(x.shape, x.dtype) if is_of_one_host(x) else held
 
@@ -239,7 +242,8 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _muted():
-    """Keeps orbax's threads from printing an exception that is raised here anyway."""
+    """Keeps orbax's threads from printing, each with a traceback, an exception that is raised here
+    anyway."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before, report = [logger.disabled for logger in loggers], sys.unraisablehook
     try:

@@ -136,7 +136,8 @@ def _pieces(parts: list[ArrayPart]) -> Iterator[bytes]:
 
 
 def write(store: Store, parts: list[ArrayPart]) -> dict[str, dict]:
-    """Puts the parts of this host into the store; returns {name: bytes and SHA-256}."""
+    """Puts the parts of this host into the store; returns {name: bytes and SHA-256} of
+    the files."""
     head = f"{ARRAYS}/{hosts.index():04d}"
     index, offset = [], 0
     for part in parts:
@@ -276,7 +277,8 @@ class Reader:
         return f"{self.dtypes[name]}{[max(end) for end in zip(*ends, strict=True)]}"
 
     def _fill(self, name: str, wanted: dict[tuple, np.ndarray]) -> None:
-        """Fills the arrays, {bounds: array}. Rows of a part are read once for all."""
+        """Fills the arrays, {bounds: array}. The rows of a part that any of them takes are read
+        once for all."""
         filled: dict[tuple, list] = {bounds: [] for bounds in wanted}
         for location in self.locations[name]:
             common = {}

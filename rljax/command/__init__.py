@@ -1,6 +1,7 @@
 """The command line: `rljax COMMAND ...`, and launchers/*.py, which are the same commands.
 
-Each module of this folder is one command: its docstring is its help, main(options, given) runs it.
+Each module of this folder is one command: its docstring is its help, and main(options, given)
+runs it.
 """
 
 import os

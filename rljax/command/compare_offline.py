@@ -16,7 +16,8 @@ _CAPABILITIES_OF = {"PPO": "ppo", "DPO": "preference", "KTO": "kto", "DQO": "dqo
 
 
 def main(options: ComparisonOptions, given: Given) -> None:
-    """Trains and measures the methods() of a config file. Raises InputError for one without."""
+    """Trains and measures the methods of a config file, and prints the table. Raises InputError for
+    a file without methods()."""
     if options.capabilities:
         from rljax.experiments.capabilities import PROPERTIES, capability_table
 

@@ -61,7 +61,8 @@ def words() -> dict[str, list[str]]:
 
 
 def _cases(table: Mapping[str, Iterable[str]], fish: bool) -> str:
-    """The branches of a `case` of bash and zsh, or a `switch` of fish, that print words."""
+    """The branches of a `case` of bash and zsh, or of a `switch` of fish, that print the words of a
+    key, one a line."""
     lines = []
     for key, listed in table.items():
         shown = " ".join(shlex.quote(word) for word in listed)

@@ -75,13 +75,15 @@ class Given:
     data: str = ""  # the argument of a command that takes data in place of a config
 
     def config_arguments(self, *, trust_code: bool = False) -> list[str]:
-        """Returns the arguments that give another process the same config and trust."""
+        """Returns the arguments that give another process the same config, and the same trust
+        in it."""
         fields = [f"--config.{name}={text}" for name, text in self.fields.items()]
         return [f"--config={self.path}", *fields, *(["--trust_code"] if trust_code else [])]
 
 
 def launch(command: Command, arguments: list[str], program: str) -> int:
-    """Runs a command; returns its exit code: for an InputError 2, or 171 if hosts are late."""
+    """Runs a command; returns its exit code. An InputError is printed, with exit code 2, or 171 if
+    hosts are late."""
     _quiet()
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if asked := [index for index, argument in enumerate(own) if argument in _HELP]:

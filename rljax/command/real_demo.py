@@ -194,7 +194,8 @@ def server(folder: str, tokens: int) -> Iterator[str]:
 
 
 def openai_client(address: str):
-    """Returns a function that asks a server for the greedy answer by OpenAI's client."""
+    """Returns a function that asks a server for the greedy answer to a prompt, by the client
+    of OpenAI."""
     import openai
 
     http = openai.DefaultHttpxClient(trust_env=False)  # this machine is behind no proxy
@@ -263,7 +264,8 @@ def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
 def compare(
     name: str, prompts: Sequence[Prompt], ours: Sequence[str], theirs: Sequence[str]
 ) -> dict:
-    """Returns {same, of}, the number of equal answers; prints the first others."""
+    """Returns {same, of}, the number of equal answers, and prints it with the first
+    different ones."""
     triples = zip(prompts, ours, theirs, strict=True)
     different = [(p, a, b) for p, a, b in triples if a != b]
     same = len(ours) - len(different)

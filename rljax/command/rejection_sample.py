@@ -12,7 +12,8 @@ from rljax.errors import InputError
 
 
 def main(options: RejectionOptions, given: Given) -> None:
-    """Samples and selects, once or by RAFT. Raises InputError for RAFT without a config."""
+    """Samples and selects, once or by iterations of RAFT, and prints the counts. Raises InputError
+    for RAFT without a config."""
     from rljax.datagen.rejection import raft, rejection_sample
 
     if not options.iterations:

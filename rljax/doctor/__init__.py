@@ -1,4 +1,5 @@
-"""`rljax doctor`: faults of a machine, an installation, a shell or a run folder, each with its fix.
+"""`rljax doctor`: faults of a machine, an installation, a shell or a run folder, each with one line
+that mends it.
 
 A check is a generator of findings, and reads what it is about itself: variables, folders, metadata.
 Only `probe`, `network` and the checkpoints of a run folder import JAX.

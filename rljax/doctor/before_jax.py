@@ -45,7 +45,8 @@ def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def refused_xla_flag(err: str) -> Finding | None:
-    """Returns the finding of a process that ended at XLA_FLAGS, by what it printed, or None."""
+    """Returns the finding of a process that ended at XLA_FLAGS, by what it printed; None for
+    another end."""
     if value := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", err):
         name = f"--{value[2]}"
         return broken(
@@ -71,7 +72,8 @@ def refused_xla_flag(err: str) -> Finding | None:
 
 
 def no_device(error: BaseException) -> InputError | None:
-    """Returns the error of a JAX that refuses a variable or has found no device, or None."""
+    """Returns the error of a JAX that does not accept a variable or has found no device; None for
+    any other exception."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     said = (str(error) or type(error).__name__).splitlines()[0][:300]
     if any(file.endswith(_DEVICES) for file in files):

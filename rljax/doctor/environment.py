@@ -88,7 +88,8 @@ def _proxy_for_loopback(env: Variables) -> Iterator[Finding]:
 
 
 def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
-    """Yields findings of variables, of the cache of programs, and of the disk."""
+    """Yields findings of variables, of the cache of compiled programs, and of the room on
+    the disk."""
     yield from jax_ends(env)
     for _, devices, (shown, lack, install) in () if _platforms(env) else _without_plugin(env):
         if any(map(glob.glob, devices)):

@@ -133,7 +133,8 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
 
 
 def weights(run: Path) -> str:
-    """Returns the SHA-256 of each file of the exported policy, joined by spaces."""
+    """Returns the SHA-256 of each file of the exported policy, joined by spaces; "" if there
+    are none."""
     files = sorted((run / "policy").glob("*.safetensors"))
     return " ".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 

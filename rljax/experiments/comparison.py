@@ -63,7 +63,8 @@ def correct_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 
 def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Returns demonstrations: a right completion of every prompt that has one."""
+    """Returns demonstrations: one right completion of every prompt that has one
+    (rejection sampling)."""
     out = []
     for group in _by_prompt(rows):
         fits = [row["reward"] >= correct_at and not row["truncated"] for row in group]
@@ -89,7 +90,8 @@ def labelled_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 
 def outcome_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Returns trajectories: completions, the reward at the end, the sampler's log-probs."""
+    """Returns trajectories: every completion with its reward at the end and the
+    sampler's log-probs."""
     return [_plain(row, "completion", "reward", "truncated", "logprobs") for row in rows]
 
 
@@ -279,7 +281,8 @@ def _held_out(config: Config) -> str:
 
 def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> dict:
     """Evaluates the policy of a folder on held-out prompts; returns {"greedy": [right or not, per
-    prompt], "sampled": [share of right test_samples, per prompt]}, None where rewards failed."""
+    prompt], "sampled": [share of the test_samples that are right, per prompt]}, None for a prompt
+    whose rewards failed."""
     saved = load_policy(folder)
     data = _held_out(config)
     records = load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
@@ -358,7 +361,8 @@ def compare(
     on_cell: Callable[[dict], None] = lambda cell: None,
 ) -> dict:
     """Trains and measures every cell that is not finished, in order; returns the table of all,
-    which OUT/results.json holds. Raises InputError if the base policy would have random weights.
+    which OUT/results.json holds. Raises InputError if the base policy would be a model with
+    random weights.
 
     `config` is that of the base policy: it is trained, or, with steps=0, it is the model as it is.
     Every method starts from it, takes `options.steps` optimizer steps of offline.examples_per_step
@@ -393,8 +397,8 @@ def compare(
 
 def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dict:
     """Returns the mean of values [seeds, prompts] with a 95 % bootstrap interval that resamples
-    seeds, then prompts of each: both vary. NaN = unknown. Raises InputError for another shape or no
-    known value."""
+    seeds, then prompts of each: both vary. NaN = unknown. Raises InputError for another shape, and
+    if no value is known."""
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or np.all(np.isnan(values)):
         raise InputError(

@@ -12,7 +12,8 @@ EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
 
 
 def digest(path: str | Path) -> str:
-    """Returns the SHA-256 of a file, or of the names and SHA-256s of a folder's files, in order.
+    """Returns the SHA-256 of a file, or of the names and SHA-256s of the files in a folder,
+    in order.
 
     In the folder of a run only its exports count, or else its checkpoints: its metrics hold times,
     and its report is written anew.

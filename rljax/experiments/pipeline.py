@@ -51,7 +51,8 @@ _OF_THE_CLOCK = (
 
 
 def record_of(stage: Stage) -> dict:
-    """Returns the stage.json of a stage, or {}. Raises InputError for another file."""
+    """Returns the stage.json of a stage; {} if there is none. Raises InputError for one that is no
+    record of a stage."""
     path = stage.folder / RECORD
     record = read_json_object(path) if path.exists() else {}
     missing = {"command", "status"} - record.keys()

@@ -175,9 +175,15 @@ def _with_whole_paths(value: object) -> object:
 
 
 def make_stages(
-    base: Config, listed: object, home: Path, where: str, arguments=(), trusted=True
+    base: Config,
+    listed: object,
+    home: Path,
+    where: str,
+    arguments: Sequence[str] = (),
+    trusted: bool = True,
 ) -> list[Stage]:
-    """Returns the valid stages. Raises InputError that lists every problem of every stage.
+    """Returns the stages, each one valid. Raises InputError that lists every problem of
+    every stage.
 
     `base` is the config of the file, `arguments` the flags that gave it. `trusted`: the stages may
     name code of others.

@@ -80,7 +80,8 @@ def member_name(overrides: Mapping[str, object]) -> str:
 
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
-    """Returns {dotted field: value} of what the command line changed in the config of a file."""
+    """Returns {dotted field: value} of the fields that the command line changed in the config of
+    a file."""
     names = field_names(config)
     plain = load_config_file(path, later=names)
     values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
@@ -212,7 +213,8 @@ def flag(name: str, value: object) -> str:
 
 
 def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = TRAIN) -> list[str]:
-    """Returns the command that runs one member; `arguments`: --config and the flags of all."""
+    """Returns the command that runs one member; `arguments` hold --config and the flags of
+    all members."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
     own = overrides.pop("config", None)
     if own is not None:
@@ -273,7 +275,8 @@ def run_members(
     """Runs each member that is not finished, in order; yields (member, exit code), None for one
     that was finished. Raises Stopped if a signal has stopped a member.
 
-    `host`: number of this one of the hosts of a member. `env`: variables of the members' processes.
+    `host`: the number of this one of the hosts that run a member together. `env`: variables of the
+    members' processes.
     """
     name = f"log-{host:03d}.txt" if host else "log.txt"
     for member in members:

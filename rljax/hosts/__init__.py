@@ -1,4 +1,5 @@
-"""The hosts of a run: one process each, with the same command and programs in the same order.
+"""The hosts of a run: one process each, all running the same command and the same programs in the
+same order.
 
 Only this package imports what JAX has for several processes. A decision of the host program is made
 from values that all hosts have: config, data, arrays that `rljax.arrays.fetch` brings, and what
@@ -68,7 +69,8 @@ _stops = Stops()
 
 
 def start(init_timeout_s: float = 1800, heartbeat_s: float = 30, env=os.environ) -> None:
-    """Finds the hosts of this run and connects them; with one process it does nothing.
+    """Finds the hosts of this run and connects them; with one process it does nothing and needs
+    no network.
 
     Call it before JAX looks at a device. Raises InputError if hosts do not come.
     """
@@ -153,7 +155,8 @@ def client() -> Client | None:
 
 
 def gather(value) -> list:
-    """Returns the JSON value of every host, in their order. Floats come back bit for bit."""
+    """Returns the JSON value of every host, in their order. Floats come back bit for bit,
+    NaN too."""
     return [value] if _exchange is None else _gathered(value, _caller())
 
 
@@ -190,7 +193,8 @@ def raise_if_failed() -> None:
 
 
 def fail(error: BaseException) -> None:
-    """Says why this host ends, here and to the others, and ends its process, unless it is alone.
+    """Says why this host ends, here and to the others, and ends its process; does nothing with
+    one process.
 
     The exit codes are those of `rljax.hosts.shutdown`.
     """
@@ -215,7 +219,8 @@ def telling() -> Iterator[None]:
 def watched(
     folder: Path, stall_s: float, told: Callable[[], str | None], keep: Callable[[], object]
 ) -> Iterator[None]:
-    """Lets several hosts watch each other in the block, and keep what they print in `folder`.
+    """Lets the hosts watch each other in the block, and keep what they print in `folder`; does
+    nothing with one process.
 
     `told` returns the name of a signal once this host is to stop; `keep` puts the files of the
     folder where they stay, before an early end.
@@ -255,7 +260,8 @@ def asked_to_stop() -> str:
 
 
 def stop_agreed(told: str | None) -> str:
-    """Exchanges why the hosts stop here; returns the reason or "". `told`: what this host knows."""
+    """Exchanges why the hosts stop here; returns the reason, "" if they do not. `told` is what this
+    host was told."""
     if _exchange is None:
         return told or ""
     _exchange.gather(None, "stop_agreed")

@@ -1,4 +1,5 @@
-"""The key-value store and the barriers of a run's hosts: JAX's service on the first one.
+"""The key-value store and the barriers that the hosts of a run share: JAX's coordination service,
+which the first host serves.
 
 It needs no device, so a host that waits here can be told that another one has failed.
 """
@@ -26,14 +27,16 @@ class Client(Protocol):
         """Removes a key, and all keys under it."""
 
     def barrier(self, name: str, timeout_s: float) -> list[int]:
-        """Waits for all hosts; returns those not there after timeout_s. A name serves once."""
+        """Waits for all hosts; returns those that have not come after timeout_s. A name
+        serves once."""
 
     def list(self, prefix: str) -> dict[str, str]:
         """Returns {key: value} of every key under `prefix`, which ends with "/"."""
 
 
 class CoordinationService:
-    """The Client over JAX's coordination service, after `jax.distributed.initialize`."""
+    """The Client over JAX's coordination service, once `jax.distributed.initialize` has been
+    called."""
 
     def __init__(self) -> None:
         self._client = distributed.global_state.client
@@ -66,7 +69,8 @@ class CoordinationService:
         self._client.key_value_delete(key)
 
     def barrier(self, name: str, timeout_s: float) -> list[int]:
-        """Waits for all hosts; returns those that are late, as JAX's error names them."""
+        """Waits for all hosts; returns those that have not come after timeout_s, as JAX's error
+        names them."""
         try:
             self._client.wait_at_barrier(name, max(1, int(timeout_s * 1000)))
         except jax.errors.JaxRuntimeError as error:

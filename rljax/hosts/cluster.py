@@ -53,7 +53,8 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
 
     In this order: ours (RLJAX_COORDINATOR, RLJAX_HOSTS, RLJAX_HOST; in a JobSet RLJAX_HOSTS alone),
     a TPU with several workers, SLURM with several tasks, SkyPilot with several nodes. Raises
-    InputError for variables that are incomplete or contradictory, and for over MOST_HOSTS hosts.
+    InputError for variables that are incomplete or contradict each other, and for more than
+    MOST_HOSTS hosts.
 
     Args:
         metadata: returns the value of an attribute by its name, on a TPU VM. Asked only if the
@@ -230,11 +231,12 @@ def _slice_worker(
 
 
 def corrected(env: Mapping[str, str], cluster: Cluster | None) -> tuple[dict, str]:
-    """Returns ({variable: value, or None to remove it}, a warning) of what libtpu would misread.
+    """Returns ({variable: its value, or None to remove it}, a warning) for variables that libtpu
+    would misread.
 
     The number of slices is counted while the pods of a preempted slice still end, so that a
     restarted run waits for a slice that never comes (ray PR 62893); and Kaggle may leave a warning
-    there.
+    in the place of addresses.
     """
     changes: dict[str, str | None] = {}
     texts = []
@@ -413,7 +415,8 @@ def _check_host(name: str, index: int, of: str, count: int) -> None:
 
 
 def _port(env: Mapping[str, str]) -> int:
-    """JAX_COORDINATOR_PORT, which JAX knows, too; else one that clouds leave open to us."""
+    """JAX_COORDINATOR_PORT, which JAX knows, too; else the one that clouds leave open and libtpu
+    does not use itself."""
     if port := _given_port(env):
         return port
     taken = env.get("TPU_PROCESS_PORT", "") + env.get("TPU_PROCESS_ADDRESSES", "")

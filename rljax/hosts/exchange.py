@@ -1,7 +1,8 @@
 """Exchanges between hosts: JSON of every host on all, decisions that all make alike, barriers.
 
 Every host calls the same exchanges in the same order. Each carries the line of the program from
-which it is called, so that two hosts at different places raise an error that names both.
+which it is called, so that two hosts at different places raise an error that names both, and do
+not hang.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ POLL_S = 1.0  # between two looks at whether another host has failed
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The reason for which a run ends: that of the first host that failed."""
+    """The reason for which a run ends: that of the first host that failed, which caused what
+    others see."""
 
     host: int
     reason: str

@@ -57,7 +57,8 @@ def table(every: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
 
 
 def of_this_host() -> dict[str, str]:
-    """Returns versions, the code of rljax, and variables of compilers; looks at no device."""
+    """Returns versions, the code of rljax, and the variables that compilers read. JAX does not look
+    at a device for it."""
     facts = {"python": platform.python_version()}
     facts |= {f"version of {name}": _version(name) for name in _PACKAGES}
     facts["code of rljax"] = digest(sorted(Path(__file__).parents[1].rglob("*.py")))

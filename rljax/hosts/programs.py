@@ -1,4 +1,5 @@
-"""One key for a compiled program on all hosts, so that they read those of the first."""
+"""One key for a compiled program on all hosts, so that programs of the first host are read by
+the others."""
 
 import hashlib
 
@@ -10,7 +11,8 @@ from rljax import hosts
 
 
 def same_keys() -> None:
-    """Makes the keys of JAX's persistent cache equal on all hosts. All of them call it.
+    """Makes the keys of JAX's persistent cache equal on all hosts. All of them call it; with one
+    process it does nothing.
 
     A part of a key is the fingerprint of the devices as the runtime knows them. That of CPUs has
     the number of the process in it, so that no host but the first would ever find a program. If

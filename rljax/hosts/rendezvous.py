@@ -130,7 +130,8 @@ def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
 def _hang_up_on_strangers(
     selector: selectors.BaseSelector, known: set[socket.socket], most: int = MOST_CALLERS
 ) -> None:
-    """Closes, of those who have not said who they are, the silent and those above a number."""
+    """Closes, of those who have not said who they are, the silent ones and all above a number of
+    them."""
     strangers = [key for key in selector.get_map().values() if key.fileobj not in known]
     strangers.sort(key=lambda key: key.data[1], reverse=True)
     for number, key in enumerate(strangers):

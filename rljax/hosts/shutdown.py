@@ -1,4 +1,5 @@
-"""Ends a host when something is wrong: the others are told why, and none waits for ever.
+"""Ends a host when something is wrong: the others are told why, and no end waits for a host that
+does not come.
 
 | exit code | meaning | start again? |
 |---|---|---|
@@ -85,7 +86,8 @@ class Ending:
         return self.tell(f"{type(error).__name__}: {error}{_phase()}", code)
 
     def tell(self, reason: str, code: int) -> Failure:
-        """Tells the others a reason and an exit code; returns the first failure, which counts."""
+        """Tells the others a reason and an exit code; returns the failure that counts: the
+        first one."""
         mine = Failure(self.exchange.index, reason, code)
         try:
             if self.exchange.client.set_first(FIRST_FAILED, mine.text()):

@@ -19,7 +19,8 @@ _ENDS = ("TRUE", "TERMINATE_ON_HOST_MAINTENANCE")  # of the machine; a migration
 
 
 class StopAgreed(BaseException):
-    """Raised on all hosts to stop them. Not an Exception: no reward takes it for a fault."""
+    """Raised on all hosts to stop them. Not an Exception, so that no reward and no retry takes it
+    for a fault."""
 
 
 class Notices:
@@ -46,7 +47,8 @@ class Notices:
 
 
 def metadata_server() -> str:
-    """Returns the address of the machine's metadata server; "" outside of Google Cloud."""
+    """Returns the address of the machine's metadata server; "" for a machine that is not of
+    Google Cloud."""
     host = os.environ.get("GCE_METADATA_IP", "")
     with contextlib.suppress(OSError):
         if not host and "Google" in Path("/sys/class/dmi/id/product_name").read_text():
@@ -71,7 +73,8 @@ class Stops:
 
     @contextlib.contextmanager
     def may_stop(self) -> Iterator[None]:
-        """Lets exchanges in the block raise StopAgreed, on all hosts, once there is a reason."""
+        """Lets exchanges in the block raise StopAgreed, on all hosts alike, once they know of a
+        reason to stop."""
         self.allowed += 1
         try:
             yield

@@ -1,4 +1,5 @@
-"""Watches the hosts from a thread: ends this one when another has failed or stands still.
+"""Watches the hosts from a thread: ends this one when another has failed, and never lets a run
+stand still in silence.
 
 Every host reports every few seconds where it is. If the hosts that are furthest behind have given
 no sign of life for longer than their phase may take, all write the stacks of their threads into the
@@ -29,7 +30,8 @@ MOVED_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The phase that a host reported, why it was told to stop, and when this host read it."""
+    """The phase that a host reported, the reason for which it was told to stop, and the time at
+    which this host read it."""
 
     current: CurrentPhase
     stop: str
@@ -37,12 +39,14 @@ class Seen:
     read_s: float
 
     def silent_s(self, now: float) -> float:
-        """Returns the seconds since its last sign of life; a host may report none."""
+        """Returns the seconds since its last sign of life; a host that reports nothing
+        gives none."""
         return self.current.silent_s + now - self.read_s
 
 
 def behind(seen: Mapping[int, Seen]) -> list[int]:
-    """Returns the hosts that the others wait for: of the furthest behind those that do not wait."""
+    """Returns the hosts that the others wait for: the furthest behind, without those that
+    only wait."""
     least = min(one.current.entered for one in seen.values())
     last = [k for k, one in seen.items() if one.current.entered == least]
     return [k for k in last if not seen[k].current.waiting] or last
@@ -55,7 +59,8 @@ def stall(seen: Mapping[int, Seen], now: float) -> float:
 
 
 def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> str:
-    """Returns "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts wait in learn"."""
+    """Returns a text such as "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts
+    wait in learn"."""
     last = behind(seen)
     shown = [names[k] for k in last[:4]] + [f"{len(last) - 4} more"] * (len(last) > 4)
     current = seen[last[0]].current
@@ -72,7 +77,8 @@ def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> s
 
 
 class Watchdog:
-    """Watches the others for one host. `folder` gets the stacks; `stall_s` as in config.hosts."""
+    """The thread that watches the others for one host. `folder` gets the stacks; `stall_s` as
+    in config.hosts."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
 
     Redirects are followed, of a HEAD to the same server or huggingface.co, for which a mirror may
     stand: what the hub says of a file stands in its own last answer. The token goes to HF_ENDPOINT
-    alone.
+    and nowhere else.
     """
     from huggingface_hub.utils import get_session
 
@@ -285,7 +285,8 @@ def _refused(name: HubName, error, status: int) -> InputError:
 
 def resolve(name: HubName) -> str:
     """Returns the commit of a repository's revision, the same throughout a process. Without a
-    network it is the last one that it had here. Raises InputError if it is not found."""
+    network it is the last one that the revision had here. Raises InputError if the repository
+    cannot be found."""
     return name.revision if name.pinned else commit_of(dataclasses.replace(name, path=""))
 
 

@@ -46,7 +46,8 @@ class SplitFiles:
 
 def split_files(spec: str, split: str) -> SplitFiles:
     """Returns the files that hold the rows of a data set's split, downloading those that are not
-    here. Raises InputError, with a list of what there is, for a subset or split that it has not."""
+    here. Raises InputError, with a list of what there is, for a subset or split that the data set
+    does not have."""
     name = data_name(spec.replace("{split}", split))
     name = name.at(client.resolve(name))
     repository = dataclasses.replace(name, path="")
@@ -186,7 +187,8 @@ def _patterns(value: object) -> list[tuple[str, list[str]]]:
 
 
 def files_by_split(paths: Iterable[str]) -> dict[str, list[str]]:
-    """{split: files} by the names of files and folders; all are `train` where none says."""
+    """{split: files} by what the names of files and folders say; all are `train` where none says
+    anything."""
     found: dict[str, list[str]] = {}
     files = [p for p in paths if p.endswith(DATA_FILES) and Path(p).name not in _NO_ROWS]
     for path in files:

@@ -1,7 +1,8 @@
 """Patterns of files as fsspec reads them, matched in time that is linear in the path.
 
 `*` stays in a folder, `**` does not, `**/` may be no folder at all, `?` and `[a-z]` are one
-character. A regular expression would try all ways to share a path among the stars.
+character. A regular expression would try all ways to share a path among the stars of an
+untrusted pattern.
 """
 
 import bisect

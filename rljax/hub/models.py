@@ -143,7 +143,8 @@ def model_card(name: HubName) -> Path:
 
 
 def digests(spec: str | Path) -> dict[str, str]:
-    """Returns {file: SHA-256 that the hub lists} of a repository's weights; {} for a folder."""
+    """Returns {file: SHA-256 that the hub lists} of the weights of a repository; {} for a
+    local folder."""
     name = model_name(spec)
     if name is None:
         return {}

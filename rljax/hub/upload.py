@@ -17,8 +17,9 @@ _ADDRESS = re.compile("https?://[!-~]{1,1000}")
 
 
 def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
-    """Commits the files of a folder to a repository, made if it does not exist, and removes weights
-    of an earlier push; returns its address. Raises InputError if the hub refuses."""
+    """Commits the files of a folder to a repository, which is made if it does not exist, and
+    removes weights of an earlier push; returns the address of the commit. Raises InputError if the
+    hub refuses."""
     hub = client.library()
     if not hub.get_token():
         raise InputError(

@@ -48,7 +48,8 @@ class Cloud:
         return done
 
     def command(self, *words: str) -> list[str]:
-        """Returns a command line of gcloud. Raises InputError if it is not installed."""
+        """Returns the command line of gcloud with these words. Raises InputError if it is
+        not installed."""
         if shutil.which("gcloud") is None:
             raise InputError(
                 "gcloud is not installed",
@@ -249,7 +250,8 @@ class ComputeEngine(Cloud):
 
 
 def cloud(api: str, pod: Pod, name: str, zone: str, project: str, spot: bool) -> Cloud:
-    """Returns the pod on the service `api`, "tpu" or "compute". Raises InputError for no zone."""
+    """Returns the pod on the service `api`, "tpu" or another text for Compute Engine. Raises
+    InputError for no zone."""
     if not zone:
         raise InputError("no --zone", fix="such as --zone=us-west4-a")
     kind = CloudTpu if api == "tpu" else ComputeEngine

@@ -106,7 +106,8 @@ def print_lines(stream, host: int) -> None:
 
 
 def _signal(processes: list[subprocess.Popen], number: int) -> None:
-    """Sends a signal to each process that runs; SIGKILL goes to its group, workers included."""
+    """Sends a signal to each process that runs; SIGKILL goes to its group, so that none of its
+    workers is left."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             if number == signal.SIGKILL:

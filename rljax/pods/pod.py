@@ -73,7 +73,8 @@ class Pod:
 
     @property
     def chips_per_host(self) -> int:
-        """Number of chips of a host: all of a slice of v5e and v6e of up to 8, else 4."""
+        """Number of chips of a host: all chips of a slice of v5e and v6e of up to 8 chips,
+        else 4."""
         return self.chips if self.figures.dimensions == 2 and self.chips <= 8 else 4
 
     @property

@@ -245,7 +245,8 @@ def babysit(
 ) -> int:
     """Brings the pod up and runs the command, again and again, until it has ended by itself: a pod
     that was taken away is asked for again and the run goes on from its checkpoint. Returns the
-    command's exit code. If the pod stays, it is started at most `most_starts` times in a row."""
+    command's exit code. A pod that stays but whose command fails is started at most `most_starts`
+    times in a row."""
     starts: collections.Counter = collections.Counter()
     host_command(command, supervised=True)
     setup = setup or default_setup(Path.cwd())

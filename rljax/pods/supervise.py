@@ -21,7 +21,8 @@ LAST_WORDS, LAST_SAVED = "RLJAX_LAST_WORDS", "RLJAX_LAST_SAVED"
 
 
 def supervise(command: Sequence[str], first_pause_s: float = 10.0) -> int:
-    """Runs a command to its end; returns its last exit code. SIGTERM and Ctrl-C end both.
+    """Runs a command to its end; returns its last exit code. SIGTERM and Ctrl-C go to the command
+    and end the restarts.
 
     It is started again at most MOST_RESTARTS times without a newer checkpoint, after pauses that
     double, and never while a process of the last start still runs: it may hold the chips.
@@ -99,7 +100,8 @@ def _end_group(group: int, patience_s: float = 10.0) -> None:
 
 
 def _runs(group: int) -> bool:
-    """Returns whether a process of the group is more than a zombie, which nobody may reap."""
+    """Returns whether a process of the group is more than a zombie, which in a container nobody may
+    reap."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
             with open(f"/proc/{name}/stat") as file:
@@ -121,7 +123,8 @@ def _say_tpu_logs(lines: int = 10) -> None:
 
 
 def code_of_the_failure(path: str) -> int | None:
-    """Returns the exit code of the host that failed, from its last message, or None."""
+    """Returns the exit code of the host that failed, from its last message; None if there
+    is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with open(path) as file:
             return json.load(file)["code"]

@@ -68,7 +68,14 @@ def _name(project: Path) -> str:
 
 
 def slurm(
-    command, *, name: str, nodes: int, gpus: int, time: str, partition: str, account: str
+    command: Sequence[str],
+    *,
+    name: str,
+    nodes: int,
+    gpus: int,
+    time: str,
+    partition: str,
+    account: str,
 ) -> str:
     """Returns a script for sbatch: one task per node, which takes all its GPUs."""
     options = {
@@ -111,7 +118,8 @@ def jobset(
     pod: Pod, command: Sequence[str], *, name: str, image: str, queue: str, spot: bool
 ) -> dict:
     """Returns a JobSet of GKE: one job per slice, one pod per host. Kueue admits it if `queue`
-    is named. Raises InputError for a name that DNS forbids, and for slices of one host."""
+    is named. Raises InputError for a name that DNS does not allow, and for several slices of
+    one host."""
     _check_dns(name)
     if pod.slices > 1 and pod.hosts_per_slice == 1:
         raise InputError(

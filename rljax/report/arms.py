@@ -169,7 +169,8 @@ def _power(size: float, n: int) -> float:
 
 
 def mean_series(arm: Arm, key: str) -> Series:
-    """Returns the mean over seeds of a metric at each step that all have, with its interval."""
+    """Returns the mean over seeds of a metric at each step that all seeds have, with
+    its interval."""
     columns = [dict(zip(*run.columns(key), strict=True)) for run in arm.runs]
     x = sorted(set.intersection(*(set(column) for column in columns)))
     found = [interval([column[at] for column in columns]) for at in x]
@@ -182,7 +183,8 @@ def mean_series(arm: Arm, key: str) -> Series:
 
 
 def paired(arm: Arm, other: Arm, values: Mapping[int, float]) -> list[float]:
-    """Returns arm - other on the seeds that both have; `values`: {id(run): number}."""
+    """Returns arm - other on the seeds that both have; `values` has a number for each run,
+    by id(run)."""
     theirs = dict(zip(other.seeds, other.runs, strict=True))
     return [
         values[id(run)] - values[id(theirs[seed])]

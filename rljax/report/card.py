@@ -275,7 +275,12 @@ def _training(run: RecordedRun) -> dict[str, str | None]:
 
 
 def _use(
-    run: RecordedRun, part: str, repository: str, base, tokenizer: bool, generation: bool
+    run: RecordedRun,
+    part: str,
+    repository: str,
+    base: hub.HubName | None,
+    tokenizer: bool,
+    generation: bool,
 ) -> dict[str, str | None]:
     """Words of the code that loads it and, where it generates, ends its responses as the run did:
     transformers reads stop ids from a model's folder, and stop strings only from the call."""

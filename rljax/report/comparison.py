@@ -97,8 +97,8 @@ def write_comparison(
     folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
 ) -> Path | str:
     """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
-    folder named, else in the working folder. Raises InputError for no folders, and for one that
-    does not exist."""
+    folder that is named, else in the working folder. Raises InputError for no folders, and for one
+    that does not exist."""
     paths = run_folders(folders)
     if not paths:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")

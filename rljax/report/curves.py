@@ -1,4 +1,5 @@
-"""The curves of a run as HTML: which metrics share a chart, and which are folded away."""
+"""The curves of a run as HTML: which metrics share a chart, what each means, and which are
+folded away."""
 
 import dataclasses
 import fnmatch
@@ -181,7 +182,8 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def curves(run: RecordedRun) -> str:
-    """Returns the HTML of all sections of charts; other metrics are folded."""
+    """Returns the HTML of all sections of charts; metrics of no section are folded into
+    the last."""
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
     for name, charts in GROUPS.items():
@@ -351,7 +353,8 @@ def time_split(run: RecordedRun) -> str:
 
 
 def cost(run: RecordedRun) -> list[str]:
-    """Returns the chart of device-seconds of each step: its seconds times the devices."""
+    """Returns the chart of device-seconds of each step: its seconds times the devices of
+    the run."""
     totals: dict[float, float] = {}
     for key in _times(run):
         for x, seconds in zip(*run.columns(key), strict=True):

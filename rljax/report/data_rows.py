@@ -1,4 +1,5 @@
-"""The data of a run as the model reads them: rows with the learned tokens marked."""
+"""The data of a run as the model reads them: rows with the learned tokens marked, and what ends
+a turn."""
 
 from collections.abc import Mapping
 

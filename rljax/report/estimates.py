@@ -12,7 +12,8 @@ def shares(*estimates: Estimate) -> bool:
 
 
 def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
-    """Returns the value and its interval in percent or points, or as plain numbers."""
+    """Returns the value and its interval in percent (points for a difference), or as
+    plain numbers."""
 
     def one(v: float) -> str:
         text = f"{100 * v:.1f}" if as_share else short(v)
@@ -25,7 +26,12 @@ def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
 
 
 def table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note="", *, wraps=False
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    note: str = "",
+    *,
+    wraps: bool = False,
 ) -> str:
     """Returns a section with a table. Cells are HTML, the first of each row is its heading; the
     title, the headings of columns and the note are plain text. `wraps`: cells are sentences."""

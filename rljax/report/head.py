@@ -1,4 +1,5 @@
-"""The head of a page: what was trained, by which command and code, and its files."""
+"""The head of a page: what was trained, by which command and code, on what, and where its
+files are."""
 
 import contextlib
 import os
@@ -67,7 +68,8 @@ FACTS = {
 
 
 def field(config: Mapping, dotted: str) -> object:
-    """Returns the value of a dotted field of a config, or the name of a section; None if absent."""
+    """Returns the value of a dotted field of a config, or the name of a section; None if it
+    is absent."""
     value: object = config
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -77,7 +79,8 @@ def field(config: Mapping, dotted: str) -> object:
 
 
 def short_name(value: object) -> str:
-    """Returns "decoder" of "decoder(layers=2)", the end of a path, NAME of hf://OWNER/NAME."""
+    """Returns "decoder" of "decoder(layers=2, ...)", the last part of a path, NAME
+    of hf://OWNER/NAME."""
     if is_hub(value):
         with contextlib.suppress(InputError):
             return parse(str(value)).repository.rpartition("/")[2]
@@ -110,7 +113,8 @@ def title(run: RecordedRun) -> str:
 
 
 def facts(run: RecordedRun) -> str:
-    """Returns the HTML of facts of the config, files, and folded: command, code and machine."""
+    """Returns the HTML of facts of the config, the files, and folded: the command, the code,
+    the machine."""
     return f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
 
 

@@ -35,7 +35,8 @@ def _natural(name: str) -> list:
 
 
 def of_a_run(run: RecordedRun) -> str:
-    """Returns the tables of one run: first and last evaluation, with intervals over prompts."""
+    """Returns the tables of one run: its first and its last evaluation, with intervals
+    over prompts."""
     rows = {"first": 0, "last": -1}
     return _tables(
         [run],
@@ -80,7 +81,8 @@ def _cell(found: Estimate | None) -> str:
 
 
 def value_at(run: RecordedRun, key: str, at: int) -> Estimate | None:
-    """Returns the first or last value of a metric with the interval logged beside it."""
+    """Returns the first or the last value of a metric with the interval that was logged
+    beside it."""
     ends = {
         name: run.columns(f"{key}{end}")[1]
         for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))

@@ -1,6 +1,7 @@
 """Renews report.html while a run goes on, in a process of its own: `python -m rljax.report RUN`.
 
-The run never waits for it and cannot fail by it; it takes a second of one core now and then.
+The run never waits for it and cannot fail by it; it takes about one second of one core in
+several minutes.
 """
 
 import contextlib

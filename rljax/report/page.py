@@ -187,7 +187,8 @@ def write_report(run_dir: str | os.PathLike) -> Path | str:
 
 
 def put_back(page: Path, folder: str | os.PathLike) -> Path | str:
-    """Puts a page from a `local_copy` into its folder; returns its path there."""
+    """Returns the path of a page that was written into a `local_copy` of a folder, after putting it
+    into that folder."""
     if not is_url(folder):
         return page
     store = Store(str(folder))

@@ -43,7 +43,8 @@ def is_number(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """The content of a run folder. Rows, one per step, have "x" (steps counted on) and "phase"."""
+    """The content of a run folder: one row per step, with "x" (steps counted through)
+    and "phase"."""
 
     folder: Path
     rows: list[dict]
@@ -105,7 +106,8 @@ class RecordedRun:
         return not self.ended() and is_locked(self.folder)
 
     def steps(self) -> tuple[int, int | None]:
-        """Returns the last step logged, and the step that the run ends at, None if not known."""
+        """Returns the last step that was logged, and the step that the run ends at, None if it is
+        not known."""
         last, sft = int(self.rows[-1]["step"]) if self.rows else 0, self.config.get("sft")
         own, first = self.config.get("steps"), sft.get("steps") if isinstance(sft, Mapping) else 0
         if not (is_number(own) and is_number(first)):
@@ -307,8 +309,8 @@ def estimate(data: object) -> Estimate | None:
 
 
 def difference(before: Estimate, after: Estimate, recorded: object = None) -> Estimate:
-    """Returns after - before: the recorded (paired) difference, else one from both intervals, as if
-    independent.
+    """Returns after - before: the recorded (paired) difference, else one from the two intervals as
+    if independent.
 
     low = d - √((a - a_low)² + (b_high - b)²), high likewise (Newcombe 1998, method 10).
     """
@@ -333,7 +335,8 @@ def change_in_words(change: Estimate) -> str:
 
 
 def pairs(summary: Mapping) -> list[tuple[str, Estimate, Estimate, Estimate]]:
-    """Returns (name, before, after, difference) of all <name>_before, <name>_after."""
+    """Returns (name, before, after, difference) of every `<name>_before` with
+    its `<name>_after`."""
     out = []
     for key in summary:
         name = key.removesuffix("_before")

@@ -37,7 +37,8 @@ def _is_scored(row: Mapping) -> bool:
 
 
 def best_and_worst(samples: Sequence[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
-    """Returns the best and the worst distinct completions late in the run; none is in both."""
+    """Returns the best and the worst distinct completions of the last part of the run; none is
+    in both."""
     distinct = {(str(row.get("prompt")), str(row.get("response"))): row for row in late(samples)}
     ranked = sorted(filter(_is_scored, distinct.values()), key=lambda r: (-r["reward"], -r["step"]))
     best = ranked[: min(BEST, (len(ranked) + 1) // 2)]

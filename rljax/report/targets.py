@@ -142,8 +142,9 @@ LATE = " at the last evaluation, which is not after the last step"
 
 
 def obtained(runs: Sequence[RecordedRun]) -> str:
-    """Returns the accuracy at the end, or at the last evaluation, as HTML: for a single run with
-    its interval over prompts, for several the mean with Student's interval over them."""
+    """Returns the accuracy at the end, or at the last evaluation, which is then said, as HTML:
+    for a single run with its interval over prompts, for several the mean with Student's interval
+    over them."""
     known = [(found, at_end) for run in runs for found, at_end in _accuracy(run)]
     if not known:
         return "not evaluated"

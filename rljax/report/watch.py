@@ -169,7 +169,8 @@ def _matching(pattern: str, known: Sequence[str]) -> list[str]:
 
 
 def missing(runs: Mapping[str, RecordedRun], metrics: Sequence[str]) -> list[str]:
-    """Returns a line for each pattern that no metric matches, with the names that there are."""
+    """Returns a line for each pattern that no metric of the runs matches, with the names that
+    there are."""
     known, lines = _known(runs), []
     for pattern in metrics if known else ():
         if not _matching(pattern, known):
@@ -261,7 +262,8 @@ def newest(run: RecordedRun, width: int) -> list[str]:
 def new_lines(
     read: Callable[[], Mapping[str, RecordedRun]], metrics: Sequence[str], every_s: float
 ) -> Iterator[str]:
-    """Yields a line for each new step, and one for each run that has ended, until all have."""
+    """Yields a line for each step that is new, and one for each run that has ended, until
+    all have."""
     seen: dict[str, float] = {}
     ended: set[str] = set()
     said: set[str] = set()

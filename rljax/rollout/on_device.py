@@ -149,7 +149,8 @@ def _rewarded(batch: Batch, prompts: int, scores: dict[str, jax.Array]) -> Batch
 
 
 def report_of(samples: Samples, prompts: Prompts, reward: Reward) -> RewardReport:
-    """Returns the report of samples [R, S], of the host, of the prompts that the step drew."""
+    """Returns the report of samples [R, S], whose arrays are on the host, of the prompts that the
+    step has drawn."""
     known = {name: _shortest(x) for name, x in samples.scores.items()}
     spans = zip(samples.starts.tolist(), samples.ends.tolist(), strict=True)
     where = zip(samples.prompts.tolist(), samples.finish_reason.tolist(), strict=True)

@@ -61,7 +61,8 @@ class Rollout:
 
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
-    """Calls rollout(prompts, key, cfg, ...) with what it names of `available`. Returns its Rollout.
+    """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
+    Returns its Rollout.
 
     Weights are brought to the layout of decoding once, and the copy is dropped at the end. Raises
     InputError if it returns no Rollout, and for what a line of the user's own raises.

@@ -27,7 +27,8 @@ Player = Responses | Episodes
 
 @dataclasses.dataclass(eq=False)
 class Landed:
-    """Trajectories of `prompts`, n of `actor` by `sampling`, decoded in flight, for one use."""
+    """Trajectories of `prompts`, n of `actor` by `sampling`, that were decoded in flight. They are
+    handed out once."""
 
     prompts: Prompts
     actor: object
@@ -135,7 +136,8 @@ class TrajectorySampler:
         return self.score(actor.branch(batch, rows, at, starts, key, sampling, n=n), prompts)
 
     def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
-        """Scores a batch [B, S] of others' responses. Returns it with rewards, and its report."""
+        """Scores a batch [B, S] of responses that others made. Returns it with rewards,
+        and its report."""
         return self.player.score(batch, prompts)
 
     def wrapped(self, function: Callable) -> "TrajectorySampler":
@@ -212,7 +214,10 @@ def _unscored(batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
 
 
 def make_sample(
-    actor, scorer: Player | Reward | Callable | None, sampling, landed: Landed | None = None
+    actor,
+    scorer: Player | Reward | Callable | None,
+    sampling: Sampling,
+    landed: Landed | None = None,
 ) -> TrajectorySampler:
     """Returns the `sample` of a player, or of responses that a reward scores (`player_of`)."""
     return TrajectorySampler(player_of(scorer), actor, sampling, landed)

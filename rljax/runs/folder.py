@@ -110,7 +110,8 @@ def disk_fault(error: BaseException) -> str:
 
 
 def not_written(what: str, folder: Path, error: BaseException, fix: str) -> InputError:
-    """Returns the error of a write that failed in a run, with what is left of the disk."""
+    """Returns the error of a write that failed while a run went on, with what is left of
+    the disk."""
     reason = disk_fault(error) or str(error).partition("\n")[0][:200]
     free = free_bytes(folder)
     rule = f"{reason}; {human_bytes(free)} free there" if free is not None else reason
@@ -160,7 +161,8 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def _check_kind(path: Path, kind, name: str) -> bool:
-    """Returns whether `path` exists. Raises InputError unless it is a writable `name`."""
+    """Returns whether `path` exists. Raises InputError if it is anything but a `name` that can be
+    written."""
     if not os.path.lexists(path):
         return False
     try:
@@ -186,7 +188,8 @@ def locked(folder: Path) -> Iterator[None]:
     it; a process that is dead loses it.
 
     A process of this kernel is dead if its lock (flock) is gone and no process has its id and its
-    start time; a process of another host, if its heartbeat has stopped for STALE_S seconds.
+    start time; a process of another host, if its heartbeat has stopped for STALE_S seconds, for
+    which this waits.
     """
     path = folder / LOCK
     try:
@@ -207,7 +210,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process writes the run folder now: by lock or another host's heartbeat."""
+    """Returns whether a process writes the run folder now: it has the lock, or, on another host, a
+    heartbeat."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -312,7 +316,8 @@ def _boot() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Returns the start time of a process in ticks of the kernel; "" for none or a zombie."""
+    """Returns the start time of a process in ticks of the kernel; "" if there is none, or it is a
+    zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]

@@ -1,4 +1,5 @@
-"""metrics.jsonl, samples.jsonl and episodes.jsonl of a run folder: strict JSON lines.
+"""metrics.jsonl, samples.jsonl and episodes.jsonl of a run folder: rows as strict JSON lines,
+written and read.
 
 Strict JSON has no NaN, so non-finite numbers are the strings "nan", "inf", "-inf", which
 `read_jsonl` (and any `float(...)`) turns back into numbers.
@@ -31,7 +32,8 @@ NON_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 def plain(value: object) -> object:
-    """Returns `value` as JSON data (floats may be non-finite); other types become text."""
+    """Returns `value` as JSON data (floats may be non-finite); values of other types
+    become text."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):

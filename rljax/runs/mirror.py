@@ -25,7 +25,8 @@ _RESUMED = ("tensorboard",)  # folders that a restart goes on with
 
 
 class Mirror:
-    """Keeps the files of `folder` in `store`; `only`: the folders that a later host puts."""
+    """Keeps the files of `folder` in `store`; `only` names the folders that a host other than the
+    first puts."""
 
     def __init__(self, store: Store, folder: Path, only: tuple[str, ...] = ()):
         self.store, self.folder, self.only = store, folder, only
@@ -55,7 +56,8 @@ class Mirror:
                 self.known[path] = _signature(self.folder / path)
 
     def put(self) -> None:
-        """Puts changed files, and removes those that are gone. Raises OSError if that fails."""
+        """Puts files that have changed, and removes those that are gone. Raises OSError if a
+        request fails."""
         with self.lock:
             here = self._files()
             gone = [name for name in self.known if name not in here and self._is_gone(name)]
@@ -131,7 +133,8 @@ def _signature(path: Path) -> tuple[int, int]:
 @contextlib.contextmanager
 def local_copy(folder: str | os.PathLike, inside: Sequence[str] = ()) -> Iterator[Path]:
     """Yields a folder as a local one. Of a URL it is a copy, for as long as the block lasts, of the
-    files in the folder itself and in the folders `inside` it; its path ends as the URL."""
+    files in the folder itself and in the folders `inside` it; the last parts of its path are those
+    of the URL."""
     if not is_url(folder):
         yield local_path(folder)
         return

@@ -1,4 +1,5 @@
-"""Files under a URL (gs://, s3://, anything fsspec knows): put, read, listed and removed.
+"""Files under a URL (gs://, s3://, anything fsspec knows): whole files are put, read, listed
+and removed.
 
 An object store has no append and no rename, and a put is seen whole or not at all. Other failures
 of a request are handled here: it is tried again, and the size of a file that was put is checked. A
@@ -29,7 +30,8 @@ class StoreError(OSError):
 
 
 def is_url(path: str | os.PathLike) -> bool:
-    """Returns whether a path names a folder that only fsspec reaches; file:// is local."""
+    """Returns whether a path names a folder that only fsspec can reach; file:// is a local
+    folder."""
     found = _SCHEME.match(str(path))
     return bool(found) and found[1].lower() not in ("file", "local")
 
@@ -191,7 +193,8 @@ class Store:
 
 
 def _may_help(error: Exception) -> bool:
-    """Returns whether another try can mend an error: not one of missing rights."""
+    """Returns whether another try can mend an error: not one of missing rights, whatever its
+    class."""
     said = f"{type(error).__name__} {error}".lower()
     hopeless = ("forbidden", "credential", "access denied", "unauthorized", "anonymous caller")
     return not any(word in said for word in hopeless)

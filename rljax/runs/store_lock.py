@@ -25,7 +25,8 @@ LONG_DEAD_S = 600.0  # by the clocks of two machines: nobody waits for that
 
 
 class StoreLock:
-    """Holds the run folder of a store for this process; `check` raises if another has it."""
+    """Holds the run folder of a store for this process; `check` raises if another one has
+    taken it."""
 
     def __init__(self, store: Store):
         self.store = store

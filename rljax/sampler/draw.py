@@ -2,7 +2,8 @@
 
 Every rule is a runtime array and causes no compile.
 
-Axes: B rows, V vocabulary entries, E stop ids, M tokens with a bias, W = ceil(V / 32) words.
+Axes: B rows, V vocabulary entries, E stop ids, M tokens with a bias, W = ceil(V / 32) words of
+32 bits.
 """
 
 import dataclasses
@@ -70,8 +71,8 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
 
 
 def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first of masses [B, N] whose running sum exceeds target [B]: its index, and what the
-    target has beyond."""
+    """The first of masses [B, N] whose running sum exceeds target [B]: its index, and the target
+    less the sum before it."""
     index = jnp.arange(masses.shape[1])[None, :]
     sums = jnp.cumsum(masses, axis=-1)
     # Rounding may push the target past all of them: stay on the last one that has mass.
@@ -186,14 +187,16 @@ def choice_logprobs(logits: jax.Array, rules: Rules) -> jax.Array:
 
 
 def mode_of(rules: Rules) -> jax.Array:
-    """Returns the most general draw that any row of rules [B] asks for, an int32 scalar: 0 = the
-    softmax alone, 1 = some row is greedy, 2 = some row is ruled."""
+    """Returns the most general draw that any row of rules [B] asks for, an int32 scalar: 0
+    = the softmax alone, 1 = some row is greedy, 2 = some row is ruled. A program does no
+    more than that."""
     greedy = jnp.any(rules.temperature <= 0).astype(jnp.int32)
     return jnp.where(jnp.any(_is_ruled(rules)), 2, greedy)
 
 
 def _is_ruled(rules: Rules) -> jax.Array:
-    """Returns whether each row's draw is not from the plain softmax (greedy is): [B] bool."""
+    """Returns whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it:
+    a point of it.)"""
     ruled = _is_cut(rules) | (rules.min_p > 0)
     if rules.bias is not None:
         ruled |= jnp.any(rules.bias != 0, axis=1)

@@ -115,7 +115,8 @@ class Engine:
             )
 
     def rules(self, requests: list[Sampling]):
-        """Returns the rules of M requests as host arrays of shapes that do not depend on them."""
+        """Returns the rules of M requests as host arrays; their shapes do not depend
+        on the requests."""
         for one in requests:
             self.check(one)
         return rules_of(requests, self.model.config.ids, whole=True, room=self.stop_ids)
@@ -168,7 +169,8 @@ class Engine:
         }
 
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
-        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1, but for their last token.
+        """Reads right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
+        token count as read.
 
         Args:
           params: the weights of the model.
@@ -202,7 +204,8 @@ class Engine:
 
     @_program()
     def gather(self, state: Slots, shard: int, pages: np.ndarray, length: int) -> Prefix:
-        """Returns `length` tokens of pages [P] of a shard as a sequence with a slot's room."""
+        """Returns the first `length` tokens of pages [P] of a shard as one sequence with
+        a slot's room."""
         at = jnp.reshape(shard * self.slots // self.pool.shards, (1,))
         table, held = state.table.at[at].set(pages), state.length.at[at].set(length)
         rows = slot.take(dataclasses.replace(state, table=table, length=held), at, self.model.mesh)
@@ -212,7 +215,8 @@ class Engine:
 
     @_program()
     def widen(self, prefix: Prefix, row, length) -> Prefix:
-        """Returns row `row` of a prefix, cut to `length` tokens, with a slot's room."""
+        """Returns row `row` of a prefix, cut to `length` read tokens, as one sequence with
+        a slot's room."""
         blank = self.model.empty_caches(1, self.tokens, self.kv_dtype)
         at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
         caches = [
@@ -226,7 +230,8 @@ class Engine:
 
     def with_table(self, state: Slots, table: np.ndarray) -> Slots:
         """Returns the state with the pages [B, P] int32 of every slot, counted from the
-        first of its device; a number that is no page is none. None may write a page of several."""
+        first of its device; a number that is no page is none. No other slot may write a page
+        that several read."""
         # (As programs return it: another sharding of the same would compile them again.)
         layout = slot.rows_layout(table, self.model.mesh)
         return dataclasses.replace(state, table=put_whole(table, layout))
@@ -249,7 +254,14 @@ class Engine:
         return _generate(self, params, state, steps, enough_free)
 
     def extend(
-        self, params, state, slots, tokens, counts, inputs: SlotInputs | None = None, live=True
+        self,
+        params,
+        state: Slots,
+        slots,
+        tokens,
+        counts,
+        inputs: SlotInputs | None = None,
+        live=True,
     ) -> Slots:
         """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
         them live where `live` [M] says so. `state` is donated.
@@ -275,7 +287,8 @@ class Engine:
 
     @_program(donate=2)
     def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:
-        """Copies what slots [M] hold into rows [M] of `beside`, which is donated."""
+        """Copies what slots [M] hold into rows [M] of `beside`, which is donated; a row out of
+        range is dropped."""
         taken = _taken(self, state, slots)
         source = jnp.arange(len(slots))
         caches = [
@@ -406,7 +419,8 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, inputs,
 
 
 def _extended_in_place(engine: Engine, params, state: Slots, slots, tokens, counts) -> Slots:
-    """Every slot reads, most of them nothing: no slot is copied or moved."""
+    """Every slot reads, most of them nothing: no slot is copied, and each device reads for the
+    slots that it has."""
     line = jnp.zeros((engine.slots, tokens.shape[1]), jnp.int32).at[slots].set(tokens, mode="drop")
     count = jnp.zeros((engine.slots,), jnp.int32).at[slots].set(counts, mode="drop")
     line, count = _on_mesh((line, count), engine.model.mesh)

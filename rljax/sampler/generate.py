@@ -198,7 +198,8 @@ def branch(
     version=0,
     decoding: Decoding = WHOLE_BATCH,
 ) -> Batch:
-    """Samples n continuations of row rows[j] behind the first at[j] tokens of its response.
+    """Samples n continuations of row rows[j] of a batch behind the first at[j] tokens
+    of its response.
 
     Args:
       model: the model, on the mesh of training.
@@ -320,7 +321,8 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
 
 @jax.jit
 def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
-    """Continuations with the groups of their rows [R], and these rows' records of lengths [R]."""
+    """Continuations with the groups of their rows [R], and in their first lengths [R] columns what
+    was recorded of them."""
     inside = jnp.arange(out.tokens.shape[1])[None, :] < lengths[:, None]
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     names = [name for name in names if getattr(batch, name) is not None]

@@ -1,4 +1,5 @@
-"""Makes the inputs of a decode step beside the caches: keys, rules, limits, interruptions.
+"""Makes the inputs of a decode step beside the caches: keys, rules, limits and interruptions of
+requests.
 
 A request's key, [2] uint32, alone decides its draws, wherever it is decoded.
 
@@ -32,7 +33,8 @@ _BUDGETS, _BRANCHES = 2**31 - 1, 2**31 - 2
 
 
 def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
-    """Returns the tokens that each request may think [R] int32, by key [R, 2]; -1: no limit."""
+    """Returns how many tokens each request may think [R] int32, a function of its key [R, 2] alone;
+    -1: no limit."""
     if not sampling.thinking_tokens:
         return np.full(len(keys), -1, np.int32)
     return _budgets(keys, *sampling.thinking_tokens)
@@ -151,7 +153,11 @@ def check_request(
 
 
 def slot_inputs(
-    engine: Engine, samples: Sequence[Sample], length: Sequence[int], token, rows: int
+    engine: Engine,
+    samples: Sequence[Sample],
+    length: Sequence[int],
+    token: Sequence[int],
+    rows: int,
 ) -> SlotInputs:
     """Returns the inputs [rows] of slots with these samples: length[i] tokens of sample i are read,
     and token[i] is the next one to be."""

@@ -65,8 +65,8 @@ class Layout:
             )
 
     def mesh(self, training: Mesh) -> Mesh:
-        """Returns the mesh, over the devices of `training` in their order. Raises InputError if
-        they do not divide."""
+        """Returns the mesh, over the devices of `training` in their order. Raises InputError if the
+        sizes do not divide them."""
         sizes = dict.fromkeys(MESH_AXES, 1) | dataclasses.asdict(self)
         sizes["expert"] = self.expert or training.shape["expert"]
         known = math.prod(size for size in sizes.values() if size > 0)

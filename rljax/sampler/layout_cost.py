@@ -80,7 +80,8 @@ class LayoutCost:
 
     @property
     def rollout_s(self) -> float:
-        """Total estimated seconds: decode steps, weight transfer and latency."""
+        """Total estimated seconds: decode steps, weight transfer and latency; the layout search
+        minimises it."""
         return self.steps * (self.step_s + self.latency_s) + self.reshard_s
 
     @property
@@ -127,7 +128,8 @@ def _meshes(devices: int) -> Iterator[Layout]:
 
 
 def layout_cost(model: Model, params, decoding: Decoding, work: Workload, chip: Chip) -> LayoutCost:
-    """Returns the cost of `decoding` in its layout. Raises InputError if experts do not divide."""
+    """Returns the cost of `decoding` in its own layout. Raises InputError if that does not
+    divide the experts."""
     target = decoding.of(model)
     like = weights_like(target, params, keep_dtypes=not decoding.weight_dtype)
     same = agree(model, target, params, like)
@@ -278,8 +280,8 @@ def _axes_of(name: str) -> tuple[str, ...]:
 
 
 def _gathered_bytes(source: Model, target: Model, held: dict) -> float:
-    """Bytes that a device receives of the weights `held` of `target`, beside what `source` had
-    there."""
+    """Bytes that a device receives of the weights `held` of `target`, beside what it had of them on
+    the mesh of `source`."""
     total = 0.0
     for path, x in held.items():
         lies = weight_sharding(source.mesh, ".".join(path), x.shape, target.shapes()[path][1])

@@ -57,7 +57,8 @@ def _host_bytes(name: str = "MemAvailable") -> int | None:
 
 
 def device_capacity(device: jax.Device) -> int | None:
-    """Returns the bytes of a device's memory, used or not; on CPU the host's; or None."""
+    """Returns the bytes of a device's memory, used or not; on CPU the host's. None if it
+    does not say."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit")
     return _host_bytes("MemTotal")
@@ -152,7 +153,12 @@ def memory_left(mesh: Mesh) -> tuple[int | None, int]:
 
 
 def check_memory(
-    model: Model, slots: int, columns: int, kv_dtype="", pool: Pool | None = None, beside: int = 0
+    model: Model,
+    slots: int,
+    columns: int,
+    kv_dtype: str = "",
+    pool: Pool | None = None,
+    beside: int = 0,
 ) -> None:
     """Raises InputError if the slots alone are larger than what the devices have left: `beside` of
     them are contiguous even where the others are pages. A host of several that raises it ends the

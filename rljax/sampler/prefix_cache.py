@@ -55,7 +55,8 @@ class PrefixCache:
         return sum(prefix.rows * prefix.columns for prefix in prefixes.values())
 
     def find(self, tokens: np.ndarray) -> tuple[Kept, int] | None:
-        """Returns (the prefix with the most leading tokens of `tokens` [S], how many), or None."""
+        """Returns (the prefix that shares the most leading tokens with `tokens` [S], how many of
+        them), or None."""
         best, most = None, 0
         for key, kept in self._kept.items():
             size = min(len(kept.tokens), len(tokens))

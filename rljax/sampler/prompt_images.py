@@ -18,7 +18,8 @@ _LEAST_TOKENS = 16  # of images, that a pass has room for
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PromptImages:
-    """One prompt's images: arrays of rljax.data.images.rows.prompt_images without an axis."""
+    """One prompt's images: the arrays of rljax.data.images.rows.prompt_images without their first
+    axis."""
 
     pixels: np.ndarray  # [N, C]
     patch_coords: np.ndarray  # [N, 4], image number 0 = padding
@@ -40,7 +41,8 @@ class PromptImages:
         return len(self.rope_positions)
 
     def check(self, config: ModelConfig, ids: np.ndarray) -> None:
-        """Raises InputError unless a model reads images and these fill their tokens in ids [S]."""
+        """Raises InputError unless a model reads images and these fill the image tokens of a
+        prompt, ids [S]."""
         vision = config.vision
         if vision is None:
             raise InputError(

@@ -187,7 +187,8 @@ class Decoding:
             )
 
     def of(self, model: Model) -> Model:
-        """Returns the model as it decodes: on the mesh of decoding, in its dtype, for `weights`."""
+        """Returns the model as it decodes: on the mesh of decoding, in its dtype, with the weights
+        that `weights` returns."""
         model = model.in_dtype(self.dtype, self.head_in_float32)
         if self.mesh is not None:
             model = dataclasses.replace(model, mesh=self.mesh)
@@ -207,7 +208,8 @@ def alike(one: Sampling) -> tuple:
 
 
 def stop_room(requests: Sequence[Sampling]) -> int:
-    """Returns the room for every row's stop ids, in a few sizes, so that few sets recompile."""
+    """Returns the room for every row's stop ids: a few sizes only, so that another set
+    does not recompile."""
     most = max([len(one.stop_ids) for one in requests], default=0)
     return max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)
 

@@ -111,7 +111,8 @@ def batches(pairs: Sequence[tuple[int, int]], slots: int, beyond: int) -> Iterat
 
 
 def restore_prefixes(engine: Engine, state: Slots, prefixes: dict[int, Prefix]) -> Slots:
-    """Puts what was read of paused samples, {slot: prefix}, into slots. `state` is donated."""
+    """Puts what was read of paused samples, {slot: prefix of one row}, into their slots.
+    `state` is donated."""
     waiting = list(prefixes.items())
     while waiting:
         some, waiting = waiting[:_PREFIXES], waiting[_PREFIXES:]
@@ -169,7 +170,12 @@ class ParkedCaches:
 
 
 def check_branch(
-    sample: Sample, ends: Sequence[int], n: int, sampling: Sampling | None, more, both
+    sample: Sample,
+    ends: Sequence[int],
+    n: int,
+    sampling: Sampling | None,
+    more: Sequence[int],
+    both: bool,
 ) -> None:
     """Raises InputError unless `Sampler.branch` can continue a sample behind the first ends[i]
     tokens of its response. `both`: keep and hold are asked for."""

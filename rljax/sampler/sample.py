@@ -82,7 +82,8 @@ class Sample:
 
     @property
     def log_kept(self) -> np.ndarray:
-        """Log-probs [N] minus those of the draws (0 without a rule): float32."""
+        """Log-probs [N] minus those with which the tokens were drawn (0 without
+        a rule): float32."""
         return self._records["log_kept"][: self._count]
 
     @property
@@ -261,7 +262,8 @@ def _array(text: str, dtype) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """A paused sample, a copy of how it stood, and what was read if parameters are the same."""
+    """A paused sample, a copy of how it stood then and, unless parameters changed, what was
+    read of it."""
 
     sample: Sample
     prefix: Prefix | None
@@ -269,14 +271,16 @@ class Partial:
     then: Sample
 
     def take(self) -> Sample:
-        """Returns the sample to go on with: itself once, then new ones as at the pause."""
+        """Returns the sample to go on with: itself the first time, afterwards a new one in the
+        state at the pause."""
         same = self.sample.resumed == self.then.resumed
         return self.sample if same else self.then.copy()
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """New tokens of one sample: the last `count` of its arrays; it may have a `finish_reason`."""
+    """New tokens of one sample: the last `count` of its arrays; `sample.finish_reason` once it
+    is done."""
 
     sample: Sample
     count: int

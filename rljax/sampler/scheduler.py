@@ -144,7 +144,8 @@ class Pages:
                 self._names[shard][page], self._named[shard][name] = name, page
 
     def find(self, shard: int, tokens: np.ndarray, images=b"") -> list[int]:
-        """Returns the pages of the longest known beginning of tokens [S] with these images."""
+        """Returns the pages that hold the longest known beginning of tokens [S]
+        with these images."""
         found = []
         for name in self._names_of(tokens, images):
             if name not in self._named[shard]:
@@ -248,7 +249,8 @@ class PageTables:
         return None
 
     def grow(self, sample: Sample, slot: int, *, fresh: bool = False) -> bool:
-        """Gives a slot's sample the pages of the next dispatch. Returns whether they suffice."""
+        """Gives the sample in a slot the pages that the next dispatch may need. Returns whether
+        there were enough."""
         if self.pages is None:
             return True
         shard, owned = self.shard(slot), self._owned.get(sample)
@@ -326,8 +328,8 @@ class PageTables:
         return state
 
     def find(self, tokens: np.ndarray) -> tuple[int, np.ndarray, int]:
-        """Returns (shard, pages [P], number of their tokens) of the longest known start of
-        `tokens`."""
+        """Returns (shard, pages [P], number of tokens in them) of the longest beginning of `tokens`
+        that was read before."""
         found = [self.pages.find(shard, tokens) for shard in range(self.pages.shards)]
         shard = max(range(len(found)), key=lambda shard: len(found[shard]))
         return shard, self._row(found[shard]), len(found[shard]) * self.pages.page_tokens
@@ -406,7 +408,12 @@ class PromptQueue:
     prompts: short ones together, long ones in chunks, and a beginning that several share once."""
 
     def __init__(
-        self, engine: Engine, cache: PrefixCache, tables: PageTables, chunk_tokens, prefill_rows
+        self,
+        engine: Engine,
+        cache: PrefixCache,
+        tables: PageTables,
+        chunk_tokens: int,
+        prefill_rows: int,
     ):
         self.engine, self.cache, self.tables = engine, cache, tables
         self.chunk_tokens, self.prefill_rows = chunk_tokens, prefill_rows
@@ -589,7 +596,8 @@ class PromptQueue:
 
 
 class Scheduler:
-    """The samples of an engine: in slots, beside them and waiting, and the decode state.
+    """The samples of an engine: those in its slots, those beside them, those that wait, and the
+    decode state.
 
     `cache`: prefixes that were read before. Prompts are read `chunk_tokens` tokens at a time,
     short ones `prefill_rows` together. `parked_tokens`: room, in tokens, for what was read of
@@ -598,7 +606,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, cache: PrefixCache, chunk_tokens, prefill_rows, parked_tokens: int
+        self,
+        engine: Engine,
+        cache: PrefixCache,
+        chunk_tokens: int,
+        prefill_rows: int,
+        parked_tokens: int,
     ):
         self.engine, self.tables = engine, PageTables(engine)
         self.queue = PromptQueue(engine, cache, self.tables, chunk_tokens, prefill_rows)
@@ -749,7 +762,8 @@ class Scheduler:
         return self.extract(slot)
 
     def extract(self, slot: int) -> Prefix | None:
-        """Returns a copy of what the sample in a slot has read, to go on from, or None."""
+        """Returns a copy of what the sample in a slot has read, to go on from; None where its pages
+        are found again."""
         if self.tables.keeps_pages or not self.slots[slot].cached:
             return None
         return self.engine.extract(self.state, np.array([slot], np.int32))

@@ -19,6 +19,7 @@ from rljax.batch import FinishReason
 from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.cache_ring import taken_back
+from rljax.models.model import Model
 from rljax.sampler import speculation
 from rljax.sampler.draw import Drawn, Rules, mode_of, sample
 from rljax.sampler.requests import Sampling
@@ -78,7 +79,14 @@ class Tokens:
 
 
 def empty(
-    models, slots: int, columns: int, kv_dtype: str, rules, forcing, pool=None, draft_tokens=0
+    models: list[Model],
+    slots: int,
+    columns: int,
+    kv_dtype: str,
+    rules,
+    forcing,
+    pool=None,
+    draft_tokens=0,
 ) -> Slots:
     """Returns empty slots of `models` (inside a program), of a Pool of pages where there is one.
     `rules` and `forcing` are templates of any number of rows."""
@@ -107,7 +115,8 @@ def empty(
 
 
 def layout(state: Slots, mesh) -> Slots:
-    """Returns the sharding of a decode state: slots over the axes of rows, kv heads over tensor."""
+    """Returns the sharding of everything in a decode state: slots over the axes of rows, kv
+    heads over tensor."""
     rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
     caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
     return dataclasses.replace(rest, caches=caches)
@@ -234,7 +243,8 @@ def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
 
 def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
     """`step` that reads a draft, too (rljax.sampler.speculation), and draws behind all of it. The
-    Tokens are [1 + D, B]. Without a draft it reads one token, unless `always`: all meet to know."""
+    Tokens are [1 + D, B]. Where no slot has a draft it reads one token, unless `always`: devices
+    meet to know."""
     total = slots.length + 1
     room = jnp.where(slots.live, slots.limit - total - 1, 0)  # the last token is never read
     draft, count = speculation.look_up(slots.drafts, total, room)
@@ -300,7 +310,14 @@ def _next_logits(models, weight, slots: Slots, read, counts):
 
 
 def decode(
-    models, weight, slots: Slots, steps, room: int, enough_free=None, look_every=1, routed=False
+    models,
+    weight,
+    slots: Slots,
+    steps,
+    room: int,
+    enough_free=None,
+    look_every: int = 1,
+    routed=False,
 ):
     """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
     of them are not. Returns the slots, Tokens of `room` steps (with drafts: of all tokens that they
@@ -403,7 +420,8 @@ def insert(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
 
 
 def take(slots: Slots, at: jax.Array, mesh) -> list:
-    """Returns rows at [M] of the first model's caches, contiguous; out of range it is some row.
+    """Returns rows at [M] of the first model's caches, contiguous; a slot out of range
+    gives some row.
 
     Where slots are split over devices, each device gives its own and a sum joins them: indexing
     would gather the whole cache on every device.

@@ -357,7 +357,8 @@ class Sampler:
     # -- steps
 
     def step(self, params, *, version: int = 0, keep_cache: bool = True) -> list[Event]:
-        """Admits what waits, decodes a dispatch with `params`; returns new tokens as events.
+        """Admits what waits, decodes one dispatch with `params`, and returns the new
+        tokens as events.
 
         `version` names the parameters. Where it changed, samples in flight go on over keys and
         values that older parameters wrote (PipelineRL, arXiv 2509.19128), or with keep_cache=False

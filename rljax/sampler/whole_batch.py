@@ -1,7 +1,9 @@
-"""The programs of whole-batch rollouts: prefill once, decode in slots that refill as rows end.
+"""The programs of whole-batch rollouts: prefill each prompt once, decode in slots that refill on
+the device as rows end.
 
 One program for all of it, and the same in dispatches, between which the host learns which rows have
-ended. Parameters are an argument of every call. Token t lives in column t of its row and slot.
+ended. Parameters are an argument of every call. Token t of a row lives in column t of the row and
+of its slot.
 
 Axes: P prompts, L prompt columns, n samples per prompt, R = P n rows, B slots,
 S = L + response columns.
@@ -179,7 +181,8 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
 
 
 def fits_a_dispatch(shape: Shape, rows: int) -> bool:
-    """Returns whether every row ends in the first dispatch: none is reported before the batch."""
+    """Returns whether every row ends in the first dispatch, so that no row can be reported before
+    the batch is done."""
     return shape.slots == rows and shape.response_tokens <= DISPATCH_STEPS
 
 
@@ -435,7 +438,9 @@ def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _batch(model, shape: Shape, out: _Record, lengths, version, images, prompt_batch, shift):
+def _batch(
+    model, shape: Shape, out: _Record, lengths, version, images, prompt_batch, shift
+) -> Batch:
     """The rows that were decoded as a Batch."""
     index = jnp.arange(out.tokens.shape[1])[None, :]
     mask = out.chosen.astype(jnp.float32)

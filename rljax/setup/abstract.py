@@ -1,4 +1,5 @@
-"""The setup of a config for a plan: of a model's folder only config.json is read, and no data."""
+"""The setup of a config for a plan: no data, tokenizer or weight is read, and of a model's folder
+only config.json."""
 
 import dataclasses
 

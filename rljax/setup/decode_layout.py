@@ -14,7 +14,8 @@ from rljax.setup.setup import Setup, sampled_prompts
 
 def with_decode_layout(setup: Setup) -> Setup:
     """Returns the setup with the fastest layout of decoding, if its config leaves the choice to the
-    plan. For a chip of unknown figures, or if no policy samples, it stays that of training."""
+    plan. If the chip's figures are not known (CPU, GPU), or no policy samples, the layout stays
+    that of training."""
     chip = chip_of(list(setup.model.mesh.devices.flat))
     if setup.config.sampler.layout != AUTO or chip is None or not samples(setup):
         return setup
@@ -29,7 +30,8 @@ def samples(setup: Setup) -> bool:
 
 
 def workload(setup: Setup) -> Workload:
-    """Returns the sampling work of a step of the main phase; an episode is one response."""
+    """Returns the sampling work of a step of the main phase; all turns of an episode as one
+    response."""
     prompt_tokens, batch = setup.data.prompt_tokens, setup.config.batch
     response = setup.rollouts.sampling.max_response_tokens
     if setup.config.environment.function:
@@ -39,7 +41,8 @@ def workload(setup: Setup) -> Workload:
 
 
 def decode_costs(setup: Setup, chip: Chip, roles: dict) -> list[LayoutCost]:
-    """Returns the costs of all layouts for the weights that sample, the fastest first."""
+    """Returns the costs of all layouts for the weights that the roles sample with, the
+    fastest first."""
     slices = slice_count(setup.model.mesh, setup.config.mesh.slices)
     inputs = (setup.model, roles["actor"].state.weights, setup.decoding, workload(setup), chip)
     return layout_costs(*inputs, slices=slices)

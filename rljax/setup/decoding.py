@@ -19,7 +19,8 @@ LOOK_EVERY = 16
 
 
 def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
-    """Returns how whole batches are decoded. Raises InputError for a wrong sampler.layout."""
+    """Returns how whole batches are decoded. Raises InputError for a sampler.layout that cannot
+    be parsed."""
     sampler = config.sampler
     return Decoding(
         slots=sampler.slots,

@@ -1,4 +1,5 @@
-"""The dry run: the dataflow of a phase traced on shapes, before anything is sampled or compiled.
+"""The dry run: the dataflow of a phase traced on shapes alone, before anything is sampled
+or compiled.
 
 It finds options out of range, components that do not take or return what their stage does, batch
 fields that no stage fills, and fields of the config that nothing reads. The planner compiles the
@@ -30,7 +31,8 @@ from rljax.setup.setup import Phase, Setup, fields_by_settings, sampled_prompts
 
 
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
-    """Returns the fields of a phase's batches that are filled before its dataflow runs."""
+    """Returns the names of the fields of a phase's batches that are filled before its
+    dataflow runs."""
     names = {"tokens", "segment_ids", "positions", "mask", *KINDS[phase.data].fields}
     config = setup.config
     if phase.samples:
@@ -62,7 +64,8 @@ def images_of(setup: Setup, phase: Phase) -> ImageLayout | None:
 
 
 def abstract_batch(setup: Setup, phase: Phase) -> Batch:
-    """Returns a batch of the phase as jax.ShapeDtypeStructs, with its layout on the mesh."""
+    """Returns a batch of the phase as jax.ShapeDtypeStructs, with the layout that it has on
+    the mesh."""
     config, mesh, algorithm = setup.config, setup.model.mesh, phase.algorithm
     names = batch_fields(setup, phase)
     rows, columns = algorithm.steps.rows, setup.row_tokens
@@ -231,8 +234,8 @@ def _check_process_reward(text: str) -> None:
 
 def check_fields_read(setup: Setup) -> set[str]:
     """Dry runs every phase; returns the fields of config.algorithm that neither the dataflow nor
-    its rollout reads, whatever their values. Raises InputError if a phase fails, and for such
-    fields if set."""
+    its rollout reads, whatever their values. Raises InputError if a phase fails, and for all such
+    fields that are set."""
     read: set[str] = set()
     if setup.config.reward.process_model:
         _check_process_reward(setup.config.reward.process_reward)

@@ -39,7 +39,8 @@ class Parts:
         return _or_none(resolve, text, NAMESPACES[FIELDS[field].component]) if text else None
 
     def rolls(self, name: str):
-        """Returns what the rollout declares as `name`, else what algorithm.collect does."""
+        """Returns what the rollout declares as `name`, or else what algorithm.collect does, which
+        it may call."""
         return getattr(contract_of(self.rollout), name) or getattr(contract_of(self.collect), name)
 
     @property
@@ -288,7 +289,8 @@ FEATURES = {
 
 
 class Exclusion(NamedTuple):
-    """The reason that feature `a` does not go with `b`, and the fix for the field of `a`."""
+    """An exclusion: why feature `a` does not go with feature `b`, and the fix for the field of
+    `a`."""
 
     a: str
     b: str

@@ -1,5 +1,6 @@
 """Runs whose data have images: settings that they exclude are refused before anything is compiled.
-Also writes what lies beside an exported model: tokenizer, ends of responses, images."""
+Also writes what lies beside an exported model: its tokenizer, what ends a response, and how it
+reads images."""
 
 import contextlib
 from pathlib import Path

@@ -31,7 +31,8 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
     that it reads, and for models that cannot be loaded or read other ids.
 
     `dense`, for training, adds the scores of lines by reward.process_model, the rubrics that
-    evolve, and the costs that the dataflow reads. What the function prints goes to the file `log`.
+    evolve, if there are any, and the costs that the dataflow reads. What the function prints goes
+    to the file `log`.
     """
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
@@ -81,7 +82,8 @@ def _check_rubrics(setup: Setup) -> None:
 
 
 def _share(workers: int) -> int:
-    """This host's part of the workers of all hosts, which ask one server; at least one."""
+    """This host's part of so many workers of all hosts together, which ask one server; at least
+    one."""
     return max(len(hosts.mine(workers)), 1)
 
 
@@ -89,7 +91,8 @@ def model_scorer(
     config: Config, policy: Model, tokenizer: Tokenizer, text: str, rows: int
 ) -> ModelScorer | None:
     """Returns the scorer of reward.model, which reads `rows` rows at once, if the reward `text` is
-    "" or reads its score; else None. Raises InputError if it is not set or reads other ids."""
+    "" or reads its score; else None. Raises InputError if reward.model is not set, or reads other
+    ids than the policy."""
     if text and not reads_model(resolve(text, NAMESPACES["reward"])):
         return None
     folder = config.reward.model

@@ -30,7 +30,8 @@ ScheduleText = component_in(NAMESPACES["schedule"])
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Number(Role):
-    """A float32 array, scalar or [size], that a dataflow updates, such as a moving mean."""
+    """A float32 array, scalar or [size], that a dataflow updates: a Lagrange multiplier, a
+    moving mean."""
 
     state: jax.Array
     name: str = static_field("")

@@ -83,7 +83,8 @@ class RoleInputs:
         return model.abstract() if self.abstract else load_params(folder, model)
 
     def copied(self, params: dict) -> dict:
-        """Returns the weights in buffers of their own: a donated one cannot have two owners."""
+        """Returns the same weights in buffers of their own: a donated buffer cannot have
+        two owners."""
         return params if self.abstract else _copied(params)
 
     def number(self, value) -> jax.Array:
@@ -122,7 +123,8 @@ def _copy(tree: dict, dtypes: tuple) -> dict:
 
 
 def _copied(tree: dict, like: dict | None = None) -> dict:
-    """The arrays in buffers of their own, with dtypes and memory of `like`, by one program."""
+    """The arrays in buffers of their own, with the dtypes and the memory of `like`, by one
+    program."""
     like = tree if like is None else like
     layout = jax.tree.map(lambda x: x.sharding, tree)
     dtypes = tuple(x.dtype for x in jax.tree.leaves(like))
@@ -136,14 +138,16 @@ def _copied(tree: dict, like: dict | None = None) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class RoleSpec:
-    """A role's maker and conditions. `needed`: whether a dataflow with default None gets it."""
+    """A role's maker and conditions. `needed` decides whether a dataflow that names the role with
+    default None gets it."""
 
     make: Callable[[RoleInputs], Role]
     needed: Callable[[Setup], bool] = lambda setup: True
 
 
 def make_actor(inputs: RoleInputs, *, prefix: str = "", settings=None) -> Actor:
-    """Makes the policy that is trained, from the weights of the phase. `prefix` of its metrics."""
+    """Makes the policy that is trained, from the weights of the phase. `prefix`: before the names
+    of its metrics."""
     model = inputs.setup.model
     optimizer = inputs.optimizer(settings or inputs.phase.actor_optimizer)
     state = inputs.training(model, inputs.params, optimizer)
@@ -250,7 +254,8 @@ def make_seat_baseline(inputs: RoleInputs) -> SeatBaseline:
 
 
 def make_pretraining(inputs: RoleInputs) -> Pretraining:
-    """Makes the role of pretraining.data with empty rows, which each step replaces."""
+    """Makes the role of pretraining.data with empty rows, which the run replaces by the examples of
+    each step."""
     setup = inputs.setup
     mesh, rows = setup.model.mesh, setup.pretraining_rows
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)

@@ -18,7 +18,8 @@ _RESERVED = re.compile(r"reserved|unused|placeholder|dummy", re.IGNORECASE)
 
 
 def tokenizer_of(folder: str) -> Tokenizer | str:
-    """Returns the tokenizer of a model's folder or repository, or why it cannot be read."""
+    """Returns the tokenizer of a model's folder or repository, or a text that says why it cannot
+    be read."""
     try:
         if hub.model_name(folder) is None:
             here, files = hub.model_folder(folder), ("tokenizer.json", CHAR_FILE)

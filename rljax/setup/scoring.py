@@ -44,8 +44,9 @@ def make_episodes(
     open_reward: Callable[[], Reward],
     log: Path | None = None,
 ) -> Episodes:
-    """Makes the player of config.environment and starts its workers. What it prints goes to the
-    file `log`, or to stderr. `open_reward` makes the reward of episodes that return None."""
+    """Makes the player of config.environment and starts its workers. What an environment
+    prints goes to the file `log`, or to stderr. `open_reward` makes the reward of episodes
+    that return None."""
     own = config.environment
     declared = spec(resolve(own.function, NAMESPACES["environment"]))
     limits = limits_of(config)
@@ -81,7 +82,8 @@ def make_episodes(
 
 def open_players(setup: Setup, log: Path) -> list[Player]:
     """Opens the players of a run: for training first, and for evaluation last if its reward
-    differs. Episodes serve both. What functions print goes to `log`. Raises as `reward_role`."""
+    differs. Episodes serve both. What functions print goes to the file `log`. Raises InputError
+    as `reward_role`."""
     config = setup.config
     if config.environment.function:
         return [_episodes(setup, log)]

@@ -163,7 +163,8 @@ class Setup:
 
 
 def sampled_prompts(config: Config) -> int:
-    """Returns the number of prompts of a step that are answered, not stored rollouts."""
+    """Returns the number of prompts of a step that the policy answers; the others come with
+    stored rollouts."""
     every, share = config.batch.prompts_per_step, config.rollouts.replay_share
     if not config.rollouts.replay or share == 1:
         return 0 if config.rollouts.replay else every
@@ -260,7 +261,8 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
 
 
 def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:
-    """Raises InputError if prompt and response, in tokens, do not fit the model's context."""
+    """Raises InputError if a prompt and its response, in tokens, would not fit into the
+    model's context."""
     longest = prompt_tokens + response_tokens
     if longest > model.config.max_tokens:
         raise InputError(
@@ -378,7 +380,8 @@ def _resolved(value: str | tuple[str, ...], stage: str) -> Component | tuple[Com
 
 
 def rollout_of(config: Config, dataflow: Component) -> Component:
-    """Returns the rollout of a config: algorithm.collect, inside that of the dataflow."""
+    """Returns the rollout of a config: algorithm.collect, inside the one that the
+    dataflow needs."""
     around = spec(dataflow).rollout
     if not around:
         return resolve(config.algorithm.collect, NAMESPACES["collect"])
@@ -390,7 +393,8 @@ def rollout_of(config: Config, dataflow: Component) -> Component:
 
 
 def fields_by_settings(config: Config) -> set[str]:
-    """Returns the batch fields that the process model and the environment of a config fill."""
+    """Returns the batch fields of samples that the process model and the environment of a config
+    fill."""
     fields = {"step_ids", "process_rewards"} if config.reward.process_model else set()
     if config.environment.function:
         fields |= {"step_ids", "state_ids", "episode", "seat"}

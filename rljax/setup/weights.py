@@ -1,4 +1,5 @@
-"""Weights that a run starts from: of the policy, and of models with scalar heads."""
+"""Weights that a run starts from: those of the policy, and of critics and reward models with
+scalar heads."""
 
 import dataclasses
 import json

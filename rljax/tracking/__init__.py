@@ -1,1 +1,2 @@
-"""Shows a run while it goes on: trackers, console, charts, timing, counts of programs."""
+"""Shows a run while it goes on: trackers, the console, charts, timing, counts of
+compiled programs."""

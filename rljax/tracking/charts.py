@@ -64,7 +64,8 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
-    """Returns the finite values as one line of at most `width` blocks; gaps are spaces."""
+    """Returns the finite values as one line of `width` block characters at most; gaps
+    are spaces."""
     blocks = ".:-=+*#@" if ascii_only else "▁▂▃▄▅▆▇█"
     y = np.asarray(values, dtype=np.float64)
     if y.size == 0 or not np.isfinite(y).any():
@@ -325,8 +326,9 @@ def line_chart(
     note: str = "",
     many: bool = False,
 ) -> str:
-    """Returns a <figure>: title with unit, `note` (HTML), legend with each line's last value, and
-    SVG. Of `many` lines only averages are drawn, and the page names them once."""
+    """Returns a <figure>: title with unit, `note` (HTML), legend with each line's last value,
+    and the SVG. Of `many` lines only the averages are drawn, and the page names them once for
+    all charts."""
     drawn = []
     for s in series:
         bounds = [None if b is None else _clip(np.asarray(b, np.float64)) for b in (s.low, s.high)]
@@ -354,7 +356,8 @@ def line_chart(
 
 
 def _key(s: Series, index: int) -> str:
-    """The line of a legend; "" for a series without values, which has a colour in other phases."""
+    """The line of a legend; "" for a series without values, which keeps its colour in the chart of
+    another phase."""
     if not s.x.size:
         return ""
     finite = s.y[np.isfinite(s.y)] if s.last is None else np.array([s.last])
@@ -373,7 +376,8 @@ def legend(index: int) -> str:
 
 
 def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
-    """Returns a <figure>: one bar split in proportion to seconds, with a legend."""
+    """Returns a <figure>: one bar split in proportion to seconds, with a legend of shares
+    and seconds."""
     total = sum(seconds for _, seconds in parts)
     if total <= 0:
         return ""

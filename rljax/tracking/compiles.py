@@ -116,7 +116,8 @@ _WORDS = {
 
 def doing() -> tuple[str, float]:
     """Returns what this process does now, and the seconds since the step began: ("step 12:
-    evaluating, sampling responses", 7.5). Large programs are named by their purpose."""
+    evaluating, sampling responses", 7.5). Large programs that are being compiled are named by
+    their purpose."""
     phases, step, seconds = heartbeat.doing()
     words = [_WORDS.get(name, name) for name in phases[1:] or phases[:1]]
     words = [word for word in words if word != _WORDS["data"]] or words  # what it draws them for
@@ -159,7 +160,8 @@ def longest(start: int, least_s: float = 1.0) -> list[tuple[str, float]]:
 
 
 def missed(start: int) -> list[str]:
-    """Returns the names of the programs after the first `start` that the cache did not have."""
+    """Returns the names of the programs after the first `start` that the persistent cache did
+    not have."""
     found = set(_hits)
     return [name for i, name in enumerate(_names) if i >= start and i not in found]
 

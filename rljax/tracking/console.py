@@ -58,7 +58,8 @@ QUIET_S = 10.0  # after which a live one says how long ago the last step was
 
 
 def one_line(text: object, limit: int) -> str:
-    """Returns `text` on one line of at most `limit` characters, cut in the middle."""
+    """Returns `text` on one line of at most `limit` characters; its beginning and its end
+    are kept."""
     text = "" if text is None else str(text)
     if len(text) > 4 * limit:  # the rest is cut anyway, so it need not be cleaned
         text = text[: 2 * limit] + text[-2 * limit :]
@@ -72,7 +73,8 @@ def one_line(text: object, limit: int) -> str:
 
 def differing(texts: Sequence[object], limit: int) -> list[str]:
     """Returns the texts on one line each, of at most `limit` characters. Longer ones show the
-    part in which they differ, because what a chat template writes is the same in all."""
+    part in which they differ, because what a chat template writes around a question is the same
+    in all."""
     texts = ["" if text is None else str(text) for text in texts]
     distinct = list(dict.fromkeys(texts))
     begin = end = 0
@@ -111,8 +113,8 @@ class Waiting:
         self.what, self.named = "", set()
 
     def line(self, what: str, seconds: float, now: float) -> str:
-        """Returns the line to print, or "": `what` goes on for `seconds` at `now`
-        (time.monotonic())."""
+        """Returns the line to print, or "": `what` has gone on for `seconds` of the step at `now`,
+        by time.monotonic()."""
         if what != self.what:
             self.what, self.since_s = what, now
         compiles = "compiling " in what and what not in self.named

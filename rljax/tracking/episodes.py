@@ -77,7 +77,8 @@ def episode_record(
     total: float | None = None,
     message: str = "",
 ) -> dict:
-    """Returns a line of episodes.jsonl; `turns` are `turn_record`s; the first observes the prompt.
+    """Returns a line of episodes.jsonl; `turns` are `turn_record`s, the first with the prompt as
+    its observation.
 
     `finish` is the name of a FinishReason in small letters, `message` says why an episode failed.
     In an episode of more than MOST_TOKENS tokens the later turns keep only their texts.
@@ -103,7 +104,8 @@ def shown_episodes(
     episodes: Sequence[EpisodeSummary], most: int = MOST_EPISODES
 ) -> list[EpisodeSummary]:
     """Returns at most `most` of the episodes, in their order: the best, the worst and the longest,
-    one of each kind of failure, then their siblings in this order, while a whole group fits."""
+    one of each kind of failure, then the siblings of the best, the worst and so on, while a whole
+    group fits."""
     ok = [e for e in episodes if e.status == "ok" and e.total is not None]
     scored = [e for e in ok if math.isfinite(e.total)]
     first: list[EpisodeSummary] = []

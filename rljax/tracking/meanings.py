@@ -60,7 +60,8 @@ def _fields(metric: Metric) -> dict:
 
 
 def read_meanings(rows: Mapping) -> dict[str, Metric]:
-    """Returns {name: declaration} of the rows of a meanings.json; others are left out."""
+    """Returns {name: declaration} of the rows of a meanings.json; rows that are no declaration are
+    left out."""
     return {name: metric for name, row in rows.items() if (metric := _metric(row)) is not None}
 
 

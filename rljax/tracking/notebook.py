@@ -57,7 +57,8 @@ def in_notebook() -> bool:
 def make_console(
     total_steps: int, sft_steps: int, busy: Callable[[], tuple[str, float]]
 ) -> Console:
-    """Returns the console of a run in a notebook, a terminal or a log; `sft_steps` may be fewer."""
+    """Returns the console of a run for a notebook, a terminal or a log. `sft_steps`: of the total,
+    which may end early."""
     kind = NotebookConsole if in_notebook() else Console
     return kind(total_steps, sft_steps=sft_steps, busy=busy)
 

@@ -17,7 +17,8 @@ PACKAGES = {
 
 
 def require_packages(trackers: Sequence[str]) -> None:
-    """Imports the packages of services of a config. Raises InputError for one not installed."""
+    """Imports the packages of the services among config.trackers. Raises InputError for one that is
+    not installed."""
     for text in trackers:
         if (name := text.partition("(")[0].strip()) in PACKAGES:
             require(name)

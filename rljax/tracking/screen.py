@@ -15,7 +15,8 @@ from rljax.errors import printable
 
 
 class _Printable:
-    """A text stream that escapes control characters. Rich finds its own in `rich_proxied_file`."""
+    """A text stream that shows control characters as escapes. Rich finds the stream itself under
+    `rich_proxied_file`."""
 
     def __init__(self, stream):
         self.rich_proxied_file = stream
@@ -34,7 +35,8 @@ class _Printable:
 
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Makes all that Python writes to standard output and error within the block printable."""
+    """Makes everything that Python writes to standard output and error within the
+    block printable."""
     with contextlib.ExitStack() as stack:
         for name, redirect in (
             ("stdout", contextlib.redirect_stdout),

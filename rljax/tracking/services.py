@@ -2,7 +2,8 @@
 trackio. A package is imported only when its tracker is chosen.
 
 Each takes the run folder and the config, and options: `trackers=("wandb(project='mine')",)`.
-The id by which a service knows the run lies in the run folder: a restart continues the stream.
+The id by which a service knows the run lies in the run folder, so that a restart continues the
+same stream.
 """
 
 import json
@@ -146,7 +147,8 @@ class MlflowTracker:
         own.keep(self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step. Characters not allowed in names become "_"."""
+        """Sends the metrics of a step. Characters that MLflow does not allow in names
+        become "_"."""
         for key, value in _numeric(metrics).items():
             name = re.sub(r"[^\w\-. /]", "_", key)  # what MLflow allows: not the @ of pass@4
             self.client.log_metric(self.run_id, name, value, step=step, synchronous=False)
@@ -218,7 +220,8 @@ def tensorboard(run_dir: str | os.PathLike, config: Mapping) -> TensorBoardTrack
 
 @contract()
 def wandb(run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax") -> WandbTracker:
-    """Logs to Weights & Biases; WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY take precedence."""
+    """Logs to Weights & Biases; its own WANDB_MODE, WANDB_PROJECT and WANDB_ENTITY
+    take precedence."""
     return WandbTracker(run_dir, config, project)
 
 
@@ -234,7 +237,8 @@ def mlflow(
 def swanlab(
     run_dir: str | os.PathLike, config: Mapping, *, project: str = "rljax"
 ) -> SwanlabTracker:
-    """Logs to SwanLab; SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY take precedence."""
+    """Logs to SwanLab; its own SWANLAB_MODE, SWANLAB_PROJECT and SWANLAB_API_KEY
+    take precedence."""
     return SwanlabTracker(run_dir, config, project)
 
 

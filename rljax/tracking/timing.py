@@ -88,7 +88,8 @@ class Timings:
 
 
 def draft_metrics(steps: int = 0, drafted: int = 0, kept: int = 0) -> dict[str, float]:
-    """Returns metrics of decoding with drafts: steps of a sequence, tokens drafted, drafts kept."""
+    """Returns metrics of decoding with drafts: steps of a sequence, tokens drafted, drafts kept; {}
+    without steps."""
     if not steps:
         return {}
     per_step = (steps + kept) / steps
@@ -144,7 +145,8 @@ def paged(metrics: dict[str, float]) -> None:
 
 
 def drafted(steps: int = 0, drafted: int = 0, kept: int = 0) -> None:
-    """Adds to the steps of sequences with drafts, tokens drafted and drafts kept."""
+    """Adds to the steps of sequences that decoded with drafts, the tokens drafted, and the drafts
+    that were kept."""
     if (timings := _timings.get()) is not None:
         for name, number in (("steps", steps), ("drafted", drafted), ("kept", kept)):
             timings.drafts[name] = timings.drafts.get(name, 0) + number

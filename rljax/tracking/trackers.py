@@ -2,7 +2,8 @@
 
 The `Tracker` protocol, and `Tracking`, which fans out to all trackers. Training outranks tracking:
 a service is called in a thread of its own, and one that fails or hangs while the run goes on is
-named and switched off; it never stops a step. Of several processes the first opens a tracking.
+named and switched off; it never stops a step. In a run of several processes only the first one
+opens a tracking.
 
 The run folder gets `metrics.jsonl` {"step": 3, "reward/mean": 0.5, ...} and `samples.jsonl`
 {"step": 3, "prompt": ..., "response": ..., "reward": ...}, one JSON object a line; with an
@@ -194,7 +195,8 @@ class Tracking:
             return {}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """Cuts the jsonl files back to a checkpoint's `offsets`; warns if they are shorter."""
+        """Cuts the jsonl files back to the checkpoint's `offsets` on resume; warns if they
+        are shorter."""
         self._jsonl.truncate(offsets)
 
     def empty(self) -> None:

@@ -1,4 +1,5 @@
-"""Flight: groups of trajectories begun at different steps, with scores and checkpoints."""
+"""Flight: groups of trajectories that began at different steps, their scores, and a checkpoint of
+both."""
 
 import dataclasses
 import functools
@@ -42,7 +43,8 @@ _FINDING = ("prompt_id", "index", "source")  # of a record, what finds it in the
 
 @dataclasses.dataclass(eq=False)
 class Group:
-    """The trajectories of one prompt, number `at` of the step with these keys, and scores."""
+    """The trajectories of one prompt, number `at` of the step that has these keys, and the scores
+    of those that have one."""
 
     ticket: int
     prompts: Prompts  # one
@@ -85,7 +87,8 @@ class Flight:
         self.player.begin(group)
 
     def dispatch(self, weights, version: int, keep_cache: bool) -> bool:
-        """Decodes one dispatch, or waits if nothing is left. Returns whether it decoded."""
+        """Decodes one dispatch, or waits a little if nothing is left to decode. Returns
+        whether it decoded."""
         return self.player.dispatch(weights, version, keep_cache, self._ended)
 
     def _ended(self, ticket: int) -> None:
@@ -121,7 +124,8 @@ class Flight:
     # -- groups go
 
     def ended(self) -> list[int]:
-        """Returns the tickets whose members have all ended and been scored, on every host."""
+        """Returns the tickets whose members have all ended and been scored since the last call: the
+        same on every host."""
         told, waiting = [], []
         for asked in self._asked:
             group, which, pending, since = asked
@@ -156,13 +160,15 @@ class Flight:
         self.player.drop(self._groups.pop(ticket))
 
     def collect(self, tickets: list[int], mesh) -> tuple[Batch, RewardReport, Prompts]:
-        """Returns the batch of complete groups, in the order of `tickets`, on the mesh."""
+        """Returns the batch of complete groups, in the order of `tickets`, on the mesh: B = groups
+        x samples of a group rows."""
         groups = [self._groups.pop(ticket) for ticket in tickets]
         prompts = functools.reduce(Prompts.joined, (group.prompts for group in groups))
         return (*self.player.collect(groups, prompts, mesh), prompts)
 
     def metrics(self) -> dict[str, float]:
-        """Returns how busy the slots were since the last call; how full pages and drafts."""
+        """Returns how busy the slots were since the last call, and how full pages and drafts
+        were."""
         return self._use.taken()
 
     # -- a checkpoint
@@ -185,8 +191,8 @@ class Flight:
         return saved
 
     def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
-        """Goes on from `get_state` with a sampler that has read nothing. `find`: record -> its
-        prompt."""
+        """Goes on from `get_state` with a sampler that will have read nothing. `find` brings the
+        prompt of a saved record."""
         groups = {}
         for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
             group = groups[ticket] = Group(ticket, find(saved["record"]))
@@ -220,7 +226,8 @@ class SlotUse:
         self.sampler, self._seen = sampler, (0, 0, 0, 0)
 
     def taken(self) -> dict[str, float]:
-        """Returns how busy the slots were since the last call; how full pages and drafts so far."""
+        """Returns how busy the slots were since the last call; how full pages and drafts
+        were so far."""
         sampler = self.sampler
         now = (sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps)
         now = (*now, sampler.reread_tokens)

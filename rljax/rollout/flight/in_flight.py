@@ -63,7 +63,8 @@ class InFlight:
 
     `draw` gives the next prompts of the data, `key` is the run's; `rollout` is the function that
     will be called with what `take` returns. `reread`: new weights read again what is in flight.
-    `partial_mask` "stale": of a response that several versions wrote, the newest part is learned.
+    `partial_mask` "stale": of a response that several versions wrote, only the newest part is
+    learned from.
     """
 
     def __init__(
@@ -166,7 +167,8 @@ class InFlight:
             self.flight.prepare(actor, self._rows(actor))
 
     def _device(self):
-        """Selects the device for small arrays of the host: not one on which a step trains."""
+        """Selects the device for small arrays of the host: not one that trains while a step runs on
+        it."""
         if self._mesh is None:
             return contextlib.nullcontext()
         return jax.default_device(self._mesh.devices.flat[0])
@@ -229,7 +231,8 @@ class InFlight:
         return batch, metrics
 
     def get_state(self) -> dict:
-        """Returns every group that was not learned from, and where the tickets are: JSON."""
+        """Returns every group that began and was not learned from, and where the
+        tickets are: JSON."""
         return {
             "tickets": self.tickets.get_state(),
             "steps": list(self._step_of.items()),
@@ -249,7 +252,8 @@ class InFlight:
             raise ValueError(f"no step had the versions {sorted(unknown)}")
 
     def read_again(self) -> None:
-        """Reads all that was decoded so far again, as a run does that is resumed here."""
+        """Reads all that was decoded so far again, as a run does that is resumed here: both then
+        do the same."""
         self.tickets.complete.clear()
         with self._device():
             self.flight.read_again()

@@ -1,4 +1,5 @@
-"""Tickets: which groups of samples may begin, and which a step learns from, by a bound of age.
+"""Tickets: which groups of samples may begin, and which a step learns from, so that no token is
+older than a bound.
 
 A group is the samples of one prompt. Tickets number the groups in the order of the data; P of them
 make a step. `max_staleness` = eta and `ahead` = c <= eta are in steps. At step v a group is
@@ -80,7 +81,8 @@ class Tickets:
 
     @property
     def room(self) -> int:
-        """Returns how many groups may be admitted now; below 0 after a bound became smaller."""
+        """Returns how many groups may be admitted now; below 0 where a run goes on with a smaller
+        bound."""
         most = (self.drawing + self.ahead + 1) * self.groups_per_step
         return most - self.trained - self.failed - len(self.open)
 

@@ -1,2 +1,2 @@
-"""Players make trajectories: `responses` of one turn, `episodes` with an environment, and
-`searched` ones."""
+"""Players make trajectories: `responses` of one turn, `episodes` with an environment, and responses
+that are `searched`."""

@@ -21,8 +21,8 @@ class Clock:
 
     @classmethod
     def parsed(cls, text: str) -> "Clock":
-        """Returns the clock of a text, "wall" or "logical(2)". Raises InputError for another
-        one."""
+        """Returns the clock that a config names, "wall" or "logical(2)". Raises InputError for
+        any other text."""
         if text == "wall":
             return cls()
         found = re.fullmatch(r"logical\((\d{1,6})\)", text)
@@ -45,5 +45,6 @@ class Clock:
             time.sleep(_NOTHING_S)
 
     def due(self, asked: int, done: Callable[[], bool]) -> bool:
-        """Returns whether what was asked for at `asked` counts now, maybe after a wait."""
+        """Returns whether what was asked for at `asked` counts now; it may have to be waited
+        for."""
         return self.now >= asked + self.dispatches if self.dispatches else done()

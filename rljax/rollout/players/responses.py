@@ -36,7 +36,8 @@ class Responses:
         enough: Callable[[EarlyScores], bool] | None = None,
         tree: TurnTree | None = None,
     ) -> tuple[Batch, RewardReport]:
-        """Samples n scored responses to each prompt, each scored as it ends.
+        """Samples n scored responses to each prompt. Rows are scored as they end,
+        while others decode.
 
         Args:
           actor: the policy.
@@ -90,7 +91,8 @@ class Responses:
     def completions(
         self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
     ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
-        """Returns the row of each sample, its first column [rows], and its score or None."""
+        """Returns the row of each sample, the column where its tokens begin [rows], and its score,
+        if it has one."""
         return batch, np.repeat(prompts.lengths, n), report.rows
 
     def learn(self, report: RewardReport) -> dict[str, float]:

@@ -22,7 +22,8 @@ from rljax.tracking import timing
 
 
 class ResponsesInFlight:
-    """The player of single responses that outlive their step; prompts have `columns` tokens."""
+    """The player of single responses that outlive their step, to prompts of `columns` tokens at
+    most."""
 
     def __init__(self, reward: Reward, cfg: RolloutConfig, columns: int, clock: Clock):
         self.reward, self.cfg, self.columns, self.clock = reward, cfg, columns, clock

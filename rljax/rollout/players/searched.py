@@ -20,7 +20,8 @@ from rljax.shaping.scores import apply_shaping
 
 @dataclasses.dataclass(frozen=True)
 class SearchActor:
-    """An actor whose `generate` searches. `search_of(prompts, n)` is the Search of n responses."""
+    """An actor whose `generate` searches. `search_of(prompts, n)` is the Search of n responses to
+    each prompt."""
 
     actor: Actor
     search_of: Callable[[Prompts, int], Search]

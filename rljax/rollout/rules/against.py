@@ -1,6 +1,7 @@
 """A rollout against an opponent, which draws half of each prompt's samples.
 
-Axes: B = P n rows, n samples of each of P prompts; rows 2i are the actor's, 2i + 1 the opponent's.
+Axes: B = P n rows, n samples of each of P prompts; rows 2i are the actor's and rows 2i + 1 the
+opponent's.
 """
 
 import dataclasses
@@ -64,16 +65,25 @@ def against(
 
 @dataclasses.dataclass(frozen=True)
 class GeometricMixture:
-    """The geometric mixture pi^(1 - weight) ref^weight / Z (Nash-MD, arXiv 2312.00886)."""
+    """The geometric mixture pi^(1 - weight) ref^weight / Z, token by token (Nash-MD, arXiv
+    2312.00886)."""
 
     actor: Actor
     reference: Reference
     weight: float
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished=None, stop=None
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """Samples n trajectories per prompt -> Batch of P n rows with the mixture's log-probs."""
+        """Samples n trajectories per prompt -> Batch of P n rows; their log-probs are the
+        mixture's (host verb)."""
         weights, weight = self.reference.sampling_params(), float(self.weight)
         second = SecondModel(self.reference.model, weights, weight)
         options = dict(finished=finished, stop=stop, second=second)
@@ -94,9 +104,17 @@ class AgainstOpponent:
         return self.actor.model
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished=None, stop=None
+        self,
+        prompts,
+        key,
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Batch:
-        """Samples n trajectories per prompt -> Batch of P n rows. Raises InputError if n is odd."""
+        """Samples n trajectories per prompt -> Batch of P n rows (host verb). Raises InputError if
+        n is odd."""
         if n % 2:
             raise InputError(
                 "samples per prompt against an opponent",

@@ -61,7 +61,7 @@ def with_baseline_response(
     `task`, CGPO's, is the first of `tasks`, patterns of data_source, that fits the prompt's.
 
     Raises InputError for one sample per prompt, for a prompt that fits no task, and for a baseline
-    that is no text.
+    response that is no text.
     """
     samples = cfg.samples_per_prompt - 1
     if samples < 1:
@@ -92,7 +92,7 @@ def with_baseline_response(
 
 
 def task_of(record: PromptRecord, tasks: tuple[str, ...]) -> int:
-    """Returns the index of the first of `tasks` (0 without any) that fits a data source. Raises
+    """Returns the index of the first of `tasks` that fits the data source; 0 without tasks. Raises
     InputError if none fits."""
     fits = (i for i, pattern in enumerate(tasks) if fnmatchcase(record.data_source, pattern))
     found = next(fits, None) if tasks else 0

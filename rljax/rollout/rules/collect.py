@@ -1,7 +1,9 @@
-"""Rollouts that differ in the groups that they use: of one round, of several, or the first.
+"""Rollouts that differ in the groups that they use: one round of sampling, several rounds, or the
+first live groups.
 
 A group is the samples of one prompt. It is live if the scores of the reward in it are not all
-equal: the others have no advantage. Rows stay on the mesh: hosts choose by scores.
+equal: the others have no advantage. Rows stay on the mesh: hosts look at scores and
+lengths, and choose.
 
 In flight, dead groups have been replaced as they ended (`drops_dead`), so that every rollout of
 these takes the groups that it is handed.
@@ -138,7 +140,8 @@ def first_live(
     aborted and their groups dropped. With a reward model, which scores whole batches, all samples
     are decoded to their ends.
 
-    Which groups are first depends on the speed of the reward: a resumed run may use others.
+    Which groups are complete first depends on the speed of the reward, so that a resumed run
+    may use others.
 
     Raises InputError if too few groups are live with if_short="error", for oversample below 1, and
     for one sample per prompt.
@@ -236,7 +239,8 @@ class _Groups:
         self.rows = _copied(room, batch, source.reshape(-1), self.mesh)
 
     def rollout(self, report, if_short: str, *, rounds: int) -> Rollout:
-        """The first `wanted` live groups as one batch, filled by dead ones or an InputError."""
+        """The first `wanted` live groups as one batch. If there are fewer, dead groups fill it, or
+        InputError says so."""
         wanted, groups = self.wanted, len(self.live) + len(self.others)
         missing = max(wanted - len(self.live), 0)
         if missing and if_short == "error":
@@ -366,7 +370,17 @@ def _one_round(prompts: DevicePrompts, key, cfg, sample, draw, size: int) -> Rol
 
 
 def _rounds(
-    prompts, key, cfg, actor, sample, draw, *, first: int, further: int, max_rounds: int, if_short
+    prompts,
+    key,
+    cfg,
+    actor,
+    sample,
+    draw,
+    *,
+    first: int,
+    further: int,
+    max_rounds: int,
+    if_short: str,
 ) -> Rollout:
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     _require_groups(n)

@@ -84,7 +84,8 @@ def search(prompts, key, cfg, *, actor, sample, method: SearchText = "mcts()"):
 
 @contract(safe=True, fills=_fills, targets=_targets, searches=True)
 def critic_search(prompts, key, cfg, *, actor, critic, sample, method: SearchText = "mcts()"):
-    """Samples by tree search: a text that has not ended is worth what the critic says."""
+    """Samples by tree search: a text that has not ended is worth what the critic says, one that has
+    its reward."""
     value = Value(critic.model, critic.state.weights, "critic")
     return _searched(prompts, key, cfg, actor, sample, method, value)
 

@@ -171,7 +171,8 @@ def _of_all_rounds(batches, masks, kept, own, *, rounds: int, count: int, mesh) 
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))
 def _together(batches: list[Batch], own, *, count: int, mesh) -> Batch:
-    """The rows of all rounds, those of a prompt side by side; empty rows have own groups."""
+    """The rows of all rounds, those of a prompt side by side; rows without tokens have groups of
+    their own."""
 
     def together(*rounds):
         parts = [x.reshape(count, -1, *x.shape[1:]) for x in rounds]

@@ -104,7 +104,8 @@ def vine(
 
 
 def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0, **_) -> None:
-    """Raises InputError unless the options of `vine` are whole numbers that are large enough."""
+    """Raises InputError unless the options of `vine` are whole numbers, each of at least
+    its least value."""
     for name, value, least in (
         ("completions", completions, 1),
         ("most_states", most_states, 1),
@@ -129,7 +130,15 @@ def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:
 
 
 def _estimates(
-    branch, prompts, batch: Batch, states, key, cfg, mesh, completions, unfinished: float | None
+    branch,
+    prompts,
+    batch: Batch,
+    states,
+    key,
+    cfg,
+    mesh,
+    completions: int,
+    unfinished: float | None,
 ) -> tuple[np.ndarray, float]:
     """Shaped scores of continuations of states [(row, column)], NaN where the reward failed:
     [M, K]; and the part of them that a limit ended."""
@@ -174,7 +183,8 @@ def _shaped(batch: Batch, scores: np.ndarray, rules, mesh) -> np.ndarray:
 
 def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str, float]:
     """Measures how far the values of states are from the scores of the responses that went through
-    them: the mean of V - R, and |mean V - mean R| in each tenth of the states by V."""
+    them: the mean of V - R, and |mean V - mean R| in each tenth of the states, by V, in the
+    mean."""
     pairs = [(values[row, column], scores[row]) for row, column in states]
     pairs = sorted(pair for pair in pairs if not np.isnan(pair[0]))
     if not pairs:

@@ -42,7 +42,8 @@ def _read(batch: Batch) -> Batch:
 
 
 def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
-    """Computes the scalar head after each token, `rows` rows at once -> [B, S] float32."""
+    """Computes the scalar head after each token, at most `rows` rows at once -> [B, S]
+    float32. No gradient."""
     plain = _read(batch)
 
     def one(part):

@@ -103,7 +103,8 @@ class Reward:
         self.needs_costs, self.cost_model = needs_costs, cost_model
 
     def outcome_alone(self) -> "Reward":
-        """Returns the pool without scores of lines, evolving rubrics and costs, for evaluation."""
+        """Returns the same pool without scores of lines, evolving rubrics and
+        costs, for evaluation."""
         plain = self.process is None and self.rubrics is None and not self.needs_costs
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
@@ -122,7 +123,8 @@ class Reward:
     def __call__(
         self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
     ) -> tuple[Batch, RewardReport]:
-        """The batch with rewards, scores, reward_parts and costs, failed rows masked; the report.
+        """The batch with rewards, scores and reward_parts, maybe costs, failed rows masked; and the
+        report.
 
         `prompts.records[group]` holds the ground truth of a row. With `process`, the batch also has
         step_ids and process_rewards. `early` holds scores of rows that ended before the others;
@@ -141,7 +143,8 @@ class Reward:
     def rewarded(
         self, batch: Batch, prompts: Prompts, samples: list[RewardInput], scores: list[Score]
     ) -> tuple[Batch, RewardReport]:
-        """Returns the batch [B, S] with rewards and the report, by the scores of its B rows."""
+        """Returns the batch [B, S] with rewards and the report, once the scores of its B
+        rows are known."""
         group = fetch(batch.group)
         if self.cost_model is not None:
             of_model = self.cost_model.score(batch)
@@ -173,7 +176,8 @@ class Reward:
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
     ) -> tuple[list[RewardInput], list[Score]]:
-        """The sample and the score of every row. Unchanged rows keep early scores."""
+        """The sample and the score of every row. Rows that were scored early and have not changed
+        since are not scored again."""
         rows = range(len(ids))
         known = {} if early is None else early.matching(ids, group, finish)
         samples = [
@@ -332,7 +336,8 @@ class EarlyScores:
         return [scores for of_host in hosts.gather(complete) for scores in of_host]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
-        """Returns the rows of a batch that are equal to those submitted; cancels others."""
+        """Returns the rows of a batch that are equal to those submitted. The
+        others are cancelled."""
         same = {
             row
             for row in self._pending
@@ -378,7 +383,8 @@ def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
 
 
 def told_score(score: Score) -> list:
-    """Returns a score as JSON, to other hosts and in checkpoints, without its time."""
+    """Returns a score as JSON, to other hosts and in checkpoints. When it was known is of
+    a clock here."""
     return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
 
 

@@ -88,7 +88,8 @@ class Driver:
         self._held = self._parked = self._live = self._dispatches = self._reread = 0
 
     def admit(self, episode: Trajectory) -> None:
-        """Begins an episode, or goes on with one whose samples the caller brings along."""
+        """Begins an episode, or goes on with one where it stands: its samples are the caller's to
+        bring into the sampler."""
         self.episodes[episode.number] = episode
         if episode.finish is not None:
             return
@@ -111,7 +112,8 @@ class Driver:
             )
 
     def run(self, params, version: int, ended=lambda episode: None) -> list[Trajectory]:
-        """Plays all episodes to their ends, and calls `ended` with each. Returns them."""
+        """Plays all episodes to their ends; `ended` is called with each as it
+        ends. Returns them."""
         while self.left:
             for episode in self.look():
                 ended(episode)
@@ -119,7 +121,8 @@ class Driver:
         return list(self.episodes.values())
 
     def look(self) -> list[Trajectory]:
-        """Acts on what environments have said. Returns the episodes that have newly ended."""
+        """Acts on what environments have said. Returns the episodes that ended since
+        the last look."""
         for step in self._news():
             self._act(step)
         self._check_clocks()
@@ -138,7 +141,8 @@ class Driver:
                 self._drop(episode)
 
     def take_use(self) -> dict[str, float]:
-        """Returns how slots were used since the last call, by dispatch; tokens read again."""
+        """Returns how slots were used since the last call, means over dispatches; tokens read
+        again."""
         count = max(self._dispatches, 1)
         use = {"live": self._live, "held": self._held, "parked": self._parked}
         reread, self._reread = self._reread, self.sampler.reread_tokens
@@ -149,7 +153,8 @@ class Driver:
     # -- what has happened
 
     def _news(self) -> list[Step]:
-        """Gathers the steps of environments that count now, by episode, on every host."""
+        """Gathers the steps of environments that count now, in the order of episodes, the same on
+        every host."""
         mine, now = self._own_news(), time.monotonic()
         if hosts.count() > 1:
             told = [
@@ -164,7 +169,8 @@ class Driver:
         return sorted(mine, key=lambda step: step.episode)
 
     def _own_news(self) -> list[Step]:
-        """Returns the steps of this host's environments that count now, after a wait if due."""
+        """Returns the steps of this host's environments that count now. What is due is waited
+        for."""
         logical, numbers = self.clock.dispatches, self.numbers
         wait_s = 0.0 if self.sampler.pending or logical else _NOTHING_S
         came = [step for step in self._came if self._is_open(step)]
@@ -304,8 +310,8 @@ class Driver:
         self._put(episode, step)
 
     def _logs_of(self, episode: Trajectory, step: Step) -> tuple[list[Log], bool, int]:
-        """The logs of the seat that plays next, whether it begins another, and its turn's
-        tokens."""
+        """The logs of the seat that plays next, whether it begins another one, and how many tokens
+        its turn may have."""
         seat = self.rules.seats.index(step.seat)
         logs = [log for log in episode.logs if log.seat == seat]
         begins = step.new_row or not logs

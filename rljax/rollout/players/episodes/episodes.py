@@ -1,6 +1,7 @@
 """Episodes: trajectories of several turns, in which an environment answers the policy.
 
-A rollout, a dataflow, a filter and an evaluation ask a player for samples, not the environment.
+A rollout, a dataflow, a filter and an evaluation ask a player for samples and know nothing of the
+environment.
 """
 
 import dataclasses
@@ -115,7 +116,15 @@ class Episodes:
             self.reward.close()
 
     def play(
-        self, actor, prompts: Prompts, key, sampling, *, n: int, enough=None, tree=None
+        self,
+        actor,
+        prompts: Prompts,
+        key,
+        sampling,
+        *,
+        n: int,
+        enough=None,
+        tree: TurnTree | None = None,
     ) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode.
 
@@ -172,7 +181,8 @@ class Episodes:
     def completions(
         self, batch: Batch, report: RewardReport, prompts: Prompts, n: int
     ) -> tuple[Batch, np.ndarray, tuple[ScoredRow, ...]]:
-        """Returns the first seat's row of each episode, its first column [rows], and its score."""
+        """Returns the first seat's row of each episode, the column where its tokens begin [rows],
+        and its score."""
         rows = list(range(0, batch.rows, self.rows))
         first = jax.tree.map(lambda x: x[rows], fetch(batch))
         return first, np.argmax(first.mask > 0, axis=1), report.rows[:: len(self.rules.seats)]
@@ -251,7 +261,8 @@ class Episodes:
         return made
 
     def episodes_of_a_prompt(self, n: int) -> int:
-        """Returns the number of episodes of n rows. Raises InputError if it is not whole."""
+        """Returns the number of episodes that n rows are. Raises InputError if it is
+        no whole number."""
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows
             raise InputError(
@@ -315,7 +326,8 @@ class Episodes:
         """Returns the batch and the report of the episodes, in their order.
 
         `of_reward` has the scores of those that a reward function scores, `groups` is equal for
-        those that are compared. Those of a `tree` are leaves of prompts, `each` at most.
+        those that are compared. Those of a `tree` are leaves of prompts that have `each` of
+        them at most.
         """
         rules, seats, found = self.rules, len(self.rules.seats), []
         every = [seat_scores(episode, rules, of_reward) for episode in episodes]
@@ -344,7 +356,12 @@ class Episodes:
         return place(batch, self.mesh), RewardReport(tuple(found), (metrics,), shown)
 
     def _rows_of_tree(
-        self, tree: TurnTree, episodes: list[Trajectory], totals, parts, each: int
+        self,
+        tree: TurnTree,
+        episodes: list[Trajectory],
+        totals: np.ndarray,
+        parts: np.ndarray | None,
+        each: int,
     ) -> Batch:
         """The rows of the nodes, of leaves with these totals [E, seats] and parts [E seats, K]."""
         prompts = episodes[-1].prompt + 1

@@ -85,7 +85,8 @@ class EpisodesInFlight:
 
     def dispatch(self, weights, version: int, keep_cache: bool, ended: Callable) -> bool:
         """Acts on what environments have said, waiting a little if nothing is left to decode,
-        and decodes one dispatch. Returns whether it did. Calls ended(ticket) as episodes end."""
+        and decodes one dispatch. Returns whether it did. Calls ended(ticket) for each episode
+        that has ended."""
         for ticket in dict.fromkeys(episode.prompt for episode in self.driver.look()):
             ended(ticket)
         return self.driver.dispatch(weights, version, keep_cache)
@@ -144,7 +145,8 @@ class EpisodesInFlight:
         return members
 
     def collect(self, groups: list, prompts: Prompts, mesh) -> tuple[Batch, RewardReport]:
-        """Returns the batch of complete groups, in order. Raises InputError if too many failed."""
+        """Returns the batch of complete groups, in this order. Raises InputError if too many
+        episodes have failed."""
         episodes = [episode for group in groups for episode in self._taken(group)]
         self.player.refuse_failures(self._dropped + episodes)
         self._dropped = []
@@ -166,7 +168,8 @@ class EpisodesInFlight:
         }
 
     def set_state(self, group, saved: dict) -> None:
-        """Goes on from `get_state`. Raises InputError for episodes of another run."""
+        """Goes on from `get_state`. Raises InputError if the episodes of a checkpoint are not
+        of this run."""
         if len(saved["episodes"]) != self.each:
             rule = f"the prompts in flight have {len(saved['episodes'])} episodes, not {self.each}"
             raise InputError("batch.samples_per_prompt", value=self.n, rule=rule, fix="as it was")

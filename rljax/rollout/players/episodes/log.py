@@ -150,7 +150,8 @@ class Trajectory:
         }
 
     def set_state(self, state: dict, sampling: Sampling) -> None:
-        """Brings an episode to where another stood, as the driver's clock begins."""
+        """Brings an episode that is to be played to where another stood, as the driver's clock
+        begins."""
         for name in _PLAIN:
             setattr(self, name, copy.deepcopy(state[name]))
         self.finish = None if state["finish"] is None else FinishReason(state["finish"])

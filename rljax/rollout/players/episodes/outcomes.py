@@ -19,7 +19,8 @@ def is_unscored(episode: Trajectory) -> bool:
 
 
 def pool_of(reward: Reward) -> RewardPool:
-    """Returns the processes that score episodes. Raises InputError for a reward of batches."""
+    """Returns the processes that score episodes. Raises InputError for a reward that
+    reads whole batches."""
     if reward.row_pool is None:
         raise InputError(
             "a reward model or a judge on the mesh cannot score episodes",

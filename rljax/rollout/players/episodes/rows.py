@@ -224,7 +224,11 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 
 
 def summaries(
-    episodes: Sequence[Trajectory], rules: EpisodeRules, groups: Sequence[int], totals, tokenizer
+    episodes: Sequence[Trajectory],
+    rules: EpisodeRules,
+    groups: Sequence[int],
+    totals: Sequence,
+    tokenizer,
 ) -> tuple[EpisodeSummary, ...]:
     """Returns each seat of each episode, for the transcripts. groups: those of `rows_of`; totals:
     the return of each [E][seats]."""
@@ -244,7 +248,13 @@ def summaries(
 
 
 def _record(
-    at, episode: Trajectory, logs: list[Log], group: int, seat: str, total: float | None, tokenizer
+    at: int,
+    episode: Trajectory,
+    logs: list[Log],
+    group: int,
+    seat: str,
+    total: float | None,
+    tokenizer,
 ) -> dict:
     def text(ids) -> str:
         return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -282,9 +292,13 @@ def _record(
 
 
 def episode_metrics(
-    episodes: Sequence[Trajectory], groups: Sequence[int], returns, correct_at: float
+    episodes: Sequence[Trajectory],
+    groups: Sequence[int],
+    returns: Sequence[float],
+    correct_at: float,
 ) -> dict[str, float]:
-    """Returns metrics of a step's episodes; `groups` of `rows_of`, `returns` of the first seats."""
+    """Returns metrics of a step's episodes; `groups` are those of `rows_of`, `returns` those of
+    each one's first seat."""
     live = [episode for episode in episodes if not episode.failure]
     count = max(len(episodes), 1)
     ends = {"stop": 0, "length": 0, "turns": 0, "time": 0, "failed": len(episodes) - len(live)}

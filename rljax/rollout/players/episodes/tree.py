@@ -2,7 +2,8 @@
 becomes, one for every stretch of turns between two branchings.
 
 The leaves of a tree are whole episodes. Axes: E leaves, N nodes, both of all prompts in their
-order; a prompt's nodes are ordered by level, the roots first, then by first leaf.
+order; a prompt's nodes are ordered by level, the roots first, and within a level by their first
+leaf.
 """
 
 import dataclasses
@@ -79,7 +80,8 @@ class TurnTree:
         return rows // self.nodes * self.leaves
 
     def siblings(self, leaf: int, turns: int) -> list[int]:
-        """Returns the other leaves that go on where `leaf` stands after `turns` turns."""
+        """Returns the leaves that go on from where `leaf` stands after `turns`
+        turns, beside itself."""
         if turns not in self.at:
             return []
         stride = self._leaves_below(self.at.index(turns) + 1)
@@ -102,7 +104,8 @@ class TurnTree:
         return 1 + self.of_prompt(leaves)[-1].group
 
     def means(self, of_leaves: np.ndarray) -> list[np.ndarray]:
-        """Returns means of the nodes of each level: [leaves of a prompt, ...] -> [nodes, ...].
+        """Returns for each level the means of its nodes: [leaves of a prompt, ...] ->
+        [nodes, ...] each.
 
         The mean of a node is the mean of its children's, those without one (NaN) left out: of
         leaves that failed, or that are not there because the episode ended before it could branch.
