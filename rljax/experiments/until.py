@@ -7,6 +7,7 @@ that bound.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -50,12 +51,15 @@ class Question:
         if not gains:
             return Answer(f"{self}: no seed has finished with both, and an accuracy", False)
         mean = always_valid(gains)
-        shown = f"{interval_text(mean)} over {len(gains)} seeds"
+        said = interval_text(mean) if math.isfinite(mean["low"]) else f"{mean['value']:.3f}"
+        shown = f"{said} over {len(gains)} seeds"
         if mean["low"] > self.by:
             return Answer(f"{self}: holds, {shown}", True)
         if mean["high"] < self.by:
             return Answer(f"{self}: does not hold, {shown}", True)
-        return Answer(f"{self}: not known, {shown}{self._needed(gains, mean['value'])}", False)
+        few = "" if math.isfinite(mean["low"]) else ", too few for an interval"
+        needed = self._needed(gains, mean["value"])
+        return Answer(f"{self}: not known, {shown}{few}{needed}", False)
 
     def _needed(self, gains: Sequence[float], mean: float) -> str:
         """Says how many more seeds would settle it, if they are as these."""

@@ -57,7 +57,8 @@ def test_an_open_question_says_how_many_seeds_would_settle_it(tmp_path, capsys):
     question = question_of("lr=0.01 better than lr=0.001", members)
     assert len(list(run_until(question, members, runner(gains), 4))) == 16
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and "over 4 seeds" in lines[0] and "over 8 seeds" in lines[1]
+    assert len(lines) == 2 and "over 4 seeds, too few for an interval" in lines[0]
+    assert "0.010 [-0.054, 0.074] over 8 seeds; about" in lines[1]
     more = int(lines[1].partition("; about ")[2].partition(" more")[0])
     halves = [always_valid_half(8 + more - short, 0.04) for short in (0, 1)]
     assert halves[0] < 0.01 <= halves[1]

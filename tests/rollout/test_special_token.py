@@ -128,7 +128,7 @@ def test_rows_go_on_from_places_of_their_own(run, train_prefix):
             np.testing.assert_array_equal(after.mask[row], full if train_prefix else new)
             assert after.rewards[row, size - 1] == after.scores[row]
             whole = np.where(np.arange(len(whole))[:, None] == row, full, whole)
-    assert len(kept) > 2
+    assert len(kept) > 1  # ragged
     assert done.metrics["special_token/rounds"] == 3 and len(done.report.rows) == 24
     np.testing.assert_allclose(
         done.metrics["special_token/gain"],

@@ -582,13 +582,13 @@ def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, tmp_path):
 @pytest.mark.slow
 def test_a_launcher_on_a_disk_that_becomes_full(tmp_path):
     """A small tmpfs in a mount namespace: room for two checkpoints, but not for all of keep=9."""
-    flags = ["--config.checkpoint.keep=9", f"--config.run_dir={tmp_path / 'disk' / 'run'}"]
     (tmp_path / "disk").mkdir()
     mount = f"mount -t tmpfs -o size=12m none {tmp_path / 'disk'}"
     inside = ["unshare", "-rm", "sh", "-c"]
     if subprocess.run([*inside, mount], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
-    train = shlex.join(command("tests/helpers/tiny_run.py", tmp_path, *flags))
+    run_dir, keep = tmp_path / "disk" / "run", "--config.checkpoint.keep=9"
+    train = shlex.join(command("tests/helpers/tiny_run.py", run_dir, keep))
     both = f"{mount} && {train}; code=$?; cp -r {tmp_path}/disk/run {tmp_path}/kept; exit $code"
     launched = Launched([*inside, both], tmp_path)
     assert launched.wait() == 2
