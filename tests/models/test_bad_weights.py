@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from spent import at_most
 from tiny_folders import (
     tiny,  # noqa: F401  a fixture
@@ -15,7 +15,7 @@ from tiny_folders import (
 )
 from tiny_refusal import refused
 
-from rljax.models.huggingface import load_params
+from rljax.models.huggingface import blocks, load_params
 
 NORM = "model.norm.weight"
 
@@ -129,6 +129,19 @@ def test_an_index_stays_in_its_folder(tiny, name):  # noqa: F811
     text = json.dumps({"weight_map": dict.fromkeys(tensors, name)})
     (folder / "model.safetensors.index.json").write_text(text)
     refused(lambda: load_params(folder, model), "index.json", "same folder")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite(tiny, monkeypatch, value):  # noqa: F811
+    """Read a row at a time: the place is that in the whole tensor."""
+    folder, model, _ = tiny
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    path, name = folder / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(path)
+    tensors[name] = tensors[name].copy()
+    tensors[name][3, 2] = tensors[name][3, 4] = value
+    save_file(tensors, path)
+    refused(lambda: load_params(folder, model), str(path), f"{name}[3, 2]: got {value}")
 
 
 @pytest.mark.parametrize("kind", ["loop", "dangling link", "pipe", "folder", "no permission"])

@@ -354,6 +354,18 @@ def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, build.initial_params(config, model), params)
 
 
+def test_an_adapter_that_is_not_finite_is_refused(tmp_path):
+    model, params, _, _ = adapted(golden("hf", "qwen3"))
+    save_adapter(tmp_path, model, params)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(key for key in tensors if "lora_B" in key)
+    tensors[name][1, 2] = np.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=rf"{re.escape(name)}\[1, 2\]: got nan"):
+        load_adapter(tmp_path, model, params)
+
+
 def test_adapters_of_another_kind_are_refused(tmp_path):
     folder = golden("hf", "qwen3")
     model, params, _, _ = adapted(folder)

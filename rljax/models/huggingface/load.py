@@ -33,7 +33,13 @@ from rljax.models.huggingface.checkpoint_folder import (
     LoadReport,
     TensorLocation,
 )
-from rljax.models.huggingface.safetensors_file import FLOATS, TensorInfo, new_header, write_bytes
+from rljax.models.huggingface.safetensors_file import (
+    FLOATS,
+    TensorInfo,
+    new_header,
+    require_finite,
+    write_bytes,
+)
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces
 from rljax.models.trees import nested
@@ -169,19 +175,21 @@ def _read_block(group, start: int, count: int, dtype, locations, files, rows) ->
             if not here or begin >= end:
                 continue
             out = block[index][begin:end]
+            at = first + begin - row  # the first row of the tensor that is read
             if isinstance(entry, StoredTensor):
-                decoded(entry, files[file], file, first + begin - row, out)
-                continue
-            if tensor.is_coded:
-                out[...] = quantised.rows(tensor, files, first + begin - row, end - begin)
-                continue
-            disk = FLOATS[entry.dtype]
-            source = out if disk == block.dtype else np.empty(out.shape, disk)
-            row_bytes = source.nbytes // (end - begin)
-            read_bytes(files[file], file, entry.begin + (first + begin - row) * row_bytes, source)
-            if source is not out:
-                out[...] = source
+                decoded(entry, files[file], file, at, out)
+            elif tensor.is_coded:
+                out[...] = quantised.rows(tensor, files, at, end - begin)
+            else:
+                disk = FLOATS[entry.dtype]
+                source = out if disk == block.dtype else np.empty(out.shape, disk)
+                row_bytes = source.nbytes // (end - begin)
+                read_bytes(files[file], file, entry.begin + at * row_bytes, source)
+                if source is not out:
+                    out[...] = source
+            require_finite(out, file, name, at)
     return block
+
 
 
 # -- saving --

@@ -21,6 +21,7 @@ from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.adapters import lora
 from rljax.models.families import FAMILIES
+from rljax.models.huggingface.safetensors_file import require_finite
 from rljax.models.model import Model
 from rljax.models.names import NAMES, Disk, Fused, block_layers, fused_members
 from rljax.models.trees import flattened, nested
@@ -424,6 +425,7 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     for key, held in wanted.items():
         own_rank, own_factor = scales.get(key, (rank, factor))
         tensor = tensors[key]
+        require_finite(tensor, file, key)
         if not held[0].is_a and own_factor != factor:
             tensor = tensor * np.asarray(own_factor / factor, tensor.dtype)
         own_rank = own_rank if key in plain else rank

@@ -166,3 +166,20 @@ def write_bytes(file: int, begin: int, data: np.ndarray) -> None:
     while view:
         count = os.pwrite(file, view, begin)
         view, begin = view[count:], begin + count
+
+
+def require_finite(rows: np.ndarray, file: Path, name: str, first: int = 0) -> None:
+    """Raises InputError where a weight of tensor `name`, of which these are the rows from `first`
+    on, is NaN or infinite. Such a policy samples without an error, and learns nothing."""
+    finite = np.isfinite(rows)
+    if not finite.all():
+        at = np.argwhere(~finite)[0]
+        value = float(rows[tuple(at)])
+        at[:1] += first
+        raise InputError(
+            f"{file}: {name}{at.tolist()}",
+            value=value,
+            rule=f"weights are finite, and {np.sum(~finite)} of {finite.size} are not",
+            fix="download or convert it again; if it was trained, it diverged: take an earlier "
+            "checkpoint",
+        )
