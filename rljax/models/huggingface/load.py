@@ -191,7 +191,6 @@ def _read_block(group, start: int, count: int, dtype, locations, files, rows) ->
     return block
 
 
-
 # -- saving --
 
 
