@@ -1,15 +1,19 @@
 """Steps of the quickstart's GRPO one at a time, and several in one program: prints JSON.
 
 python benchmarks/one_program.py [--steps=20] [--laps=5] [--embed=64] [--rows=512]
-    [--topology=v5e:2x4] [--seeds=8]
+    [--topology=v5e:2x4] [--together=8] [--seeds=8]
 
-Both runs have the same seed and take the same steps; `same` says whether their losses are equal.
-Laps of both take turns, after a first one that compiles. Seconds are of the clock, of this process
-("cpu_s"), and of this process and the workers of the reward together ("all_cpu_s").
+Both runs have the same seed and take the same steps; `same` says whether their losses are equal to
+rounding, `bitwise` whether they are equal. Laps of both take turns, after a first one that
+compiles. Seconds are of the clock, of this process ("cpu_s"), and of this process and the workers
+of the reward together ("all_cpu_s").
 
 With --topology the program is compiled for TPUs that need not be there, and nothing is run: bytes
 of a chip, its collectives, and the compiler's count of FLOPs and bytes, in which a loop's body
 (the steps, the tokens of a response) counts once.
+
+With --together a step of a run by itself is compared with one of so many runs in one program;
+"ratio" says how many times less seconds it takes there. With --topology that program is compiled.
 
 With --seeds whole runs are compared: `rljax sweep` of the quickstart with so many seeds, one after
 the other, and with --together. Seconds are those of the commands, from start to end, with an empty
@@ -17,6 +21,7 @@ cache of compiled programs that the runs of a sweep share; `accuracy` is that of
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -25,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
@@ -40,6 +46,7 @@ from rljax.training.loop import one_step
 from rljax.training.program_steps import ProgramSteps
 from rljax.training.run import Run
 from rljax.training.sources import make_source
+from rljax.training.together import lower_together, take_next
 
 CLOCKS = ("wall_s", "cpu_s", "all_cpu_s")
 
@@ -91,28 +98,64 @@ def descendants() -> list[int]:
     return found
 
 
-def lap(run: Run, steps: int) -> tuple[list[float], list[float]]:
-    """Takes steps. Returns their losses, and seconds of a step by CLOCKS."""
+def clocks(children: list[int]) -> tuple[float, float, float]:
+    """Seconds of CLOCKS now."""
+    return time.monotonic(), time.process_time(), processor_s(children)
+
+
+def lap(*runs: Run, steps: int) -> tuple[list[float], list[float]]:
+    """Takes steps of runs, of several in one program. Returns their losses, and seconds of a step
+    of a run by CLOCKS."""
     children = descendants()
-    begun = (time.monotonic(), time.process_time(), processor_s(children))
-    losses = [float(one_step(run)["loss"]) for _ in range(steps)]
-    ended = (time.monotonic(), time.process_time(), processor_s(children))
-    return losses, [(b - a) / steps for a, b in zip(begun, ended, strict=True)]
+    begun = clocks(children)
+    if len(runs) > 1:
+        take_next(runs, len(runs))
+    losses = [float(one_step(run)["loss"]) for run in runs for _ in range(steps)]
+    ended = clocks(children)
+    count = steps * len(runs)
+    return losses, [(b - a) / count for a, b in zip(begun, ended, strict=True)]
 
 
-def compiled(config: Config, topology: str) -> dict:
-    """The program of a config, compiled for a topology."""
+def compared_laps(names: Sequence[str], of: Sequence[Sequence[Run]], options) -> dict:
+    """Laps of two groups of runs, in turns behind a first one that compiles: medians of the seconds
+    of a step of a run, and how many times less the second group takes."""
+    seconds: dict[str, list] = {name: [] for name in names}
+    losses: dict[str, list] = {name: [] for name in names}
+    for number in range(options.laps + 1):
+        for name, runs in zip(names, of, strict=True):
+            found, taken = lap(*runs, steps=options.steps)
+            losses[name] += found[: options.steps]
+            if number:
+                seconds[name].append(taken)
+    out = {"device": jax.devices()[0].device_kind, **vars(options)}
+    first, second = names
+    out["same"] = bool(np.allclose(losses[first], losses[second], rtol=1e-4, atol=1e-6))
+    out["bitwise"] = losses[first] == losses[second]
+    for index, clock in enumerate(CLOCKS):
+        times = {name: np.array(rows)[:, index] for name, rows in seconds.items()}
+        ratios = times[first] / times[second]
+        out[clock] = {name: round(float(np.median(x)), 5) for name, x in times.items()}
+        spread = [round(float(x), 2) for x in (ratios.min(), ratios.max())]
+        out[clock] |= {"ratio": round(float(np.median(ratios)), 2), "ratio_spread": spread}
+    return out
+
+
+def compiled(config: Config, topology: str, count: int) -> dict:
+    """The program of a config, or that of `count` runs of it, compiled for a topology."""
     devices, _ = topology_devices(topology)
     config.mesh.data = len(devices)
     setup = build(config, devices)
     source = make_source(setup, setup.main, None, jax.random.key(0))
     programs = ProgramSteps(setup, setup.main, source, jax.random.key(0))
     begun = time.monotonic()
-    program = programs.lower(abstract_roles(setup)).compile()
+    roles = abstract_roles(setup)
+    lowered = lower_together(programs, roles, count) if count else programs.lower(roles)
+    program = lowered.compile()
     memory, cost = program.memory_analysis(), program.cost_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "topology": topology,
+        "runs": count or 1,
         "steps": config.program_steps,
         "rows": config.batch.prompts_per_step * config.batch.samples_per_prompt,
         "held_bytes": held,
@@ -162,6 +205,7 @@ def main() -> None:
     parser.add_argument("--embed", type=int, default=64)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--topology", default="", help="compile for TPUs, such as v5e:2x4")
+    parser.add_argument("--together", type=int, default=0, help="so many runs in one program")
     parser.add_argument("--seeds", type=int, default=0, help="compare sweeps over so many seeds")
     options = parser.parse_args()
     if options.seeds:
@@ -169,30 +213,21 @@ def main() -> None:
         return
     sizes = (options.embed, options.rows)
     if options.topology:
-        print(
-            json.dumps(compiled(make_config(options.steps, *sizes, ""), options.topology), indent=1)
-        )
+        config = make_config(options.steps, *sizes, "")
+        print(json.dumps(compiled(config, options.topology, options.together), indent=1))
         return
-    seconds: dict[str, list] = {"host": [], "program": []}
-    losses: dict[str, list] = {"host": [], "program": []}
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        with make_run(1, *sizes, one) as host, make_run(options.steps, *sizes, other) as program:
-            runs = {"host": host, "program": program}
-            for number in range(options.laps + 1):
-                for name, run in runs.items():
-                    found, taken = lap(run, options.steps)
-                    losses[name] += found
-                    if number:
-                        seconds[name].append(taken)
-    out = {"device": jax.devices()[0].device_kind, **vars(options)}
-    out["same"] = losses["host"] == losses["program"]
-    for index, clock in enumerate(CLOCKS):
-        times = {name: np.array(rows)[:, index] for name, rows in seconds.items()}
-        ratios = times["host"] / times["program"]
-        out[clock] = {name: round(float(np.median(x)), 5) for name, x in times.items()}
-        spread = [round(float(x), 2) for x in (ratios.min(), ratios.max())]
-        out[clock] |= {"ratio": round(float(np.median(ratios)), 2), "ratio_spread": spread}
-    print(json.dumps(out, indent=1))
+    with contextlib.ExitStack() as stack:
+
+        def one(program_steps: int) -> Run:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            return stack.enter_context(make_run(program_steps, *sizes, folder))
+
+        if options.together:
+            names = ("alone", "together")
+            of = ([one(options.steps)], [one(options.steps) for _ in range(options.together)])
+        else:
+            names, of = ("host", "program"), ([one(1)], [one(options.steps)])
+        print(json.dumps(compared_laps(names, of, options), indent=1))
 
 
 if __name__ == "__main__":

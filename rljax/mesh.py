@@ -24,6 +24,7 @@ MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH_AXES = ("data", "fsdp", "expert")
 REPLICA = "replica"
 HOST_MEMORY = "pinned_host"
+RUNS = "runs"  # of jax.vmap, where one program takes the steps of several runs
 
 # logical axis of a weight -> mesh axis. Every logical axis is listed; an unlisted one is an error.
 RULES: dict[str | None, str | None] = {
@@ -211,6 +212,17 @@ def weight_sharding(
                 break
     spec = [names[0] if len(names) == 1 else names or None for names in split]
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def highest_of_runs(x: jax.Array) -> jax.Array:
+    """Returns x, or where one program takes the steps of several runs the highest of theirs. A loop
+    or branch that asks for it stays one for all of them; by a number of each run alone, vmap would
+    take every branch, and copy the state of a loop in each round."""
+    try:
+        jax.lax.axis_size(RUNS)
+    except NameError:  # the program is of one run
+        return x
+    return jax.lax.pmax(x, RUNS)
 
 
 def undivided(mesh: Mesh, weights: dict[tuple, tuple]) -> list[str]:

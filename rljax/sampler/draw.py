@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.kernels.logprob.invariant import chosen_logprobs
+from rljax.mesh import highest_of_runs
 
 # Tokens of a block and of a group of the inverse CDF; the lanes of a TPU, and whole blocks.
 BLOCK, GROUP = 128, 4096
@@ -122,8 +123,9 @@ def _edges(weights: jax.Array, mass: jax.Array, rules: Rules) -> tuple[jax.Array
         return jnp.where(by_mass, jnp.maximum(_edge(inside, enough), edge), edge)
 
     nothing = jnp.zeros_like(mass)
-    counted = jax.lax.cond(jnp.any(by_count), of_count, lambda: nothing)
-    return counted, jax.lax.cond(jnp.any(by_mass), of_mass, lambda edge: edge, counted)
+    some_count, some_mass = (highest_of_runs(jnp.any(x)) for x in (by_count, by_mass))
+    counted = jax.lax.cond(some_count, of_count, lambda: nothing)
+    return counted, jax.lax.cond(some_mass, of_mass, lambda edge: edge, counted)
 
 
 def _edges_by_largest(weights: jax.Array, mass: jax.Array, rules: Rules) -> jax.Array:
@@ -138,7 +140,7 @@ def _edges_by_largest(weights: jax.Array, mass: jax.Array, rules: Rules) -> jax.
     def whole():
         return jnp.where(sure, edge, _edges(weights, mass, rules)[1])
 
-    return jax.lax.cond(jnp.all(sure), lambda: edge, whole)
+    return jax.lax.cond(highest_of_runs(jnp.any(~sure)), whole, lambda: edge)
 
 
 def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
@@ -155,7 +157,8 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     def nothing(*_):
         return jnp.zeros_like(mass)
 
-    edge = jax.lax.cond(jnp.any(_is_cut(rules)), find_edge, nothing, weights, mass, rules)
+    some = highest_of_runs(jnp.any(_is_cut(rules)))
+    edge = jax.lax.cond(some, find_edge, nothing, weights, mass, rules)
     # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
     least = rules.min_p * jnp.max(weights, axis=-1)
     return jnp.where(weights >= jnp.maximum(edge, least)[:, None], weights, 0.0)
@@ -191,7 +194,7 @@ def mode_of(rules: Rules) -> jax.Array:
     = the softmax alone, 1 = some row is greedy, 2 = some row is ruled. A program does no
     more than that."""
     greedy = jnp.any(rules.temperature <= 0).astype(jnp.int32)
-    return jnp.where(jnp.any(_is_ruled(rules)), 2, greedy)
+    return highest_of_runs(jnp.where(jnp.any(_is_ruled(rules)), 2, greedy))
 
 
 def _is_ruled(rules: Rules) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from rljax.batch import FinishReason
-from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
+from rljax.mesh import BATCH_AXES, highest_of_runs, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.cache_ring import taken_back
 from rljax.models.model import Model
@@ -260,7 +260,8 @@ def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
     if always:
         slots, tokens = along(slots)
     else:
-        slots, tokens = jax.lax.cond(jnp.any(count > 0), along, alone, slots)
+        some = highest_of_runs(jnp.any(count > 0))
+        slots, tokens = jax.lax.cond(some, along, alone, slots)
     drafts = speculation.recorded(slots.drafts, total, count, tokens.ids, tokens.valid)
     return dataclasses.replace(slots, drafts=drafts), tokens
 
@@ -336,7 +337,7 @@ def decode(
     def more(carry):
         done, slots, _ = carry
         live = jnp.sum(slots.live)
-        return (done < steps) & (live > 0) & (count - live < enough_free)
+        return (done < steps) & highest_of_runs((live > 0) & (count - live < enough_free))
 
     def one(carry):
         done, slots, tokens = carry

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from rljax import hosts
 from rljax.arrays import fetch, told_to_stop
 from rljax.batch import Batch, FinishReason, batch_from_rows
-from rljax.mesh import constrain_rows, replicated, row_shards
+from rljax.mesh import constrain_rows, highest_of_runs, replicated, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
@@ -111,7 +111,7 @@ def rollout(
 
     def more(carry):
         slots, _, taken, _ = carry
-        return jnp.any(slots.live) | (jnp.min(taken) < rows // shards)
+        return highest_of_runs(jnp.any(slots.live) | (jnp.min(taken) < rows // shards))
 
     def once(carry):
         carry = _refill_all(carry, queue, shape, shards)

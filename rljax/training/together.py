@@ -21,11 +21,12 @@ from rljax import heartbeat, hosts
 from rljax.arrays import fetch
 from rljax.config import Config, changed_fields
 from rljax.errors import InputError
+from rljax.mesh import RUNS
 from rljax.runs.units import human_bytes
 from rljax.tracking import compiles
 from rljax.tracking.signals import Signals
 from rljax.training.loop import Beside, Training, trained
-from rljax.training.program_steps import StepProgram, take_steps
+from rljax.training.program_steps import ProgramSteps, StepProgram, take_steps
 from rljax.training.result import RunStopped, TrainedRun
 from rljax.training.run import Run
 
@@ -129,25 +130,35 @@ def check_memory(run: Run, count: int) -> None:
 
 
 @functools.partial(jax.jit, static_argnames="static", donate_argnames="own")
-def _steps_together(own, others, inputs, counts, *, static: StepProgram):
-    """Takes the next steps of S runs. Returns a list of (trained roles, what the steps made)."""
+def _steps_together(own, others, inputs, count, *, static: StepProgram):
+    """Takes the next `count` steps of S runs. Returns a list of trained roles, and what the steps
+    made."""
     stacked = [jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (own, others, inputs)]
     trained, (shared, read, beside), inputs = stacked
     one = functools.partial(take_steps, static=static)
-    new, out = jax.vmap(one)(trained, shared, read, beside, inputs, counts)
+    of_runs = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None), axis_name=RUNS)
+    new, out = of_runs(trained, shared, read, beside, inputs, count)
     # Roles as a list, so that each run goes on with arrays of its own.
     return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out
 
 
+def lower_together(programs: ProgramSteps, roles: dict, count: int) -> jax.stages.Lowered:
+    """Returns the program of the next steps of `count` runs, lowered for the roles of one, whose
+    arrays may be shapes."""
+    given = programs.given(0, programs.most, roles)
+    of_all = [[x] * count for x in (given.parts[0], given.parts[1:], given.inputs)]
+    return _steps_together.lower(*of_all, jnp.int32(programs.most), static=programs.static)
+
+
 def take_next(runs: Sequence[Run], count: int) -> float:
-    """Takes the next steps of all these runs, each up to its own next stop, in the program of
-    `count` runs, which is compiled once whatever the number of runs that still take steps. Returns
-    seconds."""
+    """Takes the next steps of all these runs, up to the first that one of them stops at, in the
+    program of `count` runs, which is compiled once whatever the number of runs that still take
+    steps. Returns seconds."""
     begun, known = time.monotonic(), compiles.count()
-    counts = [run.programs.steps_until(run.progress.step, run.progress.rl_steps) for run in runs]
+    steps = min(run.programs.steps_until(run.progress.step, run.progress.rl_steps) for run in runs)
     given = [
         run.programs.given(run.progress.taken.get(run.progress.phase, 0), steps, run.roles)
-        for run, steps in zip(runs, counts, strict=True)
+        for run in runs
     ]
     own = [one.parts[0] for one in given]
     others = [one.parts[1:] for one in given]
@@ -159,7 +170,7 @@ def take_next(runs: Sequence[Run], count: int) -> float:
             own,
             others + others[-1:] * more,
             [one.inputs for one in given] + [given[-1].inputs] * more,
-            jnp.array(counts + [0] * more, jnp.int32),
+            jnp.int32(steps),
             static=runs[0].programs.static,
         )
         out = fetch(out)
@@ -167,7 +178,7 @@ def take_next(runs: Sequence[Run], count: int) -> float:
     for i, (run, one) in enumerate(zip(runs, given, strict=True)):
         mine = jax.tree.map(lambda x, i=i: x[i], out)
         run.programs.compiled = compiled
-        run.roles = run.programs.keep(one, new[i], mine, run.roles, seconds / sum(counts))
+        run.roles = run.programs.keep(one, new[i], mine, run.roles, seconds / (steps * len(runs)))
     return seconds
 
 
