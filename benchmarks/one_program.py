@@ -1,7 +1,7 @@
 """Steps of the quickstart's GRPO one at a time, and several in one program: prints JSON.
 
 python benchmarks/one_program.py [--steps=20] [--laps=5] [--embed=64] [--rows=512]
-    [--topology=v5e:2x4] [--together=8] [--seeds=8]
+    [--topology=v5e:2x4] [--together=8] [--seeds=8 [--config=NAME]]
 
 Both runs have the same seed and take the same steps; `same` says whether their losses are equal to
 rounding, `bitwise` whether they are equal. Laps of both take turns, after a first one that
@@ -15,8 +15,8 @@ of a chip, its collectives, and the compiler's count of FLOPs and bytes, in whic
 With --together a step of a run by itself is compared with one of so many runs in one program;
 "ratio" says how many times less seconds it takes there. With --topology that program is compiled.
 
-With --seeds whole runs are compared: `rljax sweep` of the quickstart with so many seeds, one after
-the other, and with --together. Seconds are those of the commands, from start to end, with an empty
+With --seeds whole runs are compared: `rljax sweep` of a config (the quickstart) with so many seeds,
+one after the other, and with --together. Seconds are those of the commands, from start to end, with an empty
 cache of compiled programs that the runs of a sweep share; `accuracy` is that of each seed.
 """
 
@@ -170,9 +170,9 @@ def compiled(config: Config, topology: str, count: int) -> dict:
     }
 
 
-def sweep(seeds: int, steps: int, folder: str, *flags: str) -> dict:
-    """Seconds and accuracies of a sweep of the quickstart over seeds."""
-    command = [sys.executable, "-m", "rljax", "sweep", "quickstart", f"--seeds={seeds}", *flags]
+def sweep(config: str, seeds: int, steps: int, folder: str, *flags: str) -> dict:
+    """Seconds and accuracies of a sweep of a config over seeds."""
+    command = [sys.executable, "-m", "rljax", "sweep", config, f"--seeds={seeds}", *flags]
     command += [f"--out={folder}", f"--config.compilation_cache={folder}/programs"]
     command += [f"--config.program_steps={steps}", f"--config.steps={2 * steps}"]
     command += ["--config.checkpoint.every_steps=0", "--config.trackers="]
@@ -186,16 +186,17 @@ def sweep(seeds: int, steps: int, folder: str, *flags: str) -> dict:
     }
 
 
-def compared_sweeps(seeds: int, steps: int) -> dict:
+def compared_sweeps(config: str, seeds: int, steps: int) -> dict:
     """A sweep of one run after the other, and one whose runs are trained together."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         out = {
-            "apart": sweep(seeds, steps, one),
-            "together": sweep(seeds, steps, other, "--together"),
+            "apart": sweep(config, seeds, steps, one),
+            "together": sweep(config, seeds, steps, other, "--together"),
         }
     for clock in ("wall_s", "cpu_s"):
         out[f"{clock}_ratio"] = round(out["apart"][clock] / out["together"][clock], 2)
-    return {"device": jax.devices()[0].device_kind, "seeds": seeds, "steps": 2 * steps, **out}
+    fields = {"config": config, "seeds": seeds, "steps": 2 * steps}
+    return {"device": jax.devices()[0].device_kind, **fields, **out}
 
 
 def main() -> None:
@@ -207,9 +208,10 @@ def main() -> None:
     parser.add_argument("--topology", default="", help="compile for TPUs, such as v5e:2x4")
     parser.add_argument("--together", type=int, default=0, help="so many runs in one program")
     parser.add_argument("--seeds", type=int, default=0, help="compare sweeps over so many seeds")
+    parser.add_argument("--config", default="quickstart", help="of the sweeps")
     options = parser.parse_args()
     if options.seeds:
-        print(json.dumps(compared_sweeps(options.seeds, options.steps), indent=1))
+        print(json.dumps(compared_sweeps(options.config, options.seeds, options.steps), indent=1))
         return
     sizes = (options.embed, options.rows)
     if options.topology:

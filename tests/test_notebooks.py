@@ -127,8 +127,10 @@ def rose(change: dict) -> bool:
 @slow
 def test_first_run_raises_the_accuracy():
     measured, figures = executed("first_run")
-    assert figures == 1 and rose(measured["difference"])
+    assert figures == 2 and rose(measured["difference"])
     assert measured["last_reward"] > measured["first_reward"] + 0.2
+    (first, last), (before, after) = measured["seeds"]["mean"], measured["seeds"]["half"]
+    assert last - after > first + before + 0.3 and before > 0
     assert 0 <= measured["slow"]["low"] <= measured["slow"]["high"] <= 1
 
 
