@@ -16,8 +16,8 @@ With --together a step of a run by itself is compared with one of so many runs i
 "ratio" says how many times less seconds it takes there. With --topology that program is compiled.
 
 With --seeds whole runs are compared: `rljax sweep` of a config (the quickstart) with so many seeds,
-one after the other, and with --together. Seconds are those of the commands, from start to end, with an empty
-cache of compiled programs that the runs of a sweep share; `accuracy` is that of each seed.
+one after the other, and with --together. Seconds are those of the commands, from start to end, with
+an empty cache of compiled programs that the runs of a sweep share; `accuracy` is that of each seed.
 """
 
 import argparse
