@@ -362,7 +362,7 @@ BREAKS = {
     ),
     "a body is read to its end": (
         HUB,
-        "        if left < 0:\n",
+        "        if remaining < 0:\n",
         "        if False:\n",
         [HOSTILE, "-k", "body_ends and byte"],
     ),
@@ -458,7 +458,7 @@ BREAKS = {
     ),
     "a refusal of memory forgets the largest part": (
         "rljax/plan/memory.py",
-        "        if not more:\n            break\n        changes = ",
+        "        if not smaller:\n            break\n        changes = ",
         "        break\n        changes = ",
         ["tests/plan/test_plan.py", "-k", "largest"],
     ),
@@ -948,8 +948,8 @@ BREAKS |= {
     # -- doctor
     "a run goes on from its first whole checkpoint": (
         "rljax/doctor/run_folder.py",
-        'f"goes on from step {whole[-1]}" if whole',
-        'f"goes on from step {whole[0]}" if whole',
+        'f"goes on from step {undamaged[-1]}" if undamaged',
+        'f"goes on from step {undamaged[0]}" if undamaged',
         ["tests/doctor/test_doctor.py", "-k", "torn"],
     ),
     "JAX_PLATFORMS=gpu is not taken for CUDA's": (
@@ -967,7 +967,7 @@ BREAKS |= {
     # -- evaluation
     "compute counts the steps of all phases": (
         "rljax/evaluation/scaling.py",
-        '            total = row["x"] - before\n',
+        '            total = row["x"] - offset\n',
         '            total = row["x"]\n',
         ["tests/evaluation/test_scaling.py"],
     ),
@@ -1055,8 +1055,8 @@ BREAKS |= {
     ),
     "a machine that is moved is about to end": (
         "rljax/hosts/stopping.py",
-        "if (said := _metadata(url, name)) in _ENDS:",
-        'if (said := _metadata(url, name)) not in ("", "NONE", "FALSE"):',
+        "if (value := _metadata(url, name)) in _ENDS:",
+        'if (value := _metadata(url, name)) not in ("", "NONE", "FALSE"):',
         ["tests/hosts/test_watchdog.py", "-k", "notice"],
     ),
     # -- kernels
@@ -1157,8 +1157,8 @@ BREAKS |= {
     # -- pods
     "a newer checkpoint leaves the count of failures as it is": (
         "rljax/pods/supervise.py",
-        "failed_in_a_row, saved = 0, now",
-        "saved = now",
+        "failed_in_a_row, saved = 0, newest",
+        "saved = newest",
         ["tests/pods/test_supervise.py"],
     ),
     "what a command leaves behind runs on": (
@@ -1207,8 +1207,8 @@ BREAKS |= {
     ),
     "the spread over seeds is that of a population": (
         "rljax/report/arms.py",
-        "known.std(ddof=1) / math.sqrt(n))",
-        "known.std() / math.sqrt(n))",
+        "finite.std(ddof=1) / math.sqrt(n))",
+        "finite.std() / math.sqrt(n))",
         ["tests/tracking/test_report_arms.py"],
     ),
     "a password in an address leaves the machine": (
@@ -1251,8 +1251,8 @@ BREAKS |= {
     ),
     "the report is put before what it reads": (
         "rljax/runs/mirror.py",
-        "sorted(here, key=lambda name: (name in _LAST, name == _LAST[-1], name))",
-        "sorted(here)",
+        "sorted(local, key=lambda name: (name in _LAST, name == _LAST[-1], name))",
+        "sorted(local)",
         ["tests/training/test_store_runs.py", "-k", "put_last"],
     ),
     "several processes may have the lock of a folder": (
@@ -1347,7 +1347,7 @@ BREAKS |= {
     ),
     "each turn of an episode may have all of its tokens": (
         "rljax/tracking/episodes.py",
-        '        left -= min(left, len(turn["tokens"]))\n',
+        '        tokens_left -= min(tokens_left, len(turn["tokens"]))\n',
         "",
         ["tests/tracking/test_episodes_file.py"],
     ),
@@ -1459,8 +1459,8 @@ BREAKS |= {
     ),
     "runs that have ended make another program": (
         "rljax/training/together.py",
-        "    more = count - len(runs)\n",
-        "    more = 0\n",
+        "    padding = count - len(runs)\n",
+        "    padding = 0\n",
         ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "runs of other settings are trained by the first one's program": (
@@ -1471,14 +1471,14 @@ BREAKS |= {
     ),
     "an interval of each seed is taken for one of all looks": (
         "rljax/report/arms.py",
-        "    ratio = (math.sqrt(more / _MIXED) / (1 - LEVEL)) ** (2 / n)\n",
+        "    ratio = (math.sqrt(total / _MIXED) / (1 - LEVEL)) ** (2 / n)\n",
         "    ratio = (1 / (1 - LEVEL)) ** (2 / n)\n",
         ["tests/experiments/test_until.py"],
     ),
     "a question is answered by seeds of one setting": (
         "rljax/experiments/until.py",
-        "        gains = [one[seed] - other[seed] for seed in one if seed in other]\n",
-        "        gains = list(one.values())\n",
+        "        gains = [better[seed] - worse[seed] for seed in better if seed in worse]\n",
+        "        gains = list(better.values())\n",
         ["tests/experiments/test_until.py"],
     ),
     # -- several steps in one program
@@ -1490,14 +1490,14 @@ BREAKS |= {
     ),
     "a program goes beyond an evaluation": (
         "rljax/training/program_steps.py",
-        "            count = min(count, period - at % period) if period else count\n",
+        "            count = min(count, period - at_step % period) if period else count\n",
         "            pass\n",
         [PROGRAM, "-k", "as_many"],
     ),
     "a rollout draws the prompts of the step again": (
         "rljax/training/program_steps.py",
-        "        first = count + sum(further)\n",
-        "        first = sum(further)\n",
+        "        start = count + sum(counts)\n",
+        "        start = sum(counts)\n",
         [PROGRAM, "-k", "ones_own"],
     ),
     "a row without a score is learned from": (

@@ -57,46 +57,46 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
     microbatches change their arrays. Raises InputError if the config's expert and context axes
     do not divide the devices."""
     # The expert axis, and here the context axis, are as the config has them (-1: what is left).
-    kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
+    fixed = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
     count = len(devices) - devices_apart(config)
-    if count % kept:
+    if count % fixed:
         raise InputError(
             "mesh.expert x mesh.context",
-            value=kept,
+            value=fixed,
             rule=f"divides the {count} devices",
             fix="change mesh.expert and mesh.context so that their product divides the devices",
         )
-    for mesh in meshes(count // kept):
+    for mesh in meshes(count // fixed):
         try:
             setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
             roles = abstract_roles(setup)
         except InputError:
             continue
-        own = all(value_of(config, name) in (size, -1) for name, size in mesh.items())
-        if undivided(setup.model.mesh, setup.model.shapes()) and not own:
+        as_configured = all(value_of(config, name) in (size, -1) for name, size in mesh.items())
+        if undivided(setup.model.mesh, setup.model.shapes()) and not as_configured:
             continue  # it would pad
         sizes = [microbatch_tokens(config), setup.algorithm.steps.rows * setup.row_tokens]
         while sizes[-1] // 2 >= setup.row_tokens:
             sizes.append(sizes[-1] // 2)
-        tried = set()
+        visited = set()
         for remat, tokens in itertools.product(REMATS, sizes):
             rest = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
             changes = {**mesh, **rest}
             changed = with_overrides(config, changes, "--search")
-            one = _with(setup, changed)
-            if (remat, one.algorithm.steps) in tried:
+            candidate = _with(setup, changed)
+            if (remat, candidate.algorithm.steps) in visited:
                 continue
-            tried.add((remat, one.algorithm.steps))
+            visited.add((remat, candidate.algorithm.steps))
             with_remat = {name: _of_remat(role, remat) for name, role in roles.items()}
-            yield changes, one, estimate(one, with_remat).total
+            yield changes, candidate, estimate(candidate, with_remat).total
 
 
 def _with(setup: Setup, config: Config) -> Setup:
     """The setup under another remat policy and microbatch."""
     model_config = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
     model = dataclasses.replace(setup.model, config=model_config)
-    made = assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
-    return dataclasses.replace(made, decoding=setup.decoding)  # neither changes how it decodes
+    assembled = assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
+    return dataclasses.replace(assembled, decoding=setup.decoding)  # neither changes how it decodes
 
 
 def _of_remat(role, remat: str):
@@ -119,11 +119,11 @@ def fitting_candidates(
     counts the weights gathered for each microbatch and the layers computed again.
     """
     likely = _likely(config, devices, chip)
-    begun, fitting, tried = time.monotonic(), [], 0
+    start, fitting, compiled = time.monotonic(), [], 0
     for _, changes in likely[:compiles]:
-        if time.monotonic() - begun > seconds:
+        if time.monotonic() - start > seconds:
             break
-        tried += 1
+        compiled += 1
         changed = with_overrides(config, changes, "--search")
         try:
             plan = make_plan(changed, devices, chip, topology, only=only)
@@ -131,11 +131,11 @@ def fitting_candidates(
             LOG.warning("%s: %s", as_flags(changes), str(error).splitlines()[0])
             continue
         if plan.fits:
-            now = {name: value_of(config, name) for name in changes}
-            differing = {name: value for name, value in changes.items() if value != now[name]}
+            current = {name: value_of(config, name) for name in changes}
+            differing = {name: value for name, value in changes.items() if value != current[name]}
             fitting.append(Candidate(differing, plan))
-    fitting.sort(key=lambda one: one.plan.least_s)
-    return fitting, tried, len(likely) - tried
+    fitting.sort(key=lambda candidate: candidate.plan.least_s)
+    return fitting, compiled, len(likely) - compiled
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
@@ -145,10 +145,10 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
     is too long for a device is split over the fewest devices with which something fits.
     """
     count = (len(devices) - devices_apart(config)) // max(config.mesh.expert, 1)
-    own = config.mesh.context
-    splits = [n for n in range(2, count + 1) if count % n == 0 and n > own > 0]
-    for context in (own, *splits):
-        split = {} if context == own else {"mesh.context": context}
+    configured = config.mesh.context
+    splits = [n for n in range(2, count + 1) if count % n == 0 and n > configured > 0]
+    for context in (configured, *splits):
+        split = {} if context == configured else {"mesh.context": context}
         wider = with_overrides(config, split, "--search")
         ordered = [
             (_rough_s(setup, chip), {**split, **changes})
@@ -176,7 +176,7 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     batch = setup.config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt
     tokens = rows * setup.row_tokens / mesh.size
-    again = {"none": 0, "dots": 0.1, "attention": 0.8}.get(model_config.remat, 1)
+    recomputed = {"none": 0, "dots": 0.1, "attention": 0.8}.get(model_config.remat, 1)
     head = model_config.vocab_size * model_config.embed
     *dtypes, precision = product_dtypes(
         jnp.dtype(model_config.dtype),
@@ -187,11 +187,11 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     wide = sum(dtype == jnp.float32 for dtype in dtypes) if precision else 0
     passes, size = (1, 3, 6)[wide], jnp.dtype(dtypes[1]).itemsize
     # Logits are made in a pass for log-probs, forward, and once more backward.
-    compute = (8 + 2 * again) * weights * tokens + 3 * 2 * (passes - 1) * head * tokens
+    compute = (8 + 2 * recomputed) * weights * tokens + 3 * 2 * (passes - 1) * head * tokens
     compute /= chip.flops_per_s
     parts = rows / (steps.packing.full_rows if steps.packing else steps.microbatch_rows)
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
-    gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (again > 0.5))
+    gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (recomputed > 0.5))
     # Of the head three gathers and a scatter, as wide as it is multiplied and summed.
     gathers += (3 * size + 4 - 2 * 3) * head / tensor * (fsdp - 1) / fsdp * parts
     # Of every layer's activations, summed over tensor.

@@ -71,8 +71,8 @@ class Memory(str):
 
 def _parsed(topology: str) -> tuple[int, str, list[int]]:
     """ "2xv5p:4x4x4" -> (2, "v5p", [4, 4, 4])."""
-    several = re.match(r"([1-9][0-9]{0,2})x(?=\D)", topology)
-    name, _, sizes = topology[several.end() if several else 0 :].partition(":")
+    match = re.match(r"([1-9][0-9]{0,2})x(?=\D)", topology)
+    name, _, sizes = topology[match.end() if match else 0 :].partition(":")
     name = {"v7x": "tpu7x"}.get(name, name)
     shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]{0,4}", n)]
     # A size of 0 would end the process inside of libtpu.
@@ -84,16 +84,16 @@ def _parsed(topology: str) -> tuple[int, str, list[int]]:
             fix="such as v5e:2x4, v5p:4x4x4 or 2xv5e:16x16",
         )
     shape += [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
-    return int(several[1]) if several else 1, name, shape
+    return int(match[1]) if match else 1, name, shape
 
 
 def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
     """Returns the devices of a TPU topology, and what each has, of tables: enough to count memory,
     without libtpu. Raises InputError for a chip or a shape that does not exist."""
     slices, name, shape = _parsed(topology)
-    chips, each = math.prod(shape), _DEVICES_PER_CHIP.get(name, 1)
-    known = all(size in (1, 2) or size % 4 == 0 for size in shape)
-    if not known or len(shape) != (2 if name in _FLAT else 3) or chips > _MOST_CHIPS[name]:
+    chips, per_chip = math.prod(shape), _DEVICES_PER_CHIP.get(name, 1)
+    valid = all(size in (1, 2) or size % 4 == 0 for size in shape)
+    if not valid or len(shape) != (2 if name in _FLAT else 3) or chips > _MOST_CHIPS[name]:
         rule = f"sizes of 1, 2, 4 or multiples of 4, at most {_MOST_CHIPS[name]} chips"
         rule = f"{'two' if name in _FLAT else 'three'} {rule}"
         raise InputError(
@@ -104,12 +104,12 @@ def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
             "form",
         )
     # z, y, x, core from the outermost on, as JAX lists them.
-    indices = itertools.product(range(slices), *map(range, (shape + [1])[2::-1]), range(each))
+    indices = itertools.product(range(slices), *map(range, (shape + [1])[2::-1]), range(per_chip))
     devices = [
         StandIn(i, f"TPU {name}", (x, y, z), core, index)
         for i, (index, z, y, x, core) in enumerate(indices)
     ]
-    return devices, TPUS[name].part(each)
+    return devices, TPUS[name].part(per_chip)
 
 
 def topology_devices(topology: str) -> tuple[list, Chip]:
@@ -122,10 +122,10 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    several = {"num_slices": slices} if slices > 1 else {}
+    options = {"num_slices": slices} if slices > 1 else {}
     try:
         text = f"{name}:{'x'.join(map(str, shape))}"
-        devices = topologies.get_topology_desc(text, platform="tpu", **several).devices
+        devices = topologies.get_topology_desc(text, platform="tpu", **options).devices
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"no topology {topology}: {str(error).splitlines()[0]}",

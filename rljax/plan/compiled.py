@@ -83,8 +83,8 @@ class Report:
     @property
     def total(self) -> int:
         """Bytes of a device at the peak of this program."""
-        own = self.arguments + self.outputs - self.aliased + self.temporaries + self.code
-        return self.beside + (self.needs or own)
+        peak = self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+        return self.beside + (self.needs or peak)
 
     @property
     def binding(self) -> str:
@@ -99,12 +99,12 @@ class Report:
     @property
     def expected_s(self) -> float:
         """Seconds by the clock on this host's processors; 0 where they were not measured."""
-        return sum(one.wall for one in self.expected.values())
+        return sum(duration.wall for duration in self.expected.values())
 
     @property
     def expected_cpu_s(self) -> float:
         """Seconds of this host's processors; 0 where they were not measured."""
-        return sum(one.cpu for one in self.expected.values())
+        return sum(duration.cpu for duration in self.expected.values())
 
 
 @dataclasses.dataclass
@@ -157,8 +157,8 @@ class Plan:
     def fits(self) -> bool:
         """Returns whether every device holds the run, and no program was refused."""
         peaks = [self.total, *(sum(parts.values()) for parts in self.estimate.groups.values())]
-        within = self.limit is None or max(peaks) <= self.limit
-        return within and not any(r.error for r in self.run)
+        fits_limit = self.limit is None or max(peaks) <= self.limit
+        return fits_limit and not any(r.error for r in self.run)
 
     @property
     def expected_s(self) -> float:
@@ -174,11 +174,11 @@ class Plan:
     def least_s(self) -> float:
         """Least seconds of a step: its programs one after the other, or with devices that only
         sample learning beside the others."""
-        each = {r.name: r.least_s for r in self.run if r.name != "sft"}
+        seconds = {r.name: r.least_s for r in self.run if r.name != "sft"}
         if SAMPLER in self.groups:
-            learning = each.pop("learn", 0.0)
-            return max(learning, sum(each.values()))
-        return sum(each.values())
+            learning = seconds.pop("learn", 0.0)
+            return max(learning, sum(seconds.values()))
+        return sum(seconds.values())
 
 
 def make_plan(
@@ -201,30 +201,30 @@ def make_plan(
     slices = slice_count(mesh, config.mesh.slices)
     setup = fewest_microbatches(setup, chip and chip.hbm_bytes, roles)
     if compile:
-        calls, held = programs_of(setup, roles), of_mesh(mesh, held_parts(setup, roles))
-        known, in_flight = [call.name for call in calls], in_flight_parts(setup, roles)
-        if unknown := set(only) - set(known):
+        calls, resident = programs_of(setup, roles), of_mesh(mesh, held_parts(setup, roles))
+        names, in_flight = [call.name for call in calls], in_flight_parts(setup, roles)
+        if unknown := set(only) - set(names):
             raise InputError(
                 "no such program",
                 value=sorted(unknown),
-                rule=", ".join(known),
+                rule=", ".join(names),
                 fix="name programs of these, or leave the option out",
             )
-        alone = sampler_mesh(setup.groups) is not None
+        separate = sampler_mesh(setup.groups) is not None
         for call in calls:
             if not only or call.name in only:
                 flown = in_flight if call.name == "learn" else {}
-                there = {} if call.mesh is not None and alone else held | flown
-                reports.append(report(call, there, call.mesh or mesh, chip, slices))
+                parts = {} if call.mesh is not None and separate else resident | flown
+                reports.append(report(call, parts, call.mesh or mesh, chip, slices))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
-    here = mesh.devices.flat[0].platform == "cpu" and chip is None
-    own = process_bytes() if here and reports else 0
-    if measure and here:
-        for one in reports:
-            one.expected = expected_seconds(one.products, one.hbm_bytes * mesh.size)
-    left = available_bytes(setup) if chip is None else None
-    plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
-    plan.process_bytes = own
+    on_cpu = mesh.devices.flat[0].platform == "cpu" and chip is None
+    host_bytes = process_bytes() if on_cpu and reports else 0
+    if measure and on_cpu:
+        for result in reports:
+            result.expected = expected_seconds(result.products, result.hbm_bytes * mesh.size)
+    available = available_bytes(setup) if chip is None else None
+    plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), available)
+    plan.process_bytes = host_bytes
     for group in setup.groups:
         plan.groups[group.name] = {name: n for name, n in group.mesh.shape.items() if n > 1}
     plan.padding = padding.described(setup.model.config, mesh.shape["tensor"])
@@ -251,9 +251,11 @@ def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices:
     holds all through (rljax.plan.memory.held_parts)."""
     if call.copy is not None or call.name.startswith(RESHARD):  # it makes or reads all of the copy
         held = {name: tree for name, tree in held.items() if name != KEPT_COPY}
-    platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
-    beside, parts = _held(call, held)
-    out = Report(call.name, 0.0, beside=beside, parts=parts, trips=call.trips, instead=call.instead)
+    platform, start = mesh.devices.flat[0].platform, time.perf_counter()
+    unread_bytes, parts = _held(call, held)
+    out = Report(
+        call.name, 0.0, beside=unread_bytes, parts=parts, trips=call.trips, instead=call.instead
+    )
     traced = call.function.trace(*call.arguments, **call.static)
     lowered = traced.lower()
     try:
@@ -264,48 +266,48 @@ def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices:
         out.error, out.needs = _refusal(str(error))
         return out
     finally:
-        out.compile_s = time.perf_counter() - begun
+        out.compile_s = time.perf_counter() - start
     memory = program.memory_analysis()
     out.arguments, out.outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
     out.aliased, out.temporaries = memory.alias_size_in_bytes, memory.temp_size_in_bytes
     out.code = memory.generated_code_size_in_bytes
     out.host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
-    moved = traffic(program.as_text(), mesh, call.trips, slices)
-    done = work(traced.jaxpr, trips=call.trips, platform=platform)
-    out.flops, out.kernel_flops = done.flops / mesh.size, done.kernel_flops / mesh.size
-    out.hbm_bytes = moved.hbm_bytes + done.kernel_bytes / mesh.size
-    out.sent_bytes, out.products = moved.by_axis(), done.products
+    transfers = traffic(program.as_text(), mesh, call.trips, slices)
+    operations = work(traced.jaxpr, trips=call.trips, platform=platform)
+    out.flops, out.kernel_flops = operations.flops / mesh.size, operations.kernel_flops / mesh.size
+    out.hbm_bytes = transfers.hbm_bytes + operations.kernel_bytes / mesh.size
+    out.sent_bytes, out.products = transfers.by_axis(), operations.products
     if chip is not None:
-        out.seconds = roofline(done, out.hbm_bytes, out.sent_bytes, mesh, chip)
-    out.warnings += lost_donations(lowered, program) + crossings(moved.collectives)
+        out.seconds = roofline(operations, out.hbm_bytes, out.sent_bytes, mesh, chip)
+    out.warnings += lost_donations(lowered, program) + crossings(transfers.collectives)
     if call.copy is not None:  # a layout may hold it whole on every device: that is its choice
-        out.warnings += needless_gathers(moved.collectives, {"actor weights": call.copy})
+        out.warnings += needless_gathers(transfers.collectives, {"actor weights": call.copy})
     elif not call.name.startswith(RESHARD):
-        out.warnings += replicated_arrays(call) + needless_gathers(moved.collectives, held)
+        out.warnings += replicated_arrays(call) + needless_gathers(transfers.collectives, held)
     return out
 
 
 def _refusal(text: str) -> tuple[str, int]:
     """(the line of the compiler's message that says why, the bytes it asks for or 0)."""
-    match = next(filter(None, (one.search(text) for one in _OVER)), None)
+    match = next(filter(None, (pattern.search(text) for pattern in _OVER)), None)
     needs = int(float(match[1]) * _UNIT[match[2]]) if match else 0
-    what = next((line for line in text.splitlines() if match and match[0] in line), text)
-    return what.splitlines()[0], needs
+    message = next((line for line in text.splitlines() if match and match[0] in line), text)
+    return message.splitlines()[0], needs
 
 
-def _held(call: ProgramCall, held: dict) -> tuple[int, dict[str, int]]:
+def _held(call: ProgramCall, resident: dict) -> tuple[int, dict[str, int]]:
     """(bytes that the run holds and this program does not read, bytes that it reads by part)."""
-    read = {id(x) for x in jax.tree.leaves(call.arguments)}
-    beside, parts = 0, {}
-    for name, tree in held.items():
+    argument_ids = {id(x) for x in jax.tree.leaves(call.arguments)}
+    unread_bytes, parts = 0, {}
+    for name, tree in resident.items():
         leaves = jax.tree.leaves(tree)
-        mine = [x for x in leaves if id(x) in read]
-        beside += held_bytes([x for x in leaves if id(x) not in read])
-        if mine:
-            parts[name] = held_bytes(mine)
+        read_leaves = [x for x in leaves if id(x) in argument_ids]
+        unread_bytes += held_bytes([x for x in leaves if id(x) not in argument_ids])
+        if read_leaves:
+            parts[name] = held_bytes(read_leaves)
     if call.copy is not None:
         parts[COPY] = held_bytes(call.copy)
-    return beside, parts
+    return unread_bytes, parts
 
 
 def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict[str, float]:
@@ -341,7 +343,7 @@ def replicated_arrays(call: ProgramCall) -> list[str]:
 def lost_donations(lowered, program) -> list[str]:
     """Returns warnings of donated arguments whose memory no output took: each is held twice."""
     memory = program.memory_analysis()
-    whole = memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
+    aliased = memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
 
     def size(info, layout) -> int:
         if not info.donated or layout is None:  # None: the program does not read it
@@ -350,10 +352,10 @@ def lost_donations(lowered, program) -> list[str]:
 
     sizes = jax.tree.map(size, lowered.args_info, program.input_shardings)
     donated = sum(jax.tree.leaves(sizes))
-    if whole >= 0.9 * donated:
+    if aliased >= 0.9 * donated:
         return []
     return [
-        f"of {donated / 2**20:.0f} MiB of donated arguments {whole / 2**20:.0f} MiB are written "
+        f"of {donated / 2**20:.0f} MiB of donated arguments {aliased / 2**20:.0f} MiB are written "
         "in place: the rest is held twice"
     ]
 
@@ -364,29 +366,41 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
     weights = held.get("actor base") or held.get("actor weights")  # of adapters the base is large
     if weights is None or "layers" not in weights:
         return []
-    named = jax.tree_util.tree_leaves_with_path(weights["layers"])
-    matrices = [x for path, x in named if not jax.tree_util.keystr(path).endswith("['bias']")]
+    leaves = jax.tree_util.tree_leaves_with_path(weights["layers"])
+    matrices = [x for path, x in leaves if not jax.tree_util.keystr(path).endswith("['bias']")]
     stacked = [x for x in matrices if len(x.shape) > 2]
     if not stacked:
         return []
-    least = min(x.size // x.shape[0] for x in stacked) * 2  # of one layer, in bfloat16
+    least_bytes = min(x.size // x.shape[0] for x in stacked) * 2  # of one layer, in bfloat16
     tensor = next(iter(stacked)).sharding.mesh.shape["tensor"]
     times: dict[tuple, int] = {}
-    for one in collectives:
-        if one.op not in ("all-gather", "all-to-all"):
+    for collective in collectives:
+        if collective.op not in ("all-gather", "all-to-all"):
             continue
-        if one.in_open_loop and one.result_bytes >= least // tensor:
-            key = ("every step of decoding gathers", one.axes, one.result_bytes, one.of)
-        elif one.trips == 1 and any(
-            one.result_bytes >= 2 * x.size // tensor for x in stacked if x.shape[0] > 1
+        if collective.in_open_loop and collective.result_bytes >= least_bytes // tensor:
+            key = (
+                "every step of decoding gathers",
+                collective.axes,
+                collective.result_bytes,
+                collective.of,
+            )
+        elif collective.trips == 1 and any(
+            collective.result_bytes >= 2 * x.size // tensor for x in stacked if x.shape[0] > 1
         ):
-            key = ("all layers are gathered at once:", one.axes, one.result_bytes, one.of)
+            key = (
+                "all layers are gathered at once:",
+                collective.axes,
+                collective.result_bytes,
+                collective.of,
+            )
         else:
             continue
         times[key] = times.get(key, 0) + 1
     return [
-        f"{what} {count} x {size / 2**20:.1f} MiB along {' x '.join(axes)} ({of})"
-        for (what, axes, size, of), count in sorted(times.items(), key=lambda x: -x[0][2] * x[1])
+        f"{kind} {count} x {size / 2**20:.1f} MiB along {' x '.join(axes)} ({source})"
+        for (kind, axes, size, source), count in sorted(
+            times.items(), key=lambda x: -x[0][2] * x[1]
+        )
     ][:8]
 
 
@@ -395,17 +409,23 @@ def crossings(collectives: list[Collective]) -> list[str]:
     over data, and with numbers; the iterations of a loop would wait for the network each."""
     loops: dict[str, list[Collective]] = {}
     warnings = []
-    for one in collectives:
-        if one.dcn_bytes and one.trips > 2:  # a loop asks once more than it iterates if it ends
-            each = f"each of {one.trips:.0f} iterations"
-            loops.setdefault("every step of decoding" if one.in_open_loop else each, []).append(one)
-        elif one.dcn_bytes >= LARGE / 64 and (one.op != "all-reduce" or set(one.axes) - {"data"}):
-            along = f" along {' x '.join(one.axes)}" if one.axes else ""
-            size = f"{one.dcn_bytes / 2**20:.1f} MiB"
-            warnings.append(f"{one.op}{along} crosses {DCN}: {size} ({one.of})")
-    for what, several in loops.items():
-        size = sum(one.dcn_bytes for one in several) / 2**20
-        largest = max(several, key=lambda one: one.dcn_bytes).of
-        times = f"{len(several)} times" if len(several) > 1 else "once"
-        warnings.append(f"{what} crosses {DCN} {times}, {size:.3g} MiB (most: {largest})")
+    for collective in collectives:
+        if (
+            collective.dcn_bytes and collective.trips > 2
+        ):  # a loop asks once more than it iterates if it ends
+            iterations = f"each of {collective.trips:.0f} iterations"
+            loops.setdefault(
+                "every step of decoding" if collective.in_open_loop else iterations, []
+            ).append(collective)
+        elif collective.dcn_bytes >= LARGE / 64 and (
+            collective.op != "all-reduce" or set(collective.axes) - {"data"}
+        ):
+            axis_text = f" along {' x '.join(collective.axes)}" if collective.axes else ""
+            size = f"{collective.dcn_bytes / 2**20:.1f} MiB"
+            warnings.append(f"{collective.op}{axis_text} crosses {DCN}: {size} ({collective.of})")
+    for label, members in loops.items():
+        size = sum(collective.dcn_bytes for collective in members) / 2**20
+        largest = max(members, key=lambda collective: collective.dcn_bytes).of
+        times = f"{len(members)} times" if len(members) > 1 else "once"
+        warnings.append(f"{label} crosses {DCN} {times}, {size:.3g} MiB (most: {largest})")
     return warnings

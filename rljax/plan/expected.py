@@ -64,19 +64,21 @@ def expect(
     """Simulates each mode SEEDS times; every mode draws the same samples."""
     rows = []
     for mode in chosen:
-        how = dict(overlap=mode.sampling > 0, steps=steps, warm=3 + mode.max_staleness)
+        options = dict(overlap=mode.sampling > 0, steps=steps, warm=3 + mode.max_staleness)
         inputs = load, seconds[mode.sampling], mode.max_staleness, mode.ahead
-        rows.append(Row(mode, *_mean([simulate(*inputs, **how, seed=s) for s in range(SEEDS)])))
+        rows.append(Row(mode, *_mean([simulate(*inputs, **options, seed=s) for s in range(SEEDS)])))
     return rows
 
 
 def _mean(outcomes: Sequence[Outcome]) -> tuple[Outcome, float]:
     names = ("step_s", "live_share", "dispatches", "decode_steps", "learn_share")
-    means = {name: float(np.mean([getattr(one, name) for one in outcomes])) for name in names}
-    ages = np.zeros(max(len(one.ages) for one in outcomes))
-    for one in outcomes:
-        ages[: len(one.ages)] += np.array(one.ages) / len(outcomes)
-    took = [one.step_s for one in outcomes]
+    means = {
+        name: float(np.mean([getattr(outcome, name) for outcome in outcomes])) for name in names
+    }
+    ages = np.zeros(max(len(outcome.ages) for outcome in outcomes))
+    for outcome in outcomes:
+        ages[: len(outcome.ages)] += np.array(outcome.ages) / len(outcomes)
+    took = [outcome.step_s for outcome in outcomes]
     spread = (max(took) - min(took)) / means["step_s"] if means["step_s"] else 0.0
     return Outcome(ages=tuple(ages.tolist()), **means), spread
 
@@ -135,7 +137,7 @@ def expected_text(expected: Expected) -> str:
     lines = [
         f"{load.groups} prompts x {load.samples} in {load.slots} slots; {expected.lengths}",
         f"seconds {expected.source}",
-        *[_parts(split, one, expected.devices) for split, one in expected.seconds.items()],
+        *[_parts(split, times, expected.devices) for split, times in expected.seconds.items()],
         LEFT_OUT,
         "",
         "shares: of slots that decode while any does, of the time for learning, of tokens by age",
@@ -154,9 +156,9 @@ def _name(mode: Mode, devices: int) -> str:
 
 
 def _parts(split: int, seconds: Seconds, devices: int) -> str:
-    who = f"{split} sample + {devices - split} learn" if split else "one mesh"
+    label = f"{split} sample + {devices - split} learn" if split else "one mesh"
     return (
-        f"  {who}: decode step {seconds_text(seconds.step_s)} with all slots live, "
+        f"  {label}: decode step {seconds_text(seconds.step_s)} with all slots live, "
         f"{seconds_text(seconds.idle_s)} with hardly one; learning {seconds_text(seconds.learn_s)};"
         f" dispatch {seconds_text(seconds.dispatch_s)}, reading a prompt "
         f"{seconds_text(seconds.read_s)}, weights {seconds_text(seconds.publish_s)}"
@@ -196,7 +198,7 @@ def expected_json(expected: Expected) -> dict:
         "lengths": expected.lengths,
         "source": expected.source,
         "devices": expected.devices,
-        "seconds": {str(n): dataclasses.asdict(one) for n, one in expected.seconds.items()},
+        "seconds": {str(n): dataclasses.asdict(times) for n, times in expected.seconds.items()},
         "modes": [
             dataclasses.asdict(row.mode)
             | {"spread": row.spread, "mean_age": row.outcome.mean_age}

@@ -43,8 +43,10 @@ class Product:
     @property
     def bytes(self) -> int:
         """Bytes of both operands and of the result."""
-        read = (math.prod(self.left) + math.prod(self.right)) * np.dtype(self.dtype).itemsize
-        return read + self.out_elements * np.dtype(self.out_dtype).itemsize
+        operand_bytes = (math.prod(self.left) + math.prod(self.right)) * np.dtype(
+            self.dtype
+        ).itemsize
+        return operand_bytes + self.out_elements * np.dtype(self.out_dtype).itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +62,14 @@ class Work:
     products: dict[Product, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: "Work") -> "Work":
-        mine, theirs = self._numbers, other._numbers
+        numbers, other_numbers = self._numbers, other._numbers
         products = dict(self.products)
-        for one, count in other.products.items():
-            products[one] = products.get(one, 0.0) + count
-        return Work(*(a + b for a, b in zip(mine, theirs, strict=True)), products)
+        for product, count in other.products.items():
+            products[product] = products.get(product, 0.0) + count
+        return Work(*(a + b for a, b in zip(numbers, other_numbers, strict=True)), products)
 
     def __mul__(self, times: float) -> "Work":
-        products = {one: count * times for one, count in self.products.items()}
+        products = {product: count * times for product, count in self.products.items()}
         return Work(*(x * times for x in self._numbers), products)
 
     @property
@@ -111,8 +113,8 @@ def _walk(jaxpr, trips: int, platform: str, in_kernel: bool) -> Work:
         elif name == "platform_index":
             chosen[eqn.outvars[0]] = _branch(eqn.params["platforms"], platform)
         elif name == "cond" and eqn.params.get("branches_platforms"):
-            one = _branch(eqn.params["branches_platforms"], platform)
-            total += deeper(_open(eqn.params["branches"][one]))
+            index = _branch(eqn.params["branches_platforms"], platform)
+            total += deeper(_open(eqn.params["branches"][index]))
         elif name == "cond":
             total += _conditional(eqn, chosen, deeper, in_kernel)
         elif name == "pallas_call":
@@ -131,8 +133,10 @@ def _passes(eqn) -> int:
     wide = sum(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
     precision = eqn.params.get("precision")
     names = precision if isinstance(precision, tuple) else (precision,)
-    both, one = max(_PASSES.get(getattr(name, "name", str(name)), (1, 1)) for name in names)
-    return (1, one, both)[wide]
+    both_wide, one_wide = max(
+        _PASSES.get(getattr(name, "name", str(name)), (1, 1)) for name in names
+    )
+    return (1, one_wide, both_wide)[wide]
 
 
 def _dot(eqn) -> Work:
@@ -171,9 +175,9 @@ def _branch(platforms, platform: str) -> int:
 def _conditional(eqn, chosen: dict, deeper, in_kernel: bool) -> Work:
     branches = eqn.params["branches"]
     index = eqn.invars[0]
-    known = chosen.get(index) if not isinstance(index, core.Literal) else int(index.val)
-    if known is not None:
-        return deeper(_open(branches[known]))
+    branch_index = chosen.get(index) if not isinstance(index, core.Literal) else int(index.val)
+    if branch_index is not None:
+        return deeper(_open(branches[branch_index]))
     pick = max if in_kernel else min
     return pick((deeper(_open(b)) for b in branches), key=lambda w: w.flops)
 
@@ -182,8 +186,8 @@ def _is_open(eqn) -> bool:
     """Returns whether a while loop ends by its data, and not at a number."""
     condition = _open(eqn.params["cond_jaxpr"])
     [last] = condition.eqns[-1:] or [None]
-    counted = last is not None and last.primitive.name in ("lt", "gt")
-    return not (counted and len(condition.eqns) == 1)
+    compares = last is not None and last.primitive.name in ("lt", "gt")
+    return not (compares and len(condition.eqns) == 1)
 
 
 def _has_open(jaxpr) -> bool:
@@ -211,14 +215,14 @@ def _manual_devices(eqn) -> int:
 def _kernel(eqn, platform: str) -> Work:
     stated = eqn.params.get("cost_estimate")
     if stated is not None:
-        flops, moved = float(stated.flops), float(stated.bytes_accessed)
+        flops, moved_bytes = float(stated.flops), float(stated.bytes_accessed)
         passes = float(dict(eqn.params.get("metadata") or {}).get("mxu_flops", flops))
-        return Work(flops, passes, flops, moved)
+        return Work(flops, passes, flops, moved_bytes)
     grid = eqn.params["grid_mapping"].grid
     steps = math.prod(int(n) for n in grid if isinstance(n, (int, np.integer)))
     body = _walk(_open(eqn.params["jaxpr"]), 1, platform, True) * steps
-    moved = sum(v.aval.size * v.aval.dtype.itemsize for v in (*eqn.invars, *eqn.outvars))
-    return Work(body.flops, body.passes, body.flops, float(moved))
+    moved_bytes = sum(v.aval.size * v.aval.dtype.itemsize for v in (*eqn.invars, *eqn.outvars))
+    return Work(body.flops, body.passes, body.flops, float(moved_bytes))
 
 
 def flops_of(function, *arguments, platform: str = "tpu") -> Work:

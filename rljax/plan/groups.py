@@ -25,8 +25,8 @@ USE = "one use"
 def fetched_bytes(parts: dict[str, object]) -> dict[str, int]:
     """Returns {FETCHED: bytes} of a device for the weights that wait on the host between their
     uses: the largest of them, because they come one after the other."""
-    most = max((held_bytes(tree, on_host=True) for tree in parts.values()), default=0)
-    return {FETCHED: most} if most else {}
+    largest = max((held_bytes(tree, on_host=True) for tree in parts.values()), default=0)
+    return {FETCHED: largest} if largest else {}
 
 
 def group_bytes(setup: Setup, parts: dict[str, object]) -> dict[str, dict[str, int]]:
@@ -36,10 +36,10 @@ def group_bytes(setup: Setup, parts: dict[str, object]) -> dict[str, dict[str, i
     for group in setup.groups:
         if SAMPLER in group.roles:  # it holds what decoding needs, and no role
             continue
-        own = of_mesh(group.mesh, parts)
-        held = {name: size for name, tree in own.items() if (size := held_bytes(tree))}
-        used = max((_used(setup, group.mesh, tree) for tree in own.values()), default=0)
-        out[group.name] = {**held, **fetched_bytes(own), USE: used}
+        group_parts = of_mesh(group.mesh, parts)
+        sizes = {name: size for name, tree in group_parts.items() if (size := held_bytes(tree))}
+        used = max((_used(setup, group.mesh, tree) for tree in group_parts.values()), default=0)
+        out[group.name] = {**sizes, **fetched_bytes(group_parts), USE: used}
     return out
 
 
@@ -70,7 +70,7 @@ def check_groups_fit(groups: dict[str, dict[str, int]], have: float) -> None:
                     "or sampler.kv_dtype and weight_dtype",
                 )
             continue
-        needs = sum(size for what, size in parts.items() if what != USE)
+        needs = sum(size for part, size in parts.items() if part != USE)
         if needs > have:
             raise InputError(
                 f"{name!r} of config.placement needs {human_bytes(needs)} per device for weights",

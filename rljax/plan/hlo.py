@@ -82,13 +82,13 @@ class Traffic:
         """Bytes that a device sends within its slice, by mesh axis ("fsdp", "fsdp x tensor", ...),
         and to other slices (DCN)."""
         out: dict[str, float] = {}
-        for one in self.collectives:
-            inside = one.bytes_sent - one.dcn_bytes
-            if inside or not one.dcn_bytes:
-                name = " x ".join(one.axes) or "?"
-                out[name] = out.get(name, 0.0) + inside * one.trips
-            if one.dcn_bytes:
-                out[DCN] = out.get(DCN, 0.0) + one.dcn_bytes * one.trips
+        for collective in self.collectives:
+            inside = collective.bytes_sent - collective.dcn_bytes
+            if inside or not collective.dcn_bytes:
+                name = " x ".join(collective.axes) or "?"
+                out[name] = out.get(name, 0.0) + inside * collective.trips
+            if collective.dcn_bytes:
+                out[DCN] = out.get(DCN, 0.0) + collective.dcn_bytes * collective.trips
         return out
 
 
@@ -100,8 +100,8 @@ def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> 
         return operand * moving / max(len(groups), 1)
     n = len(groups[0]) if groups else 2
     part = (n - 1) / n
-    whole = {"all-reduce": 2 * operand, "all-gather": result}.get(op, operand)
-    return whole * part
+    total = {"all-reduce": 2 * operand, "all-gather": result}.get(op, operand)
+    return total * part
 
 
 # -- the walk
@@ -118,14 +118,18 @@ class _Walk:
     def known_trips(self, condition: str) -> int | None:
         """Turns of a loop whose counter starts at 0 and stays below a constant."""
         body = {i.name: i for i in self.parts.get(condition, ())}
-        for one in body.values():
-            if one.root and one.op == "compare" and "direction=LT" in one.rest:
-                for name in one.operands:
+        for instruction in body.values():
+            if (
+                instruction.root
+                and instruction.op == "compare"
+                and "direction=LT" in instruction.rest
+            ):
+                for name in instruction.operands:
                     defined = body.get(name)
                     if defined is not None and defined.op == "constant":
                         return int(re.match(r"(-?\d+)\)", defined.rest)[1])
-            if one.root and one.op == "fusion":
-                return self._fused_trips(one, body)
+            if instruction.root and instruction.op == "fusion":
+                return self._fused_trips(instruction, body)
         return None
 
     def _stride(self, condition: str, body: str) -> int:
@@ -134,135 +138,146 @@ class _Walk:
         tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
         root = next((i for i in tests.values() if i.root), None)
         last = next((i for i in does.values() if i.root and i.op == "tuple"), None)
-        read = [tests[n] for n in root.operands if n in tests] if root else []
-        index = [re.search(r"index=(\d+)", i.rest) for i in read if i.op == "get-tuple-element"]
+        operands = [tests[n] for n in root.operands if n in tests] if root else []
+        index = [re.search(r"index=(\d+)", i.rest) for i in operands if i.op == "get-tuple-element"]
         if len(index) != 1 or last is None:
             return 1
-        moved = does.get(last.operands[int(index[0][1])])
-        if moved is None or moved.op != "add":
+        increment = does.get(last.operands[int(index[0][1])])
+        if increment is None or increment.op != "add":
             return 1
-        steps = [does[n] for n in moved.operands if n in does and does[n].op == "constant"]
+        steps = [does[n] for n in increment.operands if n in does and does[n].op == "constant"]
         return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
 
     def _fused_trips(self, root: Instruction, body: dict) -> int | None:
         """The trip count of a loop as XLA for CPUs writes it: the comparison inside a fusion, the
         constant an operand."""
-        called = _CALLED.search(root.rest)
-        inner = self.parts.get(called[1], ()) if called else ()
+        computation = _CALLED.search(root.rest)
+        inner = self.parts.get(computation[1], ()) if computation else ()
         if not any(i.root and i.op == "compare" and "direction=LT" in i.rest for i in inner):
             return None
         numbers = [body[n] for n in root.operands if n in body and body[n].op == "constant"]
         numbers += [i for i in inner if i.op == "constant"]
         return int(re.match(r"(-?\d+)\)", numbers[0].rest)[1]) if len(numbers) == 1 else None
 
-    def _loop(self, one: Instruction) -> tuple[str, str, float, bool]:
+    def _loop(self, instruction: Instruction) -> tuple[str, str, float, bool]:
         """(body, condition, trips, whether it ends by its data)."""
-        body = re.search(r"body=%?([\w.\-]+)", one.rest)[1]
-        condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
-        stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', one.rest)
-        known = int(stated[1]) if stated else self.known_trips(condition)
-        if known is None:
+        body = re.search(r"body=%?([\w.\-]+)", instruction.rest)[1]
+        condition = re.search(r"condition=%?([\w.\-]+)", instruction.rest)[1]
+        stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', instruction.rest)
+        count = int(stated[1]) if stated else self.known_trips(condition)
+        if count is None:
             return body, condition, 1 if self._has_open_loop(body) else self.trips, True
-        trips = known if stated else -(-known // self._stride(condition, body))
+        trips = count if stated else -(-count // self._stride(condition, body))
         return body, condition, trips, False
 
     @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
     def _has_open_loop(self, name: str) -> bool:
-        for one in self.parts.get(name, ()):
-            if one.op == "while" and self._loop(one)[-1]:
+        for instruction in self.parts.get(name, ()):
+            if instruction.op == "while" and self._loop(instruction)[-1]:
                 return True
-            if any(self._has_open_loop(c) for c in self._called(one)):
+            if any(self._has_open_loop(c) for c in self._called(instruction)):
                 return True
         return False
 
-    def _called(self, one: Instruction) -> list[str]:
-        names = _CALLED.findall(one.rest)
-        branches = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
+    def _called(self, instruction: Instruction) -> list[str]:
+        names = _CALLED.findall(instruction.rest)
+        branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.rest)
         names += re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
-        names += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.rest)
+        names += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", instruction.rest)
         return [name for name in names if name in self.parts]
 
     def _add(self, name: str, times: float, in_open: bool, out: Traffic, visited: set) -> None:
         """Adds to `out` the cost of one run of a computation, `times` over."""
-        for one in self.parts[name]:
-            if one.op == "while":
-                body, condition, trips, is_open = self._loop(one)
+        for instruction in self.parts[name]:
+            if instruction.op == "while":
+                body, condition, trips, is_open = self._loop(instruction)
                 # A gather begun outside goes on in pieces beside the iterations: still one.
-                begun = {mark for mark in visited if mark[1]}
-                self._add(body, times * trips, in_open or is_open, out, begun)
-                self._add(condition, times * (trips + 1), in_open or is_open, out, begun)
-            elif one.op == "conditional":
-                self._add_branch(one, times, in_open, out)
-            elif one.op in ("call", "call-start", "async-start") and self._called(one):
-                for called in self._called(one):
-                    self._add(called, times, in_open, out, visited)
-            elif one.op in _FREE or one.op.endswith(("-done", "-update")):
+                open_channels = {mark for mark in visited if mark[1]}
+                self._add(body, times * trips, in_open or is_open, out, open_channels)
+                self._add(condition, times * (trips + 1), in_open or is_open, out, open_channels)
+            elif instruction.op == "conditional":
+                self._add_branch(instruction, times, in_open, out)
+            elif instruction.op in ("call", "call-start", "async-start") and self._called(
+                instruction
+            ):
+                for computation in self._called(instruction):
+                    self._add(computation, times, in_open, out, visited)
+            elif instruction.op in _FREE or instruction.op.endswith(("-done", "-update")):
                 continue
-            elif one.op == "send":
-                out.collectives.append(self._sent(name, one, times, in_open))
-                out.hbm_bytes += times * self._operand_bytes(name, one)
+            elif instruction.op == "send":
+                out.collectives.append(self._sent(name, instruction, times, in_open))
+                out.hbm_bytes += times * self._operand_bytes(name, instruction)
             else:
-                self._add_one(name, one, times, in_open, out, visited)
+                self._add_one(name, instruction, times, in_open, out, visited)
 
-    def _sent(self, name: str, one: Instruction, times: float, in_open: bool) -> Collective:
+    def _sent(self, name: str, instruction: Instruction, times: float, in_open: bool) -> Collective:
         """Bytes that a TPU hands to its host for the other slices."""
-        kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest)
+        kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
         op = kind[1].lower().replace("_", "-") if kind else "send"
-        size, others = self._operand_bytes(name, one), self.slices - 1
-        sent = {"all-reduce": 2 * size * others / self.slices, "all-gather": size * others}
-        sent |= dict.fromkeys(("reduce-scatter", "all-to-all"), size * others / self.slices)
+        size, other_slices = self._operand_bytes(name, instruction), self.slices - 1
+        sent = {
+            "all-reduce": 2 * size * other_slices / self.slices,
+            "all-gather": size * other_slices,
+        }
+        sent |= dict.fromkeys(("reduce-scatter", "all-to-all"), size * other_slices / self.slices)
         sent = sent.get(op, size) if kind else 0.0
-        return Collective(op, (), sent, size, times, _of(one), in_open, sent)
+        return Collective(op, (), sent, size, times, _of(instruction), in_open, sent)
 
-    def _add_branch(self, one: Instruction, times: float, in_open: bool, out: Traffic) -> None:
+    def _add_branch(
+        self, instruction: Instruction, times: float, in_open: bool, out: Traffic
+    ) -> None:
         branches = []
-        for called in self._called(one):
+        for computation in self._called(instruction):
             largest = Traffic()
-            self._add(called, times, in_open, largest, set())
+            self._add(computation, times, in_open, largest, set())
             branches.append(largest)
         if branches:
-            least = min(branches, key=lambda t: sum(t.by_axis().values()) + t.hbm_bytes)
-            out.hbm_bytes += least.hbm_bytes
-            out.collectives += least.collectives
+            smallest = min(branches, key=lambda t: sum(t.by_axis().values()) + t.hbm_bytes)
+            out.hbm_bytes += smallest.hbm_bytes
+            out.collectives += smallest.collectives
 
-    def _add_one(self, name, one: Instruction, times, in_open, out: Traffic, visited: set) -> None:
-        inner = [i for called in self._called(one) for i in self._with_inner(called)]
-        home = self._called(one)[0] if inner and one.op == "fusion" else name
-        collectives = [i for i in inner if _kind(i.op)] if one.op == "fusion" else []
-        collectives += [one] if _kind(one.op) else []
+    def _add_one(
+        self, name, instruction: Instruction, times, in_open, out: Traffic, visited: set
+    ) -> None:
+        inner = [
+            i for computation in self._called(instruction) for i in self._with_inner(computation)
+        ]
+        home = self._called(instruction)[0] if inner and instruction.op == "fusion" else name
+        collectives = [i for i in inner if _kind(i.op)] if instruction.op == "fusion" else []
+        collectives += [instruction] if _kind(instruction.op) else []
         fresh = []
-        for each in collectives:
+        for collective in collectives:
             # A gather in pieces, between computations, names its channel in each of them.
-            mark = re.search(r"channel_id=(\d+)", each.rest)
-            chain = re.search(r'chain_id="(\d+)"', each.rest)
-            mark = (mark and mark[1], chain and chain[1], _kind(each.op))
+            mark = re.search(r"channel_id=(\d+)", collective.rest)
+            chain = re.search(r'chain_id="(\d+)"', collective.rest)
+            mark = (mark and mark[1], chain and chain[1], _kind(collective.op))
             if not mark[0] or mark not in visited:
                 visited.add(mark)
-                fresh.append(each)
-        for each in fresh:
-            where = name if each is one else home
-            sent = self._collective(where, each, times, in_open)
-            out.collectives.append(sent)
-            out.hbm_bytes += times * (self._operand_bytes(where, each) + sent.result_bytes)
+                fresh.append(collective)
+        for collective in fresh:
+            parent = name if collective is instruction else home
+            record = self._collective(parent, collective, times, in_open)
+            out.collectives.append(record)
+            out.hbm_bytes += times * (self._operand_bytes(parent, collective) + record.result_bytes)
         if not collectives:
-            out.hbm_bytes += times * self._hbm_bytes(name, one)
+            out.hbm_bytes += times * self._hbm_bytes(name, instruction)
 
     def _with_inner(self, name: str):
-        for one in self.parts[name]:
-            yield one
-            for called in self._called(one):
-                yield from self._with_inner(called)
+        for instruction in self.parts[name]:
+            yield instruction
+            for computation in self._called(instruction):
+                yield from self._with_inner(computation)
 
-    def _collective(self, name: str, one: Instruction, times, in_open) -> Collective:
-        groups = groups_of(one.rest)
-        operand, result = self._operand_bytes(name, one), self._result_bytes(one)
-        op = _kind(one.op)
-        if op == "all-reduce" and one.name in self.scattered:
+    def _collective(self, name: str, instruction: Instruction, times, in_open) -> Collective:
+        groups = groups_of(instruction.rest)
+        operand, result = self._operand_bytes(name, instruction), self._result_bytes(instruction)
+        op = _kind(instruction.op)
+        if op == "all-reduce" and instruction.name in self.scattered:
             op, result = "reduce-scatter", result // max(len(groups[0]) if groups else 1, 1)
-        sent = _bytes_sent(op, operand, result, groups)
+        bytes_sent = _bytes_sent(op, operand, result, groups)
         crossing = self._crossing(op, operand, result, groups)
         axes = axes_of(groups, self.mesh)
-        return Collective(op, axes, sent, result, times, _of(one), in_open, crossing)
+        return Collective(op, axes, bytes_sent, result, times, _of(instruction), in_open, crossing)
 
     def _crossing(self, op: str, operand: int, result: int, groups: list[list[int]]) -> float:
         """Bytes that a device sends to other slices, where those of one slice share the work."""
@@ -280,25 +295,25 @@ class _Walk:
         """The sums of which a device gets only its part: a TPU's reduce-scatter is a fusion of an
         all-reduce and the slice."""
         parts = [body for name, body in self.parts.items() if name.startswith("all-reduce-scatter")]
-        return {one.name for body in parts for one in body}
+        return {instruction.name for body in parts for instruction in body}
 
-    def _operand_bytes(self, name: str, one: Instruction) -> int:
+    def _operand_bytes(self, name: str, instruction: Instruction) -> int:
         tables = [self.types.get(name, {}), *self.types.values()]
-        types = [next((t[x] for t in tables if x in t), "") for x in one.operands]
+        types = [next((t[x] for t in tables if x in t), "") for x in instruction.operands]
         return sum(map(array_bytes, types))
 
-    def _result_bytes(self, one: Instruction) -> int:
+    def _result_bytes(self, instruction: Instruction) -> int:
         """Bytes of the result; -start forms have a tuple (operands, results, ...), of which the
         second member counts."""
-        if not one.op.endswith("-start"):
-            return array_bytes(one.types)
-        sizes = list(map(array_bytes, _members(one.types)))
-        count = len(one.operands)
+        if not instruction.op.endswith("-start"):
+            return array_bytes(instruction.types)
+        sizes = list(map(array_bytes, _members(instruction.types)))
+        count = len(instruction.operands)
         return sum(sizes[count : 2 * count])
 
     # -- device memory
 
-    def _hbm_bytes(self, name: str, one: Instruction) -> float:
+    def _hbm_bytes(self, name: str, instruction: Instruction) -> float:
         """Operands read and results written, as far as they lie in device memory; of slices, and of
         updates in place, the part alone."""
         types = self.types[name]
@@ -306,56 +321,58 @@ class _Walk:
         def size(n):
             return array_bytes(types.get(n, ""), in_hbm=True)
 
-        if one.op == "fusion" and self._called(one):
-            return self._fusion_bytes(self._called(one)[0], one, types)
-        if one.op == "custom-call" and any(name in one.rest for name in _KERNELS):
+        if instruction.op == "fusion" and self._called(instruction):
+            return self._fusion_bytes(self._called(instruction)[0], instruction, types)
+        if instruction.op == "custom-call" and any(name in instruction.rest for name in _KERNELS):
             return 0.0
-        result = array_bytes(one.types, in_hbm=True)
-        if one.op in ("dynamic-slice", "slice", "gather"):
+        result = array_bytes(instruction.types, in_hbm=True)
+        if instruction.op in ("dynamic-slice", "slice", "gather"):
             return 2 * result
-        if one.op in _IN_PLACE:
-            return 2 * size(one.operands[_IN_PLACE[one.op]])
-        if one.op.endswith("-start"):  # (source, destination, ...), a copy's the other way round
-            ends = _members(one.types)[:2]
-            moved = min(map(array_bytes, ends))
-            return moved * sum(array_bytes(end, in_hbm=True) > 0 for end in ends)
-        return result + sum(size(n) for n in one.operands)
+        if instruction.op in _IN_PLACE:
+            return 2 * size(instruction.operands[_IN_PLACE[instruction.op]])
+        if instruction.op.endswith(
+            "-start"
+        ):  # (source, destination, ...), a copy's the other way round
+            ends = _members(instruction.types)[:2]
+            moved_bytes = min(map(array_bytes, ends))
+            return moved_bytes * sum(array_bytes(end, in_hbm=True) > 0 for end in ends)
+        return result + sum(size(n) for n in instruction.operands)
 
-    def _fusion_bytes(self, called: str, one: Instruction, types: dict) -> float:
-        parameters = self._parameters(called)
+    def _fusion_bytes(self, computation: str, instruction: Instruction, types: dict) -> float:
+        parameters = self._parameters(computation)
         total = sum(
-            self._read(called, at)
-            for at, operand in enumerate(one.operands)
-            if array_bytes(types.get(operand, ""), in_hbm=True) and at in parameters
+            self._read(computation, index)
+            for index, operand in enumerate(instruction.operands)
+            if array_bytes(types.get(operand, ""), in_hbm=True) and index in parameters
         )
-        [root] = [i for i in self.parts[called] if i.root] or [None]
-        named = {i.name: i for i in self.parts[called]}
-        ends = [named[n] for n in root.operands] if root.op == "tuple" else [root]
-        for types_of_end, end in zip(_members(one.types), ends, strict=False):
+        [root] = [i for i in self.parts[computation] if i.root] or [None]
+        by_name = {i.name: i for i in self.parts[computation]}
+        ends = [by_name[n] for n in root.operands] if root.op == "tuple" else [root]
+        for types_of_end, end in zip(_members(instruction.types), ends, strict=False):
             if array_bytes(types_of_end, in_hbm=True):
-                total += self._written(called, end, types_of_end)
+                total += self._written(computation, end, types_of_end)
         return total
 
     @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
     def _parameters(self, name: str) -> dict[int, Instruction]:
         """A computation's parameters by their numbers."""
-        every = (i for i in self.parts[name] if i.op == "parameter")
-        return {int(re.match(r"(\d+)\)", i.rest)[1]): i for i in every}
+        parameters = (i for i in self.parts[name] if i.op == "parameter")
+        return {int(re.match(r"(\d+)\)", i.rest)[1]): i for i in parameters}
 
     @functools.cache  # noqa: B019
     def _users(self, name: str) -> dict[str, list[Instruction]]:
         """Maps each value of a computation to the instructions that read it."""
         users: dict[str, list[Instruction]] = {}
-        for each in self.parts[name]:
-            for operand in each.operands:
-                users.setdefault(operand, []).append(each)
+        for instruction in self.parts[name]:
+            for operand in instruction.operands:
+                users.setdefault(operand, []).append(instruction)
         return users
 
     def _written(self, name: str, end: Instruction, types: str) -> int:
         """Bytes that a result of a fusion writes: of an update in place, the part alone."""
-        named = {i.name: i for i in self.parts[name]}
+        by_name = {i.name: i for i in self.parts[name]}
         while end.op == "bitcast":
-            end = named[end.operands[0]]
+            end = by_name[end.operands[0]]
         if end.op == "fusion" and self._called(end):
             inner = self._called(end)[0]
             return self._written(inner, next(i for i in self.parts[inner] if i.root), types)
@@ -364,43 +381,45 @@ class _Walk:
 
     def _passed_on(self, name: str) -> int | None:
         """The number of the parameter that a fusion is but another view of."""
-        named = {i.name: i for i in self.parts[name]}
+        by_name = {i.name: i for i in self.parts[name]}
         end = next(i for i in self.parts[name] if i.root)
         while end.op == "bitcast":
-            end = named[end.operands[0]]
+            end = by_name[end.operands[0]]
         return next((n for n, x in self._parameters(name).items() if x is end), None)
 
-    def _read(self, name: str, at: int) -> float:
+    def _read(self, name: str, index: int) -> float:
         """Bytes of a fusion's operand that are read: of one that is only sliced, there or in a
         fusion inside of it, the slices."""
-        users, param = self._users(name), self._parameters(name)[at]
-        whole, part = array_bytes(param.types), 0.0
-        todo, names = list(users.get(param.name, ())), {param.name}
-        while todo:
-            use = todo.pop()
+        users, param = self._users(name), self._parameters(name)[index]
+        full_bytes, sliced_bytes = array_bytes(param.types), 0.0
+        pending, names = list(users.get(param.name, ())), {param.name}
+        while pending:
+            use = pending.pop()
             if use.op == "bitcast":
                 names.add(use.name)
-                todo += users.get(use.name, ())
+                pending += users.get(use.name, ())
             elif use.op in ("dynamic-slice", "slice", "gather") and use.operands[0] in names:
-                part += array_bytes(use.types)
+                sliced_bytes += array_bytes(use.types)
             elif use.op == "fusion" and self._called(use):
                 inner = self._called(use)[0]
-                mine = [i for i, x in enumerate(use.operands) if x in names]
-                part += sum(self._read(inner, i) for i in mine)
-                if self._passed_on(inner) in mine:  # what the fusion hands on is the operand itself
+                indices = [i for i, x in enumerate(use.operands) if x in names]
+                sliced_bytes += sum(self._read(inner, i) for i in indices)
+                if (
+                    self._passed_on(inner) in indices
+                ):  # what the fusion hands on is the operand itself
                     names.add(use.name)
-                    todo += users.get(use.name, ())
+                    pending += users.get(use.name, ())
             elif use.op in _IN_PLACE and use.operands[0] in names:
                 continue
             else:
-                return whole
-        return min(whole, part)
+                return full_bytes
+        return min(full_bytes, sliced_bytes)
 
 
-def _of(one: Instruction) -> str:
+def _of(instruction: Instruction) -> str:
     """Returns the source line of an instruction."""
-    named = re.search(r'op_name="([^"]*)"', one.rest)
-    return named[1] if named else one.name
+    match = re.search(r'op_name="([^"]*)"', instruction.rest)
+    return match[1] if match else instruction.name
 
 
 def _kind(op: str) -> str:

@@ -52,11 +52,11 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
         elif lines is not None:
             # The metadata of a kernel may run over several lines, one of them "}}, ...".
             lines[-1] += "\n" + line
-    read = {name: _instructions(lines) for name, lines in computations.items()}
-    for name, body in read.items():
-        if sum(one.root for one in body) != 1:  # every computation has one result
+    parsed = {name: _instructions(lines) for name, lines in computations.items()}
+    for name, body in parsed.items():
+        if sum(instruction.root for instruction in body) != 1:  # every computation has one result
             raise ValueError(f"rljax.plan.hlo_text cannot read {name}: {computations[name][-1:]}")
-    return read, entry
+    return parsed, entry
 
 
 def _instructions(lines: list[str]) -> list[Instruction]:
@@ -93,23 +93,27 @@ def _ids_of_iota(text: str) -> list[list[int]]:
 def _ids_of_mesh(text: str) -> list[list[int]]:
     """mesh['a'=4,'b'=2] {'b'}: groups run along b; 'a':(2)2 is the part of a inside of 2 others."""
     sizes = {name: int(n) for name, n in re.findall(r"'([\w.]+)'=(\d+)", text)}
-    named = re.findall(r"'([\w.]+)'(?::\((\d+)\)(\d+))?", text[text.index("{") :])
-    shape, along = [], []
+    axes = re.findall(r"'([\w.]+)'(?::\((\d+)\)(\d+))?", text[text.index("{") :])
+    shape, group_dims = [], []
     for name, size in sizes.items():
-        parts = [(int(before), int(n)) for axis, before, n in named if axis == name and n]
+        parts = [(int(outer), int(n)) for axis, outer, n in axes if axis == name and n]
         if not parts:
-            along += [len(shape)] * any(axis == name for axis, _, _ in named)
+            group_dims += [len(shape)] * any(axis == name for axis, _, _ in axes)
             shape.append(size)
             continue
         done = 1
-        for before, n in sorted(parts):
-            shape += [before // done, n]
-            along.append(len(shape) - 1)
-            done = before * n
+        for outer, n in sorted(parts):
+            shape += [outer // done, n]
+            group_dims.append(len(shape) - 1)
+            done = outer * n
         shape.append(size // done)
     ids = np.arange(math.prod(shape)).reshape(shape)
-    rest = [i for i in range(len(shape)) if i not in along]
-    return ids.transpose(rest + along).reshape(-1, math.prod(shape[i] for i in along)).tolist()
+    rest = [i for i in range(len(shape)) if i not in group_dims]
+    return (
+        ids.transpose(rest + group_dims)
+        .reshape(-1, math.prod(shape[i] for i in group_dims))
+        .tolist()
+    )
 
 
 def groups_of(rest: str) -> list[list[int]]:

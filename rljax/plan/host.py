@@ -51,15 +51,17 @@ def expected_seconds(
 ) -> dict[str, WallAndCpuSeconds]:
     """Returns {"products", "memory"}: the seconds of so many of each product, and of moving all
     other bytes that a program touches."""
-    flops = {one: one.flops * count for one, count in products.items()}
+    flops = {product: product.flops * count for product, count in products.items()}
     total = sum(flops.values())
-    known = {one: size for one, size in flops.items() if size >= LEAST_SHARE * total}
-    each = [product_seconds(one).times(products[one]) for one in known]
-    of_products = WallAndCpuSeconds(sum(one.wall for one in each), sum(one.cpu for one in each))
-    others = moved_bytes - sum(one.bytes * count for one, count in products.items())
+    large = {product: size for product, size in flops.items() if size >= LEAST_SHARE * total}
+    durations = [product_seconds(product).times(products[product]) for product in large]
+    of_products = WallAndCpuSeconds(
+        sum(duration.wall for duration in durations), sum(duration.cpu for duration in durations)
+    )
+    other_bytes = moved_bytes - sum(product.bytes * count for product, count in products.items())
     return {
-        "products": of_products.times(total / max(sum(known.values()), 1.0)),
-        "memory": byte_seconds().times(max(others, 0.0)),
+        "products": of_products.times(total / max(sum(large.values()), 1.0)),
+        "memory": byte_seconds().times(max(other_bytes, 0.0)),
     }
 
 
@@ -67,8 +69,8 @@ def expected_seconds(
 def product_seconds(product: Product) -> WallAndCpuSeconds:
     """Returns the seconds of one matrix product on this host."""
     left, right = (jnp.ones(shape, product.dtype) for shape in (product.left, product.right))
-    how = dict(dimension_numbers=product.numbers, preferred_element_type=product.out_dtype)
-    run = jax.jit(functools.partial(jax.lax.dot_general, **how))
+    options = dict(dimension_numbers=product.numbers, preferred_element_type=product.out_dtype)
+    run = jax.jit(functools.partial(jax.lax.dot_general, **options))
     return _least_seconds(run, left, right)
 
 
@@ -83,10 +85,10 @@ def _least_seconds(run, *arguments) -> WallAndCpuSeconds:
     jax.block_until_ready(run(*arguments))
     walls, cpus = [], []
     for _ in range(REPEATS):
-        begun = time.perf_counter(), time.process_time()
+        start = time.perf_counter(), time.process_time()
         jax.block_until_ready(run(*arguments))
-        walls.append(time.perf_counter() - begun[0])
-        cpus.append(time.process_time() - begun[1])
+        walls.append(time.perf_counter() - start[0])
+        cpus.append(time.process_time() - start[1])
         if walls[-1] > LONG_S:
             break
     return WallAndCpuSeconds(min(walls), min(cpus))

@@ -81,10 +81,10 @@ class Training:
 def zero_stages(weights: int, devices: int) -> dict[int, Training]:
     """Returns {ZeRO stage: bytes per device} of training a model of so many weights with bfloat16
     weights and gradients."""
-    alone = dict(weight_bytes=0, gradient_bytes=0, optimizer_bytes=0)
+    zeros = dict(weight_bytes=0, gradient_bytes=0, optimizer_bytes=0)
     parts = dict(weight_bytes=2), dict(gradient_bytes=2), dict(optimizer_bytes=12)
     return {
-        stage: Training(*(split_bytes(weights, devices, stage, **{**alone, **p}) for p in parts))
+        stage: Training(*(split_bytes(weights, devices, stage, **{**zeros, **p}) for p in parts))
         for stage in range(4)
     }
 
@@ -165,15 +165,15 @@ class MemoryEstimate:
         """Describes the estimate in one sentence: what is held, and what each program
         needs in addition."""
         uses = {"sampling": self.generate, "learning": self.learn, "scoring": self.score}
-        shown = [_listed(self._held())]
-        shown += [f"{use} {_listed(parts)}" for use, parts in uses.items() if sum(parts.values())]
-        shown += [f"{human_bytes(self.waiting)} on the host"] if self.waiting else []
-        has = f" of {human_bytes(self.available)}" if self.available else ""
-        apart = "".join(
+        texts = [_listed(self._held())]
+        texts += [f"{use} {_listed(parts)}" for use, parts in uses.items() if sum(parts.values())]
+        texts += [f"{human_bytes(self.waiting)} on the host"] if self.waiting else []
+        cap = f" of {human_bytes(self.available)}" if self.available else ""
+        groups = "".join(
             f"; {human_bytes(sum(parts.values()))} per device of {name}"
             for name, parts in self.groups.items()
         )
-        return f"{human_bytes(self.total)} per device{has} at the peak ({'; '.join(shown)}){apart}"
+        return f"{human_bytes(self.total)} per device{cap} at the peak ({'; '.join(texts)}){groups}"
 
 
 _ACTIVATIONS = ("weights as used", "layers", "one layer", "logits")
@@ -192,9 +192,9 @@ def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
     """Returns the estimate of the run's main phase. `roles` are those of abstract_roles(setup), if
     they have been made."""
     roles = abstract_roles(setup) if roles is None else roles
-    every = held_parts(setup, roles)
-    parts = of_mesh(setup.model.mesh, every)
-    held = {name: held_bytes(tree) for name, tree in parts.items()}
+    all_parts = held_parts(setup, roles)
+    parts = of_mesh(setup.model.mesh, all_parts)
+    resident = {name: held_bytes(tree) for name, tree in parts.items()}
     generate, learn = {}, {}
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
         generate = _generate(setup, roles)
@@ -202,8 +202,8 @@ def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
         # What is in flight keeps its slots while the run learns, and while it evaluates: those of a
         # step's rows, or, where the config says so, up to those of all that has begun.
         rows = sampled_prompts(setup.config) * setup.config.batch.samples_per_prompt
-        most = (1 + setup.config.rollouts.steps_ahead) * rows
-        held[IN_FLIGHT] = _slots(setup, min(setup.decoding.slots or rows, most))
+        max_rows = (1 + setup.config.rollouts.steps_ahead) * rows
+        resident[IN_FLIGHT] = _slots(setup, min(setup.decoding.slots or rows, max_rows))
         generate[KV] = _slots(setup, min(ROWS_PER_CALL, setup.config.evaluate.prompts))
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         update = _learn(setup, role)
@@ -211,13 +211,13 @@ def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
             learn = update  # actor and critic are updated one after the other
     waiting = sum(held_bytes(tree, on_host=True) for tree in parts.values())
     if len(setup.phases) > 1 and "actor" not in roles:  # an earlier phase trains the policy
-        held |= {"actor weights": held_bytes(setup.model.abstract())}
+        resident |= {"actor weights": held_bytes(setup.model.abstract())}
     scorers = of_mesh(setup.model.mesh, abstract_scorers(setup))
-    groups, score = group_bytes(setup, every), fetched_bytes(scorers)
+    groups, score = group_bytes(setup, all_parts), fetched_bytes(scorers)
     if sampler_mesh(setup.groups) is not None:
-        groups[SAMPLER] = {IN_FLIGHT: held.pop(IN_FLIGHT, 0), **generate}
+        groups[SAMPLER] = {IN_FLIGHT: resident.pop(IN_FLIGHT, 0), **generate}
         generate = {}
-    return MemoryEstimate(held, generate, learn, waiting, score=score, groups=groups)
+    return MemoryEstimate(resident, generate, learn, waiting, score=score, groups=groups)
 
 
 def _generate(setup: Setup, roles: dict) -> dict[str, int]:
@@ -226,10 +226,10 @@ def _generate(setup: Setup, roles: dict) -> dict[str, int]:
     decoding, model = setup.decoding, setup.decoding.of(setup.model)
     needs = decode_bytes(model, workload(setup), decoding)
     weights = roles["actor"].state.weights if "actor" in roles else setup.model.abstract()
-    like = weights_like(model, weights, keep_dtypes=not decoding.weight_dtype)
-    copied = 0 if agree(setup.model, model, weights, like) else held_bytes(like)
+    target = weights_like(model, weights, keep_dtypes=not decoding.weight_dtype)
+    copied = 0 if agree(setup.model, model, weights, target) else held_bytes(target)
     if copied and not is_apart(setup.model, model):  # what stays is among the parts that are held
-        copied -= held_bytes(kept_like(setup.model, model, weights, like))
+        copied -= held_bytes(kept_like(setup.model, model, weights, target))
     return {COPY: copied, **needs} if copied else needs
 
 
@@ -257,7 +257,7 @@ def _learn(setup: Setup, role) -> dict[str, int]:
         rows, row_tokens = packing.rows // shards, packing.blocks * packing.block_tokens
     tokens = rows * row_tokens // context
     size = jnp.dtype(config.dtype).itemsize
-    several = packing is not None or steps.microbatch_rows < steps.rows
+    accumulates = packing is not None or steps.microbatch_rows < steps.rows
     weights = _multiplied_bytes(model)
     layer = held_bytes(jax.tree.map(_as_float32, model.abstract()["layers"])) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
@@ -268,17 +268,19 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
     gradients = held_bytes(jax.tree.map(_as_float32, role.state.params))
-    if several:  # that of one microbatch has the dtype of the weights
+    if accumulates:  # that of one microbatch has the dtype of the weights
         gradients += held_bytes(role.state.params)
     heads, kv = (n // tensor for n in _attention_width(config))
-    worked = size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
+    token_bytes = size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
     if in_a_ring(mesh, config.heads, config.context_attention):
-        worked += 4 * 4 * (heads + kv)  # float32 sums of gradients, and what a hop adds to them
+        token_bytes += (
+            4 * 4 * (heads + kv)
+        )  # float32 sums of gradients, and what a hop adds to them
     return {
         "gradients": gradients,
         "weights as used": _used_bytes(config, weights) + gathered + padded,
         "layers": config.layers * tokens * _kept(config, tensor, size),
-        "one layer": tokens * worked,
+        "one layer": tokens * token_bytes,
         "logits": (3 * 4 * chunk * config.vocab_size // tensor + 2 * head) * lm,
         "batch": 24 * 4 * _split(steps.rows, shards) * setup.row_tokens,
     }
@@ -303,8 +305,8 @@ def _multiplied_bytes(model: Model) -> int:
 def _attention_width(config) -> tuple[int, int]:
     """Elements per token of all heads, and of all kv heads."""
     if config.latent:
-        each = config.latent.nope_dim + config.latent.rope_dim
-        return config.heads * each, config.heads * each
+        head_dim = config.latent.nope_dim + config.latent.rope_dim
+        return config.heads * head_dim, config.heads * head_dim
     return config.heads * config.head_dim, config.kv_heads * config.head_dim
 
 
@@ -337,56 +339,56 @@ def available_bytes(setup: Setup) -> int | None:
     """Returns the free bytes of one device of the host that has least; None if none of them reports
     it. Emulated CPU devices share the memory of their host. Every host has to ask."""
     meshes = (setup.model.mesh, *(group.mesh for group in setup.groups))
-    every = [d for mesh in meshes for d in mesh.devices.flat]
-    here = [d for d in every if d in d.client.local_devices()]
-    have = device_bytes(here[0]) if here else None
-    if have is not None and here[0].platform == "cpu":
-        have //= len(here)
-    return min((least for least in hosts.gather(have) if least is not None), default=None)
+    devices = [d for mesh in meshes for d in mesh.devices.flat]
+    local = [d for d in devices if d in d.client.local_devices()]
+    free_bytes = device_bytes(local[0]) if local else None
+    if free_bytes is not None and local[0].platform == "cpu":
+        free_bytes //= len(local)
+    return min((size for size in hosts.gather(free_bytes) if size is not None), default=None)
 
 
 def check_fits(setup: Setup) -> MemoryEstimate:
     """Returns the estimate of a run. Raises InputError if the devices cannot hold it, with the
     changes of the config with which they can."""
-    needs, have = estimate(setup), available_bytes(setup)
-    if have is not None:
-        check_groups_fit(needs.groups, have)
-    if have is None or needs.least <= have:
-        return dataclasses.replace(needs, available=have)
+    needs, available = estimate(setup), available_bytes(setup)
+    if available is not None:
+        check_groups_fit(needs.groups, available)
+    if available is None or needs.least <= available:
+        return dataclasses.replace(needs, available=available)
     raise InputError(
         f"this run needs {needs.line()}",
-        value=f"{human_bytes(have)} left, less than the least it can do with, "
+        value=f"{human_bytes(available)} left, less than the least it can do with, "
         f"{human_bytes(needs.least)}",
-        fix=_how_to_fit(setup, have),
+        fix=_how_to_fit(setup, available),
     )
 
 
-def _how_to_fit(setup: Setup, have: float) -> str:
+def _how_to_fit(setup: Setup, available: float) -> str:
     """The changes with which a run fits, or else what its largest part asks for."""
-    changes, total = nearest_fit(setup, have)
-    if total <= have:
+    changes, total = nearest_fit(setup, available)
+    if total <= available:
         return as_flags(changes)
-    tried = as_flags(changes)
+    flags = as_flags(changes)
     for _ in range(8):  # one part after the other, each cut to the room that the others leave
-        needs = _estimate_with(setup, changes, have)
-        if needs.total <= have:
-            return f"{as_flags(_least_changes(setup, changes, have)[0])}: a smaller step"
+        needs = _estimate_with(setup, changes, available)
+        if needs.total <= available:
+            return f"{as_flags(_least_changes(setup, changes, available)[0])}: a smaller step"
         parts = needs.parts
         largest = max(parts, key=parts.get)
-        room = (have - needs.total + parts[largest]) / parts[largest]
-        more = _smaller_step(setup, changes, largest, room)
-        if not more:
+        room = (available - needs.total + parts[largest]) / parts[largest]
+        smaller = _smaller_step(setup, changes, largest, room)
+        if not smaller:
             break
-        changes = {**changes, **more}
+        changes = {**changes, **smaller}
     rank = "" if setup.config.lora.rank else ", adapters (--config.lora.rank=16)"
-    devices = setup.model.mesh.size * math.ceil(total / have)
-    least = f"with {tried} it still needs {human_bytes(total)}: " if tried else ""
-    return f"{least}about {devices} such devices{rank}, or a smaller model"
+    devices = setup.model.mesh.size * math.ceil(total / available)
+    shortfall = f"with {flags} it still needs {human_bytes(total)}: " if flags else ""
+    return f"{shortfall}about {devices} such devices{rank}, or a smaller model"
 
 
-def _estimate_with(setup: Setup, changes: dict[str, object], have: float) -> MemoryEstimate:
+def _estimate_with(setup: Setup, changes: dict[str, object], available: float) -> MemoryEstimate:
     config = with_overrides(setup.config, changes, "plan")
-    return estimate(fewest_microbatches(changed(setup, config), have))
+    return estimate(fewest_microbatches(changed(setup, config), available))
 
 
 def _smaller_step(setup: Setup, changes: dict, largest: str, room: float) -> dict[str, object]:
@@ -429,16 +431,16 @@ def nearest_fit(setup: Setup, have: float) -> tuple[dict[str, object], int]:
     return changes, best
 
 
-def _least_changes(setup: Setup, changes: dict, have: float) -> tuple[dict[str, object], int]:
+def _least_changes(setup: Setup, changes: dict, available: float) -> tuple[dict[str, object], int]:
     """Changes that fit, with what later ones made needless taken back, and the estimate then."""
     for name in reversed(list(changes)):  # the most harmful first
-        others = {field: value for field, value in changes.items() if field != name}
-        milder = [{**others, name: value} for field, value in _changes(setup) if field == name]
-        for fewer in (others, *milder):
-            if _estimate_with(setup, fewer, have).total <= have:
+        without = {field: value for field, value in changes.items() if field != name}
+        milder = [{**without, name: value} for field, value in _changes(setup) if field == name]
+        for fewer in (without, *milder):
+            if _estimate_with(setup, fewer, available).total <= available:
                 changes = fewer
                 break
-    return changes, _estimate_with(setup, changes, have).total
+    return changes, _estimate_with(setup, changes, available).total
 
 
 def changed(setup: Setup, config: Config) -> Setup:
@@ -471,10 +473,10 @@ def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | Non
     for rows in splits(steps.rows, unit):
         tokens = {"batch.tokens_per_microbatch": rows * setup.row_tokens}
         config = with_overrides(setup.config, tokens, "plan")
-        one = setup.with_algorithm(steps=changed(setup, config).algorithm.steps)
-        if estimate(one, roles).most <= hbm_bytes:
+        candidate = setup.with_algorithm(steps=changed(setup, config).algorithm.steps)
+        if estimate(candidate, roles).most <= hbm_bytes:
             break
-    return one
+    return candidate
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, object]]:

@@ -54,10 +54,10 @@ def programs_of(setup: Setup, roles: dict) -> list[ProgramCall]:
     calls = []
     for phase in setup.phases:
         main = phase is setup.main
-        own = roles if main else abstract_roles(setup, phase)
+        phase_roles = roles if main else abstract_roles(setup, phase)
         if phase.samples and sampled_prompts(setup.config):
-            calls += _decoding(setup, own)
-        calls.append(learning_call(setup, phase, own, "learn" if main else phase.name))
+            calls += _decoding(setup, phase_roles)
+        calls.append(learning_call(setup, phase, phase_roles, "learn" if main else phase.name))
     return calls
 
 
@@ -106,8 +106,8 @@ def _decoding(setup: Setup, roles: dict) -> list[ProgramCall]:
     prompts, rollouts = _prompts(setup, sampled_prompts(config)), setup.rollouts
     if config.environment.function:  # all turns of an episode as one response
         longest = setup.row_tokens - setup.data.prompt_tokens
-        whole = dataclasses.replace(rollouts.sampling, max_response_tokens=longest)
-        rollouts = rollouts.replace(sampling=whole)
+        sampling = dataclasses.replace(rollouts.sampling, max_response_tokens=longest)
+        rollouts = rollouts.replace(sampling=sampling)
     try:
         run_rollout(
             setup.rollout,
@@ -142,8 +142,8 @@ class _Planned:
     @property
     def model(self):
         """Host code places batches on this host, not on the planned mesh."""
-        here = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
-        return dataclasses.replace(self.role.model, mesh=here)
+        mesh = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
+        return dataclasses.replace(self.role.model, mesh=mesh)
 
     def sampling_params(self):
         return self.role.params
@@ -158,20 +158,20 @@ class _Planned:
         return self._noted(prompts.tokens, sampling, n=n, second=second)
 
     def branch(self, batch, rows, at, starts, key, sampling, *, n=1) -> Batch:
-        whole = np.zeros((len(rows), batch.tokens.shape[1]), np.int32)
-        out = self._noted(whole, sampling, n=n, branches=True)
+        tokens = np.zeros((len(rows), batch.tokens.shape[1]), np.int32)
+        out = self._noted(tokens, sampling, n=n, branches=True)
         return out.replace(group=fetch(batch.group)[np.repeat(np.asarray(rows), n)])
 
-    def _noted(self, tokens, sampling, plan=planned_rollout, **how) -> Batch:
+    def _noted(self, tokens, sampling, plan=planned_rollout, **options) -> Batch:
         role = self.role
         weights = role.state.weights if isinstance(role, Actor) else role.params
         inputs = (role.model, weights, tokens, sampling)
-        how |= dict(decoding=role.decoding)
-        programs, batch = plan(*inputs, **how)
+        options |= dict(decoding=role.decoding)
+        programs, batch = plan(*inputs, **options)
         self.calls.extend(_calls(role, weights, programs))
         if RESHARD in programs and role.decoding.mesh is None:
-            own = dataclasses.replace(role.decoding, layout=None, weight_dtype="")
-            programs, _ = plan(*inputs, **how | dict(decoding=own))
+            decoding = dataclasses.replace(role.decoding, layout=None, weight_dtype="")
+            programs, _ = plan(*inputs, **options | dict(decoding=decoding))
             self.calls.extend(
                 ProgramCall(f"{name} as trained", *program, instead=True)
                 for name, program in programs.items()
@@ -242,18 +242,18 @@ def _rewarded(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, Reward
 
 def _each_once(calls: list[ProgramCall]) -> list[ProgramCall]:
     """The calls without those that run the same program again. Names that repeat are numbered."""
-    kept, known = [], set()
+    unique, signatures = [], set()
     for call in calls:
         leaves, structure = jax.tree.flatten(call.arguments)
         arrays = [x for x in leaves if hasattr(x, "shape")]
-        same = (id(call.function), structure, call.mesh, call.instead)
-        same += tuple((x.shape, str(x.dtype)) for x in arrays)
-        if same not in known:
-            known.add(same)
-            count = sum(call.name == k.name.rstrip(" 0123456789") for k in kept) + 1
+        signature = (id(call.function), structure, call.mesh, call.instead)
+        signature += tuple((x.shape, str(x.dtype)) for x in arrays)
+        if signature not in signatures:
+            signatures.add(signature)
+            count = sum(call.name == k.name.rstrip(" 0123456789") for k in unique) + 1
             name = f"{call.name} {count}" if count > 1 else call.name
-            kept.append(dataclasses.replace(call, name=name))
-    return kept
+            unique.append(dataclasses.replace(call, name=name))
+    return unique
 
 
 def _placed(calls: list[ProgramCall], setup: Setup) -> list[ProgramCall]:

@@ -40,8 +40,8 @@ def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -
     roles, decoding = abstract_roles(setup), setup.decoding
     cost = layout_cost(setup.model, roles["actor"].state.weights, decoding, load, chip)
     slots, context = load.slots(decoding), load.prompt_tokens + load.response_tokens // 2
-    held = slots_bytes(decoding.of(setup.model), slots, context, decoding.kv_dtype)
-    idle_hbm_s = cost.hbm_s - held / chip.hbm_bytes_per_s
+    slot_bytes = slots_bytes(decoding.of(setup.model), slots, context, decoding.kv_dtype)
+    idle_hbm_s = cost.hbm_s - slot_bytes / chip.hbm_bytes_per_s
     rest_s = sum(cost.ici_s.values()) + cost.latency_s
     share = 1.0
     if setup.algorithm.steps.packing is not None:
@@ -61,18 +61,18 @@ def measured(folder: str) -> Seconds:
     slots that were live; of all else the median, which no checkpoint is in. Raises InputError if
     fewer than two of its steps can be used."""
     rows = [row for row in read_run(Path(folder)).rows if row.get(_STEPS, 0) > 0][_FIRST:]
-    known = [row for row in rows if row.get("time/generate_s", 0) > 0]
-    if len(known) < 2:
+    usable = [row for row in rows if row.get("time/generate_s", 0) > 0]
+    if len(usable) < 2:
         raise InputError(
             f"--measured={folder}",
-            value=f"{len(known)} steps of use",
+            value=f"{len(usable)} steps of use",
             rule=f"metrics.jsonl has {_DISPATCHES}, {_STEPS} and time/generate_s of more than "
             f"the first {_FIRST} steps",
             fix="the folder of a run with rollouts.max_staleness above 0",
         )
 
     def column(name):
-        return np.array([row.get(name, 0.0) for row in known])
+        return np.array([row.get(name, 0.0) for row in usable])
 
     rest = column("time/learn_s") + column("time/reward_s") + column("time/rest_s")
     counts = column(_DISPATCHES), column(_STEPS), column("time/generate_s")
@@ -83,7 +83,9 @@ def fitted(dispatches, decode_steps, decode_s, learn_s) -> Seconds:
     """Returns the seconds by which steps [N] with so many dispatches and decode steps come nearest
     to what they took."""
     counts = np.stack([dispatches, decode_steps], axis=1).astype(float)
-    each, step = np.linalg.lstsq(counts, np.asarray(decode_s, float), rcond=None)[0]
-    if min(each, step) < 0:  # they grow together: all of it is the steps'
-        each, step = 0.0, float(np.sum(decode_s) / np.sum(decode_steps))
-    return Seconds(float(step), float(step), float(np.mean(learn_s)), dispatch_s=float(each))
+    dispatch_s, step_s = np.linalg.lstsq(counts, np.asarray(decode_s, float), rcond=None)[0]
+    if min(dispatch_s, step_s) < 0:  # they grow together: all of it is the steps'
+        dispatch_s, step_s = 0.0, float(np.sum(decode_s) / np.sum(decode_steps))
+    return Seconds(
+        float(step_s), float(step_s), float(np.mean(learn_s)), dispatch_s=float(dispatch_s)
+    )

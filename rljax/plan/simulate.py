@@ -92,17 +92,17 @@ def simulate(
     run = _Run(load, seconds, Tickets(load.groups, max_staleness, ahead), seed)
     for _ in range(warm):
         run.step(overlap)
-    begun = run.now, run.dispatches, run.decode_steps, run.live_steps
+    start = run.now, run.dispatches, run.decode_steps, run.live_steps
     run.ages = collections.Counter()
     counts = []
     for _ in range(steps):
-        before = run.dispatches, run.decode_steps
+        previous = run.dispatches, run.decode_steps
         run.step(overlap)
-        counts.append((run.dispatches - before[0], run.decode_steps - before[1]))
+        counts.append((run.dispatches - previous[0], run.decode_steps - previous[1]))
     took, dispatches, decoded, live = (
-        now - then
-        for now, then in zip(
-            (run.now, run.dispatches, run.decode_steps, run.live_steps), begun, strict=True
+        end - begin
+        for end, begin in zip(
+            (run.now, run.dispatches, run.decode_steps, run.live_steps), start, strict=True
         )
     )
     tokens = sum(run.ages.values())
@@ -148,8 +148,8 @@ class _Run:
         while (chosen := self._ready()) is None:
             assert self._dispatch() or self._wait(), f"waits for ever: {self.tickets}"
         for ticket in chosen:
-            for drawn, tokens in self.drawn.pop(ticket).items():
-                self.ages[self.tickets.step - drawn] += tokens
+            for version, tokens in self.drawn.pop(ticket).items():
+                self.ages[self.tickets.step - version] += tokens
         learned = self.now + self.seconds.learn_s
         while overlap and self.now < learned:
             self._admit()
@@ -186,36 +186,36 @@ class _Run:
         load, seconds = self.load, self.seconds
         self._hear()
         self._make_room()
-        read = self._fill()
+        prompts_read = self._fill()
         live = self.left > 0
         if not live.any():
             return False
         steps = self._steps(self.left[live])
-        drawn = np.minimum(self.left, steps)
-        share = float(drawn.sum()) / (steps * load.slots)
+        decoded = np.minimum(self.left, steps)
+        share = float(decoded.sum()) / (steps * load.slots)
         step_s = seconds.idle_s + share * (seconds.step_s - seconds.idle_s)
-        self.now += seconds.dispatch_s + read * seconds.read_s + steps * step_s
+        self.now += seconds.dispatch_s + prompts_read * seconds.read_s + steps * step_s
         self.dispatches, self.decode_steps = self.dispatches + 1, self.decode_steps + steps
-        self.live_steps += int(drawn.sum())
+        self.live_steps += int(decoded.sum())
         self.clock += 1
         version = self.tickets.step
         tickets, which = np.unique(self.owner[live] // load.samples, return_inverse=True)
-        counts = np.bincount(which, drawn[live]).astype(int)
+        counts = np.bincount(which, decoded[live]).astype(int)
         for ticket, tokens in zip(tickets.tolist(), counts.tolist(), strict=True):
             self.drawn[ticket][version] += tokens
-        self.left -= drawn
-        for at in np.flatnonzero(live & (self.left == 0)).tolist():
-            self._turn_ended(at)
+        self.left -= decoded
+        for slot in np.flatnonzero(live & (self.left == 0)).tolist():
+            self._turn_ended(slot)
         self._score()
         return True
 
-    def _steps(self, left: np.ndarray) -> int:
+    def _steps(self, remaining: np.ndarray) -> int:
         """A dispatch ends when no slot is live or, while samples wait, some are free."""
-        most = min(self.load.dispatch_steps, int(left.max()))
+        steps = min(self.load.dispatch_steps, int(remaining.max()))
         enough = max(1, self.load.slots // FREE_SHARE)
-        if (self.waiting or self.returns) and enough <= len(left):
-            most = min(most, int(np.partition(left, enough - 1)[enough - 1]))
-        return most
+        if (self.waiting or self.returns) and enough <= len(remaining):
+            steps = min(steps, int(np.partition(remaining, enough - 1)[enough - 1]))
+        return steps
 
     def _hear(self) -> None:
         """Samples whose tools have replied go on, in their slots if they still have them."""
@@ -228,43 +228,43 @@ class _Run:
 
     def _make_room(self) -> None:
         """Makes room as rljax.sampler.scheduler.Scheduler._make_room does."""
-        free, held = int((self.owner < 0).sum()), sorted(self.held)
+        free, holders = int((self.owner < 0).sum()), sorted(self.held)
         self.returns.sort()
         waiting, chosen = itertools.chain(self.returns, self.waiting), []
-        for sample in itertools.islice(waiting, free, free + len(held)):
-            if held[-1] <= sample:
+        for sample in itertools.islice(waiting, free, free + len(holders)):
+            if holders[-1] <= sample:
                 break
-            chosen.append(held.pop())
+            chosen.append(holders.pop())
         else:
             sample = None
         if len(self.held) == self.load.slots and not chosen and sample is not None:
-            chosen = held[-max(1, self.load.slots // FREE_SHARE) :]
-        for one in chosen:
-            self.owner[self.held.pop(one)] = -1
+            chosen = holders[-max(1, self.load.slots // FREE_SHARE) :]
+        for holder in chosen:
+            self.owner[self.held.pop(holder)] = -1
 
     def _fill(self) -> int:
         """Puts what waits into free slots; how many prompts were read for it."""
-        read = set()
-        for at in np.flatnonzero(self.owner < 0).tolist():
+        prompts = set()
+        for slot in np.flatnonzero(self.owner < 0).tolist():
             if self.returns:
                 sample = self.returns.pop(0)
             elif self.waiting:
                 sample = self.waiting.popleft()
                 if sample % self.load.samples == 0:  # siblings wait behind the same prompt
-                    read.add(sample)
+                    prompts.add(sample)
             else:
                 break
-            self.owner[at], self.left[at] = sample, self.turns[sample].popleft()[0]
-        return len(read)
+            self.owner[slot], self.left[slot] = sample, self.turns[sample].popleft()[0]
+        return len(prompts)
 
-    def _turn_ended(self, at: int) -> None:
-        sample = int(self.owner[at])
+    def _turn_ended(self, slot: int) -> None:
+        sample = int(self.owner[slot])
         if self.turns[sample]:
-            self.held[sample] = at
+            self.held[sample] = slot
             heapq.heappush(self.replies, (self.now + self.turns[sample][0][1], sample))
             return
         del self.turns[sample]
-        self.owner[at] = -1
+        self.owner[slot] = -1
         ticket = sample // self.load.samples
         self.unfinished[ticket] -= 1
         if not self.unfinished[ticket]:
@@ -272,9 +272,9 @@ class _Run:
             self.scores.append((self.clock + self.load.score_dispatches, ticket))
 
     def _score(self) -> None:
-        for _, ticket in (one for one in self.scores if one[0] <= self.clock):
+        for _, ticket in (entry for entry in self.scores if entry[0] <= self.clock):
             self.tickets.completed(ticket)
-        self.scores = [one for one in self.scores if one[0] > self.clock]
+        self.scores = [entry for entry in self.scores if entry[0] > self.clock]
 
     def _wait(self, until: float = np.inf) -> bool:
         """Nothing decodes: goes on to the next reply, at most to `until`, or counts scores on;

@@ -60,7 +60,7 @@ def simulated(
             rule="a dataflow that samples",
             fix="--config.dataflow=grpo, or leave --simulate out",
         )
-    load, shown = _load(setup, options)
+    load, description = _load(setup, options)
     lengths = drawn_lengths(load.lengths) if load.turns is None else _whole(load)
     seconds, source = _given(options, len(devices))
     if not seconds and chip is None:
@@ -73,37 +73,37 @@ def simulated(
     if not seconds:
         seconds, source = _of_chip(setup, chip, lengths), f"of {topology}, the least by the chip's "
         source += "published figures: not validated, nothing was measured on one"
-    own = config.rollouts.max_staleness, config.rollouts.steps_ahead
+    bounds = config.rollouts.max_staleness, config.rollouts.steps_ahead
     with_host = {
-        split: dataclasses.replace(one, dispatch_s=one.dispatch_s + options.dispatch_s)
-        for split, one in seconds.items()
+        split: dataclasses.replace(times, dispatch_s=times.dispatch_s + options.dispatch_s)
+        for split, times in seconds.items()
     }
-    chosen = modes(options.etas, own, [split for split in with_host if split])
+    chosen = modes(options.etas, bounds, [split for split in with_host if split])
     rows = expect(load, with_host, chosen)
-    return Expected(load, with_host, source, len(devices), shown, rows)
+    return Expected(load, with_host, source, len(devices), description, rows)
 
 
 def _load(setup: Setup, options: PlanOptions) -> tuple[Load, str]:
     """The load of the config with the lengths of the flags, and how these are told."""
-    whole, most = workload(setup), setup.rollouts.sampling.max_response_tokens
+    base, max_tokens = workload(setup), setup.rollouts.sampling.max_response_tokens
     draw = draw_of(options.lengths, "lengths")
 
     def lengths(rng, count: int) -> np.ndarray:
-        return np.minimum(draw(rng, count), most)
+        return np.minimum(draw(rng, count), max_tokens)
 
     turns = draw_of(options.turns, "turns") if options.turns else None
     tools = draw_of(options.tools, "tools") if options.tools else None
     mean = drawn_lengths(lengths).mean()
-    what = "turns" if turns else "responses"
-    shown = f"{what} {options.lengths}, at most {most} tokens: mean {mean:.4g}"
+    unit = "turns" if turns else "responses"
+    description = f"{unit} {options.lengths}, at most {max_tokens} tokens: mean {mean:.4g}"
     if turns:
-        shown += f"; {options.turns} turns"
+        description += f"; {options.turns} turns"
     if tools:
-        shown += f"; tools {options.tools} seconds"
+        description += f"; tools {options.tools} seconds"
     clock = Clock.parsed(setup.config.rollouts.clock)
-    slots = whole.slots(setup.decoding)
-    how = dict(turns=turns, tools=tools, score_dispatches=clock.dispatches)
-    return Load(whole.prompts, whole.samples, slots, lengths, **how), shown
+    slots = base.slots(setup.decoding)
+    extras = dict(turns=turns, tools=tools, score_dispatches=clock.dispatches)
+    return Load(base.prompts, base.samples, slots, lengths, **extras), description
 
 
 def _whole(load: Load) -> np.ndarray:
@@ -117,20 +117,20 @@ def _given(options: PlanOptions, devices: int) -> tuple[dict[int, Seconds], str]
     """The seconds of flags or of a run, and where they come from; {} where neither says any. A
     split is taken to be as much slower as it has fewer devices."""
     if options.measured:
-        one, source = measured(options.measured), f"measured in {options.measured}"
+        base, source = measured(options.measured), f"measured in {options.measured}"
     elif options.learn_s is not None:
         idle = options.decode_step_s if options.decode_idle_s is None else options.decode_idle_s
-        one, source = Seconds(options.decode_step_s, idle, options.learn_s), "as the flags say"
+        base, source = Seconds(options.decode_step_s, idle, options.learn_s), "as the flags say"
     else:
         return {}, ""
-    out = {0: one}
+    out = {0: base}
     for split in _splits(devices):
         slower = devices / split
         out[split] = dataclasses.replace(
-            one,
-            step_s=slower * one.step_s,
-            idle_s=slower * one.idle_s,
-            learn_s=devices / (devices - split) * one.learn_s,
+            base,
+            step_s=slower * base.step_s,
+            idle_s=slower * base.idle_s,
+            learn_s=devices / (devices - split) * base.learn_s,
         )
     return out, source + (", in proportion to the devices where they are split" * (len(out) > 1))
 
@@ -153,8 +153,8 @@ def _of_chip(setup: Setup, chip: Chip, lengths: np.ndarray) -> dict[int, Seconds
         slower = len(devices) / (len(devices) - split)
         sampling = _sampling(setup, devices[-split:], chip, roles)
         if sampling is not None and slower * training <= chip.hbm_bytes:
-            one = counted(dataclasses.replace(setup, decoding=sampling), chip, passes, lengths)
-            out[split] = dataclasses.replace(one, learn_s=slower * one.learn_s)
+            times = counted(dataclasses.replace(setup, decoding=sampling), chip, passes, lengths)
+            out[split] = dataclasses.replace(times, learn_s=slower * times.learn_s)
     return out
 
 
@@ -165,8 +165,8 @@ def _sampling(setup: Setup, devices: list, chip: Chip, roles: dict) -> Decoding 
     decoding = dataclasses.replace(setup.decoding, layout=None, mesh=mesh)
     slots = workload(setup).slots(decoding)
     for cost in decode_costs(dataclasses.replace(setup, decoding=decoding), chip, roles):
-        one = dataclasses.replace(decoding, layout=cost.layout)
-        splits = slots % row_shards(one.of(setup.model).mesh) == 0
+        candidate = dataclasses.replace(decoding, layout=cost.layout)
+        splits = slots % row_shards(candidate.of(setup.model).mesh) == 0
         if splits and cost.most_bytes <= chip.hbm_bytes:
-            return one
+            return candidate
     return None

@@ -44,8 +44,11 @@ def _mesh(sizes: dict[str, int]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """Returns every program of a plan, and their sum, as text."""
-    has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
-    lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
+    limit = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
+    lines = [
+        f"{plan.topology}{limit}; mesh {_mesh(plan.mesh)}",
+        f"estimate: {plan.estimate.line()}",
+    ]
     if plan.padding:
         lines.append(f"padding: {plan.padding}")
     if plan.groups:
@@ -87,24 +90,24 @@ def _summary(plan: Plan) -> str:
     if plan.limit is None:
         return f"at the peak {human_bytes(plan.total)} per device"
     share = plan.total / max(plan.limit, 1)
-    what = "fits" if plan.fits else "does not fit"
+    verdict = "fits" if plan.fits else "does not fit"
     step = f"; a step of responses at full length takes at least {seconds_text(plan.least_s)}"
-    line = f"{what}: {human_bytes(plan.total)} of {human_bytes(plan.limit)}, {share:.0%}"
-    near = ""
+    line = f"{verdict}: {human_bytes(plan.total)} of {human_bytes(plan.limit)}, {share:.0%}"
+    extra = ""
     if plan.microbatch_tokens:
-        near = f"\nbatch.tokens_per_microbatch=0 comes to {plan.microbatch_tokens}"
+        extra = f"\nbatch.tokens_per_microbatch=0 comes to {plan.microbatch_tokens}"
     if plan.estimate.total > plan.limit:
         fix = f"by the estimate it fits with {as_flags(plan.nearest)}"
-        near += "\n" + (fix if plan.nearest else "more devices, or a smaller model")
-    return line + (step if plan.least_s else "") + near
+        extra += "\n" + (fix if plan.nearest else "more devices, or a smaller model")
+    return line + (step if plan.least_s else "") + extra
 
 
 def _groups(plan: Plan) -> list[str]:
     """The memory of roles on devices of their own, at its peak."""
     rows = [["GiB per device of config.placement", "mesh", "at the peak", "total"]]
     for name, parts in plan.estimate.groups.items():
-        what = ", ".join(f"{part} {_gib(size)}" for part, size in parts.items())
-        rows.append([name, _mesh(plan.groups[name]), what, _gib(sum(parts.values()))])
+        sizes = ", ".join(f"{part} {_gib(size)}" for part, size in parts.items())
+        rows.append([name, _mesh(plan.groups[name]), sizes, _gib(sum(parts.values()))])
     return rows_text(rows)
 
 
@@ -115,9 +118,9 @@ def _training(plan: Plan) -> list[str]:
     stages = [f"stage 3 on {_mesh(axes)}"] if axes else []
     if plan.config["mesh"]["shard_optimizer"] and "data" in plan.mesh:
         stages.append(f"stage 1 on data {plan.mesh['data']}")
-    ours = "* this config, " + (" x ".join(stages) or "stage 0")
-    named = {**{f"stage {n}": x for n, x in plan.stages.items()}, ours: plan.training}
-    for name, x in named.items():
+    label = "* this config, " + (" x ".join(stages) or "stage 0")
+    trainings = {**{f"stage {n}": x for n, x in plan.stages.items()}, label: plan.training}
+    for name, x in trainings.items():
         sizes = (x.weights, x.gradients, x.optimizer, x.total)
         rows.append([name, *(f"{size / 1e9:.4g}" for size in sizes)])
     return [
@@ -148,13 +151,13 @@ def _resharding(plan: Plan) -> list[str]:
 def _layouts(plan: Plan) -> list[str]:
     """The layouts of decoding, counted and not compiled, the chosen one marked with a star."""
 
-    def chosen(one):
-        return all(plan.decode_mesh[a] == one.mesh.get(a, 1) for a in plan.decode_mesh)
+    def chosen(cost):
+        return all(plan.decode_mesh[a] == cost.mesh.get(a, 1) for a in plan.decode_mesh)
 
-    shown = [
-        one
-        for i, one in enumerate(plan.layouts)
-        if i < LAYOUTS or one.layout is None or chosen(one)
+    costs = [
+        cost
+        for i, cost in enumerate(plan.layouts)
+        if i < LAYOUTS or cost.layout is None or chosen(cost)
     ]
     rows = [
         [
@@ -169,17 +172,17 @@ def _layouts(plan: Plan) -> list[str]:
             "",
         ]
     ]
-    for one in shown:
-        name = _mesh(one.mesh) + ("" if one.layout else ", training's own")
-        times = (one.hbm_s, sum(one.ici_s.values()), one.latency_s, one.reshard_s)
-        fits = "" if one.most_bytes <= plan.free else "may not fit"
+    for cost in costs:
+        name = _mesh(cost.mesh) + ("" if cost.layout else ", training's own")
+        times = (cost.hbm_s, sum(cost.ici_s.values()), cost.latency_s, cost.reshard_s)
+        fits = "" if cost.most_bytes <= plan.free else "may not fit"
         rows.append(
             [
-                f"{'* ' if chosen(one) else ''}{name}",
-                _gib(one.copy_bytes),
+                f"{'* ' if chosen(cost) else ''}{name}",
+                _gib(cost.copy_bytes),
                 *(f"{seconds * 1e3:.3g}" for seconds in times),
-                seconds_text(one.rollout_s),
-                one.binding,
+                seconds_text(cost.rollout_s),
+                cost.binding,
                 fits,
             ]
         )
@@ -203,8 +206,8 @@ def _memory(plan: Plan) -> list[str]:
     for r in plan.reports:
         optimizer = sum(size for name, size in r.parts.items() if name.endswith("optimizer"))
         weights = sum(r.parts.values()) - optimizer
-        rest, new = r.arguments - weights - optimizer, r.outputs - r.aliased
-        sizes = (weights, optimizer, max(rest, 0), new, r.temporaries + r.code, r.beside)
+        rest, outputs = r.arguments - weights - optimizer, r.outputs - r.aliased
+        sizes = (weights, optimizer, max(rest, 0), outputs, r.temporaries + r.code, r.beside)
         sizes += (r.total, r.host)
         cells = ["refused" if r.error and i in (2, 3, 4) else _gib(n) for i, n in enumerate(sizes)]
         rows.append([r.name, f"{r.compile_s:.0f} s", *cells])
@@ -265,7 +268,7 @@ def _between_slices(plan: Plan) -> list[str]:
 def plan_json(plan: Plan) -> dict:
     """Returns everything in a plan as JSON data; bytes, FLOPs and seconds."""
 
-    def one(r: Report) -> dict:
+    def report_json(r: Report) -> dict:
         fields = {f.name: getattr(r, f.name) for f in dataclasses.fields(r) if f.name != "products"}
         return fields | {
             "total": r.total,
@@ -290,13 +293,13 @@ def plan_json(plan: Plan) -> dict:
         "estimate": dataclasses.asdict(estimate)
         | {"total": estimate.total, "least": estimate.least},
         "groups": plan.groups,
-        "programs": [one(r) for r in plan.reports],
+        "programs": [report_json(r) for r in plan.reports],
         "config": plan.config,
         "slices": plan.slices,
         "host_devices": plan.host_devices,
         "layouts": [
-            {**dataclasses.asdict(one), "step_s": one.step_s, "rollout_s": one.rollout_s}
-            for one in plan.layouts
+            {**dataclasses.asdict(cost), "step_s": cost.step_s, "rollout_s": cost.rollout_s}
+            for cost in plan.layouts
         ],
         "decode_mesh": plan.decode_mesh,
         "padding": plan.padding,
@@ -309,16 +312,16 @@ def plan_json(plan: Plan) -> dict:
 
 def candidates_text(candidates: list[Candidate], tried: int, left: int) -> str:
     """Returns the candidates that fit, best first, as text."""
-    names = sorted({name for one in candidates for name in one.changes})
+    names = sorted({name for candidate in candidates for name in candidate.changes})
     rows = [[*names, "GiB", "step at least", "bound by"]]
-    for one in candidates:
-        slowest = max(one.plan.run, key=lambda r: r.least_s)
-        config = one.plan.config
+    for candidate in candidates:
+        slowest = max(candidate.plan.run, key=lambda r: r.least_s)
+        config = candidate.plan.config
         rows.append(
             [
                 *[str(functools.reduce(operator.getitem, n.split("."), config)) for n in names],
-                _gib(one.plan.total),
-                seconds_text(one.plan.least_s),
+                _gib(candidate.plan.total),
+                seconds_text(candidate.plan.least_s),
                 f"{slowest.name}: {slowest.binding}",
             ]
         )
