@@ -28,10 +28,10 @@ class CompiledAhead:
         if phase.name == self._phase or hosts.count() > 1 or not hasattr(function, "arguments"):
             return
         self.wait()
-        given = {name: role.in_program() for name, role in roles.items()}
-        given |= phase.dataflow.options
+        keywords = {name: role.in_program() for name, role in roles.items()}
+        keywords |= phase.dataflow.options
         arguments, static = function.arguments(
-            abstract_batch(setup, phase), key, phase.algorithm, **given
+            abstract_batch(setup, phase), key, phase.algorithm, **keywords
         )
         # Shapes alone: the first step donates the arrays.
         arguments = jax.tree.map(_shape_of, arguments)

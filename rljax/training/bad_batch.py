@@ -41,8 +41,8 @@ def of_taken_steps(metrics: dict) -> dict:
         total = float(metrics.get(f"{prefix}optimizer_steps", skipped))
         scale = total / (total - skipped) if total > skipped else np.nan
         for part in ("loss", "vf_loss", "grad_norm", "perplexity") if skipped else ():
-            if (found := f"{prefix}{part}") in out:
-                out[found] = out[found] * scale
+            if (metric := f"{prefix}{part}") in out:
+                out[metric] = out[metric] * scale
     return out
 
 
@@ -68,10 +68,10 @@ def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None
         except InputError as error:
             fault = str(error)
     if hosts.first():
-        kept = f"its batch is not kept whole: {fault}" if fault else ""
-        said = kept or f"`rljax replay {run} --step={step}` names the operation that began it"
-        why = "its loss or gradient was not finite, and changed no weight"
-        LOG.warning("step %d: %s; %s", step, why, said)
+        problem = f"its batch is not kept whole: {fault}" if fault else ""
+        advice = problem or f"`rljax replay {run} --step={step}` names the operation that began it"
+        cause = "its loss or gradient was not finite, and changed no weight"
+        LOG.warning("step %d: %s; %s", step, cause, advice)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -89,7 +89,7 @@ def read(run_dir: Path, step: int, mesh) -> Batch:
     """Reads the batch of a step onto the mesh. Raises InputError if it was not kept, or its file is
     not whole."""
     path = path_of(run_dir / FOLDER, step)
-    known = {field.name for field in dataclasses.fields(Batch)}
+    names = {field.name for field in dataclasses.fields(Batch)}
     if not path.exists():
         steps = kept_steps(run_dir)
         raise InputError(
@@ -99,7 +99,7 @@ def read(run_dir: Path, step: int, mesh) -> Batch:
         )
     try:
         fields = read_arrays(path)
-        if strange := sorted(fields.keys() - known):
+        if strange := sorted(fields.keys() - names):
             raise ValueError(f"a Batch has no {', '.join(strange)}")
         return place(Batch(**fields), mesh)
     except (ValueError, TypeError) as error:

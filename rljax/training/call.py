@@ -66,14 +66,14 @@ def train(
             if isinstance(config, str | os.PathLike) and str(config):
                 base = load_config_file(str(config))
                 require_trust(str(config), base, trust_code)
-            made = config_from(base, model, data, reward, fields, unread)
-            given = {name for names, _ in named(fields) for name in names}
+            full_config = config_from(base, model, data, reward, fields, unread)
+            set_fields = {name for names, _ in named(fields) for name in names}
             named_config = isinstance(config, str | os.PathLike)
             without = named_config and not str(config)
-            unset = [name for name in FIELDS if without and f"batch.{name}" not in given]
+            unset = [name for name in FIELDS if without and f"batch.{name}" not in set_fields]
             shipped = shipped_config(str(config)) if named_config else None
             return loop.train(
-                made, on_start=on_start, devices=devices, unset=unset, shipped=shipped
+                full_config, on_start=on_start, devices=devices, unset=unset, shipped=shipped
             )
     except RunStopped as stop:
         if hosts.first():  # of a SystemExit with a code Python says nothing
@@ -82,7 +82,7 @@ def train(
 
 
 def _check_devices(devices: object) -> None:
-    listed = isinstance(devices, Sequence | np.ndarray) and len(devices)
-    if not listed or not all(isinstance(device, jax.Device) for device in devices):
+    is_list = isinstance(devices, Sequence | np.ndarray) and len(devices)
+    if not is_list or not all(isinstance(device, jax.Device) for device in devices):
         rule, fix = "a list of JAX's devices, one or more", "devices=jax.devices()[:4]"
         raise InputError("devices", value=devices, rule=rule, fix=fix)

@@ -56,21 +56,23 @@ def evaluate(
     with in_python("rljax.evaluate"), tempfile.TemporaryDirectory() as inputs:
         ks = default_ks(samples) if ks is None else tuple(ks)
         if isinstance(policy, Policy):
-            how = dict(samples=samples, ks=ks, answer=answer, **options)
-            return policies.evaluate(policy, reward, prompts, **how)
-        given = {"data": ("data.train", data), "reward": ("reward.function", reward)}
+            settings = dict(samples=samples, ks=ks, answer=answer, **options)
+            return policies.evaluate(policy, reward, prompts, **settings)
+        arguments = {"data": ("data.train", data), "reward": ("reward.function", reward)}
         texts = {
             name: as_text(field, value, Path(inputs), where="rljax.evaluate")
-            for name, (field, value) in given.items()
+            for name, (field, value) in arguments.items()
             if value is not None
         }
-        made = _options(policy, {**texts, **options, "prompts": prompts})
-        return evaluate_saved(dataclasses.replace(made, samples=samples, ks=ks), answer=answer)
+        evaluate_options = _options(policy, {**texts, **options, "prompts": prompts})
+        return evaluate_saved(
+            dataclasses.replace(evaluate_options, samples=samples, ks=ks), answer=answer
+        )
 
 
-def _options(policy: object, given: Mapping) -> EvaluateOptions:
+def _options(policy: object, options: Mapping) -> EvaluateOptions:
     if isinstance(policy, TrainedRun):  # it was made by this program, with functions of its own
-        given = {"trust_code": True, **given}
+        options = {"trust_code": True, **options}
         policy = policy.folder
     if not isinstance(policy, str | os.PathLike):
         raise InputError(
@@ -80,9 +82,9 @@ def _options(policy: object, given: Mapping) -> EvaluateOptions:
             fix="rljax.evaluate(run), or rljax.evaluate('runs/mine')",
         )
     names = [field.name for field in dataclasses.fields(EvaluateOptions)]
-    for name in given:
+    for name in options:
         if name not in names or name in ("checkpoint", "suites"):
-            near = " or ".join(nearest_fields(name, names))
-            fix = f"did you mean {near}?" if near else "help(rljax.evaluate) lists the arguments"
+            close = " or ".join(nearest_fields(name, names))
+            fix = f"did you mean {close}?" if close else "help(rljax.evaluate) lists the arguments"
             raise InputError(f"rljax.evaluate takes no {name}", fix=fix)
-    return EvaluateOptions(str(policy), **given)
+    return EvaluateOptions(str(policy), **options)

@@ -31,12 +31,12 @@ def narrowest_numbers(config: Config, mesh) -> str:
     of float32 are coarser by default, about as those of bfloat16."""
     sampler, trainer = config.sampler, config.model_settings.dtype
     computed = (trainer, sampler.dtype or trainer)
-    held = (*computed, sampler.kv_dtype, sampler.weight_dtype)
+    dtypes = (*computed, sampler.kv_dtype, sampler.weight_dtype)
     if config.rollouts.replay or config.rollouts.max_staleness:
         return ""
-    if "int8" in held:
+    if "int8" in dtypes:
         return "int8"
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    if "bfloat16" in held or "float32" in computed and not on_cpu:
+    if "bfloat16" in dtypes or "float32" in computed and not on_cpu:
         return "bfloat16"
-    return "float16" if "float16" in held else "float32"
+    return "float16" if "float16" in dtypes else "float32"

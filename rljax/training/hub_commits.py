@@ -18,14 +18,14 @@ def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
     """Returns (the config with a commit in every hf:// path, {path as the config named it: path
     with the commit}). A run that goes on keeps the commits in its folder. Raises InputError for a
     repository that cannot be found."""
-    asked = _asked(config)
-    if not asked:
+    names = _asked(config)
+    if not names:
         return config, {}
-    commits = hosts.share(_commits(asked, folder) if hosts.first() else None)
+    commits = hosts.share(_commits(names, folder) if hosts.first() else None)
     changes = {}
     for field in field_names(Config):
         old = value_of(config, field)
-        new = _put(old, commits, whole=field in MODELS)
+        new = _put(old, commits, is_model=field in MODELS)
         if new != old:
             changes[field] = new
     return with_overrides(config, changes, "the hub"), commits
@@ -33,30 +33,30 @@ def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
 
 def _asked(config: Config) -> list[str]:
     """Every text of the config that names a repository, in a fixed order."""
-    found = []
+    names = []
     for field in field_names(Config):
         for text in texts_of(config, field):
-            found += hub.names_in(text)
+            names += hub.names_in(text)
             if field in MODELS and not hub.is_hub(text) and hub.model_name(text):
-                found.append(text)
-    return list(dict.fromkeys(found))
+                names.append(text)
+    return list(dict.fromkeys(names))
 
 
-def _commits(asked: list[str], folder: Path) -> dict[str, str]:
+def _commits(names: list[str], folder: Path) -> dict[str, str]:
     try:
-        before = read_json_object(folder / COMMITS)
+        saved = read_json_object(folder / COMMITS)
     except InputError:  # the run begins
-        before = {}
-    known = {text: before[text] for text in asked if isinstance(before.get(text), str)}
-    return {text: known.get(text) or hub.pinned(text) for text in asked}
+        saved = {}
+    saved_commits = {text: saved[text] for text in names if isinstance(saved.get(text), str)}
+    return {text: saved_commits.get(text) or hub.pinned(text) for text in names}
 
 
-def _put(value: object, commits: dict[str, str], *, whole: bool) -> object:
+def _put(value: object, commits: dict[str, str], *, is_model: bool) -> object:
     if isinstance(value, tuple | list):
-        return tuple(_put(item, commits, whole=whole) for item in value)
+        return tuple(_put(item, commits, is_model=is_model) for item in value)
     if not isinstance(value, str):
         return value
-    if whole and value in commits:
+    if is_model and value in commits:
         return commits[value]
     for text in sorted(hub.names_in(value), key=len, reverse=True):
         value = re.sub(re.escape(text) + r"(?![^\s'\"(),])", lambda _, t=text: commits[t], value)

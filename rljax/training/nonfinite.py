@@ -39,8 +39,8 @@ class Origin:
 
     def lines(self) -> list[str]:
         """Returns a description for people, in the order of the operations."""
-        before = [] if self.cause is None else [*self.cause.lines(), "and of that"]
-        out = [*before, f"{self.operation} made {self.kind}: {self.count}"]
+        causes = [] if self.cause is None else [*self.cause.lines(), "and of that"]
+        out = [*causes, f"{self.operation} made {self.kind}: {self.count}"]
         out += [f"  at {location}" for location in self.location.splitlines()]
         out += [f"  inside {self.loops}"] if self.loops else []
         return out + [f"  operand {i}: {text}" for i, text in enumerate(self.operands, 1)]
@@ -81,16 +81,18 @@ class _Walk:
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             env[var] = value, self.constant(value)
         last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
-        kept = {v for v in jaxpr.outvars if _is_var(v)}
+        outputs = {v for v in jaxpr.outvars if _is_var(v)}
 
         def read(atom):
             return env[atom] if _is_var(atom) else (atom.val, self.constant(atom.val))
 
         for i, eqn in enumerate(jaxpr.eqns):
-            values, known = zip(*map(read, eqn.invars), strict=True) if eqn.invars else ((), ())
-            outs, out_marks = self.equation(eqn, values, known, loops)
+            values, input_marks = (
+                zip(*map(read, eqn.invars), strict=True) if eqn.invars else ((), ())
+            )
+            outs, out_marks = self.equation(eqn, values, input_marks, loops)
             env.update(zip(eqn.outvars, zip(outs, out_marks, strict=True), strict=True))
-            for var in {v for v in (*eqn.invars, *eqn.outvars) if _is_var(v)} - kept:
+            for var in {v for v in (*eqn.invars, *eqn.outvars) if _is_var(v)} - outputs:
                 if last.get(var, i) <= i:  # as the program does: what is not read any more goes
                     env.pop(var, None)
         pairs = [read(v) for v in jaxpr.outvars]
@@ -117,19 +119,19 @@ class _Walk:
             pairs = zip(values, marks, strict=True)
             return _earliest([mark for x, mark in pairs if not _is_float(x)], (NAN, INF))
         floats = [mark for x, mark in zip(values, marks, strict=True) if _is_float(x)]
-        found: Marks = {}
+        out_marks: Marks = {}
         for kind in _kinds(out):
-            known = _earliest(floats, (kind,))
-            if not known:
+            kind_marks = _earliest(floats, (kind,))
+            if not kind_marks:
                 cause = _earliest(floats, (INF,)).get(INF) if kind == NAN else None
-                known = {kind: self.origin(eqn, kind, out, values, loops, cause)}
-            found |= known
-        return found
+                kind_marks = {kind: self.origin(eqn, kind, out, values, loops, cause)}
+            out_marks |= kind_marks
+        return out_marks
 
     def origin(self, eqn, kind, out, values, loops, cause) -> Origin:
         self.made += 1
-        where = _index(out, kind)
-        shown = tuple(_operand(x, np.shape(out), where) for x in values)
+        index = _index(out, kind)
+        operands = tuple(_operand(x, np.shape(out), index) for x in values)
         return Origin(
             self.made,
             kind,
@@ -137,7 +139,7 @@ class _Walk:
             summarize(eqn.source_info, num_frames=FRAMES),
             ", ".join(loops),
             _count(out, kind),
-            shown,
+            operands,
             cause,
         )
 
@@ -185,25 +187,25 @@ class _Walk:
         stacked: list = [None] * length
         collected: list[Marks] = [{} for _ in body.jaxpr.outvars[m - n :]]
         for iteration in reversed(range(length)) if params["reverse"] else range(length):
-            at = f"iteration {iteration + 1} of {length} at {summarize(eqn.source_info)}"
+            location = f"iteration {iteration + 1} of {length} at {summarize(eqn.source_info)}"
             rows = [x[iteration] for x in values[m:]]
             # A row is no less marked than its array, if it is not finite itself.
             of_rows = [
                 {k: v for k, v in mark.items() if not _is_float(x) or k in _kinds(x)}
                 for x, mark in zip(rows, marks[m:], strict=True)
             ]
-            outs, found = self.run(
+            outs, new_marks = self.run(
                 body.jaxpr,
                 body.consts,
                 [*values[:n], *carry, *rows],
                 [*marks[:n], *carried, *of_rows],
-                (*loops, at),
+                (*loops, location),
             )
-            carry, carried = outs[: m - n], found[: m - n]
+            carry, carried = outs[: m - n], new_marks[: m - n]
             stacked[iteration] = outs[m - n :]
-            for i, mark in enumerate(found[m - n :]):
-                both = [collected[i], mark]
-                collected[i] = _earliest(both, (NAN,)) | _earliest(both, (INF,))
+            for i, mark in enumerate(new_marks[m - n :]):
+                pair = [collected[i], mark]
+                collected[i] = _earliest(pair, (NAN,)) | _earliest(pair, (INF,))
         if not length:
             return _bind(eqn, values), [*carried, *collected]
         columns = zip(*stacked, strict=True)
@@ -250,8 +252,8 @@ def _tells_finiteness(eqn) -> bool:
 
 def _earliest(marks: Sequence[Marks], kinds: tuple[str, ...]) -> Marks:
     """The mark of these kinds that was made first, as Marks."""
-    found = [(kind, m[kind]) for m in marks for kind in kinds if kind in m]
-    kind, origin = min(found, key=lambda pair: pair[1].order, default=("", None))
+    candidates = [(kind, m[kind]) for m in marks for kind in kinds if kind in m]
+    kind, origin = min(candidates, key=lambda pair: pair[1].order, default=("", None))
     return {} if origin is None else {kind: origin}
 
 
@@ -281,8 +283,8 @@ def _kinds(x) -> list[str]:
     if _all_finite(x):
         return []
     lib, x = _here(x)
-    found = {NAN: lib.any(lib.isnan(x)), INF: lib.any(lib.isinf(x))}
-    return [kind for kind, any_of_it in found.items() if bool(any_of_it)]
+    flags = {NAN: lib.any(lib.isnan(x)), INF: lib.any(lib.isinf(x))}
+    return [kind for kind, any_of_it in flags.items() if bool(any_of_it)]
 
 
 def _bad(x, kind: str) -> tuple[int, int]:
@@ -304,7 +306,7 @@ def _count(x, kind: str) -> str:
     return f"{_bad(x, kind)[0]} of {size} numbers, the first at {list(_index(x, kind))}"
 
 
-def _operand(x, shape: tuple[int, ...], where: tuple[int, ...]) -> str:
+def _operand(x, shape: tuple[int, ...], index: tuple[int, ...]) -> str:
     """Describes an operand: its value at the index of the result, where they are laid out alike."""
     if not hasattr(x, "dtype"):
         return str(x)
@@ -314,7 +316,7 @@ def _operand(x, shape: tuple[int, ...], where: tuple[int, ...]) -> str:
     if math.prod(np.shape(x)) == 1:
         return f"{kind} {fetch(jnp.ravel(x)[0])}"
     if np.shape(x) == shape:
-        return f"{kind}, there {fetch(x[where])}"
+        return f"{kind}, there {fetch(x[index])}"
     if not _is_float(x):
         return kind
     lib, x = _here(x)

@@ -28,19 +28,27 @@ from rljax.training.sources import offline_rows
 def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict]:
     """Runs the dataflow on all held-out items at once, with a scalar random key and without
     learning; returns (its roles, {eval/...: value})."""
-    records, steps, together = setup.data.held_out, setup.algorithm.steps, setup.rows_per_example
+    records, steps, rows_per_example = (
+        setup.data.held_out,
+        setup.algorithm.steps,
+        setup.rows_per_example,
+    )
     part = steps.microbatch_rows
-    own = 1 if setup.main.data == "unpaired" else together  # rows that the loss is taken of
-    rows = math.ceil(len(records) * own / part) * part
+    loss_rows = (
+        1 if setup.main.data == "unpaired" else rows_per_example
+    )  # rows that the loss is taken of
+    rows = math.ceil(len(records) * loss_rows / part) * part
     steps = dataclasses.replace(steps, rows=rows, learn=False)
-    batch = place(offline_rows(setup, records, rows * together // own), setup.model.mesh)
+    batch = place(
+        offline_rows(setup, records, rows * rows_per_example // loss_rows), setup.model.mesh
+    )
     pairs = {}
     if setup.main.data == "pairs" and "reward_model" in roles:  # before they are donated
         pairs = evaluate_pairs(roles["reward_model"], batch, part)
     cfg = setup.algorithm.replace(steps=steps)
-    new, metrics = run_dataflow(setup.dataflow, batch, key, cfg, roles)
+    new_roles, metrics = run_dataflow(setup.dataflow, batch, key, cfg, roles)
     metrics = fetch({**metrics, **pairs})
-    return new, {f"eval/{name}": float(value) for name, value in metrics.items()}
+    return new_roles, {f"eval/{name}": float(value) for name, value in metrics.items()}
 
 
 def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
@@ -51,8 +59,8 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     """
     reference = Reference(params, setup.model, setup.config.sampler.temperature)
     # The rows as they are read, and all that changes what the model says of them.
-    known = (setup.row_tokens, setup.rows_per_example, reference.temperature, setup.model.config)
-    digest = hashlib.sha256(repr(known).encode())
+    identity = (setup.row_tokens, setup.rows_per_example, reference.temperature, setup.model.config)
+    digest = hashlib.sha256(repr(identity).encode())
     for record in _records(setup):
         arrays = batch_arrays(
             setup.main.data,
@@ -110,15 +118,15 @@ def read_reference_logprobs(setup: Setup, path: Path) -> None:
             fix="restore the file; or delete it and start a new run, which writes it again"
             + shared * (hosts.count() > 1),
         ) from None
-    records, together = _records(setup), setup.rows_per_example
-    if len(rows) != len(records) * together:
+    records, rows_per_example = _records(setup), setup.rows_per_example
+    if len(rows) != len(records) * rows_per_example:
         raise InputError(
             f"{path} has {len(rows)} rows",
-            rule=f"the data have {len(records) * together}",
+            rule=f"the data have {len(records) * rows_per_example}",
             fix="start a new run",
         )
     for i, record in enumerate(records):
-        record["ref_logprobs"] = rows[i * together : (i + 1) * together]
+        record["ref_logprobs"] = rows[i * rows_per_example : (i + 1) * rows_per_example]
 
 
 def _records(setup: Setup) -> list[dict]:
@@ -142,14 +150,14 @@ def _sums(x: jax.Array):
 
 def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np.ndarray]:
     """log pi_ref of every row of every record, in order, each as long as the row's tokens."""
-    size, together = setup.config.offline.examples_per_step, setup.rows_per_example
+    size, rows_per_example = setup.config.offline.examples_per_step, setup.rows_per_example
     part_rows = setup.algorithm.steps.microbatch_rows
     out = []
     for start in range(0, len(records), size):
         part = [{"item": record["item"]} for record in records[start : start + size]]
-        batch = offline_rows(setup, part, size * together)
+        batch = offline_rows(setup, part, size * rows_per_example)
         lengths = np.sum(batch.segment_ids > 0, axis=1)
         rows = fetch(_logprobs(reference, place(batch, setup.model.mesh), part_rows))
-        out += [rows[k, : lengths[k]].copy() for k in range(len(part) * together)]
+        out += [rows[k, : lengths[k]].copy() for k in range(len(part) * rows_per_example)]
         heartbeat.beat()
     return out

@@ -27,9 +27,9 @@ def check_same_start(config: Config) -> None:
     """Raises InputError on every host if versions, code, config, models or devices differ."""
     if hosts.count() == 1:
         return
-    facts = {f"config.{name}": repr(value) for name, value in changed_fields(config).items()}
-    facts |= dict(_modules(config)) | dict(_folders(config))
-    preflight.require_same(preflight.of_this_host() | facts)
+    settings = {f"config.{name}": repr(value) for name, value in changed_fields(config).items()}
+    settings |= dict(_modules(config)) | dict(_folders(config))
+    preflight.require_same(preflight.of_this_host() | settings)
     # Only now: the devices of hosts with several versions of JAX would not find each other.
     preflight.require_same(preflight.devices_of_this_host())
 
@@ -88,10 +88,10 @@ def shared_folder(path: Path) -> Path:
         file.parent.mkdir(exist_ok=True)
         file.write_text(token)
     token = hosts.share(token)
-    seen = hosts.gather(_appears(file, token))
+    visible = hosts.gather(_appears(file, token))
     if hosts.first():
         file.unlink(missing_ok=True)
-    blind = [name for name, sees in zip(hosts.names(), seen, strict=True) if not sees]
+    blind = [name for name, sees in zip(hosts.names(), visible, strict=True) if not sees]
     if blind:
         raise InputError(
             f"run_dir={path} is not the same folder on {', '.join(blind)}",

@@ -23,12 +23,12 @@ class Profile:
 
     def __init__(self, config: Config, folder: Path, after_step: Callable[[], None] = lambda: None):
         self.after_step = after_step
-        mine = config.profile_hosts < 0 or hosts.index() < config.profile_hosts
-        self.first, self.last = (config.profile_steps if mine else ()) or (0, -1)
-        self.port = config.profile_port if mine else 0
+        profiled = config.profile_hosts < 0 or hosts.index() < config.profile_hosts
+        self.first, self.last = (config.profile_steps if profiled else ()) or (0, -1)
+        self.port = config.profile_port if profiled else 0
         # The profiler names its file after the machine, which several hosts may share.
-        own = (f"host-{hosts.index():03d}",) if hosts.count() > 1 else ()
-        self.folder, self.running = folder.joinpath(FOLDER, *own), False
+        subfolder = (f"host-{hosts.index():03d}",) if hosts.count() > 1 else ()
+        self.folder, self.running = folder.joinpath(FOLDER, *subfolder), False
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:

@@ -37,8 +37,8 @@ AT_ONCE = 16  # files that are copied side by side
 
 def compiled_for() -> dict[str, str]:
     """Returns what programs depend on beside the config: versions, code, flags, devices."""
-    facts = preflight.of_this_host() | preflight.devices_of_this_host()
-    return facts | {"hosts": str(hosts.count())}
+    dependencies = preflight.of_this_host() | preflight.devices_of_this_host()
+    return dependencies | {"hosts": str(hosts.count())}
 
 
 class ProgramCache:
@@ -58,8 +58,8 @@ class ProgramCache:
         text = config.compilation_cache
         if not text:
             return
-        own = Config().compilation_cache if is_url(text) else str(local_path(text))
-        self.folder = Path(os.path.expanduser(own))
+        cache = Config().compilation_cache if is_url(text) else str(local_path(text))
+        self.folder = Path(os.path.expanduser(cache))
         if hosts.count() > 1 or is_url(text):
             self.folder /= _kind()
             fault = next(filter(None, hosts.gather(self._made())), "")
@@ -76,9 +76,9 @@ class ProgramCache:
             same_keys()
             # A folder of XLA's own in ours, for GPUs: its path is in the key of every program.
             same_path = len(set(hosts.gather(str(self.folder)))) == 1
-            own = "xla_gpu_per_fusion_autotune_cache_dir"
-            kept = own if same_path and jax.default_backend() == "gpu" else "none"
-            jax.config.update("jax_persistent_cache_enable_xla_caches", kept)
+            cache = "xla_gpu_per_fusion_autotune_cache_dir"
+            caches = cache if same_path and jax.default_backend() == "gpu" else "none"
+            jax.config.update("jax_persistent_cache_enable_xla_caches", caches)
             reset_cache()  # what this process has used so far
         jax.config.update("jax_compilation_cache_dir", str(self.folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", self.least_s)
@@ -101,9 +101,9 @@ class ProgramCache:
             return
         if self.steps == 1:
             done = compiles.since(self.since)
-            every = [compiles.Compiled(*one) for one in hosts.gather(list(done))]
+            counts = [compiles.Compiled(*values) for values in hosts.gather(list(done))]
             if self.say is not None:
-                self.say(said(every, hosts.names(), compiles.longest(self.since)))
+                self.say(said(counts, hosts.names(), compiles.longest(self.since)))
             if hosts.first() and not done.hits and done.longest_s >= self.least_s:
                 self._tell_change(done.programs)
         if self.steps == PUT_AFTER_STEPS:
@@ -115,17 +115,19 @@ class ProgramCache:
         starts = read_starts(self.run_dir)
         if len(starts) < 2 or not starts[-1].get("step"):
             return
-        changes = changed(*(one.get("compiled_for") for one in starts[-2:]))
-        moved = [one.get("host") for one in starts[-2:]]
-        where = f", and moved from {moved[0]} to {moved[1]}" if moved[0] != moved[1] else ""
-        why = (
+        changes = changed(*(start.get("compiled_for") for start in starts[-2:]))
+        machines = [start.get("host") for start in starts[-2:]]
+        move = (
+            f", and moved from {machines[0]} to {machines[1]}" if machines[0] != machines[1] else ""
+        )
+        cause = (
             f"what they depend on has changed: {'; '.join(changes)}"
             if changes
-            else f"versions, code, flags and devices are as they were{where}: a field of the "
+            else f"versions, code, flags and devices are as they were{move}: a field of the "
             "config that changes shapes, or another folder than before?"
         )
         text = "none of %d programs came from the compilation cache %s of the start before; %s"
-        LOG.warning(text, programs, self.shared or self.folder, why)
+        LOG.warning(text, programs, self.shared or self.folder, cause)
 
     # -- copies --
 
@@ -143,8 +145,8 @@ class ProgramCache:
         if self.shared is None:
             return
         try:
-            there = self.shared.sizes()
-            lacking = [name for name, size in there.items() if self._size(name) != size]
+            stored = self.shared.sizes()
+            lacking = [name for name, size in stored.items() if self._size(name) != size]
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 list(threads.map(self._fetch_one, lacking))
         except OSError as error:
@@ -175,19 +177,19 @@ class ProgramCache:
 
     def _put_now(self) -> None:
         try:
-            there = self.shared.sizes()
+            stored = self.shared.sizes()
             paths = [p for p in self.folder.rglob("*") if p.is_file() and p.name[0] != "."]
             names = [p.relative_to(self.folder).as_posix() for p in paths]
-            new = [name for name in names if there.get(name) != self._size(name)]
+            missing = [name for name in names if stored.get(name) != self._size(name)]
             with ThreadPoolExecutor(AT_ONCE) as threads:
-                list(threads.map(self._put_one, new))
+                list(threads.map(self._put_one, missing))
         except OSError as error:
             LOG.warning("compiled programs could not be kept: %s", error)
 
     def _put_one(self, name: str) -> None:
-        there = self.shared.at(name)
-        if not is_url(there):  # a store needs no folders
-            local_path(there).parent.mkdir(parents=True, exist_ok=True)
+        path = self.shared.at(name)
+        if not is_url(path):  # a store needs no folders
+            local_path(path).parent.mkdir(parents=True, exist_ok=True)
         self.shared.put_file(self.folder / name, name)
 
 
@@ -214,27 +216,27 @@ def _seen_by_all(folder: Path) -> bool:
     if hosts.first():
         token.touch()
     hosts.wait("compilation cache")
-    seen = all(hosts.gather(token.exists()))
+    visible = all(hosts.gather(token.exists()))
     if hosts.first():
         token.unlink(missing_ok=True)
-    return seen
+    return visible
 
 
 def said(every: list[compiles.Compiled], names, longest: Sequence[tuple[str, float]] = ()) -> str:
     """Returns a line such as "compiled 9 programs in 412 s (learn 300 s, generate 99 s), 0 from the
     cache", and which hosts had others."""
     first = every[0]
-    each = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in longest[:4])
+    slowest = ", ".join(f"{program} {seconds:.0f} s" for program, seconds in longest[:4])
     text = f"compiled {first.programs} programs in {first.seconds:.0f} s"
-    text += f" ({each})" * bool(each) + f", {first.hits} from the cache"
-    others = [
-        f"{name}: {one.programs} and {one.hits}"
-        for one, name in zip(every, names, strict=True)
-        if (one.programs, one.hits) != (first.programs, first.hits)
+    text += f" ({slowest})" * bool(slowest) + f", {first.hits} from the cache"
+    differing = [
+        f"{name}: {counts.programs} and {counts.hits}"
+        for counts, name in zip(every, names, strict=True)
+        if (counts.programs, counts.hits) != (first.programs, first.hits)
     ]
-    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-    if others:
-        return f"{text} ({', '.join(others[:4])}{more})"
+    remainder = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
+    if differing:
+        return f"{text} ({', '.join(differing[:4])}{remainder})"
     return text + (f", on each of {len(every)} hosts" if len(every) > 1 else "")
 
 

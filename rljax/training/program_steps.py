@@ -113,12 +113,12 @@ class ProgramSteps:
         evaluation, profile or end of the run."""
         config = self.setup.config
         count = min(self.most, config.steps - rl_step)
-        every = ((config.checkpoint.every_steps, step), (config.evaluate.every_steps, rl_step))
-        for period, at in every:
-            count = min(count, period - at % period) if period else count
+        schedules = ((config.checkpoint.every_steps, step), (config.evaluate.every_steps, rl_step))
+        for period, at_step in schedules:
+            count = min(count, period - at_step % period) if period else count
         for border in config.profile_steps:  # the step before, and the last one
-            for at in (border - 1, border):
-                count = min(count, at - step) if at > step else count
+            for at_step in (border - 1, border):
+                count = min(count, at_step - step) if at_step > step else count
         return max(count, 1)
 
     def next(self, first: int, count: int, roles: dict) -> tuple[TakenStep, dict]:
@@ -129,13 +129,15 @@ class ProgramSteps:
         return self.taken.popleft(), roles
 
     def _run(self, first: int, count: int, roles: dict) -> dict:
-        begun, known = time.monotonic(), compiles.count()
-        given = self.given(first, count, roles)
+        start, compile_count = time.monotonic(), compiles.count()
+        arguments = self.given(first, count, roles)
         with timed("program"):
-            new, out = _steps(*given.parts, given.inputs, jnp.int32(count), static=self.static)
+            new_roles, out = _steps(
+                *arguments.parts, arguments.inputs, jnp.int32(count), static=self.static
+            )
             out = fetch(out)
-        self.compiled = compiles.count() > known
-        return self.keep(given, new, out, roles, (time.monotonic() - begun) / count)
+        self.compiled = compiles.count() > compile_count
+        return self.keep(arguments, new_roles, out, roles, (time.monotonic() - start) / count)
 
     def given(self, first: int, count: int, roles: dict) -> Given:
         """Draws the prompts of `count` steps from the step `first` of the phase."""
@@ -147,50 +149,64 @@ class ProgramSteps:
         beside the trained roles `new`, [N, ...] on the host. Returns the roles behind them."""
         _, shared, *_ = given.parts
         new = {name: role.joined(shared[name]) for name, role in new.items()}
-        after = {name: roles[name].after_program(role, new) for name, role in new.items()}
-        for i, (prompts, drawn) in enumerate(zip(given.prompts, given.drawn, strict=True)):
-            learned, metrics, samples, report = jax.tree.map(lambda x, i=i: x[i], out)
-            made = (learned, metrics, samples, int(report), prompts, drawn, seconds)
-            self.taken.append(TakenStep(*made))
-        return {**roles, **after}
+        updated = {name: roles[name].after_program(role, new) for name, role in new.items()}
+        for i, (prompts, draw_metrics) in enumerate(zip(given.prompts, given.drawn, strict=True)):
+            dataflow_metrics, metrics, samples, report = jax.tree.map(lambda x, i=i: x[i], out)
+            fields = (
+                dataflow_metrics,
+                metrics,
+                samples,
+                int(report),
+                prompts,
+                draw_metrics,
+                seconds,
+            )
+            self.taken.append(TakenStep(*fields))
+        return {**roles, **updated}
 
     def lower(self, roles: dict) -> jax.stages.Lowered:
         """Returns the program of the next steps, lowered for roles whose arrays may be shapes."""
-        given = self.given(0, self.most, roles)
+        arguments = self.given(0, self.most, roles)
         count = jnp.int32(self.most)
-        return _steps.lower(*given.parts, given.inputs, count, static=self.static)
+        return _steps.lower(*arguments.parts, arguments.inputs, count, static=self.static)
 
     def _parts(self, roles: dict) -> tuple[dict, dict, dict, dict]:
         """The roles as the program takes them: what it trains, what that shares with others, what
         the dataflow only reads, and what the rollout alone reads."""
-        given = {name: role.in_program() for name, role in roles.items()}
-        named = {k: v for k, v in given.items() if k in self.phase.dataflow.parameters}
+        in_program = {name: role.in_program() for name, role in roles.items()}
+        dataflow_roles = {
+            k: v for k, v in in_program.items() if k in self.phase.dataflow.parameters
+        }
         function = self.phase.dataflow.function
         algorithm = self.static.algorithm
-        (own, _, _, shared, read), _ = function.arguments(None, None, algorithm, **named)
-        asked = self.setup.rollout.parameters
-        others = {k: v for k, v in given.items() if k not in named and k in asked}
-        return own, shared, read, others
+        (trained, _, _, shared, read_only), _ = function.arguments(
+            None, None, algorithm, **dataflow_roles
+        )
+        parameters = self.setup.rollout.parameters
+        rollout_roles = {
+            k: v for k, v in in_program.items() if k not in dataflow_roles and k in parameters
+        }
+        return trained, shared, read_only, rollout_roles
 
     def _drawn(self, parts: tuple, first: int, count: int) -> tuple[list, list, dict]:
         """Draws the prompts of `count` steps. Returns them, their metrics, and the inputs of the
         program."""
         source, state = self.source, self.source.get_state()
         while True:
-            prompts, drawn = [], []
+            prompts, metrics = [], []
             for _ in range(count):
-                before = source.loader.position
+                position = source.loader.position
                 prompts.append(source.draw(source.count + self.more))
-                drawn.append(source.drawn_metrics(before))
+                metrics.append(source.drawn_metrics(position))
             inputs = self._inputs(prompts, first)
             if self._is_traced:
-                return prompts, drawn, inputs
+                return prompts, metrics, inputs
             # How many prompts the rollout of a step draws is known once it is traced.
-            own, *others = parts
-            further: list[int] = []
-            one = functools.partial(_one_step, *others, self.static, further)
-            jax.eval_shape(one, own, jax.tree.map(lambda x: x[0], inputs))
-            self.more, self._is_traced = sum(further), True
+            trained, *other_parts = parts
+            draw_counts: list[int] = []
+            step = functools.partial(_one_step, *other_parts, self.static, draw_counts)
+            jax.eval_shape(step, trained, jax.tree.map(lambda x: x[0], inputs))
+            self.more, self._is_traced = sum(draw_counts), True
             source.set_state(state)
 
     def _inputs(self, prompts: list[Prompts], first: int) -> dict:
@@ -199,7 +215,7 @@ class ProgramSteps:
         fields: dict = {}
         if scorer is not None:
             count = len(prompts[0].records)
-            records = [record for one in prompts for record in one.records]
+            records = [record for step_prompts in prompts for record in step_prompts.records]
             truths = [record.ground_truth for record in records]
             texts = [(record.prompt_text, record.messages) for record in records]
             fields = {
@@ -208,45 +224,47 @@ class ProgramSteps:
             }
         steps = range(first, first + len(prompts))
         arrays = {
-            "tokens": np.stack([one.tokens for one in prompts]),
-            "lengths": np.stack([one.lengths for one in prompts]),
+            "tokens": np.stack([step_prompts.tokens for step_prompts in prompts]),
+            "lengths": np.stack([step_prompts.lengths for step_prompts in prompts]),
             "fields": fields,
             "sampled": _keys(self.key, "rollout", steps),
             "learned": _keys(self.key, f"learn {self.phase.name}", steps),
         }
-        more = self.most - len(prompts)
-        return jax.tree.map(lambda x: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)), arrays)
+        padding = self.most - len(prompts)
+        return jax.tree.map(lambda x: np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)), arrays)
 
     def report(self, step: TakenStep, reward: Reward | None) -> RewardReport:
         """Returns the report of the rollout's samples. Raises InputError where the reward scores
         those of the first step otherwise when it is called with texts."""
         if self.static.scorer is None:
             return RewardReport()
-        made = report_of(step.samples[step.report], step.prompts, reward)
+        report = report_of(step.samples[step.report], step.prompts, reward)
         if not self._is_checked:
-            check_form(made.rows, reward)
+            check_form(report.rows, reward)
             self._is_checked = True
-        return made
+        return report
 
 
 def check_form(rows: Sequence[ScoredRow], reward: Reward) -> None:
     """Raises InputError where a reward has another score for the text of a row than its form for
     the device had. Rows that the form did not decide on are not compared."""
     texts = reward.pool.score([row.sample for row in rows])
-    known = [i for i, row in enumerate(rows) if row.score.status == "ok"]
+    decided = [i for i, row in enumerate(rows) if row.score.status == "ok"]
     differ = [
         i
-        for i in known
+        for i in decided
         if texts[i].status not in ("ok", "timeout")
         or abs(texts[i].value - rows[i].score.value) > SAME * max(1.0, abs(texts[i].value))
     ]
     if differ:
         row, text = rows[differ[0]], texts[differ[0]]
-        said = f"{text.value:.6g}" if text.status == "ok" else f"{text.status}: {text.message}"
+        text_score = (
+            f"{text.value:.6g}" if text.status == "ok" else f"{text.status}: {text.message}"
+        )
         raise InputError(
             f"the reward {reward.pool.component.text!r} and its form for the device differ on "
-            f"{len(differ)} of {len(known)} responses",
-            value=f"{row.score.value:.6g} on the device and {said} of the text "
+            f"{len(differ)} of {len(decided)} responses",
+            value=f"{row.score.value:.6g} on the device and {text_score} of the text "
             f"{row.sample['response'][:200]!r}",
             rule="both are one reward: what is learned is what an evaluation measures",
             fix="correct the form (texts and fields have zeros behind their end: "
@@ -259,47 +277,49 @@ def _keys(key: jax.Array, name: str, steps) -> np.ndarray:
     return np.stack([jax.random.key_data(stream(key, name, step)) for step in steps])
 
 
-def _one_step(shared, read, others, static: StepProgram, drawn: list[int], own, given):
+def _one_step(
+    shared, read_only, rollout_roles, static: StepProgram, draw_counts: list[int], trained, inputs
+):
     """Traces one step. Returns the trained roles, and (metrics of the dataflow, metrics of the
     rollout, samples, which of them is the rollout's). `drawn` becomes the numbers of prompts that
     calls of `draw` asked for. Raises InputError for a rollout that makes a report of its own."""
-    further: list[int] = []
-    roles = {name: role.joined(shared[name]) for name, role in own.items()} | read
+    counts: list[int] = []
+    roles = {name: role.joined(shared[name]) for name, role in trained.items()} | read_only
     count = static.cfg.prompts_per_step
-    index = jnp.arange(given["tokens"].shape[0], dtype=jnp.int32)
-    every = DevicePrompts(given["tokens"], given["lengths"], given["fields"], index)
+    index = jnp.arange(inputs["tokens"].shape[0], dtype=jnp.int32)
+    all_prompts = DevicePrompts(inputs["tokens"], inputs["lengths"], inputs["fields"], index)
     sample = DeviceSampler(roles["actor"], static.cfg.sampling, static.decoding, static.scorer)
 
     def draw(n: int) -> DevicePrompts:
-        first = count + sum(further)
-        further.append(n)
+        start = count + sum(counts)
+        counts.append(n)
         # (While `drawn` is found out there are no such prompts yet: any will do.)
-        return every.select((first + np.arange(n)) % every.count)
+        return all_prompts.select((start + np.arange(n)) % all_prompts.count)
 
-    keys = {k: jax.random.wrap_key_data(given[k]) for k in ("sampled", "learned")}
-    available = {**roles, **others, "sample": sample, "draw": draw}
+    keys = {k: jax.random.wrap_key_data(inputs[k]) for k in ("sampled", "learned")}
+    available = {**roles, **rollout_roles, "sample": sample, "draw": draw}
     available |= {"reward": None, "tokenizer": None}
-    prompts = every.select(np.arange(count))
-    done = run_rollout(static.rollout, prompts, keys["sampled"], static.cfg, **available)
-    drawn[:] = further
-    if not isinstance(done.report, int):
+    prompts = all_prompts.select(np.arange(count))
+    result = run_rollout(static.rollout, prompts, keys["sampled"], static.cfg, **available)
+    draw_counts[:] = counts
+    if not isinstance(result.report, int):
         raise InputError(
             f"algorithm.collect={static.rollout.text!r} returns a report of its own",
             rule="in a program of several steps it is the one that `sample` has returned",
             fix="Rollout(batch, prompts, report) with that report, or program_steps=1",
         )
-    batch = widened(done.batch, static.columns)
+    batch = widened(result.batch, static.columns)
     if not static.keeps_parts:
         batch = batch.replace(reward_parts=None)
     batch = jax.lax.optimization_barrier(batch)
     function, options = static.dataflow.function, static.dataflow.options
-    named = {k: v for k, v in roles.items() if k in static.dataflow.parameters}
+    dataflow_roles = {k: v for k, v in roles.items() if k in static.dataflow.parameters}
     arguments, statics = function.arguments(
-        batch, keys["learned"], static.algorithm, **named, **options
+        batch, keys["learned"], static.algorithm, **dataflow_roles, **options
     )
-    new, learned = function.run(*arguments, **statics)
-    metrics = {name: jnp.asarray(x, jnp.float32) for name, x in done.metrics.items()}
-    return new, (learned, metrics, tuple(sample.asked), jnp.int32(done.report))
+    new_roles, dataflow_metrics = function.run(*arguments, **statics)
+    metrics = {name: jnp.asarray(x, jnp.float32) for name, x in result.metrics.items()}
+    return new_roles, (dataflow_metrics, metrics, tuple(sample.asked), jnp.int32(result.report))
 
 
 def take_steps(own, shared, read, others, inputs, count, *, static: StepProgram):
@@ -307,18 +327,22 @@ def take_steps(own, shared, read, others, inputs, count, *, static: StepProgram)
     metrics of the rollout, samples, which of them is the rollout's), N of them with zeros behind
     the last step."""
 
-    one = functools.partial(_one_step, shared, read, others, static, [])
+    one_step = functools.partial(_one_step, shared, read, others, static, [])
 
     def step(state):
-        i, own, out = state
-        given = jax.tree.map(lambda x: x[i], inputs)
-        new, made = one(own, given)
-        return i + 1, new, jax.tree.map(lambda old, x: old.at[i].set(x), out, made)
+        i, trained, out = state
+        step_inputs = jax.tree.map(lambda x: x[i], inputs)
+        new_roles, step_out = one_step(trained, step_inputs)
+        return (
+            i + 1,
+            new_roles,
+            jax.tree.map(lambda stacked, x: stacked.at[i].set(x), out, step_out),
+        )
 
-    first = jax.tree.map(lambda x: x[0], inputs)
-    _, made = jax.eval_shape(one, own, first)
-    most = inputs["tokens"].shape[0]
-    out = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), made)
+    first_inputs = jax.tree.map(lambda x: x[0], inputs)
+    _, shapes = jax.eval_shape(one_step, own, first_inputs)
+    max_steps = inputs["tokens"].shape[0]
+    out = jax.tree.map(lambda x: jnp.zeros((max_steps, *x.shape), x.dtype), shapes)
     state = (jnp.int32(0), own, out)
     _, own, out = jax.lax.while_loop(lambda state: state[0] < count, step, state)
     return own, out

@@ -77,9 +77,9 @@ class Progress:
         hints = typing.get_type_hints(cls)
         wrong = sorted(name for name, value in saved.items() if not _is_a(value, hints[name]))
         if not wrong:
-            counted = ("taken", "in_a_row", "faults", "fault_steps")
-            kinds = {name: float if name == "faults" else int for name in counted}
-            wrong = [n for n in counted for x in saved[n].values() if not _is_a(x, kinds[n])]
+            counters = ("taken", "in_a_row", "faults", "fault_steps")
+            kinds = {name: float if name == "faults" else int for name in counters}
+            wrong = [n for n in counters for x in saved[n].values() if not _is_a(x, kinds[n])]
         if wrong:
             raise InputError(
                 "a checkpoint's progress has values of other types than a run writes",

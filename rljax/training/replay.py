@@ -61,9 +61,9 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     """The same of a local folder; the checkpoints are in `run_dir`."""
     path = folder / "config.json"
     config = from_dict(read_json_object(path), str(path))
-    known = trust_code or vouched(config, f"{run_dir}/config.json", folder)
+    trusted = trust_code or vouched(config, f"{run_dir}/config.json", folder)
     config = untrained(config)
-    if not known:
+    if not trusted:
         refuse_own_code(config, str(path))
     steps = bad_batch.kept_steps(folder)
     if step is None and not steps:
@@ -84,8 +84,8 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     roles = restored_roles(setup, phase, checkpoints, saved)
     roles = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
     # Of the step before: what was kept has counted its own.
-    taken = progress.taken.get(phase.name, 0) - (saved == step)
-    key = stream(root_key(config.seed), f"learn {phase.name}", taken)
+    steps_taken = progress.taken.get(phase.name, 0) - (saved == step)
+    key = stream(root_key(config.seed), f"learn {phase.name}", steps_taken)
 
     def learn(batch, key, roles):
         return phase.dataflow(batch, key, phase.algorithm, **roles)
@@ -98,16 +98,16 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
 def _newest(run_dir: str, step: int) -> tuple[Checkpoints, int]:
     """The checkpoint whose weights are nearest to those of the step: its own, else the newest
     before it, else the first there is."""
-    own = Checkpoints(f"{run_dir}/{bad_batch.FOLDER}")
-    if step in own.steps() and not own.damage(step):
-        return own, step
-    others = Checkpoints(f"{run_dir}/checkpoints")
-    whole = [saved for saved in others.steps() if not others.damage(saved)]
-    if not whole:
+    batch_checkpoints = Checkpoints(f"{run_dir}/{bad_batch.FOLDER}")
+    if step in batch_checkpoints.steps() and not batch_checkpoints.damage(step):
+        return batch_checkpoints, step
+    checkpoints = Checkpoints(f"{run_dir}/checkpoints")
+    undamaged = [saved for saved in checkpoints.steps() if not checkpoints.damage(saved)]
+    if not undamaged:
         raise InputError(
             f"{run_dir} has no whole checkpoint", fix="replay it where its checkpoints are"
         )
-    return others, max((s for s in whole if s <= step), default=whole[0])
+    return checkpoints, max((s for s in undamaged if s <= step), default=undamaged[0])
 
 
 def _origins(roles: dict) -> dict[str, Origin]:
@@ -115,7 +115,7 @@ def _origins(roles: dict) -> dict[str, Origin]:
     origins = {}
     for name, role in roles.items():
         marks = role.state.skipped if hasattr(role, "state") else {}
-        found = [marks[kind] for kind in (NAN, INF) if kind in marks]
-        if found:
-            origins[name] = min(found, key=lambda origin: origin.order)
+        candidates = [marks[kind] for kind in (NAN, INF) if kind in marks]
+        if candidates:
+            origins[name] = min(candidates, key=lambda origin: origin.order)
     return origins

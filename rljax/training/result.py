@@ -44,9 +44,9 @@ class Metrics(Mapping):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
-            near = difflib.get_close_matches(str(name), self._names, n=3)
+            close = difflib.get_close_matches(str(name), self._names, n=3)
             raise KeyError(
-                f"no metric {name!r}; " + (f"near: {near}" if near else f"there are {[*self]}")
+                f"no metric {name!r}; " + (f"near: {close}" if close else f"there are {[*self]}")
             )
         values = [row.get(name) for row in self._rows]
         if any(isinstance(value, str) for value in values):
@@ -84,8 +84,8 @@ class TrainedRun:
         accuracy = [self.summary.get(f"accuracy_{when}") for when in ("before", "after")]
         values = [f"{a['value']:.3f}" for a in accuracy if isinstance(a, Mapping)]
         gain = f", accuracy {' -> '.join(values)}" if len(values) == 2 else ""
-        ended = f"{self.summary.get('status')}, step {self.summary.get('steps')}{gain}"
-        return f"<run {str(self.folder)!r}: {ended}>"
+        outcome = f"{self.summary.get('status')}, step {self.summary.get('steps')}{gain}"
+        return f"<run {str(self.folder)!r}: {outcome}>"
 
     @property
     def metrics(self) -> "Metrics":
@@ -125,8 +125,8 @@ class RunStopped(SystemExit):
 
     def __init__(self, run: TrainedRun, signal: str = ""):
         status = run.summary["status"]
-        said = f"{status}; the same call goes on from there"
-        super().__init__(f"{status}, when {signal} had arrived" if signal else said)
+        message = f"{status}; the same call goes on from there"
+        super().__init__(f"{status}, when {signal} had arrived" if signal else message)
         self.signal = signal or status.removeprefix("stopped by ").partition(" at step ")[0]
         by_notice = "stopped by SIGTERM on", "stopped by the cloud's notice"
         self.run, self.code = run, hosts.STOPPED if status.startswith(by_notice) else 3

@@ -237,12 +237,12 @@ class Run:
         self.roles = restored_roles(self.setup, self.phase, self.checkpoints, step)
         with self._reading_state(step):
             for name, source in self.sources.items():
-                same = state["fingerprints"].get("data") == self.fingerprints["data"]
-                self._restore_order(source, state["sources"][name], same)
+                same_data = state["fingerprints"].get("data") == self.fingerprints["data"]
+                self._restore_order(source, state["sources"][name], same_data)
             if self.reward is not None and self.reward.rubrics is not None:
                 self.reward.rubrics.set_state(state.get("rubrics"))
-            metrics, shown = state.get("half_step") or ({}, {})
-            self.half_step = (dict(metrics), dict(shown)) if metrics else None
+            metrics, samples = state.get("half_step") or ({}, {})
+            self.half_step = (dict(metrics), dict(samples)) if metrics else None
         self.started, self.saved_step = time.monotonic() - self.progress.elapsed_s, step
 
     @contextlib.contextmanager
@@ -312,27 +312,27 @@ class Run:
     def total_steps(self) -> int:
         """Number of steps of all phases; supervised steps that have ended early count as many as
         they were."""
-        ended = self.phase is self.setup.main
-        return self.config.steps + (self.progress.sft_steps if ended else self.config.sft.steps)
+        in_main = self.phase is self.setup.main
+        return self.config.steps + (self.progress.sft_steps if in_main else self.config.sft.steps)
 
     def finished(self) -> bool:
         """Returns whether the last phase has taken all its steps or has stopped early."""
-        over = self.progress.rl_steps >= self.config.steps or self.stopped_early
-        return self.phase is self.setup.main and over
+        is_over = self.progress.rl_steps >= self.config.steps or self.stopped_early
+        return self.phase is self.setup.main and is_over
 
     # -- steps --
 
     def step(self) -> dict:
         """Takes one step of the current phase, a batch of its source through its dataflow; returns
         its metrics."""
-        phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
+        phase, steps_taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
         if self.programs is not None and phase is self.setup.main:
-            learned, metrics = self._step_of_program(taken)
+            learned, metrics = self._step_of_program(steps_taken)
         else:
-            learned, metrics = self._step_of_host(phase, taken)
-        drawn = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
+            learned, metrics = self._step_of_host(phase, steps_taken)
+        count = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
         if phase is self.setup.main:
-            self.progress.prompts += int(drawn)
+            self.progress.prompts += int(count)
             self.progress.completions += int(metrics.get("batch/completions", 0.0))
         learned = of_taken_steps(learned)
         metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
@@ -357,38 +357,38 @@ class Run:
         programs = self.programs if self.phase is self.setup.main else None
         return programs is not None and programs.compiled
 
-    def _step_of_program(self, taken: int) -> tuple[dict, dict]:
+    def _step_of_program(self, steps_taken: int) -> tuple[dict, dict]:
         """Takes the next steps in one program, or counts one that a program has taken. Returns
         metrics of the dataflow, and of the rollout."""
         programs = self.programs
         count = programs.steps_until(self.progress.step, self.progress.rl_steps)
-        done, self.roles = programs.next(taken, count, self.roles)
+        done, self.roles = programs.next(steps_taken, count, self.roles)
         timing.spread("program", done.seconds)
         metrics = {**done.metrics, **done.drawn}
         metrics |= self.source.outcome(programs.report(done, self.reward))
-        self.progress.taken[self.phase.name] = taken + 1
+        self.progress.taken[self.phase.name] = steps_taken + 1
         return done.learned, metrics
 
-    def _step_of_host(self, phase: Phase, taken: int) -> tuple[dict, dict]:
+    def _step_of_host(self, phase: Phase, steps_taken: int) -> tuple[dict, dict]:
         """Samples or reads a batch and learns from it. Returns metrics of the dataflow, and of the
         source."""
         self._compile_ahead()
         if hosts.count() > 1:  # a step can be abandoned; one process stops between two
             self.begun_at = copy.deepcopy(positions(self.sources, self.player))
         with hosts.may_stop(), heartbeat.phase("data"):
-            batch, metrics = self.source.next(taken, self.roles)
-            metrics |= draw_pretraining(self.sources, taken, self.roles)
+            batch, metrics = self.source.next(steps_taken, self.roles)
+            metrics |= draw_pretraining(self.sources, steps_taken, self.roles)
         if not parts_readers(phase):  # the program is that of the dry run, whatever parts there are
             batch = batch.replace(reward_parts=None)
         with timed("learn"):
-            key, roles = stream(self.key, f"learn {phase.name}", taken), self._roles_of(phase)
+            key, roles = stream(self.key, f"learn {phase.name}", steps_taken), self._roles_of(phase)
             self.ahead.wait()
-            new, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
-            self.roles |= {k: v for k, v in new.items() if k in self.roles}
+            new_roles, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
+            self.roles |= {k: v for k, v in new_roles.items() if k in self.roles}
             self.source.meanwhile(lambda: all(x.is_ready() for x in jax.tree.leaves(learned)))
             learned = fetch(learned)
         self.begun_at = None
-        self.progress.taken[phase.name] = taken + 1
+        self.progress.taken[phase.name] = steps_taken + 1
         if is_bad(learned) and not is_bad(self.progress.faults):  # the first one
             keep(self.run_folder, batch, self.progress, build.role_arrays(self.roles))
         return learned, metrics
@@ -404,11 +404,11 @@ class Run:
 
     def warn(self, name: str, text: str, count: float = 1.0) -> None:
         """Counts a warning of a step, and logs it at the first, 10th, 100th, 1000th ... time."""
-        before = self.progress.faults.get(name, 0.0)
+        previous = self.progress.faults.get(name, 0.0)
         self.progress.count_fault(name, count)
-        after = self.progress.faults[name]
-        if self.logs_warnings and is_said(before, after):
-            times = f" (so far {after:.0f} times)" if before else ""
+        total = self.progress.faults[name]
+        if self.logs_warnings and is_said(previous, total):
+            times = f" (so far {total:.0f} times)" if previous else ""
             LOG.warning("step %d: %s%s", self.progress.step, text, times)
 
     def warn_in_a_row(self, name: str, holds: bool, text: Callable[[int], str]) -> None:
@@ -431,10 +431,10 @@ class Run:
 
     def _learning_rate(self, phase: Phase) -> float:
         """Returns the learning rate of the last optimizer step."""
-        total, taken = phase.optimizer_steps, self.progress.taken[phase.name]
+        total, steps_taken = phase.optimizer_steps, self.progress.taken[phase.name]
         of_actor = phase.trains == "actor"
         optimizer = phase.actor_optimizer if of_actor else self.config.critic_optimizer
-        last = taken * total // max(phase.steps, 1) - 1
+        last = steps_taken * total // max(phase.steps, 1) - 1
         return float(current_learning_rate(optimizer, total, max(last, 0)))
 
     def _policy(self) -> Policy:
@@ -446,20 +446,20 @@ class Run:
     def _drop_solved(self) -> None:
         """Prompts that the starting policy mostly solves are dropped before the first step."""
         limit, samples = self.config.data.drop_above_pass_rate, self.config.data.pass_rate_samples
-        every, loader = self.setup.data.prompts, self.source.loader
-        drawn = sample_all(
+        prompts, loader = self.setup.data.prompts, self.source.loader
+        sampled = sample_all(
             self._policy(),
-            every,
+            prompts,
             samples,
             self.player,
             key=stream(self.key, "drop solved"),
             prompts_per_call=self.config.batch.prompts_per_step,
         )
-        known = [sample for sample in drawn if not np.isnan(sample.reward)]
-        outcomes = [(every[sample.prompt].prompt_id, sample.reward) for sample in known]
+        scored = [sample for sample in sampled if not np.isnan(sample.reward)]
+        outcomes = [(prompts[sample.prompt].prompt_id, sample.reward) for sample in scored]
         loader.record(outcomes, self.config.evaluate.correct_at)
         dropped = loader.drop_above(limit)
-        LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
+        LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(prompts), limit)
 
     def evaluate(self) -> dict:
         """Returns the loss on held-out examples and the greedy accuracy on held-out prompts, if
@@ -475,8 +475,8 @@ class Run:
         metrics = {}
         if self.setup.data.held_out and self.phase is self.setup.main:
             roles = self._roles_of(self.phase)
-            new, metrics = held_out_step(self.setup, roles, stream(self.key, "held out"))
-            self.roles |= {k: v for k, v in new.items() if k in self.roles}
+            new_roles, metrics = held_out_step(self.setup, roles, stream(self.key, "held out"))
+            self.roles |= {k: v for k, v in new_roles.items() if k in self.roles}
             self.progress.held_out = metrics
         if self.setup.data.test_prompts:
             metrics = {**metrics, **self._accuracy()}
@@ -496,8 +496,8 @@ class Run:
     def _accuracy(self) -> dict:
         """Greedy accuracy on the held-out prompts, and pass@k where samples are drawn."""
         data, evaluate, policy = self.setup.data, self.config.evaluate, self._policy()
-        asked = (policy, self.eval_player, data.test_prompts)
-        right, samples = greedy_accuracy(*asked, correct_at=evaluate.correct_at)
+        arguments = (policy, self.eval_player, data.test_prompts)
+        right, samples = greedy_accuracy(*arguments, correct_at=evaluate.correct_at)
         if np.isnan(right).all():  # a judge that is down must not end the run
             LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
             self.progress.accuracy = self.progress.right = self.progress.pass_at_k = None
@@ -507,10 +507,10 @@ class Run:
         metrics = accuracy_metrics(data.test_prompts, right, samples)
         if n := evaluate.samples:
             key = stream(self.key, "evaluate", self.progress.step)
-            drawn = sample_all(policy, data.test_prompts, n, self.eval_player, key=key)
-            self.progress.pass_at_k = pass_estimates(drawn, n, evaluate.correct_at)
-            for name, found in self.progress.pass_at_k.items():
-                metrics |= with_interval(f"eval/{name}", found)
+            sampled = sample_all(policy, data.test_prompts, n, self.eval_player, key=key)
+            self.progress.pass_at_k = pass_estimates(sampled, n, evaluate.correct_at)
+            for name, estimate in self.progress.pass_at_k.items():
+                metrics |= with_interval(f"eval/{name}", estimate)
         return metrics
 
     def remember_before(self) -> None:
@@ -522,8 +522,8 @@ class Run:
 
     def metric_prefixes(self) -> set[str]:
         """Returns the names that stand before the metrics of the roles, without a slash."""
-        own = {getattr(role, "prefix", "").removesuffix("/") for role in self.roles.values()}
-        return {*self.roles, *own}
+        prefixes = {getattr(role, "prefix", "").removesuffix("/") for role in self.roles.values()}
+        return {*self.roles, *prefixes}
 
     def export_adapter(self) -> None:
         """Writes the adapters alone, as a PEFT folder."""
@@ -541,8 +541,8 @@ class Run:
         model, params = role.model, role.state.weights
         if model.config.lora:
             params = lora.merge(model, params)
-            whole = dataclasses.replace(lora.without(model.config), weight_dtype="float32")
-            model = dataclasses.replace(model, config=whole)
+            merged = dataclasses.replace(lora.without(model.config), weight_dtype="float32")
+            model = dataclasses.replace(model, config=merged)
         with self._exporting(EXPORTED[self.phase.trains]) as folder:
             save_params(
                 folder,
@@ -558,6 +558,6 @@ class Run:
     @contextlib.contextmanager
     def _exporting(self, name: str) -> Iterator[Path]:
         """The folder of an export, which the first host writes, and clears up after a failure."""
-        whole = whole_export(self.folder / name) if hosts.first() else contextlib.nullcontext()
-        with heartbeat.phase("export"), whole:
+        writing = whole_export(self.folder / name) if hosts.first() else contextlib.nullcontext()
+        with heartbeat.phase("export"), writing:
             yield self.folder / name

@@ -64,13 +64,13 @@ class RunFolder:
             with locked(self.path):
                 yield
         else:
-            with contextlib.ExitStack() as taken:
+            with contextlib.ExitStack() as stack:
                 try:
-                    taken.enter_context(self.lock.held())
+                    stack.enter_context(self.lock.held())
                     self.mirror.fetch()
                 except OSError as error:
                     raise _refused("run_dir cannot be read", self.url, str(error)) from None
-                taken.enter_context(self.mirror)
+                stack.enter_context(self.mirror)
                 yield
 
     def watched(self, config: Config, told: Callable[[], str | None]):
@@ -92,8 +92,8 @@ class RunFolder:
             summary = read_json_object(self.path / "summary.json")
         except InputError:
             return False
-        ended = (summary.get("status"), summary.get("steps")) == ("finished", steps)
-        return ended and (self.path / "report.html").exists()
+        finished = (summary.get("status"), summary.get("steps")) == ("finished", steps)
+        return finished and (self.path / "report.html").exists()
 
 
 @contextlib.contextmanager
@@ -116,14 +116,16 @@ def _kept_under(url: str) -> Iterator[RunFolder]:
     scratch = Path(tempfile.mkdtemp(prefix="rljax-"))
     # The last part is the name by which trackers and reports know the run.
     path = make_folder(scratch / (store.url.rpartition("/")[2] or "run"))
-    only = () if hosts.first() else (OF_HOSTS, PROFILE)
+    folders = () if hosts.first() else (OF_HOSTS, PROFILE)
     lock = StoreLock(store) if hosts.first() else None
-    mirror = Mirror(store, path, only)
+    mirror = Mirror(store, path, folders)
     folder = RunFolder(path, store.url, mirror, lock)
     try:
         if hosts.count() > 1:  # their logs go on, as in a folder of a disk
-            own = f"host-{hosts.index():03d}."
-            _tried_by_all(lambda: mirror.fetch_from(OF_HOSTS, own), "run_dir cannot be read", url)
+            prefix = f"host-{hosts.index():03d}."
+            _tried_by_all(
+                lambda: mirror.fetch_from(OF_HOSTS, prefix), "run_dir cannot be read", url
+            )
         yield folder
     finally:
         if lost := folder.close():
@@ -165,7 +167,7 @@ def _writable(url: str) -> Store:
     return store
 
 
-def _tried_by_all(action: Callable, what: str, url: str):
+def _tried_by_all(action: Callable, subject: str, url: str):
     """Returns what an action returns. Raises InputError, on every host, that names those where it
     fails."""
     done, problem = None, ""
@@ -175,15 +177,19 @@ def _tried_by_all(action: Callable, what: str, url: str):
         problem = f"{type(error).__name__}: {error}"
     problems = hosts.gather(problem)
     if any(problems):
-        who = zip(hosts.names(), problems, strict=True)
-        where = ", ".join(name for name, problem in who if problem) if len(problems) > 1 else ""
-        raise _refused(what + (f" by {where}" if where else ""), url, next(filter(None, problems)))
+        outcomes = zip(hosts.names(), problems, strict=True)
+        failed = (
+            ", ".join(name for name, problem in outcomes if problem) if len(problems) > 1 else ""
+        )
+        raise _refused(
+            subject + (f" by {failed}" if failed else ""), url, next(filter(None, problems))
+        )
     return done
 
 
-def _refused(what: str, url: str, rule: str) -> InputError:
+def _refused(subject: str, url: str, rule: str) -> InputError:
     return InputError(
-        what,
+        subject,
         value=url,
         rule=rule,
         fix="a place that all hosts reach, where this machine's account has the right to read, "

@@ -60,9 +60,9 @@ def try_rewards(run: Run) -> list[str]:
     warnings = []
     for source in data.sources if trains else ():
         warnings += _try_reward(run.reward, _some_rows(source))
-    other = None if run.eval_player is None else run.eval_player.reward
-    if other is not None and not (trains and other.pool is run.reward.pool):
-        warnings += _try_reward(other, _some_rows(data.test_prompts))
+    eval_reward = None if run.eval_player is None else run.eval_player.reward
+    if eval_reward is not None and not (trains and eval_reward.pool is run.reward.pool):
+        warnings += _try_reward(eval_reward, _some_rows(data.test_prompts))
     return list(dict.fromkeys(warnings))
 
 
@@ -79,12 +79,12 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
         return []
     rows: list[ScoredRow] = []
     for record in records:
-        tried = scored_responses(reward, record)
-        if any(row.score.status == "ok" for row in tried):
-            return _try_formats(reward, record, tried)
-        if not tried:
+        results = scored_responses(reward, record)
+        if any(row.score.status == "ok" for row in results):
+            return _try_formats(reward, record, results)
+        if not results:
             return []
-        rows += tried
+        rows += results
     if not rows:
         return []
     if all(row.score.status == "timeout" for row in rows):
@@ -126,12 +126,12 @@ def _try_formats(reward: Reward, record: PromptRecord, plain: Sequence[ScoredRow
         return []
     if any(row.score.status != "ok" or row.score.value > 0 for row in plain):
         return []
-    others = [form for form, _ in _FORMATS]
-    rows = scored_responses(reward, record, [form.format(truth) for form in others])
+    forms = [form for form, _ in _FORMATS]
+    rows = scored_responses(reward, record, [form.format(truth) for form in forms])
     if not rows or any(row.score.status != "ok" for row in rows):
         return []
-    tried = zip((*_PLAIN, *others), (*plain, *rows), strict=True)
-    worth = {form: row.score.value for form, row in tried}
+    pairs = zip((*_PLAIN, *forms), (*plain, *rows), strict=True)
+    worth = {form: row.score.value for form, row in pairs}
     scored = [(form, sign) for form, sign in _FORMATS if worth[form] > 0]
     if any(sign in record.prompt_text for _, sign in scored):
         return []
@@ -142,10 +142,10 @@ def _try_formats(reward: Reward, record: PromptRecord, plain: Sequence[ScoredRow
             f"truth {_shortened(truth)} of row {record.index} was tried as the response, by itself "
             "and in the usual formats. Fix: a reward that fits the column"
         ]
-    shown = ", ".join(repr(form.format(truth)) for form, _ in scored[:2])
+    examples = ", ".join(repr(form.format(truth)) for form, _ in scored[:2])
     return [
         f"the reward {text!r} gives the right answer {_shortened(truth)} of row {record.index} "
-        f"{worth['{}']:g}, and {worth[scored[0][0]]:g} where it is written {shown}, which the "
+        f"{worth['{}']:g}, and {worth[scored[0][0]]:g} where it is written {examples}, which the "
         "prompt does not ask for. Fix: a prompt that says the format, or another reward"
     ]
 
@@ -154,29 +154,29 @@ def _is_specification(component: Component, truth: str) -> bool:
     """Returns whether a ground truth says how a response is checked, and is no response itself."""
     if truth.lstrip()[:1] in ("{", "["):
         return True
-    named = members(component) or [component]
-    return any(spec(member).truth != "answer" for member in named)
+    components = members(component) or [component]
+    return any(spec(member).truth != "answer" for member in components)
 
 
 def _mending(row: ScoredRow, costs: bool = False) -> str:
     """Returns what mends a reward that had no score for a sample, by what it raised or returned."""
     message, sample = row.score.message, row.sample
     extra = sample.get("extra_info") or {}
-    if found := re.match(r"KeyError: (['\"])(.*?)\1", message):
-        fix = f"add {found[2]!r} to the rows, or read one of the fields of this one: "
+    if match := re.match(r"KeyError: (['\"])(.*?)\1", message):
+        fix = f"add {match[2]!r} to the rows, or read one of the fields of this one: "
         fields = [name for name in FIELDS if name in sample and name != "extra_info"]
-        own = f", and in extra_info {', '.join(map(str, extra))}" if extra else ""
-        return f"{fix}{', '.join(fields)}{own}"
+        extra_names = f", and in extra_info {', '.join(map(str, extra))}" if extra else ""
+        return f"{fix}{', '.join(fields)}{extra_names}"
     if "no number" in message:
         return "return float(...) of one number, or a dict of numbers with 'score'"
     if row.score.status == "timeout":
         return "raise reward.timeout_s, or make the reward faster"
     if message.startswith("MemoryError"):
         return "raise reward.memory_gb, or make the reward hold less"
-    if found := re.match(r"NameError: name '(\w+)'", message):
-        return f"import or define {found[1]!r} in the file of the reward"
-    if found := re.match(r"ModuleNotFoundError: No module named '(\w+)", message):
-        return f"pip install {found[1]}"
+    if match := re.match(r"NameError: name '(\w+)'", message):
+        return f"import or define {match[1]!r} in the file of the reward"
+    if match := re.match(r"ModuleNotFoundError: No module named '(\w+)", message):
+        return f"pip install {match[1]}"
     cost = " and 'cost'" * costs
     return f"correct it: it returns a number, or a dict of numbers with 'score'{cost}, for any text"
 
@@ -232,11 +232,11 @@ def require_scores(run: Run) -> None:
         )
 
 
-def _no_scores(run: Run, what: str) -> InputError:
+def _no_scores(run: Run, problem: str) -> InputError:
     report = run.source.report  # None right after a resume
     row = next((row for row in (report.rows if report else ()) if row.score.status != "ok"), None)
     return InputError(
-        what,
+        problem,
         rule=f"the first one of the last step: {shown_sample(row)}" if row else "",
         fix=_mending(row, run.setup.needs_costs)
         if row
@@ -249,23 +249,25 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
     if longer is None:
         return
     masked, scored = (metrics.get(f"reward/{k}", 0.0) for k in ("timeouts", "timeouts_scored"))
-    before, late = run.late_samples, masked + scored
+    previous, late = run.late_samples, masked + scored
     run.late_samples += late
     run.late_and_longer += late * longer
     share = run.late_and_longer / run.late_samples
-    if before < _LATE_SAMPLES <= run.late_samples and share >= _LONGER:
-        what = "they have the score that the reward declares for that"
+    if previous < _LATE_SAMPLES <= run.late_samples and share >= _LONGER:
+        consequence = "they have the score that the reward declares for that"
         if masked:
-            what = "they are masked, so a policy can avoid a bad score by writing more. If the "
-            what += "reward asks no server, declare what it is worth then: "
-            what += "@rljax.contracts.contract(on_timeout=0.0)"
+            consequence = (
+                "they are masked, so a policy can avoid a bad score by writing more. If the "
+            )
+            consequence += "reward asks no server, declare what it is worth then: "
+            consequence += "@rljax.contracts.contract(on_timeout=0.0)"
         LOG.warning(
             "step %d: %d responses were over the limits of the reward, and %.0f %% of the time the "
             "late response is the longer one: %s",
             run.progress.step,
             run.late_samples,
             100 * share,
-            what,
+            consequence,
         )
 
 
@@ -278,15 +280,15 @@ def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
     for i, row in enumerate(rows):
         if row.score.status == "ok":
             groups.setdefault(row.group, []).append(i)
-    found = []
+    candidates = []
     for rows_of_group in groups.values():
         scores = np.array([rows[i].score.value for i in rows_of_group])
         if len(rows_of_group) > 1 and scores[0] > scores[-1]:
             middle = rows_of_group[int(np.abs(scores - scores.mean()).argmin())]
             three = list(dict.fromkeys((rows_of_group[0], middle, rows_of_group[-1])))
-            found.append((scores[0] - scores[-1], float(scores.mean()), three))
-    found.sort(key=lambda one: -one[0])
-    return [(mean, three) for _, mean, three in found[:SHOWN_PROMPTS]]
+            candidates.append((scores[0] - scores[-1], float(scores.mean()), three))
+    candidates.sort(key=lambda entry: -entry[0])
+    return [(mean, three) for _, mean, three in candidates[:SHOWN_PROMPTS]]
 
 
 def examples(run: Run) -> dict[str, list[dict]]:

@@ -16,8 +16,8 @@ def setup_warnings(setup: Setup, shipped: Config | None = None) -> list[str]:
     """Returns a line for each setting of a run's data and optimizers that can hardly be meant. A
     warm-up that the config has from the one that `shipped` with the library causes none: the user
     did not set it."""
-    found = [*_of_optimizers(setup, shipped), *_of_held_out_rows(setup), *_of_few_rows(setup)]
-    return list(dict.fromkeys(found))
+    lines = [*_of_optimizers(setup, shipped), *_of_held_out_rows(setup), *_of_few_rows(setup)]
+    return list(dict.fromkeys(lines))
 
 
 def _of_optimizers(setup: Setup, shipped: Config | None) -> Iterator[str]:
@@ -33,13 +33,19 @@ def _of_optimizers(setup: Setup, shipped: Config | None) -> Iterator[str]:
                     f"{field}.lr={lr:g}: a step of {optimizer.name} changes every weight by about "
                     f"as much; usual are 1e-7 to 1e-2"
                 )
-            own = shipped is None or warmup != value_of(shipped, field).warmup_steps
-            if own and phase.steps and warmup >= total:
+            set_by_user = shipped is None or warmup != value_of(shipped, field).warmup_steps
+            if set_by_user and phase.steps and warmup >= total:
                 yield (
                     f"{field}.warmup_steps={warmup}: {phase.label} has {total} optimizer steps, so "
                     f"the learning rate {lr:g} is never reached"
                 )
-            elif own and lr and 0 < warmup and not optimizer.warmup_from and 0 < total <= _FEW:
+            elif (
+                set_by_user
+                and lr
+                and 0 < warmup
+                and not optimizer.warmup_from
+                and 0 < total <= _FEW
+            ):
                 yield (
                     f"{field}.warmup_steps={warmup} begins at a learning rate of 0: the first of "
                     f"{total} optimizer steps changes nothing. {field}.warmup_from=0.1 begins at a "
@@ -54,8 +60,10 @@ def _optimizers(phase: Phase) -> list[str]:
     roles = phase.dataflow.parameters
     actor = ["actor_optimizer"] * ("actor" in roles)
     scalar = any(name in roles for name in ("reward_model", "cost_critic"))
-    needed = "critic" in roles and phase.dataflow.signature.parameters["critic"].default is not None
-    return actor + ["critic_optimizer"] * (scalar or needed)
+    trains_critic = (
+        "critic" in roles and phase.dataflow.signature.parameters["critic"].default is not None
+    )
+    return actor + ["critic_optimizer"] * (scalar or trains_critic)
 
 
 def _of_held_out_rows(setup: Setup) -> Iterator[str]:
@@ -69,10 +77,10 @@ def _of_held_out_rows(setup: Setup) -> Iterator[str]:
         return
     held_out = [_key(row) for row in data.test_prompts or data.held_out]
     trained = {_key(row) for row in data.prompts}
-    both = sum(key in trained for key in held_out)
-    if both:
+    twice = sum(key in trained for key in held_out)
+    if twice:
         yield (
-            f"{both} of {len(held_out)} held-out rows ({both / len(held_out):.0%}) of data.test "
+            f"{twice} of {len(held_out)} held-out rows ({twice / len(held_out):.0%}) of data.test "
             "are rows of data.train, too: the accuracy is partly that of trained rows. "
             "data.test_fraction=0.05 with data.test='' holds rows out"
         )
@@ -86,11 +94,11 @@ def _of_few_rows(setup: Setup) -> Iterator[str]:
         return
     sampled = setup.main.samples
     field = "batch.prompts_per_step" if sampled else "offline.examples_per_step"
-    rows, drawn = len({_key(row) for row in data.prompts}), value_of(config, field)
-    if rows < drawn:
+    rows, count = len({_key(row) for row in data.prompts}), value_of(config, field)
+    if rows < count:
         kind = "prompt" if sampled else "row"
         yield (
-            f"{field}={drawn}: the data has {rows} {kind}{'s' * (rows != 1)} that differ, so every "
+            f"{field}={count}: the data has {rows} {kind}{'s' * (rows != 1)} that differ, so every "
             "step repeats them"
         )
 

@@ -78,7 +78,7 @@ def train_together(
     check_together(configs)
     hosts.start(configs[0].hosts.init_timeout_s, configs[0].hosts.heartbeat_s)
     devices = jax.devices() if devices is None else devices
-    ended: dict[int, Ended] = {}
+    outcomes: dict[int, Ended] = {}
     with contextlib.ExitStack() as stack:
         beside = Beside(stack.enter_context(Signals()))
         live: dict[int, Training] = {}
@@ -86,7 +86,7 @@ def train_together(
         for i, config in enumerate(configs):
             live[i] = trained(config, "run", devices, beside=beside)
             stack.callback(live[i].close)  # what ends all of them is in the summary of each
-            _advance(i, live, waiting, ended)
+            _advance(i, live, waiting, outcomes)
             if i in waiting and not beside.players:
                 run = waiting[i]
                 check_memory(run, len(configs))
@@ -96,15 +96,15 @@ def train_together(
                 run.owned = []
         while waiting:
             runs, waiting = waiting, {}
-            of_all = list(runs.values())
-            say(_progress(of_all, take_next(of_all, len(configs))))
+            active = list(runs.values())
+            say(_progress(active, take_next(active, len(configs))))
             for i in runs:
-                _advance(i, live, waiting, ended)
-    return [ended[i] for i in range(len(configs))]
+                _advance(i, live, waiting, outcomes)
+    return [outcomes[i] for i in range(len(configs))]
 
 
 def _advance(
-    i: int, live: dict[int, Training], waiting: dict[int, Run], ended: dict[int, Ended]
+    i: int, live: dict[int, Training], waiting: dict[int, Run], outcomes: dict[int, Ended]
 ) -> None:
     """Lets run i go on until it waits for its next program, or has ended."""
     try:
@@ -112,20 +112,20 @@ def _advance(
     except StopIteration as end:
         run, signal = end.value
         stopped = signal or run.summary["status"].startswith("stopped by")
-        ended[i] = RunStopped(run, signal) if stopped else run
+        outcomes[i] = RunStopped(run, signal) if stopped else run
     except InputError as error:  # of this run alone
-        ended[i] = error
+        outcomes[i] = error
 
 
 def check_memory(run: Run, count: int) -> None:
     """Raises InputError where the estimate of `count` such runs is above what a device has."""
-    need, have = run.memory.least * count, run.memory.available
-    if have is not None and need > have:
+    needed_bytes, available_bytes = run.memory.least * count, run.memory.available
+    if available_bytes is not None and needed_bytes > available_bytes:
         raise InputError(
-            f"{count} runs together need {human_bytes(need)} per device",
-            value=f"{human_bytes(have)} left",
+            f"{count} runs together need {human_bytes(needed_bytes)} per device",
+            value=f"{human_bytes(available_bytes)} left",
             rule=f"each needs at least {human_bytes(run.memory.least)}: {run.memory.line()}",
-            fix=f"{max(have // run.memory.least, 1)} runs together",
+            fix=f"{max(available_bytes // run.memory.least, 1)} runs together",
         )
 
 
@@ -134,10 +134,10 @@ def _steps_together(own, others, inputs, count, *, static: StepProgram):
     """Takes the next `count` steps of S runs. Returns a list of trained roles, and what the steps
     made."""
     stacked = [jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (own, others, inputs)]
-    trained, (shared, read, beside), inputs = stacked
-    one = functools.partial(take_steps, static=static)
-    of_runs = jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None), axis_name=RUNS)
-    new, out = of_runs(trained, shared, read, beside, inputs, count)
+    trained, (shared, read, rollout_roles), inputs = stacked
+    take = functools.partial(take_steps, static=static)
+    take_all = jax.vmap(take, in_axes=(0, 0, 0, 0, 0, None), axis_name=RUNS)
+    new, out = take_all(trained, shared, read, rollout_roles, inputs, count)
     # Roles as a list, so that each run goes on with arrays of its own.
     return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out
 
@@ -145,53 +145,58 @@ def _steps_together(own, others, inputs, count, *, static: StepProgram):
 def lower_together(programs: ProgramSteps, roles: dict, count: int) -> jax.stages.Lowered:
     """Returns the program of the next steps of `count` runs, lowered for the roles of one, whose
     arrays may be shapes."""
-    given = programs.given(0, programs.most, roles)
-    of_all = [[x] * count for x in (given.parts[0], given.parts[1:], given.inputs)]
-    return _steps_together.lower(*of_all, jnp.int32(programs.most), static=programs.static)
+    arguments = programs.given(0, programs.most, roles)
+    repeated = [[x] * count for x in (arguments.parts[0], arguments.parts[1:], arguments.inputs)]
+    return _steps_together.lower(*repeated, jnp.int32(programs.most), static=programs.static)
 
 
 def take_next(runs: Sequence[Run], count: int) -> float:
     """Takes the next steps of all these runs, up to the first that one of them stops at, in the
     program of `count` runs, which is compiled once whatever the number of runs that still take
     steps. Returns seconds."""
-    begun, known = time.monotonic(), compiles.count()
+    start, compile_count = time.monotonic(), compiles.count()
     steps = min(run.programs.steps_until(run.progress.step, run.progress.rl_steps) for run in runs)
-    given = [
+    arguments = [
         run.programs.given(run.progress.taken.get(run.progress.phase, 0), steps, run.roles)
         for run in runs
     ]
-    own = [one.parts[0] for one in given]
-    others = [one.parts[1:] for one in given]
+    trained = [item.parts[0] for item in arguments]
+    other_parts = [item.parts[1:] for item in arguments]
     # Runs that have ended are taken for the last one, by copies that nobody reads.
-    more = count - len(runs)
-    own += [jax.tree.map(jnp.copy, own[-1]) for _ in range(more)]
+    padding = count - len(runs)
+    trained += [jax.tree.map(jnp.copy, trained[-1]) for _ in range(padding)]
     with heartbeat.phase("program"):
-        new, out = _steps_together(
-            own,
-            others + others[-1:] * more,
-            [one.inputs for one in given] + [given[-1].inputs] * more,
+        new_roles, out = _steps_together(
+            trained,
+            other_parts + other_parts[-1:] * padding,
+            [item.inputs for item in arguments] + [arguments[-1].inputs] * padding,
             jnp.int32(steps),
             static=runs[0].programs.static,
         )
         out = fetch(out)
-    seconds, compiled = time.monotonic() - begun, compiles.count() > known
-    for i, (run, one) in enumerate(zip(runs, given, strict=True)):
-        mine = jax.tree.map(lambda x, i=i: x[i], out)
+    seconds, compiled = time.monotonic() - start, compiles.count() > compile_count
+    for i, (run, item) in enumerate(zip(runs, arguments, strict=True)):
+        run_out = jax.tree.map(lambda x, i=i: x[i], out)
         run.programs.compiled = compiled
-        run.roles = run.programs.keep(one, new[i], mine, run.roles, seconds / (steps * len(runs)))
+        run.roles = run.programs.keep(
+            item, new_roles[i], run_out, run.roles, seconds / (steps * len(runs))
+        )
     return seconds
 
 
 def _progress(runs: Sequence[Run], seconds: float) -> str:
     """A line about the steps that a program has taken: the mean reward of each run over its steps,
     as the mean of all runs and the range from the lowest to the highest."""
-    at = max(run.progress.step + len(run.programs.taken) for run in runs)
+    end = max(run.progress.step + len(run.programs.taken) for run in runs)
     count = sum(len(run.programs.taken) for run in runs)
     line = (
-        f"step {at} of {runs[0].total_steps}: {count} steps of {len(runs)} runs in {seconds:.1f} s"
+        f"step {end} of {runs[0].total_steps}: {count} steps of {len(runs)} runs in {seconds:.1f} s"
     )
     if runs[0].programs.static.scorer is None:
         return line
-    taken = [[step.samples[step.report] for step in run.programs.taken] for run in runs]
-    means = [float(np.nanmean([one.scores["score"] for one in of_run])) for of_run in taken]
+    samples = [[step.samples[step.report] for step in run.programs.taken] for run in runs]
+    means = [
+        float(np.nanmean([step_samples.scores["score"] for step_samples in run_samples]))
+        for run_samples in samples
+    ]
     return f"{line}, reward {np.mean(means):.3f} ({min(means):.3f} to {max(means):.3f})"
