@@ -9,8 +9,10 @@ from rljax.report.comparison import write_pages
 
 
 def main(arguments: Sequence[str]) -> int:
-    folders = [one for one in arguments if not one.startswith("-")]
-    out = [one.removeprefix("--out=") for one in arguments if one.startswith("--out=")]
+    folders = [argument for argument in arguments if not argument.startswith("-")]
+    out = [
+        argument.removeprefix("--out=") for argument in arguments if argument.startswith("--out=")
+    ]
     if not folders or len(folders) + len(out) != len(arguments) or len(out) > 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -37,14 +37,14 @@ def averaged(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], dict[int, 
         if run.config:
             settings.setdefault(_setting(listing(run.config)), []).append(run)
     for group in settings.values():
-        ended = [run for run in group if _finished(run)]
-        if ended:
+        finished = [run for run in group if _finished(run)]
+        if finished:
             left_out |= {id(run): "not finished" for run in group if not _finished(run)}
-        seen = set()
-        for run in sorted(ended or group, key=lambda run: -run.steps()[0]):
-            if (seed := repr(listing(run.config).get("seed"))) in seen:
+        seeds = set()
+        for run in sorted(finished or group, key=lambda run: -run.steps()[0]):
+            if (seed := repr(listing(run.config).get("seed"))) in seeds:
                 left_out[id(run)] = f"seed {seed} twice"
-            seen.add(seed)
+            seeds.add(seed)
     return [run for run in runs if id(run) not in left_out], left_out
 
 
@@ -65,8 +65,8 @@ def arms_of(runs: Sequence[RecordedRun]) -> list[Arm]:
         groups.setdefault(_setting(config), []).append(i)
     seeds = [config.get("seed") for config in fields]
     members = list(groups.values())
-    several = any(len(group) > 1 for group in members)
-    if not several or not all(isinstance(seed, int) for seed in seeds):
+    repeated = any(len(group) > 1 for group in members)
+    if not repeated or not all(isinstance(seed, int) for seed in seeds):
         return []
     if any(len({seeds[i] for i in group}) < len(group) for group in members):
         return []
@@ -87,34 +87,34 @@ def _names(configs: Sequence[Mapping]) -> list[str]:
         if name not in OWN and len({repr(config.get(name)) for config in configs}) > 1
     ]
 
-    def named(config: Mapping, whole: bool) -> str:
+    def label(config: Mapping, full: bool) -> str:
         parts = []
         for field in fields:
             value = str(config.get(field, ""))
             if value:
-                last = value if whole else value.rstrip("/").rpartition("/")[2]
-                parts.append(f"{field if whole else field.rpartition('.')[2]}={last}")
+                last = value if full else value.rstrip("/").rpartition("/")[2]
+                parts.append(f"{field if full else field.rpartition('.')[2]}={last}")
         return ", ".join(parts) or "base"
 
-    short = [named(config, False) for config in configs]
-    return short if len(set(short)) == len(short) else [named(config, True) for config in configs]
+    short = [label(config, False) for config in configs]
+    return short if len(set(short)) == len(short) else [label(config, True) for config in configs]
 
 
 def _finite(values: Sequence[float]) -> np.ndarray:
-    known = np.asarray(values, np.float64)
-    return known[np.isfinite(known)]
+    finite = np.asarray(values, np.float64)
+    return finite[np.isfinite(finite)]
 
 
 def interval(values: Sequence[float]) -> dict:
     """Returns the mean of values, one per seed, as {"value", "n"}, and with two or more "low" and
     "high" of its t interval."""
-    known = _finite(values)
-    n = len(known)
-    out = {"value": float(known.mean()) if n else math.nan, "n": n}
+    finite = _finite(values)
+    n = len(finite)
+    out = {"value": float(finite.mean()) if n else math.nan, "n": n}
     if n > 1:
         from scipy.special import stdtrit  # 0.4 s that the start of a run does not need
 
-        half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * known.std(ddof=1) / math.sqrt(n))
+        half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * finite.std(ddof=1) / math.sqrt(n))
         out |= {"low": out["value"] - half, "high": out["value"] + half}
     return out
 
@@ -128,34 +128,34 @@ def always_valid_half(n: int, deviation: float) -> float:
     is below 1 / (1 - LEVEL), where S and V are the sums of x - m and of (x - m)^2, and c = 1: a
     t test mixed over effects. (Wang and Ramdas 2023, arXiv 2310.03722, for Gaussian values.)
     """
-    more = n + _MIXED
-    ratio = (math.sqrt(more / _MIXED) / (1 - LEVEL)) ** (2 / n)
-    room = more - ratio * _MIXED
-    return deviation * math.sqrt((ratio - 1) * more / room) if room > 0 else math.inf
+    total = n + _MIXED
+    ratio = (math.sqrt(total / _MIXED) / (1 - LEVEL)) ** (2 / n)
+    room = total - ratio * _MIXED
+    return deviation * math.sqrt((ratio - 1) * total / room) if room > 0 else math.inf
 
 
 def always_valid(values: Sequence[float]) -> dict:
     """Returns the mean of values, one per seed, as `interval`, with the bounds of
     `always_valid_half`."""
-    known = np.asarray(values, np.float64)
-    mean, half = float(known.mean()), always_valid_half(len(known), float(known.std()))
-    return {"value": mean, "n": len(known), "low": mean - half, "high": mean + half}
+    numbers = np.asarray(values, np.float64)
+    mean, half = float(numbers.mean()), always_valid_half(len(numbers), float(numbers.std()))
+    return {"value": mean, "n": len(numbers), "low": mean - half, "high": mean + half}
 
 
 def seeds_needed(differences: Sequence[float]) -> int | None:
     """Returns the number of seeds that tell the mean of paired differences from 0 with 80 % power,
     if mean and spread are as measured: the least n at which the t test of the intervals has it
     (noncentral t). None if there is no such number."""
-    known = _finite(differences)
-    if len(known) < 2 or known.mean() == 0:
+    finite = _finite(differences)
+    if len(finite) < 2 or finite.mean() == 0:
         return None
     from scipy.special import ndtri
 
-    size = abs(known.mean()) / max(known.std(ddof=1), 1e-300)  # in standard deviations
+    size = abs(finite.mean()) / max(finite.std(ddof=1), 1e-300)  # in standard deviations
     z = float(ndtri((1 + LEVEL) / 2) + ndtri(POWER))
-    least = max(2, math.floor((z / size) ** 2))  # of a normal test, which needs fewer
-    enough = (n for n in range(least, least + 100) if _power(size, n) >= POWER)
-    return next(enough, least)
+    smallest = max(2, math.floor((z / size) ** 2))  # of a normal test, which needs fewer
+    enough = (n for n in range(smallest, smallest + 100) if _power(size, n) >= POWER)
+    return next(enough, smallest)
 
 
 def _power(size: float, n: int) -> float:
@@ -173,9 +173,9 @@ def mean_series(arm: Arm, key: str) -> Series:
     its interval."""
     columns = [dict(zip(*run.columns(key), strict=True)) for run in arm.runs]
     x = sorted(set.intersection(*(set(column) for column in columns)))
-    found = [interval([column[at] for column in columns]) for at in x]
+    intervals = [interval([column[step] for column in columns]) for step in x]
     mean, low, high = (
-        np.array([one.get(name, math.nan) for one in found], float)
+        np.array([bounds.get(name, math.nan) for bounds in intervals], float)
         for name in ("value", "low", "high")
     )
     band = (low, high) if len(arm.runs) > 1 else (None, None)
@@ -185,9 +185,9 @@ def mean_series(arm: Arm, key: str) -> Series:
 def paired(arm: Arm, other: Arm, values: Mapping[int, float]) -> list[float]:
     """Returns arm - other on the seeds that both have; `values` has a number for each run,
     by id(run)."""
-    theirs = dict(zip(other.seeds, other.runs, strict=True))
+    other_runs = dict(zip(other.seeds, other.runs, strict=True))
     return [
-        values[id(run)] - values[id(theirs[seed])]
+        values[id(run)] - values[id(other_runs[seed])]
         for seed, run in zip(arm.seeds, arm.runs, strict=True)
-        if seed in theirs
+        if seed in other_runs
     ]

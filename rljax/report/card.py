@@ -164,20 +164,20 @@ def _code(value: object) -> str:
     """A value as code: the quotes are longer than any that it holds."""
     text = _line(value)
     quote = _fence(text, 1)
-    apart = " " if "`" in text else ""
-    return f"{quote}{apart}{text}{apart}{quote}"
+    space = " " if "`" in text else ""
+    return f"{quote}{space}{text}{space}{quote}"
 
 
-def _fence(text: str, least: int) -> str:
+def _fence(text: str, min_length: int) -> str:
     """More backticks than stand together in a text."""
-    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return "`" * max(min_length, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _evaluation(run: RecordedRun, evaluations: Sequence[tuple[str, dict]]) -> dict[str, str | None]:
     test = field(run.config, "data.test")
     first, last = run.summary.get("sft_steps"), run.summary.get("steps")
-    known = isinstance(first, int) and isinstance(last, int)
-    words = {"steps": f" (at steps {first} and {last})" if known else ""}
+    has_steps = isinstance(first, int) and isinstance(last, int)
+    words = {"steps": f" (at steps {first} and {last})" if has_steps else ""}
     if rows := pairs(run.summary):
         cells = []
         for name, before, after, change in rows:
@@ -211,17 +211,17 @@ def _separate(name: str, result: dict) -> str:
     """The table of a file that `rljax evaluate` wrote."""
     rows = [
         (_text(metric), _number(value, percent=False), "" if value.n is None else str(value.n))
-        for metric, found in result["metrics"].items()
-        if (value := estimate(found)) is not None
+        for metric, recorded in result["metrics"].items()
+        if (value := estimate(recorded)) is not None
     ]
     suite = f" --suite={result['suite']}" if result.get("suite") else ""
-    how = (
+    description = (
         f"{_code(f'rljax evaluate{suite}')} on {_code(result.get('data'))}, reward "
         f"{_code(result.get('reward'))}, {_text(result.get('samples'))} samples at temperature "
         f"{_text(result.get('temperature'))}, at most {_text(result.get('max_response_tokens'))} "
         f"tokens ({_text(name)}); 95 % intervals over prompts."
     )
-    return f"{how}\n\n{_table(('metric', 'value', 'n'), rows)}"
+    return f"{description}\n\n{_table(('metric', 'value', 'n'), rows)}"
 
 
 def read_evaluation(path: str | Path) -> tuple[str, dict]:
@@ -250,8 +250,8 @@ def _training(run: RecordedRun) -> dict[str, str | None]:
     for name in _FIELDS:
         value = field(run.config, name)
         # Of a run that drew no samples, `sampler` is how others may sample it.
-        read = name not in unread and (sampled or not name.startswith("sampler."))
-        if read and value not in (None, "", 0, 0.0):
+        used = name not in unread and (sampled or not name.startswith("sampler."))
+        if used and value not in (None, "", 0, 0.0):
             rows.append((name, value))
     rows.append(("seed", run.summary.get("seed", field(run.config, "seed"))))
     last, total = run.steps()
@@ -259,8 +259,8 @@ def _training(run: RecordedRun) -> dict[str, str | None]:
     rows += [(name, run.summary.get(name)) for name in ("device", "status")]
     if isinstance(run.summary.get("wall_s"), int | float):
         rows.append(("time", duration(run.summary["wall_s"])))
-    shown = [(name, _code(value)) for name, value in rows if value not in (None, "")]
-    words = {"fields": _table(("field", "value"), shown)}
+    cells = [(name, _code(value)) for name, value in rows if value not in (None, "")]
+    words = {"fields": _table(("field", "value"), cells)}
     start = run.latest_start
     if start:
         git = start.get("git") if isinstance(start.get("git"), Mapping) else {}
@@ -292,16 +292,16 @@ def _use(
     weights = repository
     if adapter:
         weights = base.repository if base else "BASE"
-        more = ", AutoTokenizer, GenerationConfig" * generates
+        imports = ", AutoTokenizer, GenerationConfig" * generates
         flags = f"--config.model={weights} --config.lora.adapter={repository}"
     else:
-        more = ", AutoTokenizer" * tokenizer
+        imports = ", AutoTokenizer" * tokenizer
         flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
     stop = f", stop_strings={stops!r}, tokenizer=tokenizer" if stops else ""
     return {
         "fence": _fence(" ".join((weights, repository, stop * generates)), 3),
         "peft": "" if adapter else None,
-        "classes": loader + more,
+        "classes": loader + imports,
         "loader": loader,
         "weights": weights,
         "revision": f', revision="{base.revision}"' if adapter and base and base.revision else "",
@@ -316,7 +316,7 @@ def _use(
 
 
 def _origin(run: RecordedRun, part: str, base: hub.HubName | None) -> dict[str, str | None]:
-    what = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
+    kinds = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
     model = field(run.config, "model")
     if base is not None:
         words = {"start": f", trained from {_link(base)}", "base": _link(base) + _commit(base)}
@@ -325,10 +325,10 @@ def _origin(run: RecordedRun, part: str, base: hub.HubName | None) -> dict[str, 
     else:
         words = {"start": "", "folder": ""}
     names = _datasets(run)
-    files = [f"  - {_code(f)}: SHA-256 {_code(facts.get('sha256'))}" for f, facts in _files(run)]
+    files = [f"  - {_code(f)}: SHA-256 {_code(entry.get('sha256'))}" for f, entry in _files(run)]
     data = [f"- Data: {_link(name)}{_commit(name)}" for name in names]
     return words | {
-        "part": what[part],
+        "part": kinds[part],
         "title": _text(title_of(run)),
         "on_data": f" on {', '.join(map(_link, names))}" if names else "",
         "files": "\n".join(files) or None,
@@ -351,4 +351,4 @@ def _files(run: RecordedRun) -> list[tuple[str, Mapping]]:
     except InputError:
         return []
     files = files if isinstance(files, Mapping) else {}
-    return [(f, facts) for f, facts in files.items() if isinstance(facts, Mapping)]
+    return [(f, entry) for f, entry in files.items() if isinstance(entry, Mapping)]

@@ -70,7 +70,7 @@ def _runs_in(folder: str | os.PathLike) -> tuple[list[Path | str], bool]:
         store = Store(str(folder))
         runs = [name for name in store.folders() if store.exists(f"{name}/config.json")]
         return [store.at(name) for name in runs], any(map(store.exists, OF_A_RUN))
-    inside = sorted(one.parent for one in Path(folder).glob("*/config.json"))
+    inside = sorted(path.parent for path in Path(folder).glob("*/config.json"))
     return inside, any(Path(folder, name).exists() for name in OF_A_RUN)
 
 
@@ -107,13 +107,13 @@ def write_comparison(
     home = folders[0] if len(folders) == 1 else "."
     with contextlib.ExitStack() as copies:
         runs = [read_run(copies.enter_context(local_copy(path))) for path in paths]
-        here = copies.enter_context(local_copy(home)) if out is None else home
-        path = Path(here, PAGE) if out is None else Path(out)
+        folder = copies.enter_context(local_copy(home)) if out is None else home
+        path = Path(folder, PAGE) if out is None else Path(out)
         title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
         names = names_of(runs)
         linked = path if not any(map(is_url, (home, *paths))) else None
-        counted, left_out = averaged(runs)
-        arms = arms_of(counted)
+        included, left_out = averaged(runs)
+        arms = arms_of(included)
         groups = {arm.name: arm.runs for arm in arms} or dict(zip(names, zip(runs), strict=True))
         body = (
             f"<h1>{title}</h1>{_legend(runs, names, linked, arms, left_out)}{_of_arms(arms)}"
@@ -186,13 +186,19 @@ def _of_arms(arms: Sequence[Arm]) -> str:
         if all(math.isnan(value) for value in values.values()):
             continue
         for i, arm in enumerate(arms):
-            own = interval([values[id(run)] for run in arm.runs])
-            cells = [f"{legend(i)} {escaped(arm.name)}", own["n"], _interval_text(own), "", ""]
+            bounds = interval([values[id(run)] for run in arm.runs])
+            cells = [
+                f"{legend(i)} {escaped(arm.name)}",
+                bounds["n"],
+                _interval_text(bounds),
+                "",
+                "",
+            ]
             if arm is not first:
                 gains = paired(arm, first, values)
-                needed = seeds_needed(gains)
+                seeds = seeds_needed(gains)
                 cells[3] = _interval_text(interval(gains), signed=True)
-                cells[4] = "-" if needed is None else needed
+                cells[4] = "-" if seeds is None else seeds
             head = f'<th rowspan="{len(arms)}">{escaped(title)}</th>' if not i else ""
             rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     gain = f"difference to {first.name}"
@@ -210,25 +216,25 @@ def _of_arms(arms: Sequence[Arm]) -> str:
 
 
 def _accuracy_after(run: RecordedRun) -> float:
-    found = estimate(run.summary.get("accuracy_after"))
-    return math.nan if found is None else found.value
+    accuracy = estimate(run.summary.get("accuracy_after"))
+    return math.nan if accuracy is None else accuracy.value
 
 
-def _interval_text(found: Mapping, *, signed: bool = False) -> str:
-    known = estimate(found)
-    return "-" if known is None else shown(known, False, signed=signed)
+def _interval_text(recorded: Mapping, *, signed: bool = False) -> str:
+    value = estimate(recorded)
+    return "-" if value is None else shown(value, False, signed=signed)
 
 
 def _numbers(runs: Sequence[RecordedRun], names: Sequence[str]) -> str:
     """The table of final numbers; columns that no run has are left out."""
     columns: dict[str, list[str]] = {}
     for title in ("accuracy_before", "accuracy_after", "difference"):
-        found = [estimate(run.summary.get(title)) for run in runs]
+        estimates = [estimate(run.summary.get(title)) for run in runs]
         columns[title.replace("_", " ")] = [
             "-"
             if e is None
             else shown(e, shares(e) or title == "difference", signed=title == "difference")
-            for e in found
+            for e in estimates
         ]
     for key in NUMBERS:
         means = [_mean(run, key) for run in runs]
@@ -273,17 +279,17 @@ def _curves(runs: Sequence[RecordedRun], names: Sequence[str], arms: Sequence[Ar
     out, used = [], set()
     for name, charts in GROUPS.items():
         patterns = [p for chart in charts if not chart.folded for p in chart.patterns]
-        here = [k for p in patterns for k in free if fnmatch.fnmatchcase(k, p) and k not in used]
-        here = list(dict.fromkeys(here))
-        used |= set(here)
-        if here:
-            grid = "".join(_chart(runs, names, arms, key) for key in here)
+        group = [k for p in patterns for k in free if fnmatch.fnmatchcase(k, p) and k not in used]
+        group = list(dict.fromkeys(group))
+        used |= set(group)
+        if group:
+            grid = "".join(_chart(runs, names, arms, key) for key in group)
             out.append(f'<section><h2>{escaped(name)}</h2><div class="grid">{grid}</div></section>')
-    others = [key for key in free if key not in used]
-    if others:
-        grid = "".join(_chart(runs, names, arms, key) for key in others[:MAX_OTHER])
+    remaining = [key for key in free if key not in used]
+    if remaining:
+        grid = "".join(_chart(runs, names, arms, key) for key in remaining[:MAX_OTHER])
         out.append(
-            f"<details><summary>Other metrics ({len(others[:MAX_OTHER])} of {len(others)})"
+            f"<details><summary>Other metrics ({len(remaining[:MAX_OTHER])} of {len(remaining)})"
             f'</summary><div class="grid">{grid}</div></details>'
         )
     return "".join(out)
@@ -295,6 +301,6 @@ def _chart(runs: Sequence[RecordedRun], names: Sequence[str], arms: Sequence[Arm
         lines.append(dataclasses.replace(series_of(run, key), name=name, title=""))
     if len(lines) > FEW:
         lines = [dataclasses.replace(line, low=None, high=None) for line in lines]
-    known = next((run.meanings[key] for run in runs if key in run.meanings), None)
-    unit, note = known.unit if known else "", what_it_means(known)
+    meaning = next((run.meanings[key] for run in runs if key in run.meanings), None)
+    unit, note = meaning.unit if meaning else "", what_it_means(meaning)
     return line_chart(key, unit, lines, note=note, many=len(lines) > FEW)

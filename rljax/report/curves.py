@@ -187,7 +187,7 @@ def curves(run: RecordedRun) -> str:
     free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
     for name, charts in GROUPS.items():
-        shown, folded, flat = [], [], []
+        visible, folded, flat = [], [], []
         for chart in charts:
             keys = [k for p in chart.patterns for k in free if fnmatch.fnmatchcase(k, p)]
             keys = [k for k in dict.fromkeys(keys) if k not in used][: chart.most]
@@ -197,38 +197,38 @@ def curves(run: RecordedRun) -> str:
                 if constant is not None and not chart.folded:
                     flat.append((f"{title} {short(constant)}", figure))
                 else:
-                    (folded if chart.folded else shown).append(figure)
-        before = ""
+                    (folded if chart.folded else visible).append(figure)
+        lead = ""
         if name == "Speed":
             timelines = map(timeline.figure, timeline.read(run.folder))
-            before, shown = time_split(run) + "".join(timelines), shown + cost(run)
-        shown += rewards_by_distance(run) if name == "The policy" else []
-        if shown or folded or before or flat:
-            more = _folded(f"{len(folded)} more of them", folded)
+            lead, visible = time_split(run) + "".join(timelines), visible + cost(run)
+        visible += rewards_by_distance(run) if name == "The policy" else []
+        if visible or folded or lead or flat:
+            extra = _folded(f"{len(folded)} more of them", folded)
             names = ", ".join(name for name, _ in flat)
-            more = _folded(f"Flat: {names}", [figure for _, figure in flat]) + more
-            grid = f'<div class="grid">{"".join(shown)}</div>'
-            out.append(f"<section><h2>{escaped(name)}</h2>{before}{grid}{more}</section>")
-    others = [key for key in free if key not in used]
-    figures = [_alone(run, key)[-1] for key in others[:MAX_OTHER]]
-    left = len(others) - len(figures)
-    more = f"<p>{left} more are in metrics.jsonl.</p>" if left else ""
-    return "".join(out) + _folded(f"All other metrics ({len(others)})", figures, more)
+            extra = _folded(f"Flat: {names}", [figure for _, figure in flat]) + extra
+            grid = f'<div class="grid">{"".join(visible)}</div>'
+            out.append(f"<section><h2>{escaped(name)}</h2>{lead}{grid}{extra}</section>")
+    remaining = [key for key in free if key not in used]
+    figures = [_alone(run, key)[-1] for key in remaining[:MAX_OTHER]]
+    unshown = len(remaining) - len(figures)
+    extra = f"<p>{unshown} more are in metrics.jsonl.</p>" if unshown else ""
+    return "".join(out) + _folded(f"All other metrics ({len(remaining)})", figures, extra)
 
 
-def _folded(title: str, figures: Sequence[str], more: str = "") -> str:
+def _folded(title: str, figures: Sequence[str], extra: str = "") -> str:
     if not figures:
         return ""
     grid = f'<div class="grid">{"".join(figures)}</div>'
-    return f"<details><summary>{escaped(title)}</summary>{grid}{more}</details>"
+    return f"<details><summary>{escaped(title)}</summary>{grid}{extra}</details>"
 
 
 def repeats(run: RecordedRun, key: str) -> bool:
     """Returns whether a part or a source of the reward is the reward itself, in every row."""
     if not matches(key, ("reward/part/*", "reward/source/*")):
         return False
-    one, other = (run.columns(k) for k in (key, "reward/mean"))
-    return len(one[1]) == len(other[1]) and np.allclose(one[1], other[1], equal_nan=True)
+    part, reward = (run.columns(k) for k in (key, "reward/mean"))
+    return len(part[1]) == len(reward[1]) and np.allclose(part[1], reward[1], equal_nan=True)
 
 
 def spans(run: RecordedRun) -> list[Span]:
@@ -245,15 +245,15 @@ def spans(run: RecordedRun) -> list[Span]:
 def series_of(run: RecordedRun, key: str, phase: str | None = None) -> Series:
     """Returns a metric over the steps, with its interval, if it has one, and its meaning."""
     x, y = run.columns(key, phase)
-    known = run.meanings.get(key)
-    title = known.line() if known else ""
+    meaning = run.meanings.get(key)
+    title = meaning.line() if meaning else ""
     low, high = (
         dict(zip(*run.columns(key + end, phase), strict=True)) for end in ("_low", "_high")
     )
     dots = key.startswith("eval/")
     if not (low and high):
         return Series(key, x, y, dots=dots, title=title)
-    band = [np.array([bound.get(at, math.nan) for at in x]) for bound in (low, high)]
+    band = [np.array([bound.get(step, math.nan) for step in x]) for bound in (low, high)]
     return Series(key, x, y, *band, dots=dots, title=title)
 
 
@@ -288,18 +288,18 @@ def _figure(
     title = f"{chart.title} ({phase.upper()})" if phase else chart.title
     shaded = () if phase else spans(run)
     first = next((s.name for s in lines if s.x.size), lines[0].name)
-    what = f'<span class="what">{escaped(chart.what)}.</span>' if chart.what else ""
-    note = what or what_it_means(run.meanings.get(first), run.columns(first)[1])
+    description = f'<span class="what">{escaped(chart.what)}.</span>' if chart.what else ""
+    note = description or what_it_means(run.meanings.get(first), run.columns(first)[1])
     return line_chart(title, unit, lines, spans=shaded, note=note, from_zero=chart.from_zero)
 
 
 def flat_value(lines: Sequence[Series]) -> float | None:
     """Returns the value of lines of three points or more that all stay at it, except for rounding;
     None if any moves, or they are at different values."""
-    every = [line.y[np.isfinite(line.y)] for line in lines if line.x.size]
-    if not every or min(map(len, every)) < 3:
+    finite = [line.y[np.isfinite(line.y)] for line in lines if line.x.size]
+    if not finite or min(map(len, finite)) < 3:
         return None
-    values = np.concatenate(every)
+    values = np.concatenate(finite)
     if np.ptp(values) > max(NOISE, ROUNDING * float(np.abs(values).max())):
         return None
     middle = float(np.median(values))
@@ -307,8 +307,8 @@ def flat_value(lines: Sequence[Series]) -> float | None:
 
 
 def _alone(run: RecordedRun, key: str) -> tuple[str, list[Series], str]:
-    known = run.meanings.get(key)
-    title, unit = MISMATCH.get(key, key), known.unit if known else ""
+    meaning = run.meanings.get(key)
+    title, unit = MISMATCH.get(key, key), meaning.unit if meaning else ""
     lines = [series_of(run, key)]
     return title, lines, _figure(run, Chart(title, unit, (key,)), lines)
 
@@ -364,7 +364,7 @@ def cost(run: RecordedRun) -> list[str]:
     if not totals or not devices:
         return []
     x = np.array(sorted(totals))
-    line = Series("device-seconds", x, devices * np.array([totals[at] for at in x]))
+    line = Series("device-seconds", x, devices * np.array([totals[step] for step in x]))
     note = '<span class="what">What a step costs: its seconds times the devices of the run.</span>'
     unit = f"device-seconds on {devices} device" + ("s" if devices > 1 else "")
     return [line_chart("Cost of a step", unit, [line], spans=spans(run), from_zero=True, note=note)]
@@ -378,8 +378,8 @@ def distance(run: RecordedRun) -> dict[float, float]:
     sampled tokens of log policy - log reference, times their number per response."""
     names = ("ref_kl/k1", "response_tokens/mean")
     kl, length = (dict(zip(*run.columns(key), strict=True)) for key in names)
-    found = {x: kl[x] * length[x] for x in kl if x in length}
-    return {x: float(np.sqrt(max(y, 0.0))) for x, y in found.items() if np.isfinite(y)}
+    divergences = {x: kl[x] * length[x] for x in kl if x in length}
+    return {x: float(np.sqrt(max(y, 0.0))) for x, y in divergences.items() if np.isfinite(y)}
 
 
 def rewards_by_distance(run: RecordedRun) -> list[str]:
@@ -387,12 +387,14 @@ def rewards_by_distance(run: RecordedRun) -> list[str]:
     policy: the parts of the reward, such as one with weight 0, and the held-out accuracy. If
     the first still rises while the others fall, the reward is over-optimised (Gao et al.,
     arXiv 2210.10760)."""
-    at = distance(run)
+    distances = distance(run)
     parts = [k for k in run.keys() if matches(k, ("reward/part/*",)) and not repeats(run, k)]
-    trained = [_series(run, key, at) for key in ("reward/mean",)]
-    others = [_series(run, key, at) for key in (*parts[:4], "eval/accuracy")]
-    trained, others = ([s for s in lines if s is not None] for lines in (trained, others))
-    if not trained or not others:
+    trained = [_series(run, key, distances) for key in ("reward/mean",)]
+    other_series = [_series(run, key, distances) for key in (*parts[:4], "eval/accuracy")]
+    trained, other_series = (
+        [s for s in lines if s is not None] for lines in (trained, other_series)
+    )
+    if not trained or not other_series:
         return []
     note = (
         '<span class="what">x: root of the KL to the reference, in nats per response. A reward '
@@ -401,15 +403,15 @@ def rewards_by_distance(run: RecordedRun) -> list[str]:
     unit = "against the distance from the reference"
     return [
         line_chart(title, unit, lines, unit_x="√KL", note=note)
-        for title, lines in (("Trained reward", trained), ("Other rewards", others))
+        for title, lines in (("Trained reward", trained), ("Other rewards", other_series))
     ]
 
 
-def _series(run: RecordedRun, key: str, at: dict[float, float]) -> Series | None:
+def _series(run: RecordedRun, key: str, distances: dict[float, float]) -> Series | None:
     steps, values = run.columns(key)
-    known = sorted((at[x], y) for x, y in zip(steps, values, strict=True) if x in at)
-    if len(known) < FEWEST:
+    points = sorted((distances[x], y) for x, y in zip(steps, values, strict=True) if x in distances)
+    if len(points) < FEWEST:
         return None
-    x, y = np.array(known).T
+    x, y = np.array(points).T
     # The number beside the name is that of the last step, as in all charts.
     return Series(key, x, y, dots=key.startswith("eval/"), last=float(values[-1]))

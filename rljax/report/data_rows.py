@@ -15,15 +15,15 @@ def data_rows(run: RecordedRun) -> str:
     rows = [row for row in _list(run.data.get("rows")) if isinstance(row, Mapping)]
     if not notes and not rows:
         return ""
-    said = "".join(f"<li>{escaped(note)}</li>" for note in notes)
-    shown = "".join(map(_row, rows))
+    items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    texts = "".join(map(_row, rows))
     title = "The data as the model reads them"
     legend = (
         '<p class="dim">What is learned is marked; special tokens are shown.</p>' if rows else ""
     )
     return (
-        f"<details><summary>{title}</summary><ul>{said}</ul>{_lengths(run.data.get('lengths'))}"
-        f"{legend}{shown}</details>"
+        f"<details><summary>{title}</summary><ul>{items}</ul>{_lengths(run.data.get('lengths'))}"
+        f"{legend}{texts}</details>"
     )
 
 
@@ -40,10 +40,10 @@ def _row(row: Mapping) -> str:
         parts.append(f"<mark>{text}</mark>" if learned is True else text)
     title = f"{row.get('title', 'row')}: {row.get('tokens', '?')} tokens"
     fields = row.get("fields")
-    named = fields.items() if isinstance(fields, Mapping) else ()
-    more = "; ".join(f"{name} = {value}" for name, value in named)
+    pairs = fields.items() if isinstance(fields, Mapping) else ()
+    details = "; ".join(f"{name} = {value}" for name, value in pairs)
     return (
-        f'<p class="dim">{escaped(title)}{escaped(f"; {more}" if more else "")}</p>'
+        f'<p class="dim">{escaped(title)}{escaped(f"; {details}" if details else "")}</p>'
         f'<pre class="text">{"".join(parts)}</pre>'
     )
 

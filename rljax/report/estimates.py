@@ -15,14 +15,17 @@ def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
     """Returns the value and its interval in percent (points for a difference), or as
     plain numbers."""
 
-    def one(v: float) -> str:
+    def text_of(v: float) -> str:
         text = f"{100 * v:.1f}" if as_share else short(v)
         return f"+{text}" if signed and v > 0 else text
 
     unit = "" if not as_share else " points" if signed else " %"
     if e.low is None:
-        return f"{one(e.value)}{unit}"
-    return f'{one(e.value)}{unit} <span class="interval">[{one(e.low)}, {one(e.high)}]</span>'
+        return f"{text_of(e.value)}{unit}"
+    return (
+        f'{text_of(e.value)}{unit} <span class="interval">'
+        f"[{text_of(e.low)}, {text_of(e.high)}]</span>"
+    )
 
 
 def table(
@@ -38,7 +41,7 @@ def table(
     if not rows:
         return ""
     heading = f"<h2>{escaped(title)}</h2>" if title else ""
-    said = f'<p class="dim">{escaped(note)}</p>' if note else ""
+    caption = f'<p class="dim">{escaped(note)}</p>' if note else ""
     columns = "".join(f"<th>{escaped(name)}</th>" for name in head)
     body = "".join(
         f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
@@ -46,6 +49,6 @@ def table(
     )
     kind = ' class="texts"' if wraps else ""
     return (
-        f'<section>{heading}{said}<div class="scroll"><table{kind}><tr>{columns}</tr>'
+        f'<section>{heading}{caption}<div class="scroll"><table{kind}><tr>{columns}</tr>'
         f"{body}</table></div></section>"
     )

@@ -35,10 +35,10 @@ def _is_of_a_model(path: Path) -> bool:
 def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
     """Raises InputError if no run has begun in the folder, which the user knows as `shown`."""
     folder = Path(folder)
-    there = [name for name in FILES if (folder / name).exists()]
-    if there == ["config.json"] and _is_of_a_model(folder / "config.json"):
+    files = [name for name in FILES if (folder / name).exists()]
+    if files == ["config.json"] and _is_of_a_model(folder / "config.json"):
         rule = "its config.json is that of a Hugging Face model"
-    elif there or is_locked(folder):
+    elif files or is_locked(folder):
         return
     else:
         rule = "it has nothing that a run writes: no config.json, no metrics.jsonl"
@@ -96,14 +96,14 @@ def title_of(run: RecordedRun) -> str:
         return name
     if not isinstance(dataflow, str) or not dataflow:
         return run.folder.resolve().name
-    what = short_name(dataflow)
-    if what == "preference":  # one dataflow of many losses
-        what = short_name(field(run.config, "algorithm.preference_loss") or what)
-    what = what.upper() if len(what) <= 5 else what.replace("_", " ")
-    before = "SFT and " if field(run.config, "sft.steps") else ""
+    method = short_name(dataflow)
+    if method == "preference":  # one dataflow of many losses
+        method = short_name(field(run.config, "algorithm.preference_loss") or method)
+    method = method.upper() if len(method) <= 5 else method.replace("_", " ")
+    prefix = "SFT and " if field(run.config, "sft.steps") else ""
     model, data = (short_name(field(run.config, f)) for f in ("model", "data.train"))
-    of, on = f" of {model}" if model else "", f" on {data}" if data else ""
-    return f"{before}{what}{of}{on}"
+    model_text, data_text = f" of {model}" if model else "", f" on {data}" if data else ""
+    return f"{prefix}{method}{model_text}{data_text}"
 
 
 def title(run: RecordedRun) -> str:
@@ -119,23 +119,25 @@ def facts(run: RecordedRun) -> str:
 
 
 def _facts(run: RecordedRun) -> str:
-    facts = [(label, field(run.config, name)) for name, label in FACTS.items()]
+    entries = [(label, field(run.config, name)) for name, label in FACTS.items()]
     last, total = run.steps()
-    facts += [("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None))]
-    facts += [("seed", run.summary.get("seed", run.config.get("seed")))]
-    facts += [("device", run.summary.get("device") or run.latest_start.get("device"))]
+    entries += [
+        ("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None))
+    ]
+    entries += [("seed", run.summary.get("seed", run.config.get("seed")))]
+    entries += [("device", run.summary.get("device") or run.latest_start.get("device"))]
     wall = run.summary.get("wall_s")
     if is_number(wall):
-        facts.append(("time", duration(wall)))
+        entries.append(("time", duration(wall)))
         if run.devices():
-            facts.append(("device hours", short(wall * run.devices() / 3600)))
+            entries.append(("device hours", short(wall * run.devices() / 3600)))
     memory = run.summary.get("memory")
     for name, value in memory.items() if isinstance(memory, Mapping) else ():
         if is_number(value):
-            facts.append((f"most memory, {name.removesuffix('_bytes')}", human_bytes(value)))
+            entries.append((f"most memory, {name.removesuffix('_bytes')}", human_bytes(value)))
     spans = (
         f"<span>{escaped(k)} <b>{escaped(str(v))}</b></span>"
-        for k, v in facts
+        for k, v in entries
         if v not in (None, "")
     )
     return f'<p class="facts">{"".join(spans)}</p>'
@@ -150,8 +152,8 @@ def _files(folder: Path) -> str:
             kind, count = os.path.isdir(path), path.stat().st_size
         except OSError:
             continue
-        target, more = (f"{name}/", "") if kind else (name, f" ({human_bytes(count)})")
-        links.append(f'<span><a href="{target}">{target}</a>{more}</span>')
+        target, size = (f"{name}/", "") if kind else (name, f" ({human_bytes(count)})")
+        links.append(f'<span><a href="{target}">{target}</a>{size}</span>')
     return f'<p class="facts">{"".join(links)}</p>' if links else ""
 
 
@@ -166,10 +168,10 @@ def _origin(run: RecordedRun) -> str:
     """The command, the code and the machine of every start, the last one first."""
     rows = []
     for number, start in reversed(list(enumerate(run.starts))):
-        what = "Started" if number == 0 else f"Resumed at step {start.get('step')}"
+        event = "Started" if number == 0 else f"Resumed at step {start.get('step')}"
         of_rljax = f"rljax {start.get('rljax') or '(not installed)'}, python {start.get('python')}"
         rows += [
-            (what, moment(start["time"])),
+            (event, moment(start["time"])),
             ("Command", start.get("command")),
             ("Working folder", f"{start.get('working_folder')}: {_commit(start.get('git'))}"),
             ("Code", of_rljax),

@@ -29,8 +29,8 @@ def inline(run_dir: str | os.PathLike) -> str:
         if lines and sum(line.x.size for line in lines) > 1:
             figures.append(line_chart(chart.title, chart.unit, lines, from_zero=chart.from_zero))
     charts = f'<div class="grid">{"".join(figures[:2])}</div>'
-    where = f'<p class="dim">{escaped(str(run_dir))}; the whole page: run.report</p>'
-    body = f"{headline(run)}{charts}{_before_and_after(run)}{where}"
+    footer = f'<p class="dim">{escaped(str(run_dir))}; the whole page: run.report</p>'
+    body = f"{headline(run)}{charts}{_before_and_after(run)}{footer}"
     return frame(document(str(run_dir), body), 560)
 
 

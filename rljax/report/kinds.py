@@ -14,7 +14,7 @@ from rljax.tracking.charts import escaped
 
 TITLES = {"difficulty": "Accuracy by difficulty", "source": "Accuracy by source"}
 OVERALL = "eval/accuracy"
-_ORDER = {name: at for at, name in enumerate(("easy", "medium", "hard"))}
+_ORDER = {name: rank for rank, name in enumerate(("easy", "medium", "hard"))}
 
 
 def kinds_of(runs: Sequence[RecordedRun], kind: str) -> list[str]:
@@ -40,7 +40,10 @@ def of_a_run(run: RecordedRun) -> str:
     rows = {"first": 0, "last": -1}
     return _tables(
         [run],
-        [(name, lambda key, at=at: value_at(run, key, at)) for name, at in rows.items()],
+        [
+            (name, lambda key, index=index: value_at(run, key, index))
+            for name, index in rows.items()
+        ],
         "",
         "Intervals are 95 %, over prompts.",
     )
@@ -76,8 +79,8 @@ def _tables(
     return "".join(out)
 
 
-def _cell(found: Estimate | None) -> str:
-    return "-" if found is None else shown(found, shares(found))
+def _cell(value: Estimate | None) -> str:
+    return "-" if value is None else shown(value, shares(value))
 
 
 def value_at(run: RecordedRun, key: str, at: int) -> Estimate | None:
@@ -87,12 +90,12 @@ def value_at(run: RecordedRun, key: str, at: int) -> Estimate | None:
         name: run.columns(f"{key}{end}")[1]
         for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))
     }
-    known = {name: float(values[at]) for name, values in ends.items() if len(values)}
-    return estimate(known)
+    numbers = {name: float(values[at]) for name, values in ends.items() if len(values)}
+    return estimate(numbers)
 
 
 def _mean(runs: Sequence[RecordedRun], key: str) -> Estimate | None:
     if len(runs) == 1:
         return value_at(runs[0], key, -1)
-    known = [values[-1] for run in runs if len(values := run.columns(key)[1])]
-    return estimate(interval([float(v) for v in known if np.isfinite(v)]))
+    last_values = [values[-1] for run in runs if len(values := run.columns(key)[1])]
+    return estimate(interval([float(v) for v in last_values if np.isfinite(v)]))

@@ -77,23 +77,23 @@ def _evaluation_table(run: RecordedRun) -> str:
 
 def _outside(run: RecordedRun) -> str:
     """The metrics of the last phase that ended outside of their healthy range."""
-    phase, found = (run.phases() or [None])[-1], []
+    phase, items = (run.phases() or [None])[-1], []
     for key in run.keys():
-        values, known = run.columns(key, phase)[1], run.meanings.get(key)
-        if matches(key, NOT_CHARTED) or known is None or not len(values):
+        values, meaning = run.columns(key, phase)[1], run.meanings.get(key)
+        if matches(key, NOT_CHARTED) or meaning is None or not len(values):
             continue
-        if known.outside(float(values[-1])):
-            what = escaped(known.line())
-            value, healthy = escaped(short(float(values[-1]))), escaped(known.healthy)
-            found.append(
-                f'<li title="{what}"><code>{escaped(key)}</code> <b>{value}</b> '
+        if meaning.outside(float(values[-1])):
+            description = escaped(meaning.line())
+            value, healthy = escaped(short(float(values[-1]))), escaped(meaning.healthy)
+            items.append(
+                f'<li title="{description}"><code>{escaped(key)}</code> <b>{value}</b> '
                 f'<span class="dim">healthy: {healthy}</span></li>'
             )
-    if not found:
+    if not items:
         return ""
     return (
         '<section class="outside"><p><b>Outside their healthy range</b> at the last step:</p>'
-        f"<ul>{''.join(found)}</ul></section>"
+        f"<ul>{''.join(items)}</ul></section>"
     )
 
 
@@ -110,15 +110,17 @@ def _faults(run: RecordedRun) -> str:
         if not np.isfinite(y).all() and not matches(key, NOT_CHARTED):
             lines.append((key, x[~np.isfinite(y)], "not a finite number"))
     rows = []
-    for key, x, what in lines:
-        where = f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
-        rows.append((escaped(key), where, what))
-    counted = run.summary.get("faults")
-    counted = dict(counted) if isinstance(counted, Mapping) else {}
-    for key, value in {**run.summary, **counted}.items():
-        if (key in counted or matches(key, FAULTS)) and value:
-            shown = escaped(short(value) if isinstance(value, float) else str(value))
-            rows.append((escaped(key), "whole run", shown))
+    for key, x, problem in lines:
+        location = (
+            f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
+        )
+        rows.append((escaped(key), location, problem))
+    faults = run.summary.get("faults")
+    faults = dict(faults) if isinstance(faults, Mapping) else {}
+    for key, value in {**run.summary, **faults}.items():
+        if (key in faults or matches(key, FAULTS)) and value:
+            text = escaped(short(value) if isinstance(value, float) else str(value))
+            rows.append((escaped(key), "whole run", text))
     return table("Faults", ("metric", "where", "what"), rows)
 
 

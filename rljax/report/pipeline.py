@@ -107,14 +107,18 @@ def _file(path: object, sha256: object) -> str:
 def _change(metrics: Mapping) -> str:
     """The accuracy before and after a run, or that of an evaluation."""
     names = ("accuracy_before", "accuracy_after", "greedy_accuracy")
-    known = [e for name in names if (e := estimate(metrics.get(name))) is not None]
-    return " → ".join(shown(e, True) for e in known)
+    estimates = [e for name in names if (e := estimate(metrics.get(name))) is not None]
+    return " → ".join(shown(e, True) for e in estimates)
 
 
 def _numbers(metrics: Mapping) -> str:
     last = metrics.get("last_step") or {}
-    known = {name: metrics.get(name) for name in NUMBERS} | {name: last.get(name) for name in LAST}
-    return "<br>".join(f"{escaped(k)} <b>{short(v)}</b>" for k, v in known.items() if is_number(v))
+    numbers = {name: metrics.get(name) for name in NUMBERS} | {
+        name: last.get(name) for name in LAST
+    }
+    return "<br>".join(
+        f"{escaped(k)} <b>{short(v)}</b>" for k, v in numbers.items() if is_number(v)
+    )
 
 
 def _suite(suite: dict) -> str:
@@ -123,8 +127,8 @@ def _suite(suite: dict) -> str:
     head = "".join(f"<th>{escaped(name)}</th>" for name in ("prompt", *stages))
 
     def cell(value: dict | None, signed: bool = False) -> str:
-        known = estimate(value)
-        return "" if known is None else shown(known, True, signed=signed)
+        measured = estimate(value)
+        return "" if measured is None else shown(measured, True, signed=signed)
 
     accuracy = "".join(f"<td>{cell(suite['accuracy'][name])}</td>" for name in stages)
     change = "".join(f"<td>{cell(suite['difference'].get(name), True)}</td>" for name in stages)
@@ -158,12 +162,12 @@ def _origin(records: list[dict]) -> str:
     for record in records:
         git = record.get("git") or {}
         versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)
-        facts = (
+        entries = (
             ("by hand", record["by_hand"]),
             ("settings SHA-256", record["settings_sha256"]),
             ("commit", git.get("commit")),
             ("versions", versions),
         )
-        text = "".join(f"<tr><th>{k}</th><td>{escaped(str(v))}</td></tr>" for k, v in facts if v)
+        text = "".join(f"<tr><th>{k}</th><td>{escaped(str(v))}</td></tr>" for k, v in entries if v)
         rows.append(f"<h3>{escaped(record['stage'])}</h3><table>{text}</table>")
     return f"<details><summary>Commands and code</summary>{''.join(rows)}</details>"

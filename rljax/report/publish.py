@@ -68,7 +68,7 @@ def publish(
         part = _part(run, part)
         base_name = base_of(run, base)
         _copy(folder / part, stage, part, base_name)
-        made = model_card(
+        card = model_card(
             run,
             part,
             name.repository,
@@ -79,7 +79,7 @@ def publish(
             tokenizer=(stage / "tokenizer.json").is_file(),
             generation=(stage / "generation_config.json").is_file(),
         )
-        write_text(stage / "README.md", made)
+        write_text(stage / "README.md", card)
         write_json(stage / _CONFIG, redacted_values(run.config))
         if report:
             _write_report(run, stage)
@@ -109,13 +109,13 @@ def _staged(out: str) -> Iterator[Path]:
 
 
 def _part(run: RecordedRun, part: str) -> str:
-    there = [p for p in PARTS if (run.folder / p).is_dir()]
-    if part in there or (not part and there):
-        return part or there[0]
+    parts = [p for p in PARTS if (run.folder / p).is_dir()]
+    if part in parts or (not part and parts):
+        return part or parts[0]
     raise InputError(
         f"{run.folder} has no {part or 'policy, adapter or reward model'}",
-        value=there or None,
-        fix="let the run finish with export=True" if not there else f"--part={there[0]}",
+        value=parts or None,
+        fix="let the run finish with export=True" if not parts else f"--part={parts[0]}",
     )
 
 
@@ -151,7 +151,7 @@ def _write_report(run: RecordedRun, stage: Path) -> None:
         {k: v for k, v in start.items() if k not in ("host", "pid", "working_folder")}
         for start in run.starts
     ]
-    shown = dataclasses.replace(
+    redacted_run = dataclasses.replace(
         run, folder=stage, starts=redacted_values(starts), config=redacted_values(run.config)
     )
-    write_text(stage / "report.html", redacted(page_of(shown)))
+    write_text(stage / "report.html", redacted(page_of(redacted_run)))

@@ -60,14 +60,14 @@ class RecordedRun:
     @functools.cached_property
     def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """The indices of the rows that have a metric, and its values there: one pass over all."""
-        found: dict[str, tuple[list, list]] = {}
+        columns: dict[str, tuple[list, list]] = {}
         for index, row in enumerate(self.rows):
             for key, value in row.items():
                 if is_number(value):
-                    indices, values = found.setdefault(key, ([], []))
+                    indices, values = columns.setdefault(key, ([], []))
                     indices.append(index)
                     values.append(value)
-        return {k: (np.array(at, int), np.array(y, float)) for k, (at, y) in found.items()}
+        return {k: (np.array(rows, int), np.array(y, float)) for k, (rows, y) in columns.items()}
 
     @functools.cached_property
     def _steps_and_phases(self) -> tuple[np.ndarray, np.ndarray]:
@@ -80,8 +80,8 @@ class RecordedRun:
             return np.zeros(0), np.zeros(0)
         indices, values = self._numbers[key]
         steps, phases = self._steps_and_phases
-        kept = slice(None) if phase is None else phases[indices] == phase
-        return steps[indices][kept], values[kept]
+        selection = slice(None) if phase is None else phases[indices] == phase
+        return steps[indices][selection], values[selection]
 
     def keys(self) -> list[str]:
         """Returns the names of the metrics that are numbers."""
@@ -109,18 +109,21 @@ class RecordedRun:
         """Returns the last step that was logged, and the step that the run ends at, None if it is
         not known."""
         last, sft = int(self.rows[-1]["step"]) if self.rows else 0, self.config.get("sft")
-        own, first = self.config.get("steps"), sft.get("steps") if isinstance(sft, Mapping) else 0
-        if not (is_number(own) and is_number(first)):
+        rl_steps, first = (
+            self.config.get("steps"),
+            sft.get("steps") if isinstance(sft, Mapping) else 0,
+        )
+        if not (is_number(rl_steps) and is_number(first)):
             return last, None
         if self.rows and self.rows[-1]["phase"] != "sft":  # it may have ended early
             first = max((row["step"] for row in self.rows if row["phase"] == "sft"), default=0)
-        return last, int(first + own)
+        return last, int(first + rl_steps)
 
     def devices(self) -> int:
         """Returns the number of devices that it runs on; 0 if nothing says so."""
         device = self.summary.get("device") or self.latest_start.get("device")
-        found = re.match(r"(\d+) x ", str(device))
-        return int(found[1]) if found else 0
+        match = re.match(r"(\d+) x ", str(device))
+        return int(match[1]) if match else 0
 
     def trained(self) -> str:
         """Returns the name of the training between the two evaluations, that of the last phase; RL
@@ -131,12 +134,12 @@ class RecordedRun:
         return name.upper() if len(name) <= 5 else name.replace("_", " ")
 
 
-def _phase(row: Mapping, before: str) -> str:
+def _phase(row: Mapping, previous: str) -> str:
     if isinstance(row.get("phase"), str) and row["phase"].lower() != "eval":
         return row["phase"].lower()
     if is_number(row.get("phase_rl")):
         return "rl" if row["phase_rl"] > 0.5 else "sft"
-    return before
+    return previous
 
 
 def _merge(rows: Sequence[Mapping]) -> list[dict]:
@@ -149,10 +152,10 @@ def _merge(rows: Sequence[Mapping]) -> list[dict]:
     for row in rows:
         if not is_number(row.get("step")) or not math.isfinite(row["step"]):
             continue
-        now = _phase(row, phase)
-        if now != phase and phase and row["step"] + offset < last:
+        current = _phase(row, phase)
+        if current != phase and phase and row["step"] + offset < last:
             offset = last
-        phase = now
+        phase = current
         x = row["step"] + offset
         last = max(last, x)
         logged = {k: v for k, v in row.items() if is_number(v) or isinstance(v, str)}
@@ -207,18 +210,18 @@ def read_run(folder: Path) -> RecordedRun:
 def _warnings(run: RecordedRun) -> list[str]:
     """The warnings that a run has begun with, and what it has counted but for what
     `reward_warnings` finds in its rows."""
-    known = run.summary.get("warnings", run.latest_start.get("warnings"))
+    texts = run.summary.get("warnings", run.latest_start.get("warnings"))
     faults, last = run.summary.get("faults"), run.summary.get("fault_steps")
     steps = run.summary.get("steps")
-    counted = {
+    counts = {
         name: value
         for name, value in (faults.items() if isinstance(faults, Mapping) else ())
         if is_number(value) and name != EQUAL_REWARDS and not name.startswith("reward/")
     }
     last = last if isinstance(last, Mapping) and is_number(steps) else {}
     last = {name: step for name, step in last.items() if isinstance(step, int)}
-    known = [text for text in known if isinstance(text, str)] if isinstance(known, list) else []
-    return [f"Warning: {text}." for text in (*known, *fault_lines(counted, last, steps))]
+    texts = [text for text in texts if isinstance(text, str)] if isinstance(texts, list) else []
+    return [f"Warning: {text}." for text in (*texts, *fault_lines(counts, last, steps))]
 
 
 def moment(seconds: float) -> str:
@@ -239,11 +242,11 @@ def _unfinished(run: RecordedRun) -> str:
         progress += f", at {moment((run.folder / 'metrics.jsonl').stat().st_mtime)}"
     except OSError:
         pass
-    what = "stopped without an end"
+    state = "stopped without an end"
     if not run.starts:  # then nothing says whether it had a lock
-        what = "has no summary: it still runs or was stopped"
+        state = "has no summary: it still runs or was stopped"
     resume = "The command that started it goes on from its last checkpoint."
-    return f"This run {what}. Last step: {progress}. {resume}"
+    return f"This run {state}. Last step: {progress}. {resume}"
 
 
 def equal_rewards(steps: int, row: Mapping) -> str:
@@ -252,11 +255,11 @@ def equal_rewards(steps: int, row: Mapping) -> str:
     if row.get("reward/all_equal"):
         value = next((v for k, v in sorted(row.items()) if k.startswith("reward/source/")), None)
         number = f", {value:g}" if is_number(value) else ""
-        what = f"all rewards of {steps} steps in a row are one number{number}"
+        problem = f"all rewards of {steps} steps in a row are one number{number}"
     else:
-        what = f"for {steps} steps in a row the rewards of every prompt's samples are all equal"
+        problem = f"for {steps} steps in a row the rewards of every prompt's samples are all equal"
     return (
-        f"{what}: nothing is learned from them. Likely causes: responses are not in the format "
+        f"{problem}: nothing is learned from them. Likely causes: responses are not in the format "
         "that the reward reads (look at samples.jsonl), a reward that does not fit the data, "
         "responses cut off by sampler.max_response_tokens, or prompts that are too hard or too easy"
     )
@@ -314,9 +317,9 @@ def difference(before: Estimate, after: Estimate, recorded: object = None) -> Es
 
     low = d - √((a - a_low)² + (b_high - b)²), high likewise (Newcombe 1998, method 10).
     """
-    known = estimate(recorded)
-    if known is not None and known.low is not None:
-        return known
+    paired = estimate(recorded)
+    if paired is not None and paired.low is not None:
+        return paired
     d = after.value - before.value
     if before.low is None or after.low is None:
         return Estimate(d)

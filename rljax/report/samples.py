@@ -63,33 +63,37 @@ def of_prompts(samples: Sequence[Mapping], most: int) -> str:
     groups: dict[tuple, list[Mapping]] = {}
     for row in filter(_is_scored, samples):
         groups.setdefault((row.get("step"), str(row.get("prompt"))), []).append(row)
-    found = []
+    spreads = []
     for rows in groups.values():
         ranked = sorted(rows, key=lambda row: -row["reward"])
         if ranked[0]["reward"] > ranked[-1]["reward"]:
-            found.append((ranked[-1]["reward"] - ranked[0]["reward"], ranked))
-    found.sort(key=lambda one: one[0])
-    return "".join(_of_prompt(rows) for _, rows in found[:most])
+            spreads.append((ranked[-1]["reward"] - ranked[0]["reward"], ranked))
+    spreads.sort(key=lambda entry: entry[0])
+    return "".join(_of_prompt(rows) for _, rows in spreads[:most])
 
 
 def _of_prompt(ranked: Sequence[Mapping]) -> str:
     means = [row["prompt_mean"] for row in ranked if is_number(row.get("prompt_mean"))]
     mean = means[0] if means else sum(row["reward"] for row in ranked) / len(ranked)
     middle = min(ranked, key=lambda row: abs(row["reward"] - mean))
-    named = {"best": ranked[0], f"nearest to the mean, {short(mean)}": middle, "worst": ranked[-1]}
+    examples = {
+        "best": ranked[0],
+        f"nearest to the mean, {short(mean)}": middle,
+        "worst": ranked[-1],
+    }
     cells = "".join(
         f'<div class="sample"><div class="meta">{escaped(name)}: <b>reward {_reward(row)}</b>'
         f'</div><div class="text">{_text(row, "response")}</div></div>'
-        for name, row in named.items()
+        for name, row in examples.items()
     )
-    first, at = ranked[0], ""
+    first, step_html = ranked[0], ""
     if is_number(first.get("step")):
-        at = f'<span class="dim">step {short(first["step"])}</span>'
+        step_html = f'<span class="dim">step {short(first["step"])}</span>'
     truth = _text(first, "ground_truth")
     expected = f' <span class="dim">expected <code>{truth}</code></span>' if truth else ""
     return (
-        f'<div class="of-prompt">{at}{expected}<div class="text prompt">{_text(first, "prompt")}'
-        f'</div><div class="siblings">{cells}</div></div>'
+        f'<div class="of-prompt">{step_html}{expected}<div class="text prompt">'
+        f'{_text(first, "prompt")}</div><div class="siblings">{cells}</div></div>'
     )
 
 
@@ -102,10 +106,10 @@ def sample(row: Mapping) -> str:
     prompt, response, truth = (_text(row, key) for key in ("prompt", "response", "ground_truth"))
     expected = f" · expected <code>{truth}</code>" if truth else ""
     failed = "" if row.get("status") in ("ok", None) else f" · {_text(row, 'status')}"
-    why = f" · {_text(row, 'message')}" if failed and row.get("message") else ""
+    message = f" · {_text(row, 'message')}" if failed and row.get("message") else ""
     return (
         f'<div class="sample"><div class="meta"><b>reward {_reward(row)}</b>'
-        f' <span class="dim">step {short(row["step"])}{expected}{failed}{why}</span></div>'
+        f' <span class="dim">step {short(row["step"])}{expected}{failed}{message}</span></div>'
         f'<div class="text prompt">{prompt}</div><div class="text">{response}</div></div>'
     )
 
@@ -119,12 +123,12 @@ def _browser(samples: Sequence[Mapping]) -> str:
     steps = rows_by_step(samples)
     if not steps:
         return ""
-    every = sorted(steps, reverse=True)
-    picks = np.unique(np.linspace(0, len(every) - 1, min(MOST_STEPS, len(every))).round())
-    folds = "".join(_fold(every[int(i)], steps[every[int(i)]]) for i in picks)
-    left = len(every) - len(picks)
-    more = f'<p class="dim">{left} more steps are in samples.jsonl.</p>' if left else ""
-    return f'<h2>Completions by step <span class="dim">newest first</span></h2>{folds}{more}'
+    ordered = sorted(steps, reverse=True)
+    picks = np.unique(np.linspace(0, len(ordered) - 1, min(MOST_STEPS, len(ordered))).round())
+    folds = "".join(_fold(ordered[int(i)], steps[ordered[int(i)]]) for i in picks)
+    omitted = len(ordered) - len(picks)
+    footer = f'<p class="dim">{omitted} more steps are in samples.jsonl.</p>' if omitted else ""
+    return f'<h2>Completions by step <span class="dim">newest first</span></h2>{folds}{footer}'
 
 
 def _fold(step: float, rows: Sequence[Mapping]) -> str:
@@ -143,9 +147,9 @@ def _statuses(samples: Sequence[Mapping]) -> str:
     if not samples:
         return ""
     counts = collections.Counter(str(row.get("status") or "ok") for row in samples)
-    facts = "".join(
+    spans = "".join(
         f"<span>{escaped(name)} <b>{n}</b> ({100 * n / len(samples):.1f} %)</span>"
         for name, n in counts.most_common()
     )
     title = f"Reward status of the {len(samples)} saved samples"
-    return f'<h2>{title}</h2><p class="facts">{facts}</p>'
+    return f'<h2>{title}</h2><p class="facts">{spans}</p>'

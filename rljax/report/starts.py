@@ -70,12 +70,12 @@ def record_start(
     """Adds a line about this start to the folder: `step` steps are done, `device` is "8 x TPU v5e",
     `memory` the line of the plan, `compiled_for` what programs depend on, `warnings` those before
     the first step. If it cannot be written, there is a warning."""
-    here = os.path.realpath(".")  # also of a folder that is gone
+    working_folder = os.path.realpath(".")  # also of a folder that is gone
     row = {
         "time": time.time(),
         "command": shlex.join(sys.orig_argv),
-        "working_folder": here,
-        "git": git_state(here),
+        "working_folder": working_folder,
+        "git": git_state(working_folder),
         "rljax": rljax.__version__,
         "python": platform.python_version(),
         "host": socket.gethostname(),
@@ -114,5 +114,9 @@ def peak_memory(devices: Sequence) -> Mapping[str, int]:
     kilobyte = 1 if sys.platform == "darwin" else 1024
     out = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte}
     stats = [device.memory_stats() or {} for device in devices]
-    peaks = [int(one["peak_bytes_in_use"]) for one in stats if "peak_bytes_in_use" in one]
+    peaks = [
+        int(device_stats["peak_bytes_in_use"])
+        for device_stats in stats
+        if "peak_bytes_in_use" in device_stats
+    ]
     return out | ({"device_bytes": max(peaks)} if peaks else {})

@@ -119,5 +119,5 @@ def shortened(value: object, most: int, file: str) -> str:
     """Returns a value as text of at most `most` characters; then it says how many more are in
     `file`. It is not escaped."""
     text = "" if value is None else str(value)
-    left = len(text) - most
-    return text[:most] + (f" … {left} more characters are in {file}" if left > 0 else "")
+    omitted = len(text) - most
+    return text[:most] + (f" … {omitted} more characters are in {file}" if omitted > 0 else "")

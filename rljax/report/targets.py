@@ -88,10 +88,10 @@ _OFFLINE, _PROGRAMS = ("compare_offline",), ("prm_programs", "sweep_prm_programs
 TARGETS = (
     *(Target((config,), *rest) for config, *rest in _ROWS),
     *(
-        Target(_OFFLINE, f"{method}, {how}", model, benchmark, benchmark.lower(), value, _DQO)
+        Target(_OFFLINE, f"{method}, {setting}", model, benchmark, benchmark.lower(), value, _DQO)
         for model, methods in _DQO_ROWS.items()
         for method, values in methods.items()
-        for (benchmark, how), value in zip(_DQO_COLUMNS, values, strict=True)
+        for (benchmark, setting), value in zip(_DQO_COLUMNS, values, strict=True)
     ),
     *(
         Target(_PROGRAMS, f"{setting}, pass@1", "an in-house model", benchmark, "", value, _PRM)
@@ -109,14 +109,14 @@ def config_of(run: RecordedRun) -> str:
             words = shlex.split(str(start.get("command", "")))
         except ValueError:
             continue
-        named = [w.removeprefix("--config=") for w in words if w.startswith("--config=")]
+        configs = [w.removeprefix("--config=") for w in words if w.startswith("--config=")]
         for flag in ("--config", "train"):
-            if not named and flag in words[:-1]:
-                named = [words[words.index(flag) + 1]]
-        if not named and "compare" in words:
+            if not configs and flag in words[:-1]:
+                configs = [words[words.index(flag) + 1]]
+        if not configs and "compare" in words:
             return "compare_offline"  # its own config
-        if named and not named[-1].startswith("-"):
-            return PurePath(named[-1].partition(":")[0]).stem
+        if configs and not configs[-1].startswith("-"):
+            return PurePath(configs[-1].partition(":")[0]).stem
     return ""
 
 
@@ -145,13 +145,13 @@ def obtained(runs: Sequence[RecordedRun]) -> str:
     """Returns the accuracy at the end, or at the last evaluation, which is then said, as HTML:
     for a single run with its interval over prompts, for several the mean with Student's interval
     over them."""
-    known = [(found, at_end) for run in runs for found, at_end in _accuracy(run)]
-    if not known:
+    accuracies = [(value, at_end) for run in runs for value, at_end in _accuracy(run)]
+    if not accuracies:
         return "not evaluated"
-    found, late = known[0][0], "" if all(at_end for _, at_end in known) else LATE
-    if len(known) > 1:
-        found = estimate(interval([one.value for one, _ in known]))
-    return f"{shown(found, shares(found))}{late}"
+    result, suffix = accuracies[0][0], "" if all(at_end for _, at_end in accuracies) else LATE
+    if len(accuracies) > 1:
+        result = estimate(interval([value.value for value, _ in accuracies]))
+    return f"{shown(result, shares(result))}{suffix}"
 
 
 def _accuracy(run: RecordedRun) -> Iterator[tuple[Estimate, bool]]:
@@ -165,25 +165,28 @@ def _accuracy(run: RecordedRun) -> Iterator[tuple[Estimate, bool]]:
 def expected(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
     """Returns the table of expected and obtained numbers; each name stands for runs that were made
     alike. "" if nothing is published about their config."""
-    every = [run for runs in groups.values() for run in runs]
-    named = {config_of(run) for run in every}
+    all_runs = [run for runs in groups.values() for run in runs]
+    configs = {config_of(run) for run in all_runs}
     got = "<br>".join(
         (f"{escaped(name)}: " if name else "") + obtained(runs) for name, runs in groups.items()
     )
     rows = []
-    for target in targets_of(every[0]) if len(named) == 1 else ():
-        why = {differences(run, target) or "yes: same model and data" for run in every}
-        what = f"{target.what}, {target.model}, {target.benchmark}"
-        texts = (what, f"{target.value:g} %", "; ".join(sorted(why)), target.source)
-        published, value, same, source = map(escaped, texts)
-        rows.append((published, value, got, same, source))
+    for target in targets_of(all_runs[0]) if len(configs) == 1 else ():
+        reasons = {differences(run, target) or "yes: same model and data" for run in all_runs}
+        title = f"{target.what}, {target.model}, {target.benchmark}"
+        texts = (title, f"{target.value:g} %", "; ".join(sorted(reasons)), target.source)
+        published, value, setting, source = map(escaped, texts)
+        rows.append((published, value, got, setting, source))
     note = (
         "What is published of the method of this config, beside the accuracy on the held-out data "
         "of what ran here."
     )
     head = ("published", "expected", "obtained here", "the same setting?", "source")
-    found = table("Expected and obtained", head, rows[:MOST], note, wraps=True)
+    head_rows = table("Expected and obtained", head, rows[:MOST], note, wraps=True)
     if len(rows) <= MOST:
-        return found
-    more = table("", head, rows[MOST:], wraps=True)
-    return f"{found}<details><summary>{len(rows) - MOST} more of them</summary>{more}</details>"
+        return head_rows
+    more_rows = table("", head, rows[MOST:], wraps=True)
+    return (
+        f"{head_rows}<details><summary>{len(rows) - MOST} more of them</summary>"
+        f"{more_rows}</details>"
+    )

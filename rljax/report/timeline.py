@@ -27,8 +27,8 @@ def scored_while_decoding(timings: Timings) -> float:
     """Returns the seconds in which both a sequence was decoded and a sample was scored."""
     decoding = _union([(a, b) for name, a, b in timings.spans if name == "generate"])
     pairs = itertools.product(_union(timings.scoring), decoding)
-    both = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs if max(a, c) < min(b, d)]
-    return sum(b - a for a, b in both)
+    overlaps = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs if max(a, c) < min(b, d)]
+    return sum(b - a for a, b in overlaps)
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -54,8 +54,8 @@ def record_of(timings: Timings, step: int, seconds: float) -> dict:
     changes = [(begin, 1, 0) for begin, _ in timings.scoring]
     changes += [(end, -1, 1) for _, end in timings.scoring]
     running, done, scoring = 0, 0, []
-    for t, now, more in sorted(changes):
-        running, done = running + now, done + more
+    for t, running_change, done_change in sorted(changes):
+        running, done = running + running_change, done + done_change
         scoring.append([since(t), running, done])
     return {
         "step": step,
@@ -68,8 +68,8 @@ def record_of(timings: Timings, step: int, seconds: float) -> dict:
 
 def _thin(points: list) -> list:
     """Returns about MOST_POINTS of them at most, evenly in time of arrival, with the last one."""
-    every = max(1, -(-len(points) // MOST_POINTS))
-    return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
+    stride = max(1, -(-len(points) // MOST_POINTS))
+    return points[::stride] + (points[-1:] if points and (len(points) - 1) % stride else [])
 
 
 def write(folder: Path, records: Sequence[Mapping]) -> None:
@@ -83,16 +83,16 @@ def read(folder: Path) -> list[dict]:
         records = read_json(folder / FILE)
     except InputError:
         return []
-    return [one for one in records if _is_record(one)] if isinstance(records, list) else []
+    return [record for record in records if _is_record(record)] if isinstance(records, list) else []
 
 
-def _is_record(one: object) -> bool:
+def _is_record(record: object) -> bool:
     """Returns whether a value of the file is what record_of makes."""
-    if not isinstance(one, dict) or not isinstance(one.get("spans"), dict):
+    if not isinstance(record, dict) or not isinstance(record.get("spans"), dict):
         return False
-    spans = [_are_rows(rows, 2) for rows in one["spans"].values()]
-    curves = [_are_rows(one.get("decoding"), 2), _are_rows(one.get("scoring"), 3)]
-    return all((*spans, *curves, _are_rows([[one.get("step"), one.get("seconds")]], 2)))
+    spans = [_are_rows(rows, 2) for rows in record["spans"].values()]
+    curves = [_are_rows(record.get("decoding"), 2), _are_rows(record.get("scoring"), 3)]
+    return all((*spans, *curves, _are_rows([[record.get("step"), record.get("seconds")]], 2)))
 
 
 def _are_rows(rows: object, width: int) -> bool:
@@ -134,9 +134,9 @@ def figure(record: Mapping) -> str:
     keys = [("s0", "sequences decoding", decoding), ("s1", "samples in scoring", running)]
     keys += [("s3", "samples scored", scored)]
     legend = "".join(
-        f'<span class="key"><i class="{colour}"></i>{what} at most '
+        f'<span class="key"><i class="{colour}"></i>{label} at most '
         f"<b>{short(_most(curve))}</b></span>"
-        for colour, what, curve in keys
+        for colour, label, curve in keys
         if curve
     )
     title = escaped(f"Step {record['step']}")
@@ -153,21 +153,21 @@ def _most(curve: Sequence[tuple[float, float]]) -> float:
     return max(count for _, count in curve)
 
 
-def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> list[str]:
+def _curve(curve, x, top: int, colour: int, label: str, filled: bool = True) -> list[str]:
     """A staircase, as high as its track at its most."""
     if not curve:
         return []
-    most = _most(curve) or 1
+    peak = _most(curve) or 1
 
     def y(n):
-        return top + TRACK * (1 - n / most)
+        return top + TRACK * (1 - n / peak)
 
-    steps, before = [], 0.0
+    steps, previous = [], 0.0
     for t, count in curve:
-        steps += [(x(t), y(before)), (x(t), y(count))]
-        before = count
+        steps += [(x(t), y(previous)), (x(t), y(count))]
+        previous = count
     line = " ".join(f"{a:.1f},{b:.1f}" for a, b in steps)
-    title = f"<title>{what}: {short(most)} at most</title>"
+    title = f"<title>{label}: {short(peak)} at most</title>"
     out = [f'<polyline class="s{colour}" points="{line}">{title}</polyline>']
     if filled:
         ends = f"{steps[0][0]:.1f},{top + TRACK} {line} {steps[-1][0]:.1f},{top + TRACK}"
@@ -177,12 +177,14 @@ def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> l
 
 def _axis(total: float, x, bottom: int) -> list[str]:
     marks = ticks(0.0, total, 8)
-    apart = marks[1] - marks[0] if len(marks) > 1 else total
+    spacing = marks[1] - marks[0] if len(marks) > 1 else total
     out = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
     for mark in marks:
-        at = f"{x(mark):.1f}"
-        out.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 3}"/>')
-        label = tick_label(mark, apart)
+        mark_x = f"{x(mark):.1f}"
+        out.append(
+            f'<line class="axis" x1="{mark_x}" x2="{mark_x}" y1="{bottom}" y2="{bottom + 3}"/>'
+        )
+        label = tick_label(mark, spacing)
         middle = min(x(mark), WIDTH - DIGIT * len(label) / 2)
         out.append(f'<text x="{middle:.1f}" y="{bottom + 14}" class="mid">{label}</text>')
     end = f'x="{LEFT - 8}" y="{bottom + 14}" class="end dim"'

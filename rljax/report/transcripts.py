@@ -38,10 +38,12 @@ def transcripts(run: RecordedRun) -> str:
     newest, *older = sorted(steps, reverse=True)
     body = _of_step(steps[newest], budget)
     folds = "".join(_fold(step, steps[step], budget) for step in older[:MOST_STEPS])
-    left = len(older) - MOST_STEPS
-    more = f'<p class="dim">{left} more steps are in episodes.jsonl.</p>' if left > 0 else ""
+    omitted = len(older) - MOST_STEPS
+    footer = (
+        f'<p class="dim">{omitted} more steps are in episodes.jsonl.</p>' if omitted > 0 else ""
+    )
     title = f'<h2>Episodes <span class="dim">of step {short(newest)}</span></h2>'
-    return f"<section>{title}{LEGEND}{body}{folds}{more}</section>"
+    return f"<section>{title}{LEGEND}{body}{folds}{footer}</section>"
 
 
 class _Budget:
@@ -51,24 +53,24 @@ class _Budget:
         self.left = left
 
     def take(self, count: int) -> int:
-        taken = min(self.left, count)
-        self.left -= taken
-        return taken
+        granted = min(self.left, count)
+        self.left -= granted
+        return granted
 
 
 def _of_step(rows: Sequence[Mapping], budget: _Budget) -> str:
     """The ends and the failures of a step, then whole groups."""
-    out, seen = [], set()
+    out, shown = [], set()
     for title, row in _picked(rows):
-        again = id(row) in seen
-        seen.add(id(row))
-        card = f'<p class="dim">the one above: {_name(row)}</p>' if again else _card(row, budget)
+        repeated = id(row) in shown
+        shown.add(id(row))
+        card = f'<p class="dim">the one above: {_name(row)}</p>' if repeated else _card(row, budget)
         out.append(f"<h3>{title}</h3>{card}")
     groups: dict[object, list[Mapping]] = {}
     for row in rows:
         groups.setdefault(str(row.get("group")), []).append(row)
-    whole = [group for group in groups.values() if len(group) > 1]
-    for group in whole[:MOST_GROUPS]:
+    siblings = [group for group in groups.values() if len(group) > 1]
+    for group in siblings[:MOST_GROUPS]:
         cards = "".join(_card(row, budget) for row in group)
         name = _text(group[0].get("group"))
         out.append(f'<h3>Group {name}</h3><div class="siblings">{cards}</div>')
@@ -100,18 +102,18 @@ def _fold(step: float, rows: Sequence[Mapping], budget: _Budget) -> str:
 def _card(row: Mapping, budget: _Budget) -> str:
     """One episode: a line of facts, then its turns."""
     turns = [turn for turn in _list(row, "turns") if isinstance(turn, Mapping)]
-    facts = [f"{len(turns)} turn{'s' if len(turns) != 1 else ''}", f"{_tokens(row)} tokens"]
+    notes = [f"{len(turns)} turn{'s' if len(turns) != 1 else ''}", f"{_tokens(row)} tokens"]
     if row.get("status") == "ok":
-        facts.insert(0, f"ended by {_text(row.get('finish'))}")
+        notes.insert(0, f"ended by {_text(row.get('finish'))}")
     else:
-        facts.insert(0, f'<span class="unhealthy">failed: {_text(row.get("status"))}</span>')
+        notes.insert(0, f'<span class="unhealthy">failed: {_text(row.get("status"))}</span>')
     total = f"return {_number(row.get('return'))}"
     body = "".join(_turn(i, turn, budget) for i, turn in enumerate(turns, start=1))
-    why = _text(row.get("message"))
-    body += f'<pre class="unhealthy">{why}</pre>' if why else ""
+    message = _text(row.get("message"))
+    body += f'<pre class="unhealthy">{message}</pre>' if message else ""
     return (
         f'<div class="sample episode"><div class="meta"><b>{total}</b> <span class="dim">'
-        f"{_name(row)} · {' · '.join(facts)}</span></div>{body}</div>"
+        f"{_name(row)} · {' · '.join(notes)}</span></div>{body}</div>"
     )
 
 
@@ -123,11 +125,11 @@ def _name(row: Mapping) -> str:
 def _turn(number: int, turn: Mapping, budget: _Budget) -> str:
     reward = turn.get("reward")
     margin = f"{number}" + (f"<br>{_number(reward, signed=True)}" if reward else "")
-    read = _text(turn.get("observation"))
+    observation = _text(turn.get("observation"))
     wrong = " bad-call" if turn.get("bad") is True else ""
     return (
         f'<div class="turn"><div class="margin">{margin}</div><div>'
-        f'<div class="text prompt">{read}</div>'
+        f'<div class="text prompt">{observation}</div>'
         f'<div class="text reply{wrong}">{_reply(turn, budget)}</div></div></div>'
     )
 
@@ -147,15 +149,19 @@ def _reply(turn: Mapping, budget: _Budget) -> str:
 
 
 def _token(piece: object, number: object, logprob: object, chosen: object, version: object) -> str:
-    known = _is_finite(logprob)
-    shade = sum(logprob < bound for bound in SHADES) if known else len(SHADES)
-    facts = [f"id {_text(number)}"]
-    facts += [f"log-prob {logprob:.3f}, p {100 * math.exp(min(logprob, 0)):.1f} %"] if known else []
-    facts += [] if version is None else [f"version {_text(version)}"]
-    facts += ["" if chosen else "forced"]
+    has_logprob = _is_finite(logprob)
+    shade = sum(logprob < bound for bound in SHADES) if has_logprob else len(SHADES)
+    notes = [f"id {_text(number)}"]
+    notes += (
+        [f"log-prob {logprob:.3f}, p {100 * math.exp(min(logprob, 0)):.1f} %"]
+        if has_logprob
+        else []
+    )
+    notes += [] if version is None else [f"version {_text(version)}"]
+    notes += ["" if chosen else "forced"]
     name = f"t p{shade}" if chosen else "t f"
-    shown = _text(piece) or f"⟨{_text(number)}⟩"
-    return f'<span class="{name}" title="{", ".join(filter(None, facts))}">{shown}</span>'
+    text = _text(piece) or f"⟨{_text(number)}⟩"
+    return f'<span class="{name}" title="{", ".join(filter(None, notes))}">{text}</span>'
 
 
 def _text(value: object) -> str:

@@ -136,10 +136,10 @@ def state(name: str, run: RecordedRun) -> str:
     last, total = run.steps()
     status = run.summary.get("status") if run.ended() else None
     if status is None:
-        begun = run.rows or run.starts
-        status = "running" if run.running() else "not ended" if begun else "not begun"
-    of = f" of {total}" if total else ""
-    return f"{name}: {title_of(run)}, step {last}{of}, {status}"
+        started = run.rows or run.starts
+        status = "running" if run.running() else "not ended" if started else "not begun"
+    total_text = f" of {total}" if total else ""
+    return f"{name}: {title_of(run)}, step {last}{total_text}, {status}"
 
 
 def _marks(count: int, ascii_only: bool) -> list[str]:
@@ -151,9 +151,9 @@ def _marks(count: int, ascii_only: bool) -> list[str]:
 
 def _keys(runs: Mapping[str, RecordedRun], metrics: Sequence[str]) -> list[str]:
     """The metrics to chart, in the order in which they were asked for."""
-    known = _known(runs)
-    found = [key for pattern in metrics or CHARTED for key in _matching(pattern, known)]
-    return list(dict.fromkeys(found))
+    names = _known(runs)
+    keys = [key for pattern in metrics or CHARTED for key in _matching(pattern, names)]
+    return list(dict.fromkeys(keys))
 
 
 def _known(runs: Mapping[str, RecordedRun]) -> list[str]:
@@ -161,22 +161,22 @@ def _known(runs: Mapping[str, RecordedRun]) -> list[str]:
     return [name for name in names if name not in ("step", "x")]  # the axis itself
 
 
-def _matching(pattern: str, known: Sequence[str]) -> list[str]:
+def _matching(pattern: str, names: Sequence[str]) -> list[str]:
     """The metrics that a name or pattern stands for: "reward" for all that begin with reward/,
     where none has that name itself."""
-    found = [key for key in known if fnmatch.fnmatchcase(key, pattern)]
-    return found or [key for key in known if key.startswith(f"{pattern.rstrip('/')}/")]
+    matching = [key for key in names if fnmatch.fnmatchcase(key, pattern)]
+    return matching or [key for key in names if key.startswith(f"{pattern.rstrip('/')}/")]
 
 
 def missing(runs: Mapping[str, RecordedRun], metrics: Sequence[str]) -> list[str]:
     """Returns a line for each pattern that no metric of the runs matches, with the names that
     there are."""
-    known, lines = _known(runs), []
-    for pattern in metrics if known else ():
-        if not _matching(pattern, known):
-            near = [key for key in known if pattern.strip("*/") in key]
-            near = near or difflib.get_close_matches(pattern, known, n=5, cutoff=0.5) or known
-            lines.append(f"no metric matches {pattern!r}; there are {', '.join(near[:20])}")
+    names, lines = _known(runs), []
+    for pattern in metrics if names else ():
+        if not _matching(pattern, names):
+            similar = [key for key in names if pattern.strip("*/") in key]
+            similar = similar or difflib.get_close_matches(pattern, names, n=5, cutoff=0.5) or names
+            lines.append(f"no metric matches {pattern!r}; there are {', '.join(similar[:20])}")
     return lines
 
 
@@ -206,24 +206,24 @@ def text_chart(
     """Returns a chart of CHART_ROWS + 2 lines of `width` columns: title with the last values, the
     curves `lines`, each (x [N], y [N]), as marks, and the first and last step. A column is the mean
     of the finite values in it."""
-    known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in lines]
-    lasts = " ".join(short(float(y[-1])) for _, y in known if len(y))
+    finite = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in lines]
+    lasts = " ".join(short(float(y[-1])) for _, y in finite if len(y))
     head = one_line(f"{title}  {lasts}", width)
     bar, corner, dash = ("|", "+", "-") if ascii_only else ("┤", "└", "─")
     room = max(width - LABEL - 1, 1)
-    if not any(len(y) for _, y in known):
+    if not any(len(y) for _, y in finite):
         return [head, *[""] * (CHART_ROWS + 1)]
-    ends = [edge for x, y in known if len(x) for edge in (x[0], x[-1])]
+    ends = [edge for x, y in finite if len(x) for edge in (x[0], x[-1])]
     first, last = min(ends), max(ends)
-    values = np.clip(np.concatenate([y for _, y in known]), -1e300, 1e300)
+    values = np.clip(np.concatenate([y for _, y in finite]), -1e300, 1e300)
     low, high = float(values.min()), float(values.max())
     cells = [[" "] * room for _ in range(CHART_ROWS)]
-    for (x, y), mark in zip(known, marks, strict=True):
-        at = np.zeros(len(x), int)
+    for (x, y), mark in zip(finite, marks, strict=True):
+        columns = np.zeros(len(x), int)
         if last > first:
-            at = np.round((x - first) / (last - first) * (room - 1)).astype(int)
-        for column in np.unique(at):
-            value = float(np.clip(y[at == column], -1e300, 1e300).mean())
+            columns = np.round((x - first) / (last - first) * (room - 1)).astype(int)
+        for column in np.unique(columns):
+            value = float(np.clip(y[columns == column], -1e300, 1e300).mean())
             share = 0.5 if high <= low else (value / 2 - low / 2) / (high / 2 - low / 2)
             cells[CHART_ROWS - 1 - round(share * (CHART_ROWS - 1))][column] = mark
     labels = [""] * CHART_ROWS
@@ -264,27 +264,27 @@ def new_lines(
 ) -> Iterator[str]:
     """Yields a line for each step that is new, and one for each run that has ended, until
     all have."""
-    seen: dict[str, float] = {}
-    ended: set[str] = set()
-    said: set[str] = set()
+    last_steps: dict[str, float] = {}
+    ended_names: set[str] = set()
+    reported: set[str] = set()
     while True:
         runs = read()
-        over = all_ended(runs)
+        all_over = all_ended(runs)
         for line in missing(runs, metrics):
-            if line.partition(";")[0] not in said:  # the names that there are may become more
-                said.add(line.partition(";")[0])
+            if line.partition(";")[0] not in reported:  # the names that there are may become more
+                reported.add(line.partition(";")[0])
                 yield line
         for name, run in runs.items():
             label = f"{name} " if len(runs) > 1 else ""
             for row in run.rows:
-                if row["x"] > seen.get(name, -1):
-                    seen[name] = row["x"]
+                if row["x"] > last_steps.get(name, -1):
+                    last_steps[name] = row["x"]
                     keys = _keys({name: run}, metrics)
                     values = [f"{k} {short(row[k])}" for k in keys if is_number(row.get(k))]
                     yield f"{label}step {short(row['step'])}  {'  '.join(values)}".rstrip()
-            if name not in ended and (over or run.ended()):
-                ended.add(name)
+            if name not in ended_names and (all_over or run.ended()):
+                ended_names.add(name)
                 yield state(name, run)
-        if over:
+        if all_over:
             return
         time.sleep(every_s)
