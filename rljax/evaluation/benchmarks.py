@@ -42,13 +42,13 @@ def make_suite(text: str, data: str | None = None) -> Suite:
     """The suite that a text names, such as "gsm8k(shots=8)"; `data` replaces the spec of its rows.
     Raises InputError for a text that names no suite, for two specs of the rows, and for several
     samples at temperature 0."""
-    made = resolve(f"{text}", HOME)
-    if data is not None and "data" in made.signature.parameters:
-        if "data" in made.options:
+    component = resolve(f"{text}", HOME)
+    if data is not None and "data" in component.signature.parameters:
+        if "data" in component.options:
             fix = f"leave --data out, or data= of --suite={text}"
             raise InputError("--data", value=data, rule=f"{text} names its data already", fix=fix)
-        made = resolve(_with_data(text, data), HOME)
-    suite = made()
+        component = resolve(_with_data(text, data), HOME)
+    suite = component()
     if not isinstance(suite, Suite):
         fix = "return rljax.evaluation.suites.Suite(data=..., record=..., reward=..., columns=...)"
         raise InputError(f"{text} returned no suite", value=suite, fix=fix)
@@ -57,39 +57,43 @@ def make_suite(text: str, data: str | None = None) -> Suite:
         fix = "--samples=1, or --temperature=0.6 for several"
         raise InputError(f"{text}: samples", value=suite.samples, rule=rule, fix=fix)
     return (
-        suite if data is None or "data" in made.options else dataclasses.replace(suite, data=data)
+        suite
+        if data is None or "data" in component.options
+        else dataclasses.replace(suite, data=data)
     )
 
 
 def _with_data(text: str, data: str) -> str:
     text = text.strip()
-    begun = text[:-1] if text.endswith(")") else f"{text}("
-    comma = "" if begun.endswith("(") else ", "
-    return f"{begun}{comma}data={data!r})"
+    head = text[:-1] if text.endswith(")") else f"{text}("
+    comma = "" if head.endswith("(") else ", "
+    return f"{head}{comma}data={data!r})"
 
 
 def suite_records(suite: Suite, prompts: int | None = None) -> list[dict]:
     """Prompt records of the first rows of a suite, as rljax.data.rows.sources makes them. Raises
     InputError that names the row, the column and the columns that the suite reads."""
-    read = read_rows(suite.data, suite.split)
+    dataset = read_rows(suite.data, suite.split)
     fix = f"rows have the columns {', '.join(suite.columns)}"
     records = []
-    for index, row in enumerate(read.rows):
+    for index, row in enumerate(dataset.rows):
         if prompts is not None and len(records) == prompts:
             break
         try:
-            made = suite.record(row)
+            fields = suite.record(row)
         except InputError as error:
-            what, own = error.parts
-            raise InputError(f"{read.location(index)} {what}", fix=f"{fix}; {own}") from None
-        if made is None:
+            problem, hint = error.parts
+            raise InputError(f"{dataset.location(index)} {problem}", fix=f"{fix}; {hint}") from None
+        if fields is None:
             continue
-        record = prompt_record(made, index, read, True)
+        record = prompt_record(fields, index, dataset, True)
         if missing := [name for name in suite.by if name not in record["extra_info"]]:
             record["extra_info"] |= dict.fromkeys(missing, "")
         records.append(record)
     if not records:
-        raise InputError(f"{read.source} has no row for this suite", value=len(read.rows), fix=fix)
+        raise InputError(
+            f"{dataset.source} has no row for this suite", value=len(dataset.rows), fix=fix
+        )
     return records
 
 
@@ -119,7 +123,7 @@ def score_items(suite: Suite, items: Sequence[dict], *, workers: int = 2, memory
     the reward failed (score None), "error". The reward runs in `workers` processes of at most
     `memory_gb` each. Raises InputError if they cannot start."""
     samples = [(item, sample) for item in items for sample in item["samples"]]
-    asked = [
+    inputs = [
         {
             "response": sample["response"],
             "ground_truth": item["ground_truth"],
@@ -131,9 +135,9 @@ def score_items(suite: Suite, items: Sequence[dict], *, workers: int = 2, memory
         }
         for item, sample in samples
     ]
-    how = dict(workers=workers, timeout_s=suite.timeout_s, memory_gb=memory_gb)
-    with contextlib.closing(RewardPool(suite.reward, **how)) as pool:
-        scores = pool.score(asked)
+    pool_options = dict(workers=workers, timeout_s=suite.timeout_s, memory_gb=memory_gb)
+    with contextlib.closing(RewardPool(suite.reward, **pool_options)) as pool:
+        scores = pool.score(inputs)
     for (_, sample), score in zip(samples, scores, strict=True):
         sample["score"] = None if math.isnan(score.value) else float(score.value)
         sample["parts"] = {name: float(value) for name, value in score.parts.items()}
@@ -157,8 +161,8 @@ def suite_metrics(
     Raises InputError if every reward failed.
     """
     n = max(len(item["samples"]) for item in items)
-    known = [[s for s in item["samples"] if s["score"] is not None] for item in items]
-    right = [[s["score"] >= 1.0 for s in row] for row in known]
+    scored = [[s for s in item["samples"] if s["score"] is not None] for item in items]
+    right = [[s["score"] >= 1.0 for s in row] for row in scored]
     average = [sum(row) / len(row) if row else math.nan for row in right]
     if all(map(math.isnan, average)):
         errors = [s["error"] for item in items for s in item["samples"]]
@@ -169,34 +173,36 @@ def suite_metrics(
         values = [pass_at_k(len(r), sum(r), k) if len(r) >= k else math.nan for r in right]
         out[f"pass@{k}"] = bootstrap(values, within=SHARE)
         if answer is not None:
-            votes = [[answer(s["response"]) for s in row] for row in known]
+            votes = [[answer(s["response"]) for s in row] for row in scored]
             pairs = zip(votes, right, strict=True)
             values = [majority_at_k(v, r, k) if len(r) >= k else math.nan for v, r in pairs]
             out[f"maj@{k}"] = bootstrap(values, within=SHARE)
     for name, weight in (parts or {}).items():
-        out[name] = _part(known, name, weight)
+        out[name] = _part(scored, name, weight)
     groups: dict[str, list[float]] = {}
     for item, value in zip(items, average, strict=True):
-        for column, of in item["by"].items():
-            if not of:  # the row does not say
+        for column, label in item["by"].items():
+            if not label:  # the row does not say
                 continue
-            groups.setdefault(f"avg@{n}/{column}={of}", []).append(value)
+            groups.setdefault(f"avg@{n}/{column}={label}", []).append(value)
     for name, values in sorted(groups.items()):
         if not all(map(math.isnan, values)):
             out[name] = bootstrap(values, within=SHARE)
     return out | _health(items)
 
 
-def _part(known: Sequence[Sequence[dict]], name: str, weight: str) -> dict:
+def _part(scored: Sequence[Sequence[dict]], name: str, weight: str) -> dict:
     """The mean of a part, responses weighed by another; the interval over prompts."""
-    if any(name not in s["parts"] or (weight and weight not in s["parts"]) for s in sum(known, [])):
-        given = sorted(next(s for s in sum(known, []))["parts"])
+    if any(
+        name not in s["parts"] or (weight and weight not in s["parts"]) for s in sum(scored, [])
+    ):
+        names = sorted(next(s for s in sum(scored, []))["parts"])
         fix = "return it in the dict of the suite's reward, or name one of these"
-        raise InputError(f"the reward has no part {name!r} or {weight!r}", value=given, fix=fix)
-    weights = [[s["parts"][weight] if weight else 1.0 for s in row] for row in known]
+        raise InputError(f"the reward has no part {name!r} or {weight!r}", value=names, fix=fix)
+    weights = [[s["parts"][weight] if weight else 1.0 for s in row] for row in scored]
     sums = [
         sum(w * s["parts"][name] for w, s in zip(ws, row, strict=True))
-        for ws, row in zip(weights, known, strict=True)
+        for ws, row in zip(weights, scored, strict=True)
     ]
     totals = [sum(ws) for ws in weights]
     values = [
@@ -231,13 +237,13 @@ def evaluate_suites(options: EvaluateOptions) -> dict:
     suites = [_settled(make_suite(text, options.data), text, options) for text in options.suites]
     rows = [suite_records(suite, options.prompts) for suite in suites]
     saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
-    done = [
+    results = [
         {"suite": text, **_run(suite, records, saved, options)}
         for text, suite, records in zip(options.suites, suites, rows, strict=True)
     ]
     values = ((field, getattr(options, field.name)) for field in dataclasses.fields(options))
-    given = {field.name: x for field, x in values if x not in (field.default, None)}
-    flags = shlex.join(option_flags(EvaluateOptions, given))
+    changed = {field.name: x for field, x in values if x not in (field.default, None)}
+    flags = shlex.join(option_flags(EvaluateOptions, changed))
     return {
         "checkpoint": hub.pinned(options.checkpoint),
         "step": saved.step,
@@ -247,49 +253,51 @@ def evaluate_suites(options: EvaluateOptions) -> dict:
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "wall_s": time.perf_counter() - started,
         "metrics": {
-            f"{one['suite']}/{name}": value
-            for one in done
-            for name, value in one["metrics"].items()
+            f"{result['suite']}/{name}": value
+            for result in results
+            for name, value in result["metrics"].items()
         },
-        "suites": done,
+        "suites": results,
     }
 
 
 def _settled(suite: Suite, text: str, options: EvaluateOptions) -> Suite:
     """The suite with the numbers that the flags set, and its data at a commit."""
     names = ("samples", "temperature", "max_response_tokens")
-    given = {name: x for name in names if (x := getattr(options, name)) is not None}
-    suite = dataclasses.replace(suite, **given)
+    changes = {name: x for name in names if (x := getattr(options, name)) is not None}
+    suite = dataclasses.replace(suite, **changes)
     if options.samples == 0:
         suite = dataclasses.replace(suite, samples=1, temperature=0.0)
     if suite.samples > 1 and suite.temperature == 0:
         rule = f"{text} is greedy, and each would be the same"
         fix = "set --temperature, such as --temperature=0.6"
         raise InputError("--samples", value=suite.samples, rule=rule, fix=fix)
-    if over := [k for k in options.ks if k > suite.samples]:
-        fix = f"--samples={max(over)}, or smaller numbers in --k"
-        raise InputError("--k", value=over, rule=f"{text} draws {suite.samples} samples", fix=fix)
+    if too_large := [k for k in options.ks if k > suite.samples]:
+        fix = f"--samples={max(too_large)}, or smaller numbers in --k"
+        raise InputError(
+            "--k", value=too_large, rule=f"{text} draws {suite.samples} samples", fix=fix
+        )
     return dataclasses.replace(suite, data=pinned(suite.data))
 
 
 def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: EvaluateOptions) -> dict:
     chat = saved.tokenizer.has_chat_template
-    shown = records if chat else [as_text(record) for record in records]
+    inputs = records if chat else [as_text(record) for record in records]
     limit = options.max_prompt_tokens or saved.model.config.max_tokens
-    prompts, counts = saved.encode(shown, max_tokens=limit, overlong="error")
+    prompts, counts = saved.encode(inputs, max_tokens=limit, overlong="error")
     policy = _sampling(suite, saved.ready(prompts, max_response_tokens=suite.max_response_tokens))
     samples = sample_all(policy, prompts, suite.samples, key=root_key(options.seed))
     items = items_of(suite, records)
     for item, prompt in zip(items, prompts, strict=True):
         item["prompt"] = prompt.prompt_text
     for sample in samples:
-        made = dict(response=_before(sample.text, suite.stop), tokens=len(sample.ids))
-        made |= dict(finish_reason=sample.finish_reason, truncated=sample.cut_off)
-        items[sample.prompt]["samples"].append(made)
+        fields = dict(response=_before(sample.text, suite.stop), tokens=len(sample.ids))
+        fields |= dict(finish_reason=sample.finish_reason, truncated=sample.cut_off)
+        items[sample.prompt]["samples"].append(fields)
     reward = saved.config.reward
     score_items(suite, items, workers=reward.workers, memory_gb=reward.memory_gb)
     sampling = policy.sampling
-    own = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    settings = dict(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
     return {
         "data": suite.data,
         "split": suite.split,
@@ -298,7 +306,7 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
         "template": "chat" if chat and not isinstance(records[0]["prompt"], str) else "text",
         "reward": suite.reward,
         "samples": suite.samples,
-        **own,
+        **settings,
         "min_p": sampling.min_p,
         "stop": list(sampling.stop_strings),
         "max_response_tokens": sampling.max_response_tokens,
@@ -315,19 +323,21 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
 
 def _sampling(suite: Suite, policy: Policy) -> Policy:
     """The policy as the suite samples, whatever the run sampled with; its own stop strings stay."""
-    how = policy.sampling
-    ends = (*how.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
+    sampling = policy.sampling
+    ends = (*sampling.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
     draws = dict(temperature=suite.temperature, top_p=suite.top_p, top_k=0, min_p=0.0)
-    texts = tuple(dict.fromkeys((*how.stop_strings, *suite.stop)))
+    texts = tuple(dict.fromkeys((*sampling.stop_strings, *suite.stop)))
     stops = dict(stop_strings=texts, stop_ids=tuple(dict.fromkeys(ends)))
-    how = dataclasses.replace(how, **draws, **stops)
-    return dataclasses.replace(policy, sampling=how.greedy() if not suite.temperature else how)
+    sampling = dataclasses.replace(sampling, **draws, **stops)
+    return dataclasses.replace(
+        policy, sampling=sampling.greedy() if not suite.temperature else sampling
+    )
 
 
 def _before(text: str, stops: Sequence[str]) -> str:
     """The text up to the first of the stop strings, which does not belong to a response."""
-    cut = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
-    return Response(cut, _before(text.answer, stops)) if isinstance(text, Response) else cut
+    head = text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+    return Response(head, _before(text.answer, stops)) if isinstance(text, Response) else head
 
 
 def _digest(texts) -> str:

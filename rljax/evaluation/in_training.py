@@ -71,9 +71,9 @@ def accuracy_by_kind(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict
             if name:
                 values.setdefault(name, []).append(float(value))
         if len(values) > 1:
-            for name, known in sorted(values.items()):
-                if not np.isnan(known).all():
-                    out |= with_interval(f"eval/{kind}/{name}", bootstrap(known, within=SHARE))
+            for name, scores in sorted(values.items()):
+                if not np.isnan(scores).all():
+                    out |= with_interval(f"eval/{kind}/{name}", bootstrap(scores, within=SHARE))
     return out
 
 
@@ -83,8 +83,8 @@ def _source(prompt: PromptRecord) -> str:
 
 def difficulty(prompt: PromptRecord) -> str:
     """Returns the difficulty of a prompt, from its row; "" if no column has it."""
-    found = (prompt.extra_info.get(column) for column in DIFFICULTY)
-    return next((str(value) for value in found if value not in (None, "")), "")
+    values = (prompt.extra_info.get(column) for column in DIFFICULTY)
+    return next((str(value) for value in values if value not in (None, "")), "")
 
 
 def counts_of(samples: int) -> list[int]:
@@ -98,9 +98,9 @@ def pass_estimates(samples: Sequence[Completion], n: int, correct_at: float) -> 
     prompt, for k = 1, 2, 4, ..., n. A response whose reward failed is left out, and a prompt with
     fewer than k others."""
     right = correct(score_table(samples, n), correct_at)
-    known = (~np.isnan(right)).sum(axis=1)
+    counts = (~np.isnan(right)).sum(axis=1)
     hits = np.nansum(right, axis=1)
-    pairs = list(zip(known.tolist(), hits.astype(int).tolist(), strict=True))
+    pairs = list(zip(counts.tolist(), hits.astype(int).tolist(), strict=True))
     out = {}
     for k in counts_of(n):
         values = [pass_at_k(m, c, k) for m, c in pairs if m >= k]

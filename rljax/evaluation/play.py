@@ -72,11 +72,11 @@ def play(
     component = resolve(config.environment.function, NAMESPACES["environment"])
     limits = limits_of(config)
     sampling = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
-    named = {name: getattr(record, name) for name in _FIELDS}
+    record_fields = {name: getattr(record, name) for name in _FIELDS}
     messages = None if record.messages is None else list(record.messages)
     prompt = dict(prompt_ids=record.token_ids.tolist(), messages=messages)
     seeds = dict(seed=seed, sample_seed=seed + 1)
-    fields = {**record.extra_info, **named}
+    fields = {**record.extra_info, **record_fields}
     episode = Episode(0, component, fields, tokenizer, limits, **seeds, **prompt)
     try:
         played = _Table(tokenizer, limits, sampling, console).play(episode, player)
@@ -110,8 +110,8 @@ class _Table:
             self._show(ids, 1)
             log.ids, log.mask = [*log.ids, *ids], [*log.mask, *[1] * len(ids)]
             played.turns += 1
-            left = self.limits.max_turns - played.turns, self.limits.max_tokens - len(log.ids)
-            step = episode.reply(ids, finish, *left)
+            remaining = self.limits.max_turns - played.turns, self.limits.max_tokens - len(log.ids)
+            step = episode.reply(ids, finish, *remaining)
             self._credit(step)
         played.ended = f"failed: {step.kind}: {step.failure}" if step.failure else "stop"
         played.ended = step.limit or played.ended
@@ -136,21 +136,21 @@ class _Table:
 
     def _show(self, ids: Sequence[int], learned: int) -> None:
         colours = self.console.is_terminal and not self.console.no_color
-        shown = Shown("", np.asarray(ids, np.int32), np.full(len(ids), learned), {})
-        self.console.print(coloured(shown, self.tokenizer, colours=colours), soft_wrap=True)
+        tokens = Shown("", np.asarray(ids, np.int32), np.full(len(ids), learned), {})
+        self.console.print(coloured(tokens, self.tokenizer, colours=colours), soft_wrap=True)
 
     def _credit(self, step: Step) -> None:
         """Says what a step says of the reply before it."""
         self.played.rewards.append(step.reward)
         for name, value in step.parts.items():
             self.played.parts[name] = self.played.parts.get(name, 0.0) + value
-        told = [f"reward {step.reward:g}"] if step.reward else []
-        told += [f"{name} {value:g}" for name, value in step.parts.items()]
-        told += [f"tool calls: {step.calls}"] if step.calls else []
-        told += ["a call that cannot be read"] if step.bad_turn else []
-        told += [f"failed: {step.failed_calls}"] if step.failed_calls else []
-        if told:
-            self.console.print(Text(f"    ({', '.join(told)})", style="italic"))
+        notes = [f"reward {step.reward:g}"] if step.reward else []
+        notes += [f"{name} {value:g}" for name, value in step.parts.items()]
+        notes += [f"tool calls: {step.calls}"] if step.calls else []
+        notes += ["a call that cannot be read"] if step.bad_turn else []
+        notes += [f"failed: {step.failed_calls}"] if step.failed_calls else []
+        if notes:
+            self.console.print(Text(f"    ({', '.join(notes)})", style="italic"))
 
 
 def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> None:
@@ -172,8 +172,8 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
             rule=str(error),
             fix="write a response that the reward can read, or name another reward",
         ) from None
-    own = {name: value for name, value in parts.items() if name != "score"}
-    played.outcome, played.parts = {seat: score}, {**played.parts, **own}
+    extra_parts = {name: value for name, value in parts.items() if name != "score"}
+    played.outcome, played.parts = {seat: score}, {**played.parts, **extra_parts}
 
 
 def _show_end(played: Played, console: Console) -> None:
@@ -184,8 +184,8 @@ def _show_end(played: Played, console: Console) -> None:
         for name, value in played.outcome.items()
     ]
     parts = [f"{name} {value:g}" for name, value in played.parts.items()]
-    told = [*scores, *parts, f"{played.turns} turns", f"{tokens} tokens, {learned} learned"]
-    console.print(Text(f"--- {played.ended}: {'; '.join(told)}", style="bold"), soft_wrap=True)
+    summary = [*scores, *parts, f"{played.turns} turns", f"{tokens} tokens, {learned} learned"]
+    console.print(Text(f"--- {played.ended}: {'; '.join(summary)}", style="bold"), soft_wrap=True)
 
 
 def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> PromptRecord:
@@ -232,17 +232,17 @@ def replies_in(text: str) -> list[str]:
 def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
     """Plays the replies one after the other. The player raises InputError if there are too few, and
     for one that the tokenizer cannot write."""
-    left = list(replies)
+    remaining = list(replies)
 
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
-        if not left:
+        if not remaining:
             raise InputError(
                 "the script has too few replies",
                 value=len(replies),
                 rule="one for each turn, parted by lines of ---",
                 fix="add the missing replies to the script, each behind a line of ---",
             )
-        return turn_ids(left.pop(0), sampling, tokenizer)
+        return turn_ids(remaining.pop(0), sampling, tokenizer)
 
     return player
 
@@ -273,19 +273,19 @@ def by_hand(tokenizer: Tokenizer, ask: Callable[[str], str], console: Console) -
 def of_policy(saved: SavedPolicy, config: Config, *, greedy: bool, seed: int) -> Player:
     """Samples every turn from a policy, as the config says, and cuts it where the episode ends."""
     tokenizer = saved.tokenizer
-    how = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
-    how = how.greedy() if greedy else how
-    policy = Policy(saved.actor(), tokenizer, how, limits_of(config).max_tokens)
+    base_sampling = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
+    base_sampling = base_sampling.greedy() if greedy else base_sampling
+    policy = Policy(saved.actor(), tokenizer, base_sampling, limits_of(config).max_tokens)
     key, logs = jax.random.key(seed), []
 
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
         record = PromptRecord("", np.asarray(log, np.int32), "", "", {}, 0)
         logs.append(log)
-        stops = dataclasses.replace(how, stop_strings=sampling.stop_strings)
-        asked = dataclasses.replace(policy, sampling=stops)
-        (sample,) = sample_all(asked, [record], key=fold_in(key, len(logs)))
-        most = sampling.max_response_tokens
-        cut = len(sample.ids) > most
-        return list(sample.ids[:most]), "length" if cut else sample.finish_reason
+        stops = dataclasses.replace(base_sampling, stop_strings=sampling.stop_strings)
+        turn_policy = dataclasses.replace(policy, sampling=stops)
+        (sample,) = sample_all(turn_policy, [record], key=fold_in(key, len(logs)))
+        max_tokens = sampling.max_response_tokens
+        truncated = len(sample.ids) > max_tokens
+        return list(sample.ids[:max_tokens]), "length" if truncated else sample.finish_reason
 
     return player

@@ -108,15 +108,15 @@ def bootstrap(
     """
     values = np.asarray(values, np.float64)
     weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
-    known = ~np.isnan(values)  # a failed reward says nothing about its prompt
-    values, weights = values[known], weights[known]
+    valid = ~np.isnan(values)  # a failed reward says nothing about its prompt
+    values, weights = values[valid], weights[valid]
     if values.size == 0:
         raise InputError(
             "bootstrap of no values", fix="evaluate on prompts whose rewards do not all fail"
         )
     rng = np.random.default_rng(seed)
-    drawn = rng.integers(0, len(values), (resamples, len(values)))
-    means = (values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
+    indices = rng.integers(0, len(values), (resamples, len(values)))
+    means = (values * weights)[indices].sum(axis=1) / weights[indices].sum(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     mean = float((values * weights).sum() / weights.sum())
     if within is not None and np.ptp(values) == 0 and values[0] in (*within, 0.0):
@@ -172,9 +172,9 @@ class Answers:
         `correct_at`; without drawn ones 1 or 0 for the greedy one. NaN: no known reward."""
         samples, n = (self.drawn, self.n) if self.n else (self.greedy, 1)
         right = correct(score_table(samples, n), correct_at)
-        known = ~np.isnan(right)
-        share = np.nansum(right, axis=1) / np.maximum(known.sum(axis=1), 1)
-        return np.where(known.any(axis=1), share, np.nan)
+        scored = ~np.isnan(right)
+        share = np.nansum(right, axis=1) / np.maximum(scored.sum(axis=1), 1)
+        return np.where(scored.any(axis=1), share, np.nan)
 
     def tokens(self) -> np.ndarray:
         """Mean length in tokens [P] of the responses that `pass_rates` reads."""
@@ -260,13 +260,13 @@ def sampled_metrics(
     A sample whose reward failed (NaN) is left out; a prompt with fewer than k others has no value
     at k. Raises InputError if no prompt has a value.
     """
-    kept = []
+    scored = []
     for row, texts in zip(np.asarray(scores, np.float64), answers, strict=True):
         live = [i for i, score in enumerate(row) if not np.isnan(score)]
-        kept.append(([float(row[i]) for i in live], [texts[i] for i in live]))
+        scored.append(([float(row[i]) for i in live], [texts[i] for i in live]))
 
     def mean_of(value: Callable, k: int, within: tuple | None = SHARE) -> dict:
-        values = [value(s, a) if len(s) >= k else math.nan for s, a in kept]
+        values = [value(s, a) if len(s) >= k else math.nan for s, a in scored]
         return bootstrap(values, within=within)
 
     def right(s):

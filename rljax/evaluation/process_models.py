@@ -106,23 +106,23 @@ def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> di
     items, counts = _encode(scorer, rows)
     scores = step_scores(scorer, items)
     labels = [item.labels[item.mask > 0] for item in items]
-    shown = [
+    results = [
         dict(prompt=r["prompt"], lines=r["completions"], scores=s.tolist(), labels=y.tolist())
         for r, s, y in zip(rows, scores, labels, strict=True)
     ]
-    return {"metrics": step_metrics(scores, labels), "counts": counts, "rows": shown}
+    return {"metrics": step_metrics(scores, labels), "counts": counts, "rows": results}
 
 
 def score_table(lines: Sequence[str], scores: Sequence[float], labels: Sequence[float] = ()):
     """A rich table: each line beside its score, and its label if it has one."""
     from rich.table import Table
 
-    known = list(labels) or [None] * len(lines)
+    label_cells = list(labels) or [None] * len(lines)
     table = Table()
     table.add_column("line")
     for name in ("score", "label")[: 2 if len(labels) else 1]:
         table.add_column(name, justify="right")
-    for line, score, label in zip(lines, scores, known, strict=True):
+    for line, score, label in zip(lines, scores, label_cells, strict=True):
         cells = [f"{score:+.2f}"] + ([] if label is None else [f"{label:+g}"])
         table.add_row(line.replace("[", "\\["), *cells)
     return table

@@ -73,10 +73,10 @@ def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float
         **_reliability(margin, right, bins),
     }
     for name, sign in (("chosen_longer", 1), ("chosen_shorter", -1), ("equal_length", 0)):
-        here = longer == sign
-        out[f"share/{name}"] = here.mean()
-        if here.any():
-            out[f"accuracy/{name}"] = right[here].mean()
+        in_bucket = longer == sign
+        out[f"share/{name}"] = in_bucket.mean()
+        if in_bucket.any():
+            out[f"accuracy/{name}"] = right[in_bucket].mean()
     favours = np.sign(margin) * longer
     unequal = (longer != 0) & (margin != 0)
     if unequal.any():  # 1/2 of an impartial judge, where chosen completions are as often longer
@@ -91,16 +91,16 @@ def _reliability(margin, right, bins: int) -> dict[str, float]:
     index = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
     out, error = {}, 0.0
     for i in range(bins):
-        here = index == i
-        if not here.any():
+        in_bin = index == i
+        if not in_bin.any():
             continue
-        accuracy, mean = right[here].mean(), confidence[here].mean()
-        error += here.mean() * abs(accuracy - mean)
+        accuracy, mean = right[in_bin].mean(), confidence[in_bin].mean()
+        error += in_bin.mean() * abs(accuracy - mean)
         name = f"reliability/{edges[i]:.2f}-{edges[i + 1]:.2f}"
         out |= {
             f"{name}/accuracy": accuracy,
             f"{name}/confidence": mean,
-            f"{name}/share": here.mean(),
+            f"{name}/share": in_bin.mean(),
         }
     return {"calibration_error": error, **out}
 

@@ -38,8 +38,8 @@ from rljax.policies.search import searching
 def held_out_data(config: Config) -> str:
     """The data with the held-out rows of a run: data.test; else data.train if that is a task with a
     test split, or a file of which a share was held out; else ""."""
-    own = config.data.test_fraction or not is_path(config.data.train)
-    return config.data.test or (config.data.train if own else "")
+    holds_out = config.data.test_fraction or not is_path(config.data.train)
+    return config.data.test or (config.data.train if holds_out else "")
 
 
 def data_and_reward(options: EvaluateOptions, policy: SavedPolicy) -> tuple[str, str]:
@@ -61,8 +61,8 @@ def require_named(checkpoint: str, purpose: str, **values: str | None) -> None:
     if missing:
         data, reward = f"--data={values['data'] or 'rows.parquet'}", values["reward"] or "gsm8k()"
         quote = "'" if '"' in reward else '"'
-        known = not set(quote + "$`\\!") & set(reward)  # else no shell reads it as it stands
-        example = f"{data} --reward={quote}{reward}{quote}" if known else data
+        quotable = not set(quote + "$`\\!") & set(reward)  # else no shell reads it as it stands
+        example = f"{data} --reward={quote}{reward}{quote}" if quotable else data
         fix = f"set {' and '.join(missing)}, such as {example}"
         raise InputError(f"{checkpoint} does not say what to {purpose}", fix=fix)
 
@@ -80,17 +80,22 @@ class _Asked:
     tokens: np.ndarray  # the mean length of its responses [P]
 
 
-def _answer_rows(asked: _Asked, correct_at: float) -> list[dict]:
+def _answer_rows(result: _Asked, correct_at: float) -> list[dict]:
     """Rows of prompt, greedy response, score and right; null where the reward failed."""
 
-    def known(x):
+    def or_none(x):
         return None if np.isnan(x) else float(x)
 
-    greedy = asked.answers.greedy
+    greedy = result.answers.greedy
     right = correct(score_table(greedy, 1)[:, 0], correct_at)
     return [
-        {"prompt": prompt.prompt, "response": s.text, "score": known(s.reward), "right": known(r)}
-        for prompt, s, r in zip(asked.prompts, greedy, right, strict=True)
+        {
+            "prompt": prompt.prompt,
+            "response": s.text,
+            "score": or_none(s.reward),
+            "right": or_none(r),
+        }
+        for prompt, s, r in zip(result.prompts, greedy, right, strict=True)
     ]
 
 
@@ -117,15 +122,17 @@ def evaluate_saved(
         prompts = load_prompts(data, "test", test_fraction=fraction)[:count]
     correct_at = config.evaluate.correct_at
     ask = functools.partial(_asked, options, prompts, reward_text, correct_at, answer)
-    asked = ask(saved)
+    result = ask(saved)
     if options.answers:
-        write_rows(options.answers, _answer_rows(asked, correct_at))
-    other = {}
+        write_rows(options.answers, _answer_rows(result, correct_at))
+    comparison = {}
     if options.against:
-        other = _compared(asked, ask, options)
+        comparison = _compared(result, ask, options)
     else:
-        asked.metrics.update(by_length("pass@1", asked.right, asked.tokens, options.length_buckets))
-    sampling = asked.policy.sampling
+        result.metrics.update(
+            by_length("pass@1", result.right, result.tokens, options.length_buckets)
+        )
+    sampling = result.policy.sampling
     return {
         "checkpoint": hub.pinned(options.checkpoint),
         "step": saved.step,
@@ -135,11 +142,11 @@ def evaluate_saved(
         "samples": options.samples,
         "temperature": sampling.temperature,
         "max_response_tokens": sampling.max_response_tokens,
-        "prompts": asked.counts,
+        "prompts": result.counts,
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "wall_s": time.perf_counter() - started,
-        "metrics": asked.metrics,
-        **other,
+        "metrics": result.metrics,
+        **comparison,
     }
 
 
@@ -162,10 +169,10 @@ def _asked(
         guide = (options.search_model, options.search_reads)
         policy = searching(policy, saved, options.search, *guide)
     with contextlib.closing(saved.player(reward_text)) as player:
-        how = dict(samples=options.samples, seed=options.seed)
-        answers = answer_prompts(policy, player, prompts, **how)
-    how = dict(correct_at=correct_at, episodes=player.has_turns, answer=answer)
-    metrics = answer_metrics(answers, ks=options.ks_of(options.samples), **how)
+        keywords = dict(samples=options.samples, seed=options.seed)
+        answers = answer_prompts(policy, player, prompts, **keywords)
+    keywords = dict(correct_at=correct_at, episodes=player.has_turns, answer=answer)
+    metrics = answer_metrics(answers, ks=options.ks_of(options.samples), **keywords)
     right, tokens = answers.pass_rates(correct_at), answers.tokens()
     return _Asked(prompts, counts, policy, answers, metrics, right, tokens)
 
@@ -175,20 +182,22 @@ def _compared(ours: _Asked, ask: Callable[[SavedPolicy], _Asked], options: Evalu
     A prompt is in one bucket for both: that of the other policy's responses."""
     saved = load_named_policy(options.against, trust_code=options.trust_code)
     theirs = ask(saved)
-    read = [[(p.source, p.index) for p in asked.prompts] for asked in (ours, theirs)]
-    if read[0] != read[1]:
+    prompt_ids = [[(p.source, p.index) for p in side.prompts] for side in (ours, theirs)]
+    if prompt_ids[0] != prompt_ids[1]:
         raise InputError(
             "the two policies do not read the same prompts",
             value=(ours.counts, theirs.counts),
             rule="prompts that are too long for one of them are left out",
             fix="--max_prompt_tokens that is enough for both",
         )
-    by = functools.partial(by_length, "pass@1", tokens=theirs.tokens, bounds=options.length_buckets)
-    ours.metrics.update(by(ours.right))
-    theirs.metrics.update(by(theirs.right))
+    by_tokens = functools.partial(
+        by_length, "pass@1", tokens=theirs.tokens, bounds=options.length_buckets
+    )
+    ours.metrics.update(by_tokens(ours.right))
+    theirs.metrics.update(by_tokens(theirs.right))
     gain = ours.right - theirs.right
-    named = {"checkpoint": options.against, "step": saved.step, "metrics": theirs.metrics}
+    against = {"checkpoint": options.against, "step": saved.step, "metrics": theirs.metrics}
     return {
-        "against": named,
-        "difference": {"pass@1": bootstrap(gain, within=GAIN), **by(gain, within=GAIN)},
+        "against": against,
+        "difference": {"pass@1": bootstrap(gain, within=GAIN), **by_tokens(gain, within=GAIN)},
     }

@@ -63,11 +63,11 @@ def points(run: RecordedRun, metric: str, compute: str) -> tuple[np.ndarray, np.
     summed over them."""
     phase = run.phases()[-1] if run.phases() else None
     rows = [row for row in run.rows if phase in (None, row["phase"])]
-    before = max((row["x"] for row in run.rows if row["phase"] != phase), default=0) if phase else 0
+    offset = max((row["x"] for row in run.rows if row["phase"] != phase), default=0) if phase else 0
     total, out = 0.0, []
     for row in rows:
         if compute == "step":
-            total = row["x"] - before
+            total = row["x"] - offset
         else:
             total += float(row.get(compute) or 0.0)
         if isinstance(row.get(metric), int | float) and total > 0:
@@ -84,8 +84,8 @@ def starting_value(run: RecordedRun, metric: str) -> float:
         _, values = run.columns(metric, phases[-2])
         if values.size:
             return float(values[-1])
-    before = run.summary.get("accuracy_before") if metric == "eval/accuracy" else None
-    value = (before or {}).get("value", (run.summary.get("eval_before") or {}).get(metric))
+    evaluation = run.summary.get("accuracy_before") if metric == "eval/accuracy" else None
+    value = (evaluation or {}).get("value", (run.summary.get("eval_before") or {}).get(metric))
     if value is None:
         raise InputError(
             f"{run.folder} does not hold {metric} from before the training", fix="set --start"
@@ -102,8 +102,8 @@ def fit_runs(options: ScalingOptions) -> dict[str, dict[str, float]]:
     for folder in options.runs:
         if not is_folder(folder):
             raise InputError("no such run folder", value=folder, fix="name a folder of a run")
-        with local_copy(folder) as here:
-            run = read_run(here)
+        with local_copy(folder) as path:
+            run = read_run(path)
         x, y = points(run, options.metric, options.compute)
         if not x.size:
             raise InputError(

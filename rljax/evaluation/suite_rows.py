@@ -51,23 +51,25 @@ def exemplars(
             f"shots={shots} needs solved questions that are not asked, and {data} is one file",
             fix="exemplars='train.jsonl', or a folder with both splits",
         )
-    read = read_rows(given or data, split)
-    taken: dict[str, list[dict]] = {}
-    for index, row in enumerate(read.rows):
+    dataset = read_rows(given or data, split)
+    groups: dict[str, list[dict]] = {}
+    for index, row in enumerate(dataset.rows):
         if missing := [name for name in columns if name not in row]:
             fix = f"an exemplar has the columns {', '.join(columns)}"
-            raise InputError(f"{read.location(index)} lacks {missing}", value=sorted(row), fix=fix)
-        group = taken.setdefault(str(row[by]) if by else "", [])
+            raise InputError(
+                f"{dataset.location(index)} lacks {missing}", value=sorted(row), fix=fix
+            )
+        group = groups.setdefault(str(row[by]) if by else "", [])
         if len(group) < shots:
             group.append(row)
-    for value, group in taken.items():
+    for value, group in groups.items():
         if len(group) < shots:
-            of = f" of {by} {value!r}" if by else ""
+            value_text = f" of {by} {value!r}" if by else ""
             raise InputError(
-                f"shots={shots}, and {read.source} has {len(group)} rows{of}",
+                f"shots={shots}, and {dataset.source} has {len(group)} rows{value_text}",
                 fix=f"shots={len(group)} or fewer, or a file with more rows",
             )
-    return [row for group in taken.values() for row in group]
+    return [row for group in groups.values() for row in group]
 
 
 def _require_column(row: dict, name: str, fix: str) -> None:
@@ -77,10 +79,10 @@ def _require_column(row: dict, name: str, fix: str) -> None:
 
 def _require_unseen(row: dict, solved: Solved, columns: Sequence[str]) -> None:
     """Raises InputError where the row is one of those that are shown with their answers."""
-    asked = [row[name] for name in columns]
-    if any([one[name] for name in columns] == asked for one in solved):
+    question = [row[name] for name in columns]
+    if any([exemplar[name] for name in columns] == question for exemplar in solved):
         fix = "exemplars='FILE' with other questions"
-        raise InputError("is asked and is shown as an exemplar, too", value=asked[0], fix=fix)
+        raise InputError("is asked and is shown as an exemplar, too", value=question[0], fix=fix)
 
 
 # -- mathematics --
@@ -102,13 +104,15 @@ def boxed_answer(response: str) -> str | None:
 def gsm8k(row: dict, *, instruction: str, solved: Solved) -> dict:
     """Reads {"question", "answer" with the number behind ####}. Raises InputError for another row,
     and for one that is among the exemplars."""
-    made = maps.gsm8k(row, 0, instruction=instruction)
+    fields = maps.gsm8k(row, 0, instruction=instruction)
     if not solved:
-        return {"prompt": _asked(made["prompt"]), "ground_truth": made["ground_truth"]}
+        return {"prompt": _asked(fields["prompt"]), "ground_truth": fields["ground_truth"]}
     _require_unseen(row, solved, ("question",))
-    shown = [f"Question: {one['question']}\nAnswer: {one['answer']}" for one in solved]
-    prompt = "\n\n".join([*shown, f"Question: {row['question']}\nAnswer:"])
-    return {"prompt": prompt, "ground_truth": made["ground_truth"]}
+    examples = [
+        f"Question: {exemplar['question']}\nAnswer: {exemplar['answer']}" for exemplar in solved
+    ]
+    prompt = "\n\n".join([*examples, f"Question: {row['question']}\nAnswer:"])
+    return {"prompt": prompt, "ground_truth": fields["ground_truth"]}
 
 
 def boxed(row: dict, *, instruction: str) -> dict:
@@ -117,11 +121,11 @@ def boxed(row: dict, *, instruction: str) -> dict:
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     problem = maps.column(row, "problem")
-    others = {name: row[name] for name in ("subject", "level") if name in row}
+    extra = {name: row[name] for name in ("subject", "level") if name in row}
     return {
         "prompt": _asked(f"{problem}\n{instruction}"),
         "ground_truth": maps.column({**row, "answer": answer}, "answer").strip(),
-        **others,
+        **extra,
     }
 
 
@@ -159,14 +163,16 @@ def mmlu_pro(row: dict, *, solved: Solved) -> dict:
         'by step and then finish your answer with "the answer is (X)" where X is the correct '
         "letter choice."
     )
-    shown = [
-        f"{_question(one)}{_worked(one)}" for one in solved if str(one["category"]) == category
+    examples = [
+        f"{_question(exemplar)}{_worked(exemplar)}"
+        for exemplar in solved
+        if str(exemplar["category"]) == category
     ]
-    if solved and not shown:
+    if solved and not examples:
         fix = f"add an exemplar of {category!r} to the validation rows, or set shots=0"
         raise InputError("column 'category'", value=category, rule="no exemplar is of it", fix=fix)
     last = "Answer: Let's think step by step." if solved else "Answer:"
-    text = "\n\n".join([instruction, *shown, f"{_question(row)}{last}"])
+    text = "\n\n".join([instruction, *examples, f"{_question(row)}{last}"])
     prompt = text if solved else _asked(text.removesuffix("\nAnswer:"))
     return {"prompt": prompt, "ground_truth": letter, "category": category}
 
@@ -179,9 +185,9 @@ def _question(row: dict) -> str:
 
 def _worked(row: dict) -> str:
     """The exemplar's own reasoning, which the data set has; else its answer."""
-    said = row.get("cot_content")
-    if isinstance(said, str) and said.strip():
-        return "Answer: " + said.strip().removeprefix("A: ")
+    reasoning = row.get("cot_content")
+    if isinstance(reasoning, str) and reasoning.strip():
+        return "Answer: " + reasoning.strip().removeprefix("A: ")
     return f"Answer: Let's think step by step. The answer is ({row['answer']})."
 
 
@@ -194,16 +200,16 @@ def _choice(row: dict) -> str:
     texts = isinstance(options, list) and all(isinstance(text, str) for text in options)
     if not texts or not 2 <= len(options) <= len(LETTERS):
         raise InputError("column 'options'", value=options, rule="a list of 2 to 10 texts", fix=fix)
-    known = LETTERS[: len(options)]
+    letters = LETTERS[: len(options)]
     letter, index = row.get("answer"), row.get("answer_index")
     if letter is None and isinstance(index, int) and 0 <= index < len(options):
         letter = LETTERS[index]
-    if not isinstance(letter, str) or letter not in known or len(letter) != 1:
-        rule = f"one of the letters {known}"
+    if not isinstance(letter, str) or letter not in letters or len(letter) != 1:
+        rule = f"one of the letters {letters}"
         fix = "write the letter of the right option in 'answer', or its place in 'answer_index'"
         raise InputError("column 'answer'", value=letter, rule=rule, fix=fix)
-    if index is not None and index != known.index(letter):
-        rule = f"the place of the answer {letter}, {known.index(letter)}"
+    if index is not None and index != letters.index(letter):
+        rule = f"the place of the answer {letter}, {letters.index(letter)}"
         fix = "correct one of the two columns, or leave 'answer_index' out"
         raise InputError("column 'answer_index'", value=index, rule=rule, fix=fix)
     return letter
@@ -221,14 +227,14 @@ def ifeval(row: dict) -> dict:
         fix = "give the rows of google/IFEval, with their instruction_id_list and kwargs"
         _require_column(row, name, fix)
     try:
-        read = read_instructions(truth)
+        instructions = read_instructions(truth)
     except ValueError as error:
         raise InputError(
             "columns 'instruction_id_list' and 'kwargs'",
             rule=str(error),
             fix="correct the two columns of this row, or drop it",
         ) from None
-    names, arguments = zip(*read, strict=True)
+    names, arguments = zip(*instructions, strict=True)
     truth = {"instruction_id_list": list(names), "kwargs": list(arguments)}
     return {"prompt": _asked(prompt), "ground_truth": truth}
 
@@ -294,8 +300,8 @@ def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
     answer = "### Answer: (use the provided format with backticks)"
     text = f"### Question:\n{question}\n\n{form}\n\n{answer}\n\n"
     prompt = [{"role": "system", "content": _LCB_SYSTEM}, *_asked(text)]
-    others = {"difficulty": row["difficulty"]} if row.get("difficulty") else {}
-    return {"prompt": prompt, "ground_truth": truth, **others}
+    extra = {"difficulty": row["difficulty"]} if row.get("difficulty") else {}
+    return {"prompt": prompt, "ground_truth": truth, **extra}
 
 
 _LCB_TESTS = (("inputs", "input"), ("outputs", "output"))
@@ -303,18 +309,20 @@ _LCB_TESTS = (("inputs", "input"), ("outputs", "output"))
 
 def _function_name(row: dict) -> str:
     """func_name of the metadata, else the method of the starter code."""
-    said = row.get("metadata") or {}
+    metadata = row.get("metadata") or {}
     try:
-        said = parse_json(said, "column 'metadata'") if isinstance(said, str) else said
+        metadata = (
+            parse_json(metadata, "column 'metadata'") if isinstance(metadata, str) else metadata
+        )
     except InputError as error:
         fix = 'write a JSON object in the column, such as {"func_name": "solve"}'
         raise InputError(error.parts[0], fix=fix) from None
-    name = said.get("func_name") if isinstance(said, Mapping) else None
-    found = re.findall(r"def\s+(\w+)\s*\(\s*self", row.get("starter_code") or "")
-    if not (name or found):
+    name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    methods = re.findall(r"def\s+(\w+)\s*\(\s*self", row.get("starter_code") or "")
+    if not (name or methods):
         fix = 'write the name that tests call, such as {"func_name": "solve"}'
-        raise InputError("column 'metadata' has no func_name", value=said, fix=fix)
-    return name or found[-1]
+        raise InputError("column 'metadata' has no func_name", value=metadata, fix=fix)
+    return name or methods[-1]
 
 
 class _Plain(pickle.Unpickler):

@@ -66,8 +66,8 @@ def gsm8k(
     columns = ("question", "answer")
     solved = rows.exemplars(data, exemplars, "train", shots, columns)
     record = functools.partial(rows.gsm8k, instruction=instruction, solved=solved)
-    how = dict(max_response_tokens=1024, stop=STOP if shots else (), answer=rows.marked_answer)
-    return Suite(data, record, "gsm8k(method='strict')", columns, **how)
+    settings = dict(max_response_tokens=1024, stop=STOP if shots else (), answer=rows.marked_answer)
+    return Suite(data, record, "gsm8k(method='strict')", columns, **settings)
 
 
 @contract(safe=True)
@@ -76,8 +76,8 @@ def math500(
 ) -> Suite:
     r"""MATH-500 (Lightman et al. 2023): `\boxed{}`, compared as mathematics. By subject, level."""
     record = functools.partial(rows.boxed, instruction=instruction)
-    how = dict(max_response_tokens=4096, answer=rows.boxed_answer, by=("subject", "level"))
-    return Suite(data, record, "math_verify(extraction='boxed')", ("problem", "answer"), **how)
+    settings = dict(max_response_tokens=4096, answer=rows.boxed_answer, by=("subject", "level"))
+    return Suite(data, record, "math_verify(extraction='boxed')", ("problem", "answer"), **settings)
 
 
 @contract(safe=True)
@@ -95,8 +95,8 @@ def aime25(*, data: str = "hf://datasets/math-ai/aime25", instruction: PlainText
 def _aime(data: str, instruction: str) -> Suite:
     record = functools.partial(rows.aime, instruction=instruction)
     sampling = dict(samples=32, temperature=0.6, top_p=0.95, max_response_tokens=32768)
-    how = dict(answer=rows.boxed_answer, **sampling)
-    return Suite(data, record, "integer_answer(low=0, high=999)", ("problem", "answer"), **how)
+    settings = dict(answer=rows.boxed_answer, **sampling)
+    return Suite(data, record, "integer_answer(low=0, high=999)", ("problem", "answer"), **settings)
 
 
 @contract(safe=True)
@@ -111,8 +111,8 @@ def mmlu_pro(
     columns = ("question", "options", "answer", "category")
     solved = rows.exemplars(data, exemplars, "validation", shots, columns, by="category")
     record = functools.partial(rows.mmlu_pro, solved=solved)
-    how = dict(max_response_tokens=2048, stop=STOP if shots else (), by=("category",))
-    return Suite(data, record, "mmlu_pro()", columns, **how)
+    settings = dict(max_response_tokens=2048, stop=STOP if shots else (), by=("category",))
+    return Suite(data, record, "mmlu_pro()", columns, **settings)
 
 
 @contract(safe=True)
@@ -121,8 +121,8 @@ def ifeval(*, data: str = "hf://datasets/google/IFEval/train") -> Suite:
     instruction."""
     parts = {"prompt_loose": ""}
     parts |= dict.fromkeys(("instruction_strict", "instruction_loose"), "instructions")
-    columns, how = ("prompt", "instruction_id_list", "kwargs"), dict(max_response_tokens=1280)
-    return Suite(data, rows.ifeval, "instruction_following()", columns, parts=parts, **how)
+    columns, settings = ("prompt", "instruction_id_list", "kwargs"), dict(max_response_tokens=1280)
+    return Suite(data, rows.ifeval, "instruction_following()", columns, parts=parts, **settings)
 
 
 @contract(safe=True)
@@ -145,5 +145,5 @@ def livecodebench(
         "float_tolerance=1e-12, fenced=True)"
     )
     sampling = dict(samples=10, temperature=0.2, top_p=0.95, max_response_tokens=2000)
-    how = dict(timeout_s=120.0, by=("difficulty",), **sampling)
-    return Suite(data, record, reward, ("question_content", "public_test_cases"), **how)
+    settings = dict(timeout_s=120.0, by=("difficulty",), **sampling)
+    return Suite(data, record, reward, ("question_content", "public_test_cases"), **settings)
