@@ -77,8 +77,8 @@ def start(init_timeout_s: float = 1800, heartbeat_s: float = 30, env=os.environ)
     if _exchange is not None:
         return
     if distributed.global_state.client is not None:  # whoever calls us has connected them
-        shown = [f"host {k}" for k in range(distributed.global_state.num_processes)]
-        _connect(shown, heartbeat_s)
+        labels = [f"host {k}" for k in range(distributed.global_state.num_processes)]
+        _connect(labels, heartbeat_s)
         return
     cluster = find(env)
     if cluster is None:
@@ -105,13 +105,13 @@ def start(init_timeout_s: float = 1800, heartbeat_s: float = 30, env=os.environ)
         initialization_timeout=JAX_START_S,
         heartbeat_timeout_seconds=int(heartbeat_s),
     )
-    shown = [f"host {k} ({address})" for k, address in enumerate(addresses)]
-    _connect(shown, heartbeat_s)
+    labels = [f"host {k} ({address})" for k, address in enumerate(addresses)]
+    _connect(labels, heartbeat_s)
 
 
-def _connect(shown: list[str], heartbeat_s: float) -> None:
+def _connect(labels: list[str], heartbeat_s: float) -> None:
     global _exchange, _ending
-    state, names = distributed.global_state, tuple(shown)
+    state, names = distributed.global_state, tuple(labels)
     _exchange = Exchange(CoordinationService(), state.process_id, state.num_processes, names)
     _ending = Ending(_exchange, heartbeat_s)
 
@@ -120,10 +120,10 @@ def refuse_several(what: str) -> None:
     """Raises InputError if several hosts run together: `what` is work for one of them."""
     cluster = None if _exchange is not None else find(os.environ)
     if cluster is not None or count() > 1:
-        number, found = (cluster.hosts, cluster.found_by) if cluster else (count(), "this run")
+        number, source = (cluster.hosts, cluster.found_by) if cluster else (count(), "this run")
         raise InputError(
             f"{what} runs on one host",
-            value=f"{number} hosts, found by {found}",
+            value=f"{number} hosts, found by {source}",
             rule="each of them would do the same work and write the same files",
             fix="run it on one host, with RLJAX_HOSTS=1",
         )
@@ -280,8 +280,8 @@ def stop_here() -> None:
         _gathered(None, "stop_here")
 
 
-def _gathered(value, where: str) -> list:
-    values = _exchange.gather(value, where)
+def _gathered(value, caller: str) -> list:
+    values = _exchange.gather(value, caller)
     if _stops.allowed and _exchange.agreed:
         raise StopAgreed(_exchange.agreed)
     return values

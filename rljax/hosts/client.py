@@ -75,10 +75,10 @@ class CoordinationService:
             self._client.wait_at_barrier(name, max(1, int(timeout_s * 1000)))
         except jax.errors.JaxRuntimeError as error:
             # "... Some timed out task names:\n2\n1\n\n\nRPC: ..."
-            listed = str(error).partition("timed out task names:")[2].partition("RPC")[0]
-            if "DEADLINE_EXCEEDED" not in str(error) or not listed:
+            numbers = str(error).partition("timed out task names:")[2].partition("RPC")[0]
+            if "DEADLINE_EXCEEDED" not in str(error) or not numbers:
                 raise
-            return sorted(int(n) for n in re.findall(r"^\D*(\d+)\s*$", listed, re.MULTILINE))
+            return sorted(int(n) for n in re.findall(r"^\D*(\d+)\s*$", numbers, re.MULTILINE))
         return []
 
     def list(self, prefix: str) -> dict[str, str]:

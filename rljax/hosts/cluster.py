@@ -44,8 +44,8 @@ class Cluster:
     slices: int = 1
 
     def __str__(self) -> str:
-        where = f" in {self.slices} slices" if self.slices > 1 else ""
-        return f"host {self.host} of {self.hosts}{where}, coordinator {self.coordinator}"
+        slice_text = f" in {self.slices} slices" if self.slices > 1 else ""
+        return f"host {self.host} of {self.hosts}{slice_text}, coordinator {self.coordinator}"
 
 
 def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Cluster | None:
@@ -63,9 +63,9 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
     for find in (_ours, _tpu_of_variables, lambda env: _tpu_vm(env, metadata), _slurm, _skypilot):
         cluster = find(env)
         if cluster is not None and cluster.hosts > MOST_HOSTS:
-            what = f"the number of hosts by {cluster.found_by}"
+            subject = f"the number of hosts by {cluster.found_by}"
             fix = f"correct it, or {_OURS_FIX}"
-            raise InputError(what, value=cluster.hosts, rule=f"at most {MOST_HOSTS}", fix=fix)
+            raise InputError(subject, value=cluster.hosts, rule=f"at most {MOST_HOSTS}", fix=fix)
         if cluster is not None:
             return cluster if cluster.hosts > 1 else None
     return None
@@ -76,28 +76,28 @@ def environment(env: Mapping[str, str], metadata: Metadata | None = None) -> Clu
 
 def _ours(env: Mapping[str, str]) -> Cluster | None:
     names = ("RLJAX_COORDINATOR", "RLJAX_HOSTS", "RLJAX_HOST")
-    given = {name: env[name].strip() for name in names if env.get(name, "").strip()}
-    if not given:
+    values = {name: env[name].strip() for name in names if env.get(name, "").strip()}
+    if not values:
         return None
-    if "RLJAX_HOSTS" not in given:
+    if "RLJAX_HOSTS" not in values:
         raise InputError(
-            f"{' and '.join(given)} without RLJAX_HOSTS",
+            f"{' and '.join(values)} without RLJAX_HOSTS",
             rule="the number of hosts is needed",
             fix="set RLJAX_HOSTS, or unset the others for a run on one host",
         )
     hosts = _number(env, "RLJAX_HOSTS", low=1)
     if hosts == 1:
         return Cluster("", 1, 0, "RLJAX_HOSTS")
-    if "RLJAX_HOST" not in given and env.get("JOBSET_NAME"):
+    if "RLJAX_HOST" not in values and env.get("JOBSET_NAME"):
         return _jobset(env, hosts)
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in values]:
         raise InputError(
             f"RLJAX_HOSTS={hosts} without {' and '.join(missing)}",
             fix="on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476 and RLJAX_HOST=0, 1, ...",
         )
     host = _number(env, "RLJAX_HOST", low=0)
     _check_host("RLJAX_HOST", host, "RLJAX_HOSTS", hosts)
-    coordinator = _with_port(given["RLJAX_COORDINATOR"], _port(env))
+    coordinator = _with_port(values["RLJAX_COORDINATOR"], _port(env))
     return Cluster(coordinator, hosts, host, "RLJAX_HOSTS", slices=_our_slices(env, hosts))
 
 
@@ -116,12 +116,16 @@ def _jobset(env: Mapping[str, str], hosts: int) -> Cluster:
             fix=f"RLJAX_HOSTS={max(1, hosts // jobs) * jobs}, or as many as the jobs have pods in "
             "all",
         )
-    each = hosts // jobs
-    _check_host("JOB_COMPLETION_INDEX", index, "pods of a job", each)
+    per_job = hosts // jobs
+    _check_host("JOB_COMPLETION_INDEX", index, "pods of a job", per_job)
     name, job_name = env["JOBSET_NAME"], env.get("REPLICATED_JOB_NAME", "slice")
     first = f"{name}-{job_name}-0-0.{name}"
     return Cluster(
-        f"{first}:{_port(env)}", hosts, job * each + index, "JobSet", slices=_our_slices(env, hosts)
+        f"{first}:{_port(env)}",
+        hosts,
+        job * per_job + index,
+        "JobSet",
+        slices=_our_slices(env, hosts),
     )
 
 
@@ -160,8 +164,8 @@ def _tpu_of_variables(env: Mapping[str, str]) -> Cluster | None:
     bounds = env.get("TPU_PROCESS_BOUNDS") or env.get("TPU_HOST_BOUNDS") or ""
     slices = _number(env, "MEGASCALE_NUM_SLICES", low=1, default=1) if workers else 1
     if workers is None:
-        alone = bounds.replace(" ", "") == "1,1,1" and not env.get("MEGASCALE_NUM_SLICES")
-        return Cluster("", 1, 0, "TPU") if alone else None
+        is_single = bounds.replace(" ", "") == "1,1,1" and not env.get("MEGASCALE_NUM_SLICES")
+        return Cluster("", 1, 0, "TPU") if is_single else None
     if len(workers) * slices == 1:
         return Cluster("", 1, 0, "TPU")
     name = "TPU_WORKER_ID" if env.get("TPU_WORKER_ID") else "CLOUD_TPU_TASK_ID"
@@ -215,10 +219,10 @@ def _slice_worker(
     """Worker `worker` of this slice. The slices follow one another; host 0 is of the first."""
     if slices == 1:
         return Cluster(f"{workers[0]}:{_port(env)}", len(workers), worker, found_by)
-    known = {name: lookup(name) or "" for name in _SLICES}
-    slice_id = _number(known, "MEGASCALE_SLICE_ID", low=0)
+    values = {name: lookup(name) or "" for name in _SLICES}
+    slice_id = _number(values, "MEGASCALE_SLICE_ID", low=0)
     _check_host("MEGASCALE_SLICE_ID", slice_id, "MEGASCALE_NUM_SLICES", slices)
-    first = known["MEGASCALE_COORDINATOR_ADDRESS"].partition(":")[0]
+    first = values["MEGASCALE_COORDINATOR_ADDRESS"].partition(":")[0]
     if not first:
         raise InputError(
             f"MEGASCALE_NUM_SLICES={slices} without MEGASCALE_COORDINATOR_ADDRESS",
@@ -244,20 +248,22 @@ def corrected(env: Mapping[str, str], cluster: Cluster | None) -> tuple[dict, st
         if re.search(r"\S\s+\S", env.get(name, "").replace(", ", ",")):
             changes[name] = None
             texts.append(f"{name} holds no addresses and is dropped: {env[name][:80]!r}")
-    given = {name: env[name] for name in _SLICES if name in env}
+    slice_env = {name: env[name] for name in _SLICES if name in env}
     slices = cluster.slices if cluster else 1
-    if given and str(slices) != given.get("MEGASCALE_NUM_SLICES"):
+    if slice_env and str(slices) != slice_env.get("MEGASCALE_NUM_SLICES"):
         if cluster is None or slices == 1:
             changes |= dict.fromkeys(name for name in env if name.startswith("MEGASCALE_"))
-            texts.append(f"MEGASCALE_* of other hosts are dropped: this run has one slice: {given}")
+            texts.append(
+                f"MEGASCALE_* of other hosts are dropped: this run has one slice: {slice_env}"
+            )
         else:
-            each = cluster.hosts // slices
+            per_slice = cluster.hosts // slices
             changes |= {
                 "MEGASCALE_NUM_SLICES": str(slices),
-                "MEGASCALE_SLICE_ID": str(cluster.host // each),
+                "MEGASCALE_SLICE_ID": str(cluster.host // per_slice),
                 "MEGASCALE_COORDINATOR_ADDRESS": cluster.coordinator.rpartition(":")[0],
             }
-            texts.append(f"MEGASCALE_* are stale and set anew for {slices} slices: {given}")
+            texts.append(f"MEGASCALE_* are stale and set anew for {slices} slices: {slice_env}")
     return changes, "; ".join(texts)
 
 
@@ -288,12 +294,12 @@ def node_names(listed: str) -> list[str]:
     names: list[str] = []
     for item in _NODE.findall(listed):
         parts = re.split(r"\[([^\]]*)\]", item)  # text, numbers, text, ...
-        made = [parts[0]]
+        expanded = [parts[0]]
         for numbers, text in zip(parts[1::2], parts[2::2], strict=True):
             ranges = _ranges(numbers)
-            _check_nodes(len(names) + len(made) * len(ranges))
-            made = [f"{name}{n}{text}" for name in made for n in ranges]
-        names += made
+            _check_nodes(len(names) + len(expanded) * len(ranges))
+            expanded = [f"{name}{n}{text}" for name in expanded for n in ranges]
+        names += expanded
     return names
 
 
@@ -328,22 +334,22 @@ def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
     tasks = _tasks_here(env)
     visible = env.get("CUDA_VISIBLE_DEVICES", env.get("ROCR_VISIBLE_DEVICES"))
     if visible is None:
-        seen = _number(env, "SLURM_GPUS_ON_NODE", low=0, high=_MOST_GPUS, default=0)
+        gpus = _number(env, "SLURM_GPUS_ON_NODE", low=0, high=_MOST_GPUS, default=0)
     else:
-        seen = len([part for part in visible.split(",") if part.strip()])
+        gpus = len([part for part in visible.split(",") if part.strip()])
     of_step = env.get("SLURM_STEP_GPUS", "").split(",") if env.get("SLURM_STEP_GPUS") else []
     bound = any(env.get(f"SLURM_{name}") for name in ("GPUS_PER_TASK", "GPU_BIND", "TRES_BIND"))
-    if tasks == 1 or seen <= 1 or bound or seen < len(of_step):
+    if tasks == 1 or gpus <= 1 or bound or gpus < len(of_step):
         return None
-    if seen % tasks:
+    if gpus % tasks:
         raise InputError(
-            f"{tasks} tasks on this node see {seen} GPUs",
+            f"{tasks} tasks on this node see {gpus} GPUs",
             rule="GPUs are split evenly",
             fix="--ntasks-per-node=1, which takes all of them, or one that divides them",
         )
-    each, local = seen // tasks, _number(env, "SLURM_LOCALID", low=0)
+    per_task, local = gpus // tasks, _number(env, "SLURM_LOCALID", low=0)
     _check_host("SLURM_LOCALID", local, "tasks of this node", tasks)
-    return tuple(range(local * each, (local + 1) * each))
+    return tuple(range(local * per_task, (local + 1) * per_task))
 
 
 def _tasks_here(env: Mapping[str, str]) -> int:
@@ -393,9 +399,9 @@ def _number(
     if not text and default is not None:
         return default
     if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
-        what = f"{name}" if text else f"{name} is not set"
+        subject = f"{name}" if text else f"{name} is not set"
         raise InputError(
-            what,
+            subject,
             value=text or None,
             rule=f"a whole number of {low} or more, at most {high}",
             fix=f"export {name}=..., as the launcher of the hosts sets it; without any of these "
@@ -404,12 +410,12 @@ def _number(
     return int(text)
 
 
-def _check_host(name: str, index: int, of: str, count: int) -> None:
+def _check_host(name: str, index: int, count_name: str, count: int) -> None:
     if index >= count:
         raise InputError(
             name,
             value=index,
-            rule=f"from 0 to {count - 1}: {of} is {count}",
+            rule=f"from 0 to {count - 1}: {count_name} is {count}",
             fix="number the hosts from 0, each number once",
         )
 
@@ -419,8 +425,8 @@ def _port(env: Mapping[str, str]) -> int:
     does not use itself."""
     if port := _given_port(env):
         return port
-    taken = env.get("TPU_PROCESS_PORT", "") + env.get("TPU_PROCESS_ADDRESSES", "")
-    return OTHER_PORT if str(PORT) in taken else PORT
+    used = env.get("TPU_PROCESS_PORT", "") + env.get("TPU_PROCESS_ADDRESSES", "")
+    return OTHER_PORT if str(PORT) in used else PORT
 
 
 def _given_port(env: Mapping[str, str]) -> int:
@@ -429,10 +435,10 @@ def _given_port(env: Mapping[str, str]) -> int:
 
 def _with_port(address: str, port: int) -> str:
     """ "10.0.0.2" -> "10.0.0.2:8476"; one that has a port keeps it."""
-    name, colon, given = address.rpartition(":")
+    name, colon, number = address.rpartition(":")
     if not colon or address.endswith("]"):
         return f"{address}:{port}"
-    if not name or not re.fullmatch(r"\d{1,5}", given) or not 0 < int(given) < 65_536:
+    if not name or not re.fullmatch(r"\d{1,5}", number) or not 0 < int(number) < 65_536:
         raise InputError(
             "RLJAX_COORDINATOR",
             value=address,

@@ -27,9 +27,9 @@ class ConsoleCopy:
     def __init__(self, path: str, host: int, names: tuple[str, ...]):
         self._kept = [os.dup(1), os.dup(2)]
         (out, self._out), (err, self._err), (facts, self._facts) = (os.pipe() for _ in range(3))
-        given = [path, host, json.dumps(names), os.getpid(), out, err, facts]
+        arguments = [path, host, json.dumps(names), os.getpid(), out, err, facts]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *map(str, given)],
+            [sys.executable, "-I", "-S", __file__, *map(str, arguments)],
             pass_fds=(out, err, facts),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -115,13 +115,13 @@ class _Copy:
 
     def last_words(self) -> str:
         """Returns the reason why the host ended, judged by what it printed last."""
-        own, said = self.named(self.host), self.errors.decode(errors="replace")
-        silent = [int(k) for found in _SILENT.findall(said) for k in found.split()]
-        lost = sorted(set(silent)) or ([0] if _NO_LEADER.search(said) else [])
+        name, printed = self.named(self.host), self.errors.decode(errors="replace")
+        silent = [int(k) for numbers in _SILENT.findall(printed) for k in numbers.split()]
+        lost = sorted(set(silent)) or ([0] if _NO_LEADER.search(printed) else [])
         if not lost or lost == [self.host]:
-            return f"hosts: {own} was killed\n"
-        others = "; ".join(f"{self.named(k)} was lost" for k in lost)
-        return f"hosts: {others}; so {self.names[self.host]} has ended\n"
+            return f"hosts: {name} was killed\n"
+        reasons = "; ".join(f"{self.named(k)} was lost" for k in lost)
+        return f"hosts: {reasons}; so {self.names[self.host]} has ended\n"
 
     def named(self, host: int) -> str:
         phase = self.phases.get(str(host))

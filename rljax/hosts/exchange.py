@@ -61,27 +61,27 @@ class Exchange:
         exchange are removed at the next one, when everybody has read them.
         """
         number, self.calls = self.calls, self.calls + 1
-        here = f"rljax/exchange/{number}/"
-        mine = json.dumps([where, value, self.asked()])
+        prefix = f"rljax/exchange/{number}/"
+        message = json.dumps([where, value, self.asked()])
         if self.index:
-            self.client.set(f"{here}{self.index}", mine)
-            together = self._get(f"{here}all")
+            self.client.set(f"{prefix}{self.index}", message)
+            combined = self._get(f"{prefix}all")
         else:
-            texts = [mine, *(self._get(f"{here}{k}") for k in range(1, self.count))]
-            together = f"[{','.join(texts)}]"
-            self.client.set(f"{here}all", together)
+            texts = [message, *(self._get(f"{prefix}{k}") for k in range(1, self.count))]
+            combined = f"[{','.join(texts)}]"
+            self.client.set(f"{prefix}all", combined)
             for k in range(1, self.count):
-                self.client.delete(f"{here}{k}")
+                self.client.delete(f"{prefix}{k}")
             if number:  # whoever is here has read what came before
                 self.client.delete(f"rljax/exchange/{number - 1}/all")
-        callers, values, stops = zip(*json.loads(together), strict=True)
+        callers, values, stops = zip(*json.loads(combined), strict=True)
         if len(set(callers)) > 1:
             raise RuntimeError(
                 "the hosts are at different places of the program: "
                 + "; ".join(f"{n} at {p}" for n, p in zip(self.names, callers, strict=True))
             )
-        told = [f"{s} on {n}" for n, s in zip(self.names, stops, strict=True) if s]
-        self.agreed = self.agreed or next(iter(told), "")
+        reasons = [f"{s} on {n}" for n, s in zip(self.names, stops, strict=True) if s]
+        self.agreed = self.agreed or next(iter(reasons), "")
         return list(values)
 
     def wait(self, name: str, timeout_s: float) -> None:

@@ -49,10 +49,14 @@ def table(every: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
             having.setdefault(facts.get(fact, "(not set)"), []).append(name)
         if len(having) > 1:
             lines.append(f"  {fact}")
-            for value, who in sorted(having.items(), key=lambda item: len(item[1])):
+            for value, host_names in sorted(having.items(), key=lambda item: len(item[1])):
                 value = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
-                more = f" and {len(who) - _MOST_NAMES} more" if len(who) > _MOST_NAMES else ""
-                lines.append(f"    {value}: {', '.join(who[:_MOST_NAMES])}{more}")
+                remainder = (
+                    f" and {len(host_names) - _MOST_NAMES} more"
+                    if len(host_names) > _MOST_NAMES
+                    else ""
+                )
+                lines.append(f"    {value}: {', '.join(host_names[:_MOST_NAMES])}{remainder}")
     return "\n".join(lines)
 
 

@@ -20,10 +20,10 @@ def same_keys() -> None:
     """
     if hosts.count() == 1:
         return
-    every = hosts.gather(_fingerprint())
-    if len(set(every)) > 1:
-        together = hashlib.sha256(" ".join(every).encode()).digest()
-        cache_key._hash_accelerator_config = lambda hashed, devices: hashed.update(together)
+    fingerprints = hosts.gather(_fingerprint())
+    if len(set(fingerprints)) > 1:
+        combined = hashlib.sha256(" ".join(fingerprints).encode()).digest()
+        cache_key._hash_accelerator_config = lambda hashed, devices: hashed.update(combined)
 
 
 def _fingerprint() -> str:

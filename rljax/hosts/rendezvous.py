@@ -40,8 +40,8 @@ class HostsLate(InputError):
 def meet(cluster: Cluster, timeout_s: float) -> list[str]:
     """Waits until all hosts have come; returns their addresses. Raises, on all of them that have
     come, HostsLate if one does not come within timeout_s, and InputError if two are the same."""
-    who = f"host {cluster.host} of {cluster.hosts}"
-    say(f"{who}, coordinator {cluster.coordinator}, found by {cluster.found_by}; waiting")
+    label = f"host {cluster.host} of {cluster.hosts}"
+    say(f"{label}, coordinator {cluster.coordinator}, found by {cluster.found_by}; waiting")
     reply = _listen(cluster, timeout_s) if cluster.host == 0 else _call(cluster, timeout_s)
     if "error" in reply:
         raise (HostsLate if reply.get("late") else InputError)(**reply["error"])
@@ -51,16 +51,16 @@ def meet(cluster: Cluster, timeout_s: float) -> list[str]:
 def lines(connection: socket.socket, most: int, deadline: float) -> Iterator[bytes]:
     """Yields the lines that the other side sends, each of at most `most` bytes. Raises TimeoutError
     at the deadline, a time of time.monotonic, and ValueError for a longer line."""
-    held = b""
+    buffer = b""
     while True:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         data = connection.recv(65_536)
         if not data:
             return
-        *whole, held = (held + data).split(b"\n")
-        if max(map(len, [held, *whole])) > most:
+        *complete, buffer = (buffer + data).split(b"\n")
+        if max(map(len, [buffer, *complete])) > most:
             raise ValueError(f"a line has more than {most} bytes")
-        yield from whole
+        yield from complete
         if time.monotonic() > deadline:
             raise TimeoutError("it says no end")
 
@@ -97,7 +97,7 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
         server.setblocking(False)
         selector.register(server, selectors.EVENT_READ)
         guests = _Guests(cluster, address)
-        deadline, named = time.monotonic() + timeout_s, time.monotonic() + PATIENCE_S
+        deadline, next_notice = time.monotonic() + timeout_s, time.monotonic() + PATIENCE_S
         while not guests.reply:
             for key, _ in selector.select(1.0):
                 if key.fileobj is server:
@@ -111,13 +111,13 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
             if not guests.missing() and not guests.reply:
                 guests.reply = {"addresses": [guests.addresses[k] for k in range(cluster.hosts)]}
             elif time.monotonic() > deadline:
-                what = f"not all hosts have come within {timeout_s:g} s"
+                problem = f"not all hosts have come within {timeout_s:g} s"
                 value = f"missing: {guests.missing_names()}"
-                guests.refuse(what, value=value, fix=_SAME, late=True)
-            elif time.monotonic() > named:
+                guests.refuse(problem, value=value, fix=_SAME, late=True)
+            elif time.monotonic() > next_notice:
                 guests.tell_missing()
-                named += PATIENCE_S
-        _hang_up_on_strangers(selector, {server, *guests.numbers}, most=0)
+                next_notice += PATIENCE_S
+        _hang_up_on_strangers(selector, {server, *guests.numbers}, max_strangers=0)
         guests.answer()
         return guests.reply
 
@@ -128,24 +128,26 @@ def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
 
 
 def _hang_up_on_strangers(
-    selector: selectors.BaseSelector, known: set[socket.socket], most: int = MOST_CALLERS
+    selector: selectors.BaseSelector,
+    identified: set[socket.socket],
+    max_strangers: int = MOST_CALLERS,
 ) -> None:
     """Closes, of those who have not said who they are, the silent ones and all above a number of
     them."""
-    strangers = [key for key in selector.get_map().values() if key.fileobj not in known]
+    strangers = [key for key in selector.get_map().values() if key.fileobj not in identified]
     strangers.sort(key=lambda key: key.data[1], reverse=True)
     for number, key in enumerate(strangers):
-        if number >= most or time.monotonic() > key.data[1] + ANSWER_S:
+        if number >= max_strangers or time.monotonic() > key.data[1] + ANSWER_S:
             _hang_up(selector, key.fileobj)
 
 
-def _notice_a_dead_machine(other: socket.socket, idle_s: int) -> None:
+def _notice_a_dead_machine(connection: socket.socket, idle_s: int) -> None:
     """A machine that was taken away hangs up nothing: the system asks it after `idle_s` of silence,
     and gives it up 15 s later."""
-    other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("IDLE", idle_s), ("INTVL", 5), ("CNT", 3)):
         if option := getattr(socket, f"TCP_KEEP{name}", None):  # not on every system
-            other.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +161,8 @@ class _Hello:
     @classmethod
     def read(cls, data: bytes) -> "_Hello":
         """Raises ValueError for what no host says."""
-        said = json_object(data.decode(), "a caller's word")
-        hello = cls(said.get("host"), said.get("hosts"), said.get("name", ""))
+        fields = json_object(data.decode(), "a caller's word")
+        hello = cls(fields.get("host"), fields.get("hosts"), fields.get("name", ""))
         numbers = type(hello.host) is int and type(hello.hosts) is int
         if not numbers or not 0 <= hello.host < hello.hosts <= MOST_HOSTS:
             raise ValueError("it numbers no host")
@@ -183,8 +185,8 @@ class _Guests:
 
     def missing_names(self) -> str:
         missing = self.missing()
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        return ", ".join(f"host {k}" for k in missing[:8]) + more
+        remainder = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return ", ".join(f"host {k}" for k in missing[:8]) + remainder
 
     def hear(self, caller: socket.socket, address: str) -> bool:
         """Reads who calls -> whether it stays on the line. A stranger, such as a scanner of ports,
@@ -215,14 +217,14 @@ class _Guests:
         host, hosts = hello.host, hello.hosts
         address = f"{hello.name} {address}".strip()
         if hosts != self.cluster.hosts:
-            what = "the hosts do not agree on how many there are"
+            problem = "the hosts do not agree on how many there are"
             value = f"host 0 says {self.cluster.hosts}, host {host} at {address} says {hosts}"
-            self.refuse(what, value=value, fix="give every host the same number")
+            self.refuse(problem, value=value, fix="give every host the same number")
         elif host in self.addresses:
-            what = f"two hosts say that they are host {host}"
+            problem = f"two hosts say that they are host {host}"
             first = self.addresses[host] or "the first host"
             value = f"{first} and {address}"
-            self.refuse(what, value=value, fix="number the hosts 0, 1, 2, ..., each once")
+            self.refuse(problem, value=value, fix="number the hosts 0, 1, 2, ..., each once")
         else:
             self.addresses[host], self.numbers[caller] = address, host
 
@@ -230,8 +232,10 @@ class _Guests:
         self.reply = {"error": {"what": what, "value": value, "fix": fix}, "late": late}
 
     def tell_missing(self) -> None:
-        here = self.cluster.hosts - len(self.missing())
-        text = f"{here} of {self.cluster.hosts} hosts are here; missing: {self.missing_names()}. "
+        arrived = self.cluster.hosts - len(self.missing())
+        text = (
+            f"{arrived} of {self.cluster.hosts} hosts are here; missing: {self.missing_names()}. "
+        )
         say(text + _SAME)
         self._send({"say": text + _SAME})
 
@@ -268,8 +272,8 @@ def _checked(message: dict, hosts: int) -> dict:
 
 
 def _call(cluster: Cluster, timeout_s: float) -> dict:
-    begun, named, last = time.monotonic(), time.monotonic() + PATIENCE_S, ""
-    deadline = begun + timeout_s + PATIENCE_S
+    start, next_notice, last = time.monotonic(), time.monotonic() + PATIENCE_S, ""
+    deadline = start + timeout_s + PATIENCE_S
     hello = {"host": cluster.host, "hosts": cluster.hosts, "name": _plain(socket.gethostname())}
     while time.monotonic() < deadline:
         try:
@@ -285,13 +289,13 @@ def _call(cluster: Cluster, timeout_s: float) -> dict:
                 last = "it hung up"  # the first host has ended, or somebody else listens there
         except (OSError, ValueError) as error:
             last = str(error)
-        if time.monotonic() > named:
-            waited = time.monotonic() - begun
+        if time.monotonic() > next_notice:
+            waited = time.monotonic() - start
             say(
                 f"host {cluster.host} has had no answer from {cluster.coordinator} for "
                 f"{waited:.0f} s ({last}): does host 0 run there, and is the port open?"
             )
-            named += PATIENCE_S
+            next_notice += PATIENCE_S
         time.sleep(0.2)
     raise HostsLate(
         f"host {cluster.host} had no answer from the coordinator within {timeout_s:g} s",

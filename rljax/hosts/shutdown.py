@@ -69,11 +69,11 @@ class Ending:
             return
         # It is clearing up behind an error of its own. The others are gone by now, and JAX ends
         # this process as soon as it misses their heartbeats.
-        error, at = self._told
-        until = at + min(CLEAR_UP_S, LOOK_AWAY_S + self.heartbeat_s / 2)
+        error, since = self._told
+        until = since + min(CLEAR_UP_S, LOOK_AWAY_S + self.heartbeat_s / 2)
         time.sleep(max(0.0, until - time.monotonic()))
         if self._first.acquire(timeout=1.0):
-            text = f"hosts: cleared up for {time.monotonic() - at:.0f} s, and ends before all is"
+            text = f"hosts: cleared up for {time.monotonic() - since:.0f} s, and ends before all is"
             print(text, file=sys.stderr)
             self._end_by(error, failure)
 
@@ -88,13 +88,13 @@ class Ending:
     def tell(self, reason: str, code: int) -> Failure:
         """Tells the others a reason and an exit code; returns the failure that counts: the
         first one."""
-        mine = Failure(self.exchange.index, reason, code)
+        failure = Failure(self.exchange.index, reason, code)
         try:
-            if self.exchange.client.set_first(FIRST_FAILED, mine.text()):
-                return mine
-            return self._known() or mine
+            if self.exchange.client.set_first(FIRST_FAILED, failure.text()):
+                return failure
+            return self._known() or failure
         except Exception:  # the store is gone, and with it the first host
-            return mine
+            return failure
 
     def _known(self) -> Failure | None:
         text = self.exchange.client.get(FIRST_FAILED, 1.0)
@@ -114,16 +114,16 @@ class Ending:
 
     def _end_by(self, error: BaseException, failure: Failure) -> None:
         """Ends this process for an error in it, by what the error is; `failure` counts for all."""
-        own = isinstance(error, InputError)
-        if own:
+        is_input = isinstance(error, InputError)
+        if is_input:
             print(f"error: {error}", file=sys.stderr)
         elif failure.host == self.exchange.index:
             traceback.print_exception(error)
-        self._end(failure, INPUT if own else _followed(failure), said=own)
+        self._end(failure, INPUT if is_input else _followed(failure), printed=is_input)
 
-    def _end(self, failure: Failure, code: int, *, said: bool = False) -> None:
+    def _end(self, failure: Failure, code: int, *, printed: bool = False) -> None:
         names, index = self.exchange.names, self.exchange.index
-        if not said and (failure.host != index or code == STALLED):
+        if not printed and (failure.host != index or code == STALLED):
             print(f"hosts: {names[failure.host]}: {failure.reason}", file=sys.stderr, flush=True)
         if path := os.environ.get(LAST_WORDS):
             with open(path, "w") as file:

@@ -39,8 +39,8 @@ class Notices:
     def _ask(self, url: str) -> None:
         while not self.over.wait(NOTICE_S):
             for name in _ASKED:
-                if (said := _metadata(url, name)) in _ENDS:
-                    self.notice = f"the cloud's notice {name.rpartition('/')[2]}={said}"
+                if (value := _metadata(url, name)) in _ENDS:
+                    self.notice = f"the cloud's notice {name.rpartition('/')[2]}={value}"
                     text = f"hosts: {self.notice}: saving and stopping"
                     print(text, file=sys.stderr, flush=True)
                     return

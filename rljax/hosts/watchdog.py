@@ -47,8 +47,8 @@ class Seen:
 def behind(seen: Mapping[int, Seen]) -> list[int]:
     """Returns the hosts that the others wait for: the furthest behind, without those that
     only wait."""
-    least = min(one.current.entered for one in seen.values())
-    last = [k for k, one in seen.items() if one.current.entered == least]
+    earliest = min(host.current.entered for host in seen.values())
+    last = [k for k, host in seen.items() if host.current.entered == earliest]
     return [k for k in last if not seen[k].current.waiting] or last
 
 
@@ -62,16 +62,16 @@ def described(seen: Mapping[int, Seen], names: tuple[str, ...], now: float) -> s
     """Returns a text such as "host 3 (10.0.0.7) stands in reward, step 120, for 312 s; 63 hosts
     wait in learn"."""
     last = behind(seen)
-    shown = [names[k] for k in last[:4]] + [f"{len(last) - 4} more"] * (len(last) > 4)
+    labels = [names[k] for k in last[:4]] + [f"{len(last) - 4} more"] * (len(last) > 4)
     current = seen[last[0]].current
     silent = min(seen[k].silent_s(now) for k in last)
-    text = f"{', '.join(shown)} stand{'s' * (len(last) == 1)} in {current.phase}"
+    text = f"{', '.join(labels)} stand{'s' * (len(last) == 1)} in {current.phase}"
     text += f", step {current.step}, for {silent:.0f} s ({current.limit_s:.0f} s are allowed)"
-    others: dict[str, int] = {}
-    for k, one in seen.items():
+    waiting: dict[str, int] = {}
+    for k, host in seen.items():
         if k not in last:
-            others[one.current.phase] = others.get(one.current.phase, 0) + 1
-    for phase, count in others.items():
+            waiting[host.current.phase] = waiting.get(host.current.phase, 0) + 1
+    for phase, count in waiting.items():
         text += f"; {count} host{'s wait' if count > 1 else ' waits'} in {phase}"
     return text
 
@@ -112,7 +112,7 @@ class Watchdog:
     def stop_reason(self) -> str:
         """Reason for which any host was told to stop, as soon as this one hears of it; the hosts
         have not agreed on a place yet."""
-        return next((one.stop for one in self.seen.values() if one.stop), "")
+        return next((host.stop for host in self.seen.values() if host.stop), "")
 
     def _watch(self) -> None:
         wait_s = LOOK_S * max(1.0, self.exchange.count / 16)
@@ -135,31 +135,31 @@ class Watchdog:
         if current.phase in OF_FILES and self._bytes_moved():
             heartbeat.still_moving()
             current = dataclasses.replace(current, silent_s=0.0)
-        asked = self.exchange.asked()
-        mine = json.dumps([dataclasses.astuple(current), asked])
-        self.exchange.client.set(f"{NOW}{self.exchange.index}", mine)
+        reason = self.exchange.asked()
+        message = json.dumps([dataclasses.astuple(current), reason])
+        self.exchange.client.set(f"{NOW}{self.exchange.index}", message)
         now = time.monotonic()
         for key, text in self.exchange.client.list(NOW).items():
             k = int(key.rpartition("/")[2])
             if k not in self.seen or self.seen[k].text != text:
-                where, stop = json.loads(text)
-                self.seen[k] = Seen(CurrentPhase(*where), stop, text, now)
+                phase, stop = json.loads(text)
+                self.seen[k] = Seen(CurrentPhase(*phase), stop, text, now)
         self.know({k: f"{s.current.phase}, step {s.current.step}" for k, s in self.seen.items()})
         if len(self.seen) == self.exchange.count:
             self._judge(now)
 
     def _judge(self, now: float) -> None:
-        late, at = stall(self.seen, now), self.seen[behind(self.seen)[0]].current.entered
+        lateness, entered = stall(self.seen, now), self.seen[behind(self.seen)[0]].current.entered
         text = described(self.seen, self.exchange.names, now)
-        if late >= 2:
+        if lateness >= 2:
             self.ending.stalled(f"nothing moves: {text}")
-        if late >= 1 and at != self.reported:
-            self.reported = at
+        if lateness >= 1 and entered != self.reported:
+            self.reported = entered
             self._write_stacks(text)
             if not self.exchange.index:
-                where = f"the stacks of all hosts are in {self.folder}"
-                print(f"hosts: {text}; {where}", file=sys.stderr, flush=True)
-        if late < 1 and self.reported >= 0 and at != self.reported:
+                hint = f"the stacks of all hosts are in {self.folder}"
+                print(f"hosts: {text}; {hint}", file=sys.stderr, flush=True)
+        if lateness < 1 and self.reported >= 0 and entered != self.reported:
             self.reported = -1
             if not self.exchange.index:
                 print("hosts: all hosts go on", file=sys.stderr, flush=True)
@@ -178,5 +178,5 @@ class Watchdog:
                 lines = dict(line.split(": ") for line in file.read().splitlines())
         except OSError:  # not Linux
             return False
-        before, self.moved = self.moved, int(lines["rchar"]) + int(lines["wchar"])
-        return self.moved > before + MOVED_BYTES
+        previous, self.moved = self.moved, int(lines["rchar"]) + int(lines["wchar"])
+        return self.moved > previous + MOVED_BYTES
