@@ -50,20 +50,20 @@ def _entry(path: Path, name: str) -> tuple[tarfile.TarInfo, io.BytesIO]:
 def _of_git(folder: Path) -> list[str] | None:
     if shutil.which("git") is None:
         return None
-    listed = subprocess.run(
+    listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=folder,
         capture_output=True,
         check=False,
     )
-    if listed.returncode:
+    if listing.returncode:
         return None
-    return sorted(set(filter(None, listed.stdout.decode().split("\0"))))
+    return sorted(set(filter(None, listing.stdout.decode().split("\0"))))
 
 
 def _of_folder(folder: Path) -> list[str]:
     names = []
-    for here, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if f not in _LEFT_OUT and not f.startswith(".")]
-        names += [str((Path(here) / file).relative_to(folder)) for file in files]
+        names += [str((Path(parent) / file).relative_to(folder)) for file in files]
     return names

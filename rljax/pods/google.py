@@ -82,11 +82,11 @@ class Cloud:
 
 
 def _failed(words: Sequence[str], done: subprocess.CompletedProcess) -> InputError:
-    said = " ".join(words[:4])
+    command = " ".join(words[:4])
     return InputError(
-        f"gcloud {said} failed with exit code {done.returncode}",
+        f"gcloud {command} failed with exit code {done.returncode}",
         rule=done.stderr.strip()[-2000:],
-        fix=f"make `gcloud {said} ...` work by itself: project, zone, quota and login",
+        fix=f"make `gcloud {command} ...` work by itself: project, zone, quota and login",
     )
 
 
@@ -114,16 +114,16 @@ class CloudTpu(Cloud):
             nodes = (f"--node-count={self.pod.slices}", f"--node-prefix={self.name}")
         kind = (f"--accelerator-type={self.pod.type}", *(("--spot",) if self.spot else ()))
         runtime = f"--runtime-version={self.pod.figures.runtime}"
-        where = (self.name, *nodes, f"--zone={self.zone}")
-        self.gcloud(*self._resource, "create", *where, runtime, *kind)
+        location = (self.name, *nodes, f"--zone={self.zone}")
+        self.gcloud(*self._resource, "create", *location, runtime, *kind)
 
     def state(self) -> tuple[str, str]:
         """Returns (one of the states, the service's own word)."""
         words = (*self._resource, "describe", self.name, f"--zone={self.zone}")
-        found = self.described(*words)
-        if found is None:
+        description = self.described(*words)
+        if description is None:
             return ABSENT, "absent"
-        state = found["state"]["state"]
+        state = description["state"]["state"]
         if state in ("SUSPENDING", "SUSPENDED", "FAILED", "DELETING"):
             return GONE, state
         return (ACTIVE if state == "ACTIVE" else WAITING), state
@@ -138,8 +138,8 @@ class CloudTpu(Cloud):
 
     def machines(self) -> list[Machine]:
         """Returns the hosts of all slices, in their order."""
-        several = self.pod.slices > 1
-        nodes = [f"{self.name}-{k}" if several else self.name for k in range(self.pod.slices)]
+        multislice = self.pod.slices > 1
+        nodes = [f"{self.name}-{k}" if multislice else self.name for k in range(self.pod.slices)]
         return [
             Machine(k, f"{node}:{worker}", node, (f"--worker={worker}",))
             for k, node in enumerate(nodes)
@@ -242,11 +242,11 @@ class ComputeEngine(Cloud):
 
     def machines(self) -> list[Machine]:
         """Returns the hosts of all slices, in the order of their names."""
-        found = []
+        machines = []
         for k, group in enumerate(self._groups):
             names = sorted(item["instance"].rpartition("/")[2] for item in self._instances(group))
-            found += [Machine(k, name, name, ()) for name in names]
-        return found
+            machines += [Machine(k, name, name, ()) for name in names]
+        return machines
 
 
 def cloud(api: str, pod: Pod, name: str, zone: str, project: str, spot: bool) -> Cloud:

@@ -124,15 +124,15 @@ def read_pod(text: str, slices: int = 1) -> Pod:
     """Returns the pod of "v5litepod-16", "v5e-16", "v4-32" (two cores a chip, as the Cloud TPU API
     counts) or "v5p:4x4x4", with so many slices; "2xv5e:16x16" says their number itself. Raises
     InputError for a version or a shape that does not exist, and for two numbers of slices."""
-    if several := re.fullmatch(r"([1-9]\d{0,2})x(?=[a-z])(.*)", text):
-        if slices != 1 and slices != int(several[1]):
+    if match := re.fullmatch(r"([1-9]\d{0,2})x(?=[a-z])(.*)", text):
+        if slices != 1 and slices != int(match[1]):
             raise InputError(
                 "--slices",
                 value=slices,
-                rule=f"--type={text} says {several[1]}",
+                rule=f"--type={text} says {match[1]}",
                 fix="leave --slices out",
             )
-        text, slices = several[2], int(several[1])
+        text, slices = match[2], int(match[1])
     name, _, rest = text.partition(":") if ":" in text else text.partition("-")
     version = _ALIASES.get(name, name)
     if version not in VERSIONS or not re.fullmatch(r"[1-9][0-9x]*", rest):
@@ -147,23 +147,23 @@ def read_pod(text: str, slices: int = 1) -> Pod:
     if ":" in text:
         shape = tuple(int(n) for n in rest.split("x") if n)
         if shape not in shapes:
-            near = [s for s in shapes if math.prod(s) >= math.prod(shape)] or [shapes[-1]]
+            nearest = [s for s in shapes if math.prod(s) >= math.prod(shape)] or [shapes[-1]]
             raise InputError(
                 f"{version} has no such slice",
                 value=text,
-                fix=f"such as {version}:{_text(near[0])}",
+                fix=f"such as {version}:{_text(nearest[0])}",
             )
         return Pod(version, shape, slices)
-    each = 2 if figures.counts == "cores" else 1
-    fitting = [s for s in shapes if math.prod(s) * each == int(rest)] if rest.isdigit() else []
+    per_chip = 2 if figures.counts == "cores" else 1
+    fitting = [s for s in shapes if math.prod(s) * per_chip == int(rest)] if rest.isdigit() else []
     if not fitting:
-        numbers = sorted({math.prod(s) * each for s in shapes})
-        near = sorted(numbers, key=lambda n: abs(n - int(rest)) if rest.isdigit() else n)[:4]
+        numbers = sorted({math.prod(s) * per_chip for s in shapes})
+        nearest = sorted(numbers, key=lambda n: abs(n - int(rest)) if rest.isdigit() else n)[:4]
         raise InputError(
             f"{version} has no such type",
             value=text,
             rule=f"the number counts {figures.counts}",
-            fix=f"of {', '.join(f'{name}-{n}' for n in sorted(near))}, for example",
+            fix=f"of {', '.join(f'{name}-{n}' for n in sorted(nearest))}, for example",
         )
     return Pod(version, min(fitting, key=lambda s: s[::-1]), slices)  # the most cube-like one
 

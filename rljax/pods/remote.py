@@ -47,12 +47,12 @@ def bring_up(cloud: Cloud, poll_s: float, *, again: bool = False) -> None:
     if state == ABSENT:
         say(f"asking for {cloud.name}: {cloud.pod}{', spot' if cloud.spot else ''}")
         cloud.create()
-    shown = ""
+    last_word = ""
     while True:
         state, word = _state(cloud, poll_s)
-        if word != shown:
+        if word != last_word:
             say(f"{cloud.name} is {word}")
-            shown = word
+            last_word = word
         if state == ACTIVE:
             return
         if state in (GONE, ABSENT):
@@ -134,8 +134,8 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
     setup = setup or default_setup(Path.cwd())
 
     def begin(machine: Machine) -> list[str]:
-        given = [f"{name}={value}" for name, value in numbers.get(machine, {}).items()]
-        return _on_host(cloud, "start", sha, setup, *given, "--", *words)(machine)
+        variables = [f"{name}={value}" for name, value in numbers.get(machine, {}).items()]
+        return _on_host(cloud, "start", sha, setup, *variables, "--", *words)(machine)
 
     everywhere(cloud, machines, begin)
     return machines
@@ -144,24 +144,24 @@ def start(cloud: Cloud, command: Sequence[str], setup: str) -> list[Machine]:
 def default_setup(folder: Path) -> str:
     """Returns the command that fills the environment of a host: rljax (see `templates.package`),
     and the packages in the folder's requirements.txt."""
-    more = " -r requirements.txt" if (folder / "requirements.txt").is_file() else ""
-    return f"pip install --quiet {package('tpu,gcs', folder)}{more}"
+    requirements = " -r requirements.txt" if (folder / "requirements.txt").is_file() else ""
+    return f"pip install --quiet {package('tpu,gcs', folder)}{requirements}"
 
 
 def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, str]]:
     """RLJAX_* of each host. Compute Engine joins the machines of a group in an order of its own,
     which libtpu numbers by: the metadata of each says it."""
-    said = everywhere(cloud, machines, _on_host(cloud, "identity"))
-    reported = {m: text.split() for m, text in zip(machines, said, strict=True)}
-    each, slices = cloud.pod.hosts_per_slice, cloud.pod.slices
+    identities = everywhere(cloud, machines, _on_host(cloud, "identity"))
+    reported = {m: text.split() for m, text in zip(machines, identities, strict=True)}
+    per_slice, slices = cloud.pod.hosts_per_slice, cloud.pod.slices
     out: dict[Machine, dict[str, str]] = {}
     for k in range(slices):
         members = [m for m in machines if m.slice_index == k]
         workers = [reported[m][0] for m in members]
-        known = sorted(workers) == sorted(map(str, range(each)))
+        numbered = sorted(workers) == sorted(map(str, range(per_slice)))
         for position, machine in enumerate(members):
-            worker = int(reported[machine][0]) if known else position
-            out[machine] = {"RLJAX_HOST": str(k * each + worker)}
+            worker = int(reported[machine][0]) if numbered else position
+            out[machine] = {"RLJAX_HOST": str(k * per_slice + worker)}
     first = next(reported[m][1] for m in machines if out[m]["RLJAX_HOST"] == "0")
     for machine, values in out.items():
         values |= {"RLJAX_HOSTS": str(cloud.pod.hosts), "RLJAX_COORDINATOR": first}
@@ -250,10 +250,10 @@ def babysit(
     starts: collections.Counter = collections.Counter()
     host_command(command, supervised=True)
     setup = setup or default_setup(Path.cwd())
-    again = False
+    worked_before = False
     while True:
-        bring_up(cloud, poll_s, again=again)
-        again = True
+        bring_up(cloud, poll_s, again=worked_before)
+        worked_before = True
         try:
             machines = start(cloud, command, setup)
             code = _watched(cloud, machines, poll_s)

@@ -42,8 +42,8 @@ def supervise(command: Sequence[str], first_pause_s: float = 10.0) -> int:
             if code_of_the_failure(words) == INPUT:
                 _say(f"exit code {code}, but a host ended with {INPUT}: no restart mends that")
                 return code
-            if (now := _number(step)) > saved:
-                failed_in_a_row, saved = 0, now
+            if (newest := _number(step)) > saved:
+                failed_in_a_row, saved = 0, newest
             if failed_in_a_row == MOST_RESTARTS:
                 _say(f"exit code {code}; {MOST_RESTARTS} restarts without a newer checkpoint")
                 return code

@@ -32,8 +32,8 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
             rule="what every host runs stands behind --",
             fix="such as: -- train quickstart",
         )
-    ours = not re.search(r"python|[./]", words[0])
-    command = ["python3", "-m", "rljax", *words] if ours else list(words)
+    is_rljax = not re.search(r"python|[./]", words[0])
+    command = ["python3", "-m", "rljax", *words] if is_rljax else list(words)
     if not supervised:
         return command
     return ["python3", "-m", "rljax", "pod", "supervise", "--", *command]
@@ -61,10 +61,10 @@ def package(extras: str, folder: Path) -> str:
 def _name(project: Path) -> str:
     """The name of the distribution that a pyproject.toml makes; "" where it says none."""
     try:
-        made = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+        table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
     except ValueError:  # of the user's own folder, which may hold anything
         return ""
-    return str(made.get("name", "")) if isinstance(made, dict) else ""
+    return str(table.get("name", "")) if isinstance(table, dict) else ""
 
 
 def slurm(
@@ -175,16 +175,17 @@ def jobset(
 
 def _pod_spec(pod: Pod, command: Sequence[str], image: str, spot: bool) -> dict:
     label = "metadata.labels['jobset.sigs.k8s.io/{}']"
-    given = {
+    labels = {
         "JOBSET_NAME": label.format("jobset-name"),
         "REPLICATED_JOB_NAME": label.format("replicatedjob-name"),
         "REPLICATED_JOB_REPLICAS": label.format("replicatedjob-replicas"),
         "JOB_INDEX": label.format("job-index"),
     }  # JOB_COMPLETION_INDEX comes from Kubernetes
     fields = [
-        {"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in given.items()
+        {"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for key, path in labels.items()
     ]
-    where = {
+    node_selector = {
         "cloud.google.com/gke-tpu-accelerator": pod.figures.gke,
         "cloud.google.com/gke-tpu-topology": pod.topology_text,
         **({"cloud.google.com/gke-spot": "true"} if spot else {}),
@@ -206,7 +207,7 @@ def _pod_spec(pod: Pod, command: Sequence[str], image: str, spot: bool) -> dict:
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 180,
-        "nodeSelector": where,
+        "nodeSelector": node_selector,
         "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
         "containers": [container],
     }
