@@ -154,8 +154,8 @@ def _smooth(y: np.ndarray) -> np.ndarray:
     good = np.isfinite(y)
     total = np.concatenate([[0.0], np.cumsum(np.where(good, y, 0.0))])
     count = np.concatenate([[0], np.cumsum(good)])
-    at = np.arange(len(y))
-    start, stop = np.maximum(0, at - half), np.minimum(len(y), at + half + 1)
+    index = np.arange(len(y))
+    start, stop = np.maximum(0, index - half), np.minimum(len(y), index + half + 1)
     mean = (total[stop] - total[start]) / np.maximum(1, count[stop] - count[start])
     return np.where(good, mean, math.nan)
 
@@ -262,8 +262,8 @@ def _draw(series: Series, index: int, frame: _Frame, many: bool) -> list[str]:
         for x, low, high in _segments(series.x, series.low, series.high):
             if len(x) == 1:
                 x, low, high = x[[0, 0]], low[[0, 0]], high[[0, 0]]
-            there, back = frame.points(x, high), frame.points(x[::-1], low[::-1])
-            out.append(f'<polygon class="{colour} band" points="{there} {back}"/>')
+            upper, lower = frame.points(x, high), frame.points(x[::-1], low[::-1])
+            out.append(f'<polygon class="{colour} band" points="{upper} {lower}"/>')
     smooth = len(series.x) >= SMOOTH_FROM and not series.dots and _reversals(series.y) > NOISY
     lines = [(_smooth(series.y) if smooth else series.y, "")]
     if smooth and not many:
@@ -276,9 +276,9 @@ def _draw(series: Series, index: int, frame: _Frame, many: bool) -> list[str]:
                 points = frame.points(*thin(x, y))
                 out.append(f'<polyline class="{colour} {style}"{dash} points="{points}"/>')
     finite = np.flatnonzero(np.isfinite(series.y))
-    shown = finite if series.dots and len(finite) <= MAX_POINTS else finite[-1:]
-    for at in shown:
-        out.append(_dot(frame, series.x[at], series.y[at], colour, 2.6))
+    dots = finite if series.dots and len(finite) <= MAX_POINTS else finite[-1:]
+    for point in dots:
+        out.append(_dot(frame, series.x[point], series.y[point], colour, 2.6))
     return out
 
 
@@ -289,19 +289,19 @@ def _dot(frame: _Frame, x: float, y: float, colour: str, radius: float) -> str:
 
 def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
     """Columns over the whole chart that say, under the pointer, the values at an x of theirs."""
-    known = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
-    xs = np.unique(np.concatenate([s.x[good] for s, good in known])) if known else np.zeros(0)
+    finite = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
+    xs = np.unique(np.concatenate([s.x[good] for s, good in finite])) if finite else np.zeros(0)
     if not xs.size:
         return []
     if len(xs) > HOVERED:
         xs = xs[np.unique(np.linspace(0, len(xs) - 1, HOVERED).round().astype(int))]
     edges = np.concatenate([[frame.left], frame.x((xs[1:] + xs[:-1]) / 2), [WIDTH - RIGHT]])
-    values = [dict(zip(s.x[good], s.y[good], strict=True)) for s, good in known]
+    values = [dict(zip(s.x[good], s.y[good], strict=True)) for s, good in finite]
     out = []
     for x, left, right in zip(xs, edges, edges[1:], strict=False):
         lines = [f"{unit_x} {short(float(x))}"]
-        there = zip(series, values, strict=True)
-        lines += [f"{s.name} {short(float(at[x]))}" for s, at in there if x in at]
+        pairs = zip(series, values, strict=True)
+        lines += [f"{s.name} {short(float(points[x]))}" for s, points in pairs if x in points]
         title = escaped("\n".join(lines))
         out.append(
             f'<rect class="hover" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0):.1f}" '
@@ -334,8 +334,8 @@ def line_chart(
         bounds = [None if b is None else _clip(np.asarray(b, np.float64)) for b in (s.low, s.high)]
         x, y = np.asarray(s.x, np.float64), _clip(np.asarray(s.y, np.float64))
         drawn.append(dataclasses.replace(s, x=x, y=y, low=bounds[0], high=bounds[1]))
-    every = [y for s in drawn for y in (s.y, s.low, s.high) if y is not None]
-    ys = np.concatenate(every) if every else np.zeros(0)
+    curves = [y for s in drawn for y in (s.y, s.low, s.high) if y is not None]
+    ys = np.concatenate(curves) if curves else np.zeros(0)
     xs = np.concatenate([s.x for s in drawn]) if drawn else np.zeros(0)
     xs = xs[np.isfinite(xs)]
     frame = _Frame(xs, ys[np.isfinite(ys)], from_zero=from_zero)

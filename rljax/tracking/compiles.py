@@ -90,7 +90,7 @@ def _note_hit(event: str, **_details) -> None:
 def expect(programs: Iterable[tuple[str, str]]) -> None:
     """Names the large programs of a run, in their order: (name of the function, what it does)."""
     _expected.clear()
-    _expected.update((f"jit({name})", what) for name, what in programs)
+    _expected.update((f"jit({name})", purpose) for name, purpose in programs)
 
 
 # Phases of rljax.heartbeat in the words of whoever waits for them.
@@ -121,15 +121,15 @@ def doing() -> tuple[str, float]:
     phases, step, seconds = heartbeat.doing()
     words = [_WORDS.get(name, name) for name in phases[1:] or phases[:1]]
     words = [word for word in words if word != _WORDS["data"]] or words  # what it draws them for
-    now = next(iter(_now), None)  # one read: another thread writes it
-    if now is not None and now in _expected:
+    name = next(iter(_now), None)  # one read: another thread writes it
+    if name is not None and name in _expected:
         words.append(
-            f"compiling {_expected[now]} ({[*_expected].index(now) + 1} of {len(_expected)})"
+            f"compiling {_expected[name]} ({[*_expected].index(name) + 1} of {len(_expected)})"
         )
-    elif now is not None:
+    elif name is not None:
         words.append("compiling")
-    at = f"step {step}: " if phases[0] == "rest" else ""
-    return at + ", ".join(dict.fromkeys(words)), seconds
+    prefix = f"step {step}: " if phases[0] == "rest" else ""
+    return prefix + ", ".join(dict.fromkeys(words)), seconds
 
 
 class Compiled(NamedTuple):
@@ -144,7 +144,7 @@ class Compiled(NamedTuple):
 def since(start: int) -> Compiled:
     """Returns the counts of the programs after the first `start`."""
     seconds = _seconds[start:]
-    hits = sum(at >= start for at in _hits)
+    hits = sum(hit >= start for hit in _hits)
     return Compiled(len(seconds), hits, sum(seconds), max(seconds, default=0.0))
 
 
@@ -153,17 +153,17 @@ def longest(start: int, least_s: float = 1.0) -> list[tuple[str, float]]:
     more, all of one name together, the longest first."""
     total: dict[str, float] = {}
     for name, seconds in zip(_names[start:], _seconds[start:], strict=False):
-        what = _expected.get(name, name.removeprefix("jit(").removesuffix(")"))
-        total[what] = total.get(what, 0.0) + seconds
-    taken = [(what, seconds) for what, seconds in total.items() if seconds >= least_s]
-    return sorted(taken, key=lambda one: -one[1])
+        purpose = _expected.get(name, name.removeprefix("jit(").removesuffix(")"))
+        total[purpose] = total.get(purpose, 0.0) + seconds
+    long = [(purpose, seconds) for purpose, seconds in total.items() if seconds >= least_s]
+    return sorted(long, key=lambda item: -item[1])
 
 
 def missed(start: int) -> list[str]:
     """Returns the names of the programs after the first `start` that the persistent cache did
     not have."""
-    found = set(_hits)
-    return [name for i, name in enumerate(_names) if i >= start and i not in found]
+    hits = set(_hits)
+    return [name for i, name in enumerate(_names) if i >= start and i not in hits]
 
 
 def count() -> int:
@@ -174,5 +174,5 @@ def count() -> int:
 def names(since: int, *, ahead: bool = True) -> list[str]:
     """Returns the names of the programs compiled after the first `since`, with or without those
     that were compiled ahead."""
-    every = list(enumerate(_names))[since:]
-    return [name for i, name in every if ahead or i not in _ahead]
+    programs = list(enumerate(_names))[since:]
+    return [name for i, name in programs if ahead or i not in _ahead]

@@ -178,8 +178,8 @@ class Console:
     def _say_busy(self) -> None:
         while not self.closed.wait(1.0):
             if self.display is None:
-                what, seconds = self.busy()
-                if line := self.waiting.line(what, seconds, time.monotonic()):
+                activity, seconds = self.busy()
+                if line := self.waiting.line(activity, seconds, time.monotonic()):
                     self.say(line)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -267,22 +267,22 @@ class Console:
         return max(0, self.total - self.step) * (time1 - time0) / (step1 - step0)
 
     def _shares(self, values: Mapping[str, float]) -> list[tuple[str, float]]:
-        known = [(name, values.get(key, math.nan)) for key, name in TIMES]
-        known = [(name, seconds) for name, seconds in known if 0 < seconds < math.inf]
-        total = sum(seconds for _, seconds in known)
-        return [(name, seconds / total) for name, seconds in known] if total > 0 else []
+        pairs = [(name, values.get(key, math.nan)) for key, name in TIMES]
+        pairs = [(name, seconds) for name, seconds in pairs if 0 < seconds < math.inf]
+        total = sum(seconds for _, seconds in pairs)
+        return [(name, seconds / total) for name, seconds in pairs] if total > 0 else []
 
     def _plain_line(self, step: int, values: Mapping[str, float]) -> str:
         parts = [f"step {step}/{self.total}", *([self.phase] if self.phase else [])]
-        shown = [f"{name} {short(values[key])}" for key, _, name in NUMBERS if key in values]
-        others = [f"{one_line(k, 40)} {short(v)}" for k, v in list(values.items())[:6]]
-        parts += shown or others
+        numbers = [f"{name} {short(values[key])}" for key, _, name in NUMBERS if key in values]
+        fallback = [f"{one_line(k, 40)} {short(v)}" for k, v in list(values.items())[:6]]
+        parts += numbers or fallback
         shares = self._shares(values)
         if shares:
             parts.append("time " + " ".join(f"{name} {100 * part:.0f}%" for name, part in shares))
-        left = self._time_left()
-        if math.isfinite(left):
-            parts.append(f"left {duration(left)}")
+        left_s = self._time_left()
+        if math.isfinite(left_s):
+            parts.append(f"left {duration(left_s)}")
         return " | ".join(parts)
 
     def say(self, line: str) -> None:
@@ -297,13 +297,13 @@ class Console:
         with self.lock:
             latest = {key: values[-1] for key, values in self.history.items()}
             trends = {key: list(self.history[key]) for key, *_ in NUMBERS if key in self.history}
-            rows, left = list(self.rows), self._time_left()
+            rows, left_s = list(self.rows), self._time_left()
         plain, width = self.console.options.ascii_only, max(self.console.width - 4, 20)
         halves = Columns(
             [self._numbers(latest, trends, plain), self._times(latest)], padding=(0, 3)
         )
         waiting = self._waiting()
-        parts = [self._progress(math.nan if waiting else left), Text(waiting, "yellow"), halves]
+        parts = [self._progress(math.nan if waiting else left_s), Text(waiting, "yellow"), halves]
         parts += [Text(one_line(f"! {text}", width), "yellow") for text in self._latest_warnings()]
         room = (self.console.height - 22) // 2  # the completions get what the screen has left
         if rows:
@@ -314,25 +314,25 @@ class Console:
     def _latest_warnings(self) -> list[str]:
         """The last warnings, and how many more there are."""
         texts = list(self.warnings())
-        more = len(texts) - SHOWN_WARNINGS
-        first = [f"{more} earlier warnings: see the report"] if more > 0 else []
+        omitted = len(texts) - SHOWN_WARNINGS
+        first = [f"{omitted} earlier warnings: see the report"] if omitted > 0 else []
         return first + texts[-SHOWN_WARNINGS:]
 
     def _waiting(self) -> str:
         """Describes what the run does between two steps when that takes long, such as compiling."""
         if self.closed.is_set():
             return ""
-        what, seconds = self.busy() if self.busy is not None else ("", 0.0)
-        if what and seconds >= BUSY_S:
-            return f"{what}, {duration(seconds)} so far"
+        activity, seconds = self.busy() if self.busy is not None else ("", 0.0)
+        if activity and seconds >= BUSY_S:
+            return f"{activity}, {duration(seconds)} so far"
         since = time.monotonic() - (self.clock[-1][1] if self.clock else self.started)
         return f"last step {duration(since)} ago" if self.clock and since > QUIET_S else ""
 
-    def _progress(self, left: float) -> RenderableType:
+    def _progress(self, left_s: float) -> RenderableType:
         grid = Table.grid(padding=(0, 1), expand=True)
         for ratio in (None, 1, None):
             grid.add_column(ratio=ratio, no_wrap=True)
-        goes_on = "" if self.closed.is_set() else f", left {duration(left)}"
+        goes_on = "" if self.closed.is_set() else f", left {duration(left_s)}"
         grid.add_row(
             Text(f"{self.phase or 'run'} step {self.step}/{self.total}", style="bold"),
             ProgressBar(
@@ -380,12 +380,12 @@ class Console:
         for row, prompt in list(zip(rows, prompts, strict=True))[-count:]:
             reward = _number(row.get("reward"))
             status = row.get("status", "ok")
-            shown = short(reward) if status in ("ok", None) else one_line(status, 8)
+            reward_text = short(reward) if status in ("ok", None) else one_line(status, 8)
             response = one_line(row.get("response"), 4 * width // 3 - 6)  # two lines, as prompts
             if plain:
                 prompt, response = (
                     t.encode("ascii", "replace").decode() for t in (prompt, response)
                 )
             style = "green" if (reward or 0) > 0 else "red"
-            table.add_row(Text(shown, style), Text(prompt, "dim"), Text(response))
+            table.add_row(Text(reward_text, style), Text(prompt, "dim"), Text(response))
         return table

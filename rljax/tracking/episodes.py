@@ -83,11 +83,11 @@ def episode_record(
     `finish` is the name of a FinishReason in small letters, `message` says why an episode failed.
     In an episode of more than MOST_TOKENS tokens the later turns keep only their texts.
     """
-    kept, left = [], MOST_TOKENS
+    turn_records, tokens_left = [], MOST_TOKENS
     for turn in turns:
-        of_tokens = ("tokens", "pieces", "logprobs", "chosen", "versions")
-        kept.append(turn | {name: turn[name][:left] for name in of_tokens})
-        left -= min(left, len(turn["tokens"]))
+        token_fields = ("tokens", "pieces", "logprobs", "chosen", "versions")
+        turn_records.append(turn | {name: turn[name][:tokens_left] for name in token_fields})
+        tokens_left -= min(tokens_left, len(turn["tokens"]))
     return {
         "episode": int(episode),
         "group": int(group),
@@ -96,7 +96,7 @@ def episode_record(
         "finish": finish,
         "return": None if total is None else float(total),
         "message": _cut(message),
-        "turns": kept,
+        "turns": turn_records,
     }
 
 
@@ -126,5 +126,5 @@ def shown_episodes(
 def _cut(text: str) -> str:
     """The head and the tail of a text that is too long."""
     half = MOST_CHARACTERS // 2
-    left = len(text) - 2 * half
-    return text if left <= 0 else f"{text[:half]} [{left} characters cut] {text[-half:]}"
+    omitted = len(text) - 2 * half
+    return text if omitted <= 0 else f"{text[:half]} [{omitted} characters cut] {text[-half:]}"

@@ -35,15 +35,15 @@ class Meanings:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the declarations of metrics that are logged for the first time."""
-        if not (new := metrics.keys() - self.seen):
+        if not (new_names := metrics.keys() - self.seen):
             return
         declared = {**declared_metrics(), **self.own}
         roles = self.roles()
-        found = {name: find_metric(name, declared, roles) for name in sorted(new)}
-        self.known |= {name: metric for name, metric in found.items() if metric is not None}
+        metrics_found = {name: find_metric(name, declared, roles) for name in sorted(new_names)}
+        self.known |= {name: metric for name, metric in metrics_found.items() if metric is not None}
         rows = {name: encoded(_fields(metric)) for name, metric in self.known.items()}
         write_whole(self.path, json.dumps(rows, indent=1) + "\n")
-        self.seen |= new
+        self.seen |= new_names
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
         """Does nothing."""

@@ -122,9 +122,9 @@ class NotebookConsole(Console):
         with self.lock:
             latest = {key: values[-1] for key, values in self.history.items()}
             curves = {key: dict(curve) for key, curve in self.curves.items() if curve}
-            rows, notes, left = list(self.rows), list(self.notes), self._time_left()
+            rows, notes, left_s = list(self.rows), list(self.notes), self._time_left()
         seconds = duration(time.monotonic() - self.started)
-        goes_on = self._waiting() or (f"left {duration(left)}" if math.isfinite(left) else "")
+        goes_on = self._waiting() or (f"left {duration(left_s)}" if math.isfinite(left_s) else "")
         head = [f"<b>{escaped(self.phase or 'run')} step {self.step}/{self.total}</b>", seconds]
         head += [escaped(goes_on)] if goes_on and not ended else []
         numbers = [
@@ -133,22 +133,22 @@ class NotebookConsole(Console):
             if key in latest
         ]
         notes += [f"! {text}" for text in self._latest_warnings()]
-        said = "".join(f'<div class="dim">{escaped(one_line(n, 300))}</div>' for n in notes)
+        note_html = "".join(f'<div class="dim">{escaped(one_line(n, 300))}</div>' for n in notes)
         return (
             f'<style>{CSS}</style><div class="rljax"><div>{" · ".join(head)}</div>'
             f'<progress value="{min(self.step, self.total)}" max="{self.total}"></progress>'
             f'<div class="charts">{"".join(_charts(curves))}</div>'
-            f"<div>{' · '.join(numbers)}</div>{_table(rows)}{said}</div>"
+            f"<div>{' · '.join(numbers)}</div>{_table(rows)}{note_html}</div>"
         )
 
 
 def _charts(curves: Mapping[str, Mapping[int, float]]) -> list[str]:
-    drawn = [
+    figures = [
         line_chart(title, unit, [Series(title, *_axes(curves[key]), dots=len(curves[key]) < 40)])
         for key, title, unit in CHARTS
         if key in curves
     ]
-    return drawn[:MOST_CHARTS]
+    return figures[:MOST_CHARTS]
 
 
 def _axes(curve: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
@@ -159,11 +159,11 @@ def _axes(curve: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
 def _table(rows: list[Mapping]) -> str:
     if not rows:
         return ""
-    shown = [
+    picked = [
         rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int))
     ]
     lines = []
-    for row in shown:
+    for row in picked:
         status = row.get("status", "ok")
         scored = status in ("ok", None)
         cells = (

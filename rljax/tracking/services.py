@@ -109,16 +109,16 @@ class WandbTracker(_Service):
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
         self.module = require("wandb")
-        own = _Id(run_dir, "wandb")
+        stored = _Id(run_dir, "wandb")
         self.run = self.module.init(
             project=os.environ.get("WANDB_PROJECT") or project,
-            name=own.run_dir.resolve().name,
-            dir=str(own.run_dir),
+            name=stored.run_dir.resolve().name,
+            dir=str(stored.run_dir),
             config=encoded(plain(config)),
-            id=own.known or None,
-            resume="allow" if own.known else None,
+            id=stored.known or None,
+            resume="allow" if stored.known else None,
         )
-        own.keep(self.run.id)
+        stored.keep(self.run.id)
 
     def table(self, rows: Sequence[Mapping]):
         """Returns samples as a table of wandb."""
@@ -131,20 +131,24 @@ class MlflowTracker:
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, experiment: str):
         self.module = require("mlflow")
-        own = _Id(run_dir, "mlflow")
+        stored = _Id(run_dir, "mlflow")
         # Not the global "active run", which may be the user's own.
         self.client = self.module.MlflowClient()
-        if own.known:
-            self.run_id = own.known
+        if stored.known:
+            self.run_id = stored.known
             self.client.update_run(self.run_id, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
-        known = self.client.get_experiment_by_name(name)
-        experiment_id = known.experiment_id if known else self.client.create_experiment(name)
-        made = self.client.create_run(experiment_id, run_name=own.run_dir.resolve().name)
-        self.run_id = made.info.run_id
+        found_experiment = self.client.get_experiment_by_name(name)
+        experiment_id = (
+            found_experiment.experiment_id
+            if found_experiment
+            else self.client.create_experiment(name)
+        )
+        created = self.client.create_run(experiment_id, run_name=stored.run_dir.resolve().name)
+        self.run_id = created.info.run_id
         self.client.log_dict(self.run_id, encoded(plain(config)), "config.json")
-        own.keep(self.run_id)
+        stored.keep(self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of a step. Characters that MLflow does not allow in names
@@ -169,17 +173,17 @@ class SwanlabTracker(_Service):
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
         self.module = require("swanlab")
-        own = _Id(run_dir, "swanlab")
-        run_id = own.known or uuid.uuid4().hex[:21]  # as long as its own
+        stored = _Id(run_dir, "swanlab")
+        run_id = stored.known or uuid.uuid4().hex[:21]  # as long as its own
         self.run = self.module.init(
             project=os.environ.get("SWANLAB_PROJECT") or project,
-            name=own.run_dir.resolve().name,
-            log_dir=str(own.run_dir / "swanlog"),
+            name=stored.run_dir.resolve().name,
+            log_dir=str(stored.run_dir / "swanlog"),
             config=encoded(plain(config)),
             id=run_id,
             resume="allow",
         )
-        own.keep(run_id)
+        stored.keep(run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of a step that are numbers."""
@@ -196,12 +200,12 @@ class TrackioTracker(_Service):
 
     def __init__(self, run_dir: str | os.PathLike, config: Mapping, project: str):
         self.module = require("trackio")
-        own = _Id(run_dir, "trackio")
-        name = own.known or f"{own.run_dir.resolve().name}-{uuid.uuid4().hex[:8]}"
+        stored = _Id(run_dir, "trackio")
+        name = stored.known or f"{stored.run_dir.resolve().name}-{uuid.uuid4().hex[:8]}"
         self.run = self.module.init(
             project=project, name=name, config=encoded(plain(config)), resume="allow", embed=False
         )
-        own.keep(name)
+        stored.keep(name)
 
     def table(self, rows: Sequence[Mapping]):
         """Returns samples as a table of Trackio."""

@@ -52,8 +52,8 @@ class Signals:
             return
         self.interrupts += 1
         if self.interrupts > 1:  # it does not wait for the step to end
-            old = self.old[number]
-            (old if callable(old) else signal.default_int_handler)(number, frame)
+            handler = self.old[number]
+            (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
     def _acknowledge(self) -> None:
         interrupts = 0
@@ -70,9 +70,9 @@ class Signals:
                             quit_now()
                         continue
                 name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
-                again = "; Ctrl-C again quits now" if number == signal.SIGINT else ""
+                hint = "; Ctrl-C again quits now" if number == signal.SIGINT else ""
                 with contextlib.suppress(OSError, ValueError):
-                    print(f"{name}: {self.answer}{again}", file=sys.stderr, flush=True)
+                    print(f"{name}: {self.answer}{hint}", file=sys.stderr, flush=True)
 
     def __exit__(self, *_) -> None:
         if self.old:

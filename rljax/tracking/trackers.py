@@ -143,12 +143,12 @@ class _Threaded(_Guarded):
             return
         finally:
             self.ready.set()
-        what = ""
-        while what != "close":
-            what, args = self.calls.get()
+        method = ""
+        while method != "close":
+            method, args = self.calls.get()
             self.since = time.monotonic()
-            if self.on or what == "close":
-                super().call(what, *args)
+            if self.on or method == "close":
+                super().call(method, *args)
             self.since = None
         self.done.set()
 
@@ -171,10 +171,10 @@ class Tracking:
         step, rows = int(step), [plain(row) for row in rows]
         self._call("samples", step, rows)
 
-    def _call(self, what: str, *args) -> None:
+    def _call(self, method: str, *args) -> None:
         for guarded in self._guarded:
             if guarded.on:
-                guarded.call(what, *args)
+                guarded.call(method, *args)
 
     def episodes(self, step: int, rows: Sequence[Mapping]) -> None:
         """Writes records of episodes (rljax.tracking.episodes) into episodes.jsonl alone."""
@@ -272,20 +272,22 @@ def open_tracking(
     run_dir = Path(run_dir)
     jsonl = JsonlTracker(run_dir)
     resumed = jsonl.files["metrics.jsonl"].size() > 0
-    named = "console" in trackers and console is not None
-    others = [_Guarded("meanings", meanings)] if meanings is not None else []
-    others += [_Guarded("console", console)] if named else []
+    use_console = "console" in trackers and console is not None
+    guarded = [_Guarded("meanings", meanings)] if meanings is not None else []
+    guarded += [_Guarded("console", console)] if use_console else []
     for text, maker in makers.items():
         started = _Threaded(text, functools.partial(maker, run_dir, config))
         error = started.error
         if error is None:
-            others.append(started)
+            guarded.append(started)
         elif isinstance(error, InputError):
             raise error
         elif not resumed:  # the user is still watching: fail before hours go unrecorded
             network = "check login and network (WANDB_MODE=offline needs none)"
-            own = "make it a class or a function of (run_dir, config) whose result has log, samples"
-            fix = network if maker.function.__module__ == SERVICES else f"{own} and close"
+            custom_fix = (
+                "make it a class or a function of (run_dir, config) whose result has log, samples"
+            )
+            fix = network if maker.function.__module__ == SERVICES else f"{custom_fix} and close"
             raise InputError(
                 f"tracker {text!r} does not start", rule=_reason(error), fix=f"{fix}, or drop it"
             ) from None
@@ -293,4 +295,4 @@ def open_tracking(
             LOG.warning(
                 "tracker %r does not start again (%s); run goes on without", text, _reason(error)
             )
-    return Tracking(jsonl, others)
+    return Tracking(jsonl, guarded)
