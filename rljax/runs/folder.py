@@ -70,17 +70,19 @@ def make_folder(path: str | Path) -> Path:
 def removed_if_empty(folder: Path) -> Iterator[None]:
     """Removes the folder, and those above it, that an attempt that fails has made and into which it
     has written nothing."""
-    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    new_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError, ValueError):  # a folder that holds a file stays
-            for path in sorted(folder.rglob("*"), reverse=True) if made and folder.is_dir() else []:
+            for path in (
+                sorted(folder.rglob("*"), reverse=True) if new_folders and folder.is_dir() else []
+            ):
                 if path.is_dir():
                     path.rmdir()
                 elif path.is_file() and path.stat().st_size == 0:
                     path.unlink()
-            for path in made:
+            for path in new_folders:
                 path.rmdir()
         raise
 
@@ -92,12 +94,12 @@ def try_to_write(folder: Path) -> None:
         file.flush()
 
 
-def _unwritable(what: str, path: Path, error: Exception) -> InputError:
+def _unwritable(subject: str, path: Path, error: Exception) -> InputError:
     fix = "another run_dir, or free its disk and its permissions"
     reason = disk_fault(error) or str(error)
     if isinstance(error, FileExistsError):
         reason = "what has that name is no folder"
-    return InputError(f"{what} cannot be written", value=str(path), rule=reason, fix=fix)
+    return InputError(f"{subject} cannot be written", value=str(path), rule=reason, fix=fix)
 
 
 def disk_fault(error: BaseException) -> str:
@@ -122,8 +124,8 @@ def concerns(folder: Path, error: OSError) -> bool:
     """Returns whether the error is one of the disk, or of a file of the run folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO):
         return True
-    named = error.filename if isinstance(error.filename, str) else ""
-    return bool(named) and Path(named).absolute().is_relative_to(folder.absolute())
+    filename = error.filename if isinstance(error.filename, str) else ""
+    return bool(filename) and Path(filename).absolute().is_relative_to(folder.absolute())
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -236,7 +238,7 @@ def _beat(file: int, ended: threading.Event) -> None:
 
 def _taken(path: Path) -> int:
     """The descriptor of the lock file, locked and with this process as its holder."""
-    deadline, seen = time.monotonic() + DYING_S, None
+    deadline, last_beat = time.monotonic() + DYING_S, None
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
@@ -247,13 +249,13 @@ def _taken(path: Path) -> int:
                 raise held(path.parent, holder)
             beats = holder and _beats_elsewhere(file, path.parent, holder)
             beat = os.fstat(file).st_mtime_ns, holder
-            if beats and seen not in (None, beat):  # it has shown itself while we looked
+            if beats and last_beat not in (None, beat):  # it has shown itself while we looked
                 raise held(path.parent, holder)
-            if beats and seen is None:
-                seen, deadline = beat, time.monotonic() + STALE_S + DYING_S
-                who = f"process {holder['pid']} on host {holder.get('host')}"
-                what = "%s was written by %s: waiting whether it still is (%.0f s at most)"
-                LOG.warning(what, path.parent, who, STALE_S)
+            if beats and last_beat is None:
+                last_beat, deadline = beat, time.monotonic() + STALE_S + DYING_S
+                holder_name = f"process {holder['pid']} on host {holder.get('host')}"
+                text = "%s was written by %s: waiting whether it still is (%.0f s at most)"
+                LOG.warning(text, path.parent, holder_name, STALE_S)
             if not beats and free and is_open_at(file, path):
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(describe_process()).encode(), 0)
@@ -328,8 +330,8 @@ def _start_time(pid: int) -> str:
 def is_running(holder: dict) -> bool:
     """Returns whether the holder is a process that this one can see. An id may have been given
     anew, but not together with its start time."""
-    here = holder.get("boot") == _boot()
-    return here and _start_time(holder["pid"]) == holder.get("started") != ""
+    same_boot = holder.get("boot") == _boot()
+    return same_boot and _start_time(holder["pid"]) == holder.get("started") != ""
 
 
 def _beats_elsewhere(file: int, folder: Path, holder: dict) -> bool:
@@ -337,19 +339,21 @@ def _beats_elsewhere(file: int, folder: Path, holder: dict) -> bool:
     of the file system's own clock."""
     if holder.get("boot") == _boot():
         return False
-    with tempfile.TemporaryFile(dir=folder) as now:
-        return os.fstat(now.fileno()).st_mtime - os.fstat(file).st_mtime < STALE_S
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime < STALE_S
 
 
 def held(folder: str | Path, holder: dict) -> InputError:
     """Returns the error that names who holds a run folder."""
-    who = f"process {holder.get('pid', '(unknown)')} on host {holder.get('host', '(unknown)')}"
+    holder_name = (
+        f"process {holder.get('pid', '(unknown)')} on host {holder.get('host', '(unknown)')}"
+    )
     fix = "wait until it ends, end it, or choose another run_dir"
     if holder.get("boot") != _boot():
         fix += f"; if it is dead, start again {STALE_S:.0f} s after its last sign of life"
     return InputError(
         f"another run writes into {folder}",
-        value=f"{who}, since {holder.get('since', '(unknown)')}",
+        value=f"{holder_name}, since {holder.get('since', '(unknown)')}",
         rule="one run at a time has a run folder",
         fix=fix,
     )

@@ -111,9 +111,9 @@ class _JsonlFile:
     def _open(self) -> None:
         path = self.path
         self.file = open(path, "ab", buffering=0)
-        with open(path, "rb") as old:
-            old.seek(max(0, self.size() - 1))
-            if old.read() not in (b"", b"\n"):  # a kill tore the last line: nothing may join it
+        with open(path, "rb") as reader:
+            reader.seek(max(0, self.size() - 1))
+            if reader.read() not in (b"", b"\n"):  # a kill tore the last line: nothing may join it
                 self.file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, row: Mapping) -> None:
@@ -137,9 +137,9 @@ class _JsonlFile:
         if not self.lost:
             self.lost = f"{self.path} was removed or replaced while it was written"
             LOG.warning("%s: rows are missing", self.lost)
-        old = self.file
+        old_file = self.file
         self._open()
-        old.close()
+        old_file.close()
 
     def size(self) -> int:
         return os.fstat(self.file.fileno()).st_size
@@ -204,8 +204,8 @@ class JsonlTracker:
             if size > target:
                 file.file.truncate(target)
             else:  # never stretched: that would fill the hole with zero bytes
-                then = f"had {target} when the checkpoint was saved"
-                file.lost = f"{file.path} has {size} bytes, {then}"
+                expected = f"had {target} when the checkpoint was saved"
+                file.lost = f"{file.path} has {size} bytes, {expected}"
                 LOG.warning("%s: rows are missing", file.lost)
 
     def close(self) -> None:

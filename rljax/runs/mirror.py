@@ -59,13 +59,13 @@ class Mirror:
         """Puts files that have changed, and removes those that are gone. Raises OSError if a
         request fails."""
         with self.lock:
-            here = self._files()
-            gone = [name for name in self.known if name not in here and self._is_gone(name)]
-            for name in gone:
+            local = self._files()
+            removed = [name for name in self.known if name not in local and self._is_gone(name)]
+            for name in removed:
                 self.store.remove(name)
                 del self.known[name]
-            for name in sorted(here, key=lambda name: (name in _LAST, name == _LAST[-1], name)):
-                self._put(name, here[name])
+            for name in sorted(local, key=lambda name: (name in _LAST, name == _LAST[-1], name)):
+                self._put(name, local[name])
 
     def _is_gone(self, name: str) -> bool:
         top, _, below = name.partition("/")
@@ -84,18 +84,18 @@ class Mirror:
 
     def _files(self) -> dict[str, tuple]:
         """{name: size and time} of the files to keep."""
-        found = {}
-        for at, folders, names in os.walk(self.folder):
-            top = os.path.relpath(at, self.folder)
+        signatures = {}
+        for parent, folders, names in os.walk(self.folder):
+            top = os.path.relpath(parent, self.folder)
             folders[:] = [f for f in folders if f[0] != "." and (top != "." or self._keeps(f))]
             for name in names if top != "." or not self.only else []:
-                path = Path(at, name)
+                path = Path(parent, name)
                 if name[0] == "." or name.endswith(".tmp"):  # a draft
                     continue
                 with contextlib.suppress(OSError):
                     if path.is_file():  # a pipe would never end
-                        found[str(path.relative_to(self.folder))] = _signature(path)
-        return found
+                        signatures[str(path.relative_to(self.folder))] = _signature(path)
+        return signatures
 
     def _keeps(self, folder: str) -> bool:
         return folder not in _ELSEWHERE and (not self.only or folder in self.only)
@@ -123,8 +123,8 @@ class Mirror:
 
 
 def _signature(path: Path) -> tuple[int, int]:
-    facts = path.stat()
-    return facts.st_size, facts.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 # -- for whoever reads a run folder --

@@ -32,14 +32,14 @@ class StoreError(OSError):
 def is_url(path: str | os.PathLike) -> bool:
     """Returns whether a path names a folder that only fsspec can reach; file:// is a local
     folder."""
-    found = _SCHEME.match(str(path))
-    return bool(found) and found[1].lower() not in ("file", "local")
+    match = _SCHEME.match(str(path))
+    return bool(match) and match[1].lower() not in ("file", "local")
 
 
 def local_path(path: str | os.PathLike) -> Path:
     """Returns the path of a local folder, without file://."""
-    found = _SCHEME.match(str(path))
-    return Path(str(path)[found.end() :]) if found else Path(path)
+    match = _SCHEME.match(str(path))
+    return Path(str(path)[match.end() :]) if match else Path(path)
 
 
 def is_folder(path: str | os.PathLike) -> bool:
@@ -78,21 +78,21 @@ class Store:
     def put(self, name: str, data: bytes) -> None:
         """Writes a whole file, and checks that all of it has arrived."""
 
-        def once() -> None:
+        def write() -> None:
             self.files.pipe_file(self._path(name), data)
             self._check_size(name, len(data))
 
-        self._tried("written", name, once)
+        self._tried("written", name, write)
 
     def put_file(self, path: Path, name: str) -> None:
         """Writes a copy of a local file, which may be large."""
 
-        def once() -> None:
+        def write() -> None:
             size = path.stat().st_size
             self.files.put_file(str(path), self._path(name))
             self._check_size(name, size)
 
-        self._tried("written", name, once)
+        self._tried("written", name, write)
 
     def get_file(self, name: str, path: Path) -> None:
         """Writes a local copy of a file."""
@@ -101,18 +101,18 @@ class Store:
 
     def _check_size(self, name: str, size: int) -> None:
         self.files.invalidate_cache()
-        there = self.files.info(self._path(name))["size"]
-        if there != size:
-            raise StoreError(f"{there} of {size} bytes have arrived")
+        stored = self.files.info(self._path(name))["size"]
+        if stored != size:
+            raise StoreError(f"{stored} of {size} bytes have arrived")
 
     def sizes(self, folder: str = "", *, below: bool = True) -> dict[str, int]:
         """Returns {name: bytes} of the files of a folder, and of those `below` it; names are
         relative to the folder."""
         sizes = {}
-        for facts in self._inside(folder):
-            name = facts["name"].rstrip("/").rpartition("/")[2]
-            if facts["type"] == "file":
-                sizes[name] = int(facts["size"] or 0)
+        for entry in self._inside(folder):
+            name = entry["name"].rstrip("/").rpartition("/")[2]
+            if entry["type"] == "file":
+                sizes[name] = int(entry["size"] or 0)
             elif below:
                 inner = self.sizes(f"{folder}/{name}".strip("/"))
                 sizes |= {f"{name}/{file}": size for file, size in inner.items()}
@@ -121,73 +121,73 @@ class Store:
     def folders(self, folder: str = "") -> list[str]:
         """Returns the names of the folders in a folder, sorted."""
 
-        found = (facts for facts in self._inside(folder) if facts["type"] != "file")
-        return sorted(facts["name"].rstrip("/").rpartition("/")[2] for facts in found)
+        folders = (entry for entry in self._inside(folder) if entry["type"] != "file")
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in folders)
 
     def _inside(self, folder: str) -> list[dict]:
         """Lists fsspec's entries of the files and folders in a folder. By `ls`: its `find` and
         `walk` take a folder that could not be listed for an empty one."""
         top = self._path(folder)
 
-        def once() -> list:
+        def list_folder() -> list:
             self.files.invalidate_cache()
             try:
                 return self.files.ls(top, detail=True)
             except FileNotFoundError:
                 return []
 
-        found = self._tried("listed", folder, once)
+        entries = self._tried("listed", folder, list_folder)
         # Some services keep an empty file under the name of a folder itself.
         return [
-            facts
-            for facts in found
-            if facts["name"].strip("/") != top.strip("/")
-            and (facts["type"] != "file" or facts["name"][-1] != "/")
+            entry
+            for entry in entries
+            if entry["name"].strip("/") != top.strip("/")
+            and (entry["type"] != "file" or entry["name"][-1] != "/")
         ]
 
     def exists(self, name: str) -> bool:
         """Returns whether there is a file of that name. It does not call fsspec's `isfile`, which
         takes every failure of the request for no file."""
 
-        def once() -> bool:
+        def look_up() -> bool:
             self.files.invalidate_cache()
             try:
                 return self.files.info(self._path(name))["type"] == "file"
             except _NO_FILE:
                 return False
 
-        return self._tried("looked at", name, once)
+        return self._tried("looked at", name, look_up)
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
 
-        def once() -> None:
+        def remove_file() -> None:
             with contextlib.suppress(FileNotFoundError):
                 self.files.rm_file(self._path(name))
 
-        self._tried("removed", name, once)
+        self._tried("removed", name, remove_file)
 
     def remove_folder(self, folder: str) -> None:
         """Removes all files below a folder."""
 
-        def once() -> None:
+        def remove_files() -> None:
             self.files.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
                 self.files.rm(self._path(folder), recursive=True)
 
-        self._tried("removed", folder, once)
+        self._tried("removed", folder, remove_files)
 
-    def _tried(self, what: str, name: str, action: Callable):
+    def _tried(self, action_name: str, name: str, action: Callable):
         """The result of a request, which is tried again while it may help."""
         for pause in (*PAUSES_S, None):
             try:
                 return action()
             except _FINAL as error:
-                raise type(error)(f"{self.at(name)} could not be {what}: {error}") from None
+                raise type(error)(f"{self.at(name)} could not be {action_name}: {error}") from None
             except Exception as error:  # of whichever library reaches the service
                 if pause is None or not _may_help(error):
                     reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-                    text = f"{self.at(name)} could not be {what}: {reason}"
+                    text = f"{self.at(name)} could not be {action_name}: {reason}"
                     raise StoreError(text) from error
             time.sleep(pause)
 
@@ -195,9 +195,9 @@ class Store:
 def _may_help(error: Exception) -> bool:
     """Returns whether another try can mend an error: not one of missing rights, whatever its
     class."""
-    said = f"{type(error).__name__} {error}".lower()
+    message = f"{type(error).__name__} {error}".lower()
     hopeless = ("forbidden", "credential", "access denied", "unauthorized", "anonymous caller")
-    return not any(word in said for word in hopeless)
+    return not any(word in message for word in hopeless)
 
 
 def _opened(url: str):
@@ -217,9 +217,11 @@ def _opened(url: str):
             fix=install,
         ) from None
     except Exception as error:
-        known = scheme in fsspec.available_protocols()
+        scheme_known = scheme in fsspec.available_protocols()
         raise InputError(
-            "the URL cannot be used" if known else f"no file system is known for {scheme}://",
+            "the URL cannot be used"
+            if scheme_known
+            else f"no file system is known for {scheme}://",
             value=url,
             rule=f"{type(error).__name__}: {error}"[:300],
             fix="gs://, s3://, or a file system of fsspec",

@@ -66,22 +66,25 @@ class StoreLock:
 
     def _wait_for_the_dead(self) -> None:
         holder, deadline = self._holder(), time.monotonic() + STALE_S
-        told = False
+        logged = False
         while holder and not _is_dead(holder):
             if is_running(holder):
                 raise held(self.store.url, holder)
-            if not told:
-                who = f"process {holder['pid']} on host {holder.get('host')}"
-                what = "%s was written by %s: waiting whether it still is (%.0f s at most)"
-                LOG.warning(what, self.store.url, who, STALE_S)
-                told = True
+            if not logged:
+                holder_name = f"process {holder['pid']} on host {holder.get('host')}"
+                text = "%s was written by %s: waiting whether it still is (%.0f s at most)"
+                LOG.warning(text, self.store.url, holder_name, STALE_S)
+                logged = True
             if time.monotonic() > deadline:
                 return
             time.sleep(LOOK_S)
-            now = self._holder()
-            if now and (now.get("id"), now.get("beat")) != (holder.get("id"), holder.get("beat")):
-                raise held(self.store.url, now)
-            holder = now
+            current = self._holder()
+            if current and (current.get("id"), current.get("beat")) != (
+                holder.get("id"),
+                holder.get("beat"),
+            ):
+                raise held(self.store.url, current)
+            holder = current
 
     def _beat(self) -> None:
         self.beats += 1
