@@ -75,13 +75,13 @@ def no_device(error: BaseException) -> InputError | None:
     """Returns the error of a JAX that does not accept a variable or has found no device; None for
     any other exception."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    said = (str(error) or type(error).__name__).splitlines()[0][:300]
+    message = (str(error) or type(error).__name__).splitlines()[0][:300]
     if any(file.endswith(_DEVICES) for file in files):
         for finding in jax_ends(os.environ):
             return InputError(finding.what, fix=finding.fix)
-        return InputError(f"JAX finds no device: {said}", fix=NO_DEVICE)
+        return InputError(f"JAX finds no device: {message}", fix=NO_DEVICE)
     if files[-1].endswith(_VARIABLES) and any(name.startswith("JAX_") for name in os.environ):
-        return InputError(f"JAX does not start: {said}", fix=how_to_start(os.environ, said))
+        return InputError(f"JAX does not start: {message}", fix=how_to_start(os.environ, message))
     return None
 
 
@@ -92,7 +92,7 @@ def how_to_start(env: Mapping[str, str], error: str) -> str:
     if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
         return f"unset {' '.join(names)}; the one that the error is about is enough"
     packages = " ".join(
-        f"{name}=={have}" if (have := version_of(name)) else name
+        f"{name}=={version}" if (version := version_of(name)) else name
         for name in ("jax", "jaxlib", "numpy")
     )
     return f"pip install --force-reinstall {packages}, for this Python"

@@ -33,8 +33,8 @@ _PLUGINS = (  # (names of a platform, modules that serve it, files that show dev
 
 def _platforms(env: Variables) -> list[str]:
     """The platforms that JAX_PLATFORMS names, or its older spelling JAX_PLATFORM_NAME."""
-    listed = env.get("JAX_PLATFORMS") or env.get("JAX_PLATFORM_NAME") or ""
-    return [part for part in listed.split(",") if part]
+    text = env.get("JAX_PLATFORMS") or env.get("JAX_PLATFORM_NAME") or ""
+    return [part for part in text.split(",") if part]
 
 
 def _without_plugin(env: Variables) -> Iterator[tuple]:
@@ -48,8 +48,8 @@ def jax_ends(env: Variables) -> Iterator[Finding]:
     """Yields findings of variables that make JAX end, whatever the machine has."""
     for names, _, (_, lack, install) in _without_plugin(env):
         for name in [name for name in _platforms(env) if name in names][:1]:
-            what = f"JAX_PLATFORMS={name}, but {lack}"
-            yield broken("platform_not_installed", what, f"{install}, or unset JAX_PLATFORMS")
+            problem = f"JAX_PLATFORMS={name}, but {lack}"
+            yield broken("platform_not_installed", problem, f"{install}, or unset JAX_PLATFORMS")
     flags = env.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("--") and not os.path.isfile(flags):
         yield broken(
@@ -73,15 +73,15 @@ def _proxy_for_loopback(env: Variables) -> Iterator[Finding]:
     names = [f"{kind}_proxy" for kind in ("http", "https", "all", "grpc")]
     proxies = [name for low in names for name in (low, low.upper()) if env.get(name)]
     excepted = {"no": env.get("no_proxy") or env.get("NO_PROXY") or ""}
-    near = [
+    local = [
         host
         for host in ("localhost", "127.0.0.1")
         if not urllib.request.proxy_bypass_environment(host, excepted)
     ]
-    if proxies and near:
+    if proxies and local:
         yield broken(
             "proxy_for_loopback",
-            f"{proxies[0]} is used for {' and '.join(near)}, too: judges, tools and hosts on this "
+            f"{proxies[0]} is used for {' and '.join(local)}, too: judges, tools and hosts on this "
             "machine are not reached",
             "export no_proxy=localhost,127.0.0.1,::1",
         )
@@ -91,9 +91,9 @@ def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
     """Yields findings of variables, of the cache of compiled programs, and of the room on
     the disk."""
     yield from jax_ends(env)
-    for _, devices, (shown, lack, install) in () if _platforms(env) else _without_plugin(env):
+    for _, devices, (device, lack, install) in () if _platforms(env) else _without_plugin(env):
         if any(map(glob.glob, devices)):
-            yield broken("device_not_used", f"this machine has {shown}, but {lack}", install)
+            yield broken("device_not_used", f"this machine has {device}, but {lack}", install)
     yield from _proxy_for_loopback(env)
     cache = Path(Config().compilation_cache).expanduser()
     if reason := why_not_written(cache):
@@ -105,15 +105,15 @@ def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
     folders = {"the run folder": run or "runs", "the home folder": "~"}
     if hub := env.get("HF_HOME"):
         folders["HF_HOME"] = hub
-    for what, folder in folders.items():
+    for purpose, folder in folders.items():
         path = Path(folder).expanduser().absolute()
-        there = next(filter(Path.is_dir, (path, *path.parents)))
-        free = shutil.disk_usage(there).free
+        parent = next(filter(Path.is_dir, (path, *path.parents)))
+        free = shutil.disk_usage(parent).free
         if free < disk_gb * 10**9:
             yield broken(
                 "disk_full",
-                f"{human_bytes(free)} are free for {what} ({there}), less than {disk_gb:g} GB",
+                f"{human_bytes(free)} are free for {purpose} ({parent}), less than {disk_gb:g} GB",
                 "free the disk, or use another one (run_dir, HF_HOME, compilation_cache)",
             )
         else:
-            yield fine("disk", f"{human_bytes(free)} free for {what}")
+            yield fine("disk", f"{human_bytes(free)} free for {purpose}")

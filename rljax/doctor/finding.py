@@ -36,9 +36,9 @@ def fine(name: str, what: str) -> Finding:
 def why_not_written(folder: Path) -> str:
     """Returns why no file can be written into a folder, or into the folder above that would hold
     it; "" if it can. Nothing is left behind."""
-    there = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    existing = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     try:
-        try_to_write(there)
+        try_to_write(existing)
     except OSError as error:
-        return f"{there}: {error.strerror or error}"
+        return f"{existing}: {error.strerror or error}"
     return ""

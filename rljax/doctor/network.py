@@ -44,7 +44,9 @@ def hosts_network(
         return
     name, _, port = cluster.coordinator.rpartition(":")
     try:
-        own = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)[0][4][0]
+        own_address = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)[0][
+            4
+        ][0]
     except (OSError, ValueError) as error:  # ValueError: a name that no server can be asked for
         yield broken(
             "host_unknown",
@@ -53,67 +55,67 @@ def hosts_network(
         )
         return
     try:
-        said = meet(cluster, timeout_s)
+        met = meet(cluster, timeout_s)
     except InputError as error:
         return (yield _problem("hosts_do_not_meet", error))
-    addresses = [own, *(line.rpartition(" ")[2] for line in said[1:])]
+    addresses = [own_address, *(line.rpartition(" ")[2] for line in met[1:])]
     yield fine("hosts", f"all {cluster.hosts} have come: {', '.join(addresses)}")
-    for each in dict.fromkeys((int(port), *ports)):
-        yield from _both_ways(each, addresses, cluster.host, timeout_s)
+    for checked_port in dict.fromkeys((int(port), *ports)):
+        yield from _both_ways(checked_port, addresses, cluster.host, timeout_s)
 
 
 def _problem(name: str, error: InputError) -> Finding:
-    what, fix = error.parts
-    return broken(name, what, fix or "start the same command on every host")
+    problem, fix = error.parts
+    return broken(name, problem, fix or "start the same command on every host")
 
 
 def _both_ways(
-    port: int, addresses: Sequence[str], here: int, timeout_s: float
+    port: int, addresses: Sequence[str], host: int, timeout_s: float
 ) -> Iterator[Finding]:
     # Hosts that share a machine each have a port of their own, one above the other.
-    at = [port + addresses[:k].count(addresses[k]) for k in range(len(addresses))]
-    others = {k for k in range(len(addresses)) if k != here}
+    ports = [port + addresses[:k].count(addresses[k]) for k in range(len(addresses))]
+    others = {k for k in range(len(addresses)) if k != host}
     try:
-        server = socket.create_server(("", at[here]))
+        server = socket.create_server(("", ports[host]))
     except OSError as error:
         yield broken(
             "port_taken",
-            f"port {at[here]} of this host cannot be listened at: {error.strerror}",
-            f"end the process that has it (ss -ltnp 'sport = :{at[here]}'), or use another port",
+            f"port {ports[host]} of this host cannot be listened at: {error.strerror}",
+            f"end the process that has it (ss -ltnp 'sport = :{ports[host]}'), or use another port",
         )
         return
     callers: set[int] = set()
     problems = dict.fromkeys(others, "")
     deadline = time.monotonic() + timeout_s
-    threading.Thread(target=_answer, args=(server, callers, here, others), daemon=True).start()
+    threading.Thread(target=_answer, args=(server, callers, host, others), daemon=True).start()
     while time.monotonic() < deadline and (problems or callers < others):
         for k in list(problems):
             try:
-                _call(addresses[k], at[k], here)
+                _call(addresses[k], ports[k], host)
                 del problems[k]
             except (OSError, ValueError) as error:
                 problems[k] = str(error) or type(error).__name__
         time.sleep(0.1)
     server.close()
     for k, reason in problems.items():
-        what = f"host {k} is not reached at {addresses[k]}:{at[k]}: {reason}"
-        yield broken("host_unreachable", what, _OPEN)
+        problem = f"host {k} is not reached at {addresses[k]}:{ports[k]}: {reason}"
+        yield broken("host_unreachable", problem, _OPEN)
     for k in sorted(others - callers):
-        what = f"host {k} ({addresses[k]}) has not called port {at[here]} of this host"
-        yield broken("host_does_not_reach_us", f"{what} within {timeout_s:g} s", _OPEN)
+        problem = f"host {k} ({addresses[k]}) has not called port {ports[host]} of this host"
+        yield broken("host_does_not_reach_us", f"{problem} within {timeout_s:g} s", _OPEN)
     if not problems and callers == others:
         yield fine("port", f"{port}: reached and called by all other hosts")
 
 
-def _call(address: str, port: int, here: int) -> None:
+def _call(address: str, port: int, host: int) -> None:
     """Says to a host that this one reaches it, and waits for its answer."""
-    with socket.create_connection((address, port), timeout=_CALL_S) as other:
-        other.sendall(json.dumps({"rljax": here}).encode() + b"\n")
-        if type(_number(other)) is not int:
+    with socket.create_connection((address, port), timeout=_CALL_S) as connection:
+        connection.sendall(json.dumps({"rljax": host}).encode() + b"\n")
+        if type(_number(connection)) is not int:
             raise ValueError("something else answers there")
 
 
-def _answer(server: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
+def _answer(server: socket.socket, callers: set[int], host: int, others: set[int]) -> None:
     """Notes which of the others call, and answers them, until the server is closed."""
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
@@ -121,21 +123,21 @@ def _answer(server: socket.socket, callers: set[int], here: int, others: set[int
                 caller, _ = server.accept()
             except OSError:
                 return
-            pool.submit(_hear, caller, callers, here, others)
+            pool.submit(_hear, caller, callers, host, others)
 
 
-def _hear(caller: socket.socket, callers: set[int], here: int, others: set[int]) -> None:
+def _hear(caller: socket.socket, callers: set[int], host: int, others: set[int]) -> None:
     """Answers one caller; whoever is none of the others is passed over."""
     with caller, contextlib.suppress(OSError, ValueError):
         number = _number(caller)
         if type(number) is int and number in others:
-            caller.sendall(json.dumps({"rljax": here}).encode() + b"\n")
+            caller.sendall(json.dumps({"rljax": host}).encode() + b"\n")
             callers.add(number)
 
 
-def _number(other: socket.socket):
+def _number(connection: socket.socket):
     """The number that a host gives as its own; anything where it is none of ours."""
     from rljax.hosts.rendezvous import lines
 
-    line = next(lines(other, _LONGEST, time.monotonic() + _CALL_S), b"null")
+    line = next(lines(connection, _LONGEST, time.monotonic() + _CALL_S), b"null")
     return json_object(line.decode(), "a caller's word").get("rljax")

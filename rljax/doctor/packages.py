@@ -29,29 +29,31 @@ def packages(env: Mapping[str, str]) -> Iterator[Finding]:
     version of jaxlib, files that hide a library, and another project's rljax."""
     yield fine("python", f"{platform.python_version()}, {sys.executable}")
     yield fine("rljax", f"{rljax.__version__} of {Path(rljax.__file__).resolve().parent}")
-    listed = [f"{name} {have}" for name in SHOWN if (have := version_of(name))]
-    yield fine("versions", ", ".join(listed))
+    versions = [f"{name} {version}" for name in SHOWN if (version := version_of(name))]
+    yield fine("versions", ", ".join(versions))
     yield from unmet_requirements()
     jaxlib = version_of("jaxlib")
     for kind, part in itertools.product(("cuda12", "cuda13", "rocm7"), ("plugin", "pjrt")):
         name = f"jax-{kind}-{part}"
-        if jaxlib and (have := version_of(name)) and have != jaxlib:
+        if jaxlib and (version := version_of(name)) and version != jaxlib:
             yield broken(
                 "plugin_of_another_version",
-                f"{name} {have} and jaxlib {jaxlib}: JAX leaves the GPUs unused",
+                f"{name} {version} and jaxlib {jaxlib}: JAX leaves the GPUs unused",
                 f"pip install -U 'jax[{kind}]'",
             )
     for file, name in hidden_libraries(env):
         yield broken("library_hidden", f"{file} hides the library {name!r}", "rename that file")
     with contextlib.suppress(PackageNotFoundError):
-        other = distribution("rljax")  # of another project, which writes into the same folder
-        if "rljax.command:main" not in {script.value for script in other.entry_points}:
+        dist = distribution("rljax")  # of another project, which writes into the same folder
+        if "rljax.command:main" not in {script.value for script in dist.entry_points}:
             # as ours had, before it was renamed
-            ours = f"{DISTRIBUTION} {have}" if (have := version_of(DISTRIBUTION)) else "this one"
+            ours = (
+                f"{DISTRIBUTION} {version}" if (version := version_of(DISTRIBUTION)) else "this one"
+            )
             yield broken(
                 "rljax_of_another_project",
-                f"the distribution rljax {other.version} in "
-                f"{other.locate_file('')} is not {ours}: on the public index that name is another "
+                f"the distribution rljax {dist.version} in "
+                f"{dist.locate_file('')} is not {ours}: on the public index that name is another "
                 "project's, and both install a package that is imported as rljax",
                 f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they "
                 "share files",
@@ -70,22 +72,22 @@ def unmet_requirements() -> Iterator[Finding]:
     up by its own name, in milliseconds."""
     from packaging.requirements import Requirement
 
-    for needed in map(Requirement, _required_by_us()):
-        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+    for requirement in map(Requirement, _required_by_us()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue  # of an extra, or of another system
-        name = re.sub(r"[-_.]+", "-", needed.name).lower()
-        have = version_of(name)
-        if not have:
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        version = version_of(name)
+        if not version:
             yield broken(
                 "package_missing",
                 f"{name} is not installed, and rljax needs it",
-                f"pip install '{needed}'",
+                f"pip install '{requirement}'",
             )
-        elif not needed.specifier.contains(have, prereleases=True):
+        elif not requirement.specifier.contains(version, prereleases=True):
             yield broken(
                 "package_too_old",
-                f"{name} {have} is installed, and rljax needs {needed.specifier}",
-                f"pip install -U '{needed}'",
+                f"{name} {version} is installed, and rljax needs {requirement.specifier}",
+                f"pip install -U '{requirement}'",
             )
 
 

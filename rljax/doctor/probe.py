@@ -27,8 +27,8 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
             env={**env, "PYTHONPATH": path},
         )
         code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        code, out, err = None, (late.stdout or b"").decode(errors="replace"), ""
+    except subprocess.TimeoutExpired as expired:
+        code, out, err = None, (expired.stdout or b"").decode(errors="replace"), ""
     yield from (Finding(**json.loads(x)) for x in out.splitlines() if x.startswith('{"name"'))
     if code is None:
         yield broken(
@@ -41,11 +41,11 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
     elif code and (refused := refused_xla_flag(err)):
         yield refused
     elif code:
-        said = err.strip().rpartition("\n")[2].strip()[:300]
+        message = err.strip().rpartition("\n")[2].strip()[:300]
         yield broken(
             "jax_does_not_start",
-            f"JAX does not start: {said or f'exit code {code}'}",
-            how_to_start(env, said),
+            f"JAX does not start: {message or f'exit code {code}'}",
+            how_to_start(env, message),
         )
 
 
@@ -61,8 +61,8 @@ def _devices(jax) -> Iterator[Finding]:
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:  # the latter of CUDA's plugin without a GPU
-        said = str(error)[:300] or type(error).__name__
-        return (yield broken("no_device", f"JAX finds no device: {said}", NO_DEVICE))
+        message = str(error)[:300] or type(error).__name__
+        return (yield broken("no_device", f"JAX finds no device: {message}", NO_DEVICE))
     yield fine("devices", f"{len(devices)} x {devices[0].device_kind}")
     for device in devices:
         stats = device.memory_stats() or {}
@@ -77,8 +77,8 @@ def _sandbox() -> Iterator[Finding]:
     try:
         tier = sandbox_tier()
     except InputError as error:
-        what, fix = error.parts
-        yield broken("sandbox_missing", what, fix)
+        problem, fix = error.parts
+        yield broken("sandbox_missing", problem, fix)
         return
     if tier in LEFT_OPEN:
         yield warning(

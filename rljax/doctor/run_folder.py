@@ -74,24 +74,24 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
             "nothing: the run removes it as it goes on",
         )
     saved = Checkpoints(folder)
-    whole = []
+    undamaged = []
     for step in sorted(saved.steps()):
         if problem := saved.damage(step):
-            then = f"goes on from step {whole[-1]}" if whole else "begins anew"
+            outcome = f"goes on from step {undamaged[-1]}" if undamaged else "begins anew"
             yield broken(
                 "checkpoint_torn",
                 f"the checkpoint of step {step} is damaged: {problem}",
-                f"restore a copy, or rm -r {saved.path(step)}: without it the run {then}",
+                f"restore a copy, or rm -r {saved.path(step)}: without it the run {outcome}",
             )
         else:
-            whole.append(step)
-    if not whole:
+            undamaged.append(step)
+    if not undamaged:
         return
-    yield fine("checkpoints", f"whole: {', '.join(map(str, whole))}")
-    kept = saved.read_state(whole[-1]).get("fingerprints")
-    if config is not None and isinstance(kept, dict):
+    yield fine("checkpoints", f"whole: {', '.join(map(str, undamaged))}")
+    recorded = saved.read_state(undamaged[-1]).get("fingerprints")
+    if config is not None and isinstance(recorded, dict):
         try:
-            check_fingerprints(kept, {**kept, **fingerprints(config)}, ())
+            check_fingerprints(recorded, {**recorded, **fingerprints(config)}, ())
         except InputError as error:
-            what, fix = error.parts
-            yield broken("checkpoint_of_other_settings", what, fix)
+            difference, fix = error.parts
+            yield broken("checkpoint_of_other_settings", difference, fix)
