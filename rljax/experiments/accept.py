@@ -49,10 +49,10 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
     stages = []
 
     def run(name: str, folder: str, count: int, kill: bool = False) -> Start:
-        each = devices * hosts // count  # the same devices in all
+        per_host = devices * hosts // count  # the same devices in all
         command = [sys.executable, "-m", "rljax", "pod", "local", f"--hosts={count}"]
         words = (*TRAIN, f"--config.run_dir={out / folder}")
-        command += [f"--devices={each}", "--", *words]
+        command += [f"--devices={per_host}", "--", *words]
         print(f"accept: {name}, {count} hosts", flush=True)
         begin = time.monotonic()
         process = subprocess.Popen(command)
@@ -69,16 +69,16 @@ def accept_here(hosts: int, devices: int, out: Path) -> dict:
         stages.append(Start(name, count, code, seconds, weights(out / folder)))
         return stages[-1]
 
-    whole = run("whole", "whole", hosts)
+    uninterrupted = run("whole", "whole", hosts)
     killed = run("killed", "killed", hosts, kill=True)
     resumed = run("resumed", "killed", hosts)
     run("killed", "halved", hosts, kill=True)
     halved = run("resumed by half of the hosts", "halved", hosts // 2)
     checks = {
-        "the whole run finished": whole.exit_code == 0,
+        "the whole run finished": uninterrupted.exit_code == 0,
         "all hosts ended after the kill": killed.exit_code != 0 and killed.seconds < END_S,
         "the resumed run finished": resumed.exit_code == 0,
-        "with the same weights": resumed.policy == whole.policy != "",
+        "with the same weights": resumed.policy == uninterrupted.policy != "",
         "half of the hosts finished it": halved.exit_code == 0 and halved.policy != "",
     }
     return _written(stages, checks, out, f"{hosts} processes with {devices} devices")
@@ -123,11 +123,14 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
         stages.append(Start(name, cloud.pod.hosts, code, seconds, " ".join(digests)))
         return stages[-1]
 
-    whole, again = run("whole", "whole"), run("killed and started again", "killed", kill=True)
+    uninterrupted, restarted = (
+        run("whole", "whole"),
+        run("killed and started again", "killed", kill=True),
+    )
     checks = {
-        "the whole run finished": whole.exit_code == 0,
-        "the run that was killed finished": again.exit_code == 0,
-        "with the same weights": again.policy == whole.policy != "",
+        "the whole run finished": uninterrupted.exit_code == 0,
+        "the run that was killed finished": restarted.exit_code == 0,
+        "with the same weights": restarted.policy == uninterrupted.policy != "",
     }
     return _written(stages, checks, Path("runs/accept"), f"{cloud.name}: {cloud.pod}")
 
@@ -166,13 +169,13 @@ def _child(parent: int, host: str) -> int:
     )
 
 
-def _written(stages: list[Start], checks: dict[str, bool], out: Path, what: str) -> dict:
+def _written(stages: list[Start], checks: dict[str, bool], out: Path, description: str) -> dict:
     versions = {"python": platform.python_version(), "rljax": rljax.__version__}
     for name in ("jax", "jaxlib", "libtpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     manifest = {
-        "what": what,
+        "what": description,
         "versions": versions,
         "command": " ".join(TRAIN),
         "stages": [dataclasses.asdict(stage) for stage in stages],

@@ -25,13 +25,13 @@ def capabilities(dataflow: str) -> dict[str, bool]:
     kind = declared.data
     dense = kind in ("rollouts", "stepwise")
     dense |= kind == "trajectories" and declared.token_rewards is True
-    has = (
+    flags = (
         "reward_model" not in roles and kind != "rollouts",
         kind not in SAMPLED,
         kind in (*SAMPLED, "unpaired", "trajectories", "stepwise"),
         dense,
     )
-    return dict(zip(PROPERTIES, has, strict=True))
+    return dict(zip(PROPERTIES, flags, strict=True))
 
 
 def capability_table(dataflows: dict[str, str]) -> list[dict]:

@@ -185,15 +185,23 @@ def _require_base(config: Config) -> None:
 def _method_config(base: Config, method: Method, options: ComparisonOptions) -> Config:
     """Trains from the base policy on the method's file, in the method's folder."""
     folder = Path(base.run_dir).parent / method.folder
-    made = copy.deepcopy(base)
-    made.sft.steps, made.steps, made.run_dir = 0, options.steps, str(folder)
-    made.model = _base_policy(base)
-    made.tokenizer = "" if _trains(base) else base.tokenizer
-    made.data.train, made.data.test = str(folder / "data.jsonl"), ""
-    made.data.test_fraction = 0.0  # its rows are of prompts that are not held out
-    made.data.sources = ()
-    made.evaluate.prompts_from, made.evaluate.every_steps, made.evaluate.patience = "", 0, 0
-    return with_overrides(made, method.fields, f"method {method.name!r}")
+    method_config = copy.deepcopy(base)
+    method_config.sft.steps, method_config.steps, method_config.run_dir = (
+        0,
+        options.steps,
+        str(folder),
+    )
+    method_config.model = _base_policy(base)
+    method_config.tokenizer = "" if _trains(base) else base.tokenizer
+    method_config.data.train, method_config.data.test = str(folder / "data.jsonl"), ""
+    method_config.data.test_fraction = 0.0  # its rows are of prompts that are not held out
+    method_config.data.sources = ()
+    (
+        method_config.evaluate.prompts_from,
+        method_config.evaluate.every_steps,
+        method_config.evaluate.patience,
+    ) = "", 0, 0
+    return with_overrides(method_config, method.fields, f"method {method.name!r}")
 
 
 def _require_same(path: Path, settings: dict) -> dict | None:
@@ -248,8 +256,8 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
         else:
             saved = dataclasses.replace(load_policy(config.model), config=config)
         data = config.data.train
-        given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
-        prompts, _ = saved.encode(given[: options.prompts])
+        records = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
+        prompts, _ = saved.encode(records[: options.prompts])
         policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "file")
         with contextlib.closing(saved.player(reward_text(config))) as player:
             draw, rates = stream(key, "samples"), stream(key, "pass rates")
@@ -289,19 +297,19 @@ def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> d
     prompts, _ = saved.encode(
         records[: options.test_prompts], max_tokens=config.data.max_prompt_tokens
     )
-    own = dataclasses.replace(saved.config, sampler=config.sampler, reward=config.reward)
-    saved = dataclasses.replace(saved, config=own)
+    merged = dataclasses.replace(saved.config, sampler=config.sampler, reward=config.reward)
+    saved = dataclasses.replace(saved, config=merged)
     policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "measure")
     out = {}
     with contextlib.closing(saved.player(evaluation_text(config))) as player:
-        for name, one, n in (
+        for name, variant, n in (
             ("greedy", policy.greedy(), 1),
             ("sampled", policy, options.test_samples),
         ):
-            scores = score_table(sample_all(one, prompts, n, player, key=key), n)
+            scores = score_table(sample_all(variant, prompts, n, player, key=key), n)
             right = correct(scores, config.evaluate.correct_at)
-            known = np.sum(~np.isnan(right), axis=1)
-            means = np.where(known > 0, np.nansum(right, axis=1) / np.maximum(known, 1), np.nan)
+            counts = np.sum(~np.isnan(right), axis=1)
+            means = np.where(counts > 0, np.nansum(right, axis=1) / np.maximum(counts, 1), np.nan)
             out[name] = [None if np.isnan(x) else float(x) for x in means]
     return out
 
@@ -321,8 +329,8 @@ def _run_cell(
         return finished
     name, count, wall_s, policy = BASE, 0, base_s, _base_policy(base)
     if method is not None:
-        read = ROWS[method.rows](rows(), config.evaluate.correct_at)
-        name, count = method.name, write_rows(folder / "data.jsonl", read)["rows"]
+        method_rows = ROWS[method.rows](rows(), config.evaluate.correct_at)
+        name, count = method.name, write_rows(folder / "data.jsonl", method_rows)["rows"]
         if not count:
             raise InputError(
                 f"method {name!r} has nothing to learn from",
@@ -347,10 +355,15 @@ def require_comparable(
     _require_base(config)
     _held_out(config)
     for method in methods:
-        made = _method_config(_base_config(config, options, options.seeds[0]), method, options)
-        made.model, made.tokenizer = config.model, config.tokenizer  # the base is not there yet
-        made.data.train = config.data.train
-        validate(made)
+        method_config = _method_config(
+            _base_config(config, options, options.seeds[0]), method, options
+        )
+        method_config.model, method_config.tokenizer = (
+            config.model,
+            config.tokenizer,
+        )  # the base is not there yet
+        method_config.data.train = config.data.train
+        validate(method_config)
 
 
 def compare(
@@ -411,9 +424,9 @@ def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dic
     means = np.empty(resamples)
     for i in range(resamples):
         # The same prompts for every seed: they are the same prompts.
-        drawn = values[rng.integers(0, seeds, seeds)][:, rng.integers(0, prompts, prompts)]
-        known = ~np.isnan(drawn)
-        means[i] = np.sum(drawn, where=known) / max(known.sum(), 1)
+        resampled = values[rng.integers(0, seeds, seeds)][:, rng.integers(0, prompts, prompts)]
+        valid = ~np.isnan(resampled)
+        means[i] = np.sum(resampled, where=valid) / max(valid.sum(), 1)
     low, high = np.quantile(means, [0.025, 0.975])
     return {"value": float(np.nanmean(values)), "low": float(low), "high": float(high)}
 
@@ -431,10 +444,10 @@ def summarise(cells: Sequence[dict]) -> list[dict]:
     for name in names:
         row: dict = {"method": name}
         for column in ("greedy", "sampled"):
-            of_method = values(name, column)
-            row[column] = interval(of_method)
-            row[f"{column}_of_seeds"] = np.nanmean(of_method, axis=1).tolist()
+            scores = values(name, column)
+            row[column] = interval(scores)
+            row[f"{column}_of_seeds"] = np.nanmean(scores, axis=1).tolist()
             if name != BASE:
-                row[f"{column}_gain"] = interval(of_method - values(BASE, column))
+                row[f"{column}_gain"] = interval(scores - values(BASE, column))
         table.append(row)
     return table

@@ -52,7 +52,7 @@ def _read_from(spec: Spec, text: str) -> Iterator[Path]:
 def inputs_of(fields: Mapping[str, object], specs: Mapping[str, Spec]) -> dict[str, dict[str, str]]:
     """Returns {field: {path: SHA-256}} of all existing paths that the fields of a config, or the
     options of a command, name, but for what is written there. `specs` are their declarations."""
-    found = {}
+    digests = {}
     for field, value in fields.items():
         if specs[field].path == "written" or field == "compilation_cache":
             continue
@@ -60,5 +60,5 @@ def inputs_of(fields: Mapping[str, object], specs: Mapping[str, Spec]) -> dict[s
         texts = [text for text in texts if isinstance(text, str)]
         paths = [path for text in texts for path in _read_from(specs[field], text)]
         if paths:
-            found[field] = {str(path): digest(path) for path in paths}
-    return found
+            digests[field] = {str(path): digest(path) for path in paths}
+    return digests

@@ -90,12 +90,12 @@ def run_stages(
 
 
 def _check_redo(stages: Sequence[Stage], redo: Sequence[str]) -> None:
-    known = [stage.name for stage in stages]
-    if unknown := [name for name in redo if name not in known]:
+    names = [stage.name for stage in stages]
+    if unknown := [name for name in redo if name not in names]:
         raise InputError(
             "--redo",
             value=unknown,
-            rule=f"stages: {', '.join(known)}",
+            rule=f"stages: {', '.join(names)}",
             fix="name a stage of these, or leave --redo out",
         )
 
@@ -111,18 +111,18 @@ def _to_redo(stages: Sequence[Stage], redo: Sequence[str]) -> list[Stage]:
 
 def _run(stage: Stage) -> tuple[dict, bool]:
     """Runs a stage, unless it is finished -> (its record, whether it was)."""
-    here = stage.in_folder(stage.home)
-    inputs, before = _inputs(here), record_of(stage)
-    finished = before.get("status") == "finished"
+    local_stage = stage.in_folder(stage.home)
+    inputs, previous = _inputs(local_stage), record_of(stage)
+    finished = previous.get("status") == "finished"
     if finished or any((stage.folder / "checkpoints").glob("[0-9]*")):  # of a run that was stopped
-        changed = _changed(before, stage, inputs)
+        changed = _changed(previous, stage, inputs)
         _refuse_changes(stage, changed)
         if finished and not changed:
-            _check_outputs(stage, before)
-            return before, True
+            _check_outputs(stage, previous)
+            return previous, True
     stage.folder.mkdir(parents=True, exist_ok=True)
     compared = json.dumps(stage.compared(), sort_keys=True)
-    begun = {
+    entry = {
         "stage": stage.name,
         "command": stage.command,
         "status": "begun",
@@ -131,11 +131,11 @@ def _run(stage: Stage) -> tuple[dict, bool]:
         "compared": stage.compared(),
         "inputs": inputs,
         "by_hand": shlex.join(stage.command_line()),
-        "started": before.get("started", time.time()),
+        "started": previous.get("started", time.time()),
     }
-    write_json(stage.folder / RECORD, begun)
-    metrics = _COMMANDS[stage.command](here.settings)
-    record = begun | {
+    write_json(stage.folder / RECORD, entry)
+    metrics = _COMMANDS[stage.command](local_stage.settings)
+    record = entry | {
         "status": "finished",
         "outputs": {name: digest(stage.folder / name) for name in stage.outputs()},
         "metrics": metrics,
@@ -152,24 +152,28 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
     """{field: {path: SHA-256}} of a stage in its folder. Paths of other stages are {NAME}/..., so
     that the folder of the pipeline may move."""
 
-    def shown(path: str) -> str:
+    def relative(path: str) -> str:
         if not Path(path).is_relative_to(stage.home):
             return path
         name, *rest = Path(path).relative_to(stage.home).parts
         return "/".join((f"{{{name}}}", *rest))
 
-    found = inputs_of(stage.fields(), stage.specs())
-    return {k: {shown(path): sha for path, sha in paths.items()} for k, paths in found.items()}
+    inputs = inputs_of(stage.fields(), stage.specs())
+    return {k: {relative(path): sha for path, sha in paths.items()} for k, paths in inputs.items()}
 
 
 def _changed(record: dict, stage: Stage, inputs: dict) -> list[str]:
     """The names of the fields that differ, or that name files which do."""
     if record.get("command") != stage.command:
         return ["command"]
-    now, then = stage.compared(), record.get("compared", {})
-    fields = {name for name in {*now, *then} if now.get(name) != then.get(name)}
-    read = record.get("inputs", {})
-    files = {name for name in {*inputs, *read} if inputs.get(name) != read.get(name)}
+    current, recorded = stage.compared(), record.get("compared", {})
+    fields = {name for name in {*current, *recorded} if current.get(name) != recorded.get(name)}
+    recorded_inputs = record.get("inputs", {})
+    files = {
+        name
+        for name in {*inputs, *recorded_inputs}
+        if inputs.get(name) != recorded_inputs.get(name)
+    }
     return sorted(fields | files)
 
 
@@ -193,9 +197,9 @@ def _check_outputs(stage: Stage, record: dict) -> None:
     for name, sha in record.get("outputs", {}).items():
         path = stage.folder / name
         if not path.exists() or digest(path) != sha:
-            what = "has changed since it was made" if path.exists() else "is gone"
+            problem = "has changed since it was made" if path.exists() else "is gone"
             raise InputError(
-                f"{path} {what}",
+                f"{path} {problem}",
                 rule=f"stage.json has its SHA-256, {sha[:16]}...",
                 fix=f"put it back, or --redo={stage.name}",
             )
@@ -212,7 +216,7 @@ def _train(config: Config) -> dict:
         raise Stopped(stop.signal) from None
     rows = read_jsonl(Path(config.run_dir) / "metrics.jsonl")
     last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}
-    kept = (
+    names = (
         "accuracy_before",
         "accuracy_after",
         "difference",
@@ -224,7 +228,7 @@ def _train(config: Config) -> dict:
         "prompts",
         "completions",
     )
-    return {**{name: summary.get(name) for name in kept}, "last_step": last}
+    return {**{name: summary.get(name) for name in names}, "last_step": last}
 
 
 def _sample(options) -> dict:
@@ -292,9 +296,9 @@ def _suite(group: list[tuple[str, list[dict]]]) -> dict:
     }
     first = next(iter(right.values()))
 
-    def interval(values: list[float], within: tuple[float, float]) -> dict | None:
-        known = any(not math.isnan(x) for x in values)
-        return bootstrap(values, within=within) if known else None
+    def interval(values: list[float], bounds: tuple[float, float]) -> dict | None:
+        has_values = any(not math.isnan(x) for x in values)
+        return bootstrap(values, within=bounds) if has_values else None
 
     return {
         "stages": list(right),

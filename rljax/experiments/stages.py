@@ -103,8 +103,8 @@ class Stage:
 
     def needs(self) -> tuple[str, ...]:
         """Returns the stages whose folders it reads."""
-        found = dict.fromkeys(n for value in self.fields().values() for n in _references(value))
-        return tuple(name for name in found if name != self.name)
+        names = dict.fromkeys(n for value in self.fields().values() for n in _references(value))
+        return tuple(name for name in names if name != self.name)
 
     def outputs(self) -> tuple[str, ...]:
         """Returns the files and folders that it makes for others, relative to its folder."""
@@ -112,10 +112,10 @@ class Stage:
             if not self.config.export:
                 return ()
             return (_exported(self.config), *(("adapter",) if self.config.lora.rank else ()))
-        named = {option: getattr(self.settings, option) for option in COMMANDS[self.command][1]}
+        files = {option: getattr(self.settings, option) for option in COMMANDS[self.command][1]}
         if self.command == "evaluate":
-            del named["out"]  # it holds seconds: what the record has of it are the metrics
-        return tuple(Path(file).name for file in named.values() if file)
+            del files["out"]  # it holds seconds: what the record has of it are the metrics
+        return tuple(Path(file).name for file in files.values() if file)
 
     def command_line(self) -> list[str]:
         """Returns the command that runs this stage by hand."""
@@ -141,8 +141,8 @@ def _texts(value: object) -> list[str]:
 
 def _references(value: object) -> list[str]:
     """The names in {} that begin a path."""
-    found = [match for text in _texts(value) for match in _REFERENCE.finditer(text)]
-    return [name for match in found if (name := match[1] or match[2]) not in _KEPT]
+    matches = [match for text in _texts(value) for match in _REFERENCE.finditer(text)]
+    return [name for match in matches if (name := match[1] or match[2]) not in _KEPT]
 
 
 def _put(value: object, home: Path) -> object:
@@ -152,10 +152,10 @@ def _put(value: object, home: Path) -> object:
     if not isinstance(value, str):
         return value
 
-    def kept(match):
+    def replaced(match):
         return match[0] if match[1] in _KEPT else f"{home}/{match[1] or match[2]}"
 
-    return _REFERENCE.sub(kept, value)
+    return _REFERENCE.sub(replaced, value)
 
 
 def _with_whole_paths(value: object) -> object:
@@ -165,10 +165,10 @@ def _with_whole_paths(value: object) -> object:
     if not isinstance(value, str):
         return value
 
-    def whole(match):
+    def resolved(match):
         return str(Path(match[0]).resolve())
 
-    return re.sub(r"[^\s()'\"=,]+\.py(?=:)", whole, value)
+    return re.sub(r"[^\s()'\"=,]+\.py(?=:)", resolved, value)
 
 
 # -- making and checking them --
@@ -227,7 +227,7 @@ def make_stages(
 
 
 def _stage(
-    base: Config, item, home: Path, location: str, arguments, where: str, trusted: bool
+    base: Config, item, home: Path, location: str, arguments, source: str, trusted: bool
 ) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
         raise InputError(
@@ -257,8 +257,8 @@ def _stage(
             fix = "leave it out: it is the stage's"
             raise InputError("run_dir", value=values["run_dir"], fix=fix)
         values["run_dir"] = f"{{{name}}}"
-        how = dict(where=where, location=location, trusted=trusted)
-        config = config_of(base, values, values["run_dir"], **how)
+        keywords = dict(where=source, location=location, trusted=trusted)
+        config = config_of(base, values, values["run_dir"], **keywords)
         if "config" in values:
             arguments = [f"--config={values['config']}", *without_config(arguments)]
         return Stage(name, "train", values, config, home, tuple(arguments))
@@ -271,16 +271,16 @@ def _stage(
         )
     if not trusted:
         _refuse_own_code(values, *COMMANDS[command])
-    kind, made = COMMANDS[command]
-    known = declared(kind)
+    kind, output_options = COMMANDS[command]
+    specs = declared(kind)
     defaults = {"seed": base.seed, "compilation_cache": base.compilation_cache}
     # What the stages before it have trained may run the code of their configs. (That of a pipeline
     # of data is vouched for as each of its runs begins.)
-    policies = [option for option, spec in known.items() if spec.path == "policy"]
+    policies = [option for option, spec in specs.items() if spec.path == "policy"]
     if trusted and any(_references(values.get(option)) for option in policies):
         defaults["trust_code"] = True
-    values = {k: v for k, v in defaults.items() if k in known} | values
-    for option, usual in made.items():
+    values = {k: v for k, v in defaults.items() if k in specs} | values
+    for option, usual in output_options.items():
         file = values.get(option, usual)
         if file and (not isinstance(file, str) or Path(file).name != file):
             raise InputError(
@@ -297,17 +297,17 @@ def _stage(
     return Stage(name, command, values, options_of(kind, values), home)
 
 
-def _refuse_own_code(values: Mapping[str, object], kind: type, made: Mapping[str, str]) -> None:
+def _refuse_own_code(values: Mapping[str, object], kind: type, outputs: Mapping[str, str]) -> None:
     """Raises InputError where an option of a stage of a data file asks for trust. `made`: the
     options that name a file of the stage's own folder."""
     if values.get("trust_code"):
         raise InputError("trust_code", value=True, fix="give --trust_code on the command line")
-    known = declared(kind)
+    specs = declared(kind)
     for option, value in values.items():
-        asks = value_asks_for_trust(known.get(option), value)
+        asks = value_asks_for_trust(specs.get(option), value)
         if option in _HOMES:
             asks = not all(is_harmless(text, _HOMES[option]) for text in _texts(value))
-        if asks and option not in made:  # a folder of a policy is looked at when it is opened
+        if asks and option not in outputs:  # a folder of a policy is looked at when it is opened
             rule = "a file of data runs no code of others, and sends nothing away"
             raise InputError(option, value=value, rule=rule, fix="look at it, then --trust_code")
 
@@ -322,25 +322,25 @@ def _is_plain(value: object) -> bool:
 def _check(stage: Stage, earlier: Sequence[Stage], nowhere: Path) -> None:
     """Raises InputError for whatever is wrong with the stage. What earlier stages will make stands
     empty in the folder `nowhere`."""
-    made = {one.name: one for one in earlier}
-    own = ("run_dir", *COMMANDS.get(stage.command, (None, {}))[1])
+    by_name = {previous.name: previous for previous in earlier}
+    output_fields = ("run_dir", *COMMANDS.get(stage.command, (None, {}))[1])
     specs = stage.specs()
     for field, value in stage.fields().items():
-        for text in _texts(value) if field not in own else ():
+        for text in _texts(value) if field not in output_fields else ():
             for name in _references(text):
-                _check_reference(field, text, name, made, specs[field].path == "policy")
-    for one in earlier:
-        for output in one.outputs():
-            path = nowhere / one.name / output
+                _check_reference(field, text, name, by_name, specs[field].path == "policy")
+    for previous in earlier:
+        for output in previous.outputs():
+            path = nowhere / previous.name / output
             (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
             if path.suffix:
                 path.touch()
             else:
                 (path / "config.json").write_text("{}")
-    here = stage.in_folder(nowhere)
-    if here.config is not None:
-        validate(here.config)
-    for option, value in here.fields().items() if here.config is None else ():
+    local_stage = stage.in_folder(nowhere)
+    if local_stage.config is not None:
+        validate(local_stage.config)
+    for option, value in local_stage.fields().items() if local_stage.config is None else ():
         for text in _texts(value):
             _check_option(option, specs[option], text)
 
@@ -363,12 +363,12 @@ def _check_option(option: str, spec: Spec, text: str) -> None:
 
 
 def _check_reference(
-    field: str, text: str, name: str, made: Mapping[str, Stage], takes_run: bool
+    field: str, text: str, name: str, by_name: Mapping[str, Stage], takes_run: bool
 ) -> None:
-    if name not in made:
-        fix = f"one of {', '.join(made)}" if made else "the first stage has none before it"
+    if name not in by_name:
+        fix = f"one of {', '.join(by_name)}" if by_name else "the first stage has none before it"
         raise InputError(field, value=text, rule=f"no earlier stage is called {name!r}", fix=fix)
-    one = made[name]
+    origin = by_name[name]
     inside = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
     if ".." in inside.split("/"):
         raise InputError(
@@ -377,9 +377,9 @@ def _check_reference(
             rule=f"inside of the folder of {name!r}",
             fix=f"leave '..' out: {{{name}}} is the folder of the stage {name!r}",
         )
-    if not inside and one.config is not None and takes_run:
+    if not inside and origin.config is not None and takes_run:
         return
-    outputs = one.outputs()
+    outputs = origin.outputs()
     # A folder of labelled steps has a file for each split.
     if inside not in outputs and inside.partition("/")[0] not in outputs:
         rule = f"stage {name!r} makes {', '.join(outputs) or 'nothing: its export is off'}"

@@ -41,25 +41,25 @@ class Question:
 
     def answer(self, members: Iterable[Member]) -> Answer:
         """Returns what the members that have finished say."""
-        found: dict[str, dict[int, float]] = {self.better: {}, self.worse: {}}
+        accuracies: dict[str, dict[int, float]] = {self.better: {}, self.worse: {}}
         for member in members:
             accuracy = member.summary().get("accuracy_after") if member.finished() else None
-            if accuracy and (setting := setting_of(member.overrides)) in found:
-                found[setting][member.config.seed] = accuracy["value"]
-        one, other = found[self.better], found[self.worse]
-        gains = [one[seed] - other[seed] for seed in one if seed in other]
+            if accuracy and (setting := setting_of(member.overrides)) in accuracies:
+                accuracies[setting][member.config.seed] = accuracy["value"]
+        better, worse = accuracies[self.better], accuracies[self.worse]
+        gains = [better[seed] - worse[seed] for seed in better if seed in worse]
         if not gains:
             return Answer(f"{self}: no seed has finished with both, and an accuracy", False)
         mean = always_valid(gains)
-        said = interval_text(mean) if math.isfinite(mean["low"]) else f"{mean['value']:.3f}"
-        shown = f"{said} over {len(gains)} seeds"
+        mean_text = interval_text(mean) if math.isfinite(mean["low"]) else f"{mean['value']:.3f}"
+        result = f"{mean_text} over {len(gains)} seeds"
         if mean["low"] > self.by:
-            return Answer(f"{self}: holds, {shown}", True)
+            return Answer(f"{self}: holds, {result}", True)
         if mean["high"] < self.by:
-            return Answer(f"{self}: does not hold, {shown}", True)
+            return Answer(f"{self}: does not hold, {result}", True)
         few = "" if math.isfinite(mean["low"]) else ", too few for an interval"
-        needed = self._needed(gains, mean["value"])
-        return Answer(f"{self}: not known, {shown}{few}{needed}", False)
+        seeds_text = self._needed(gains, mean["value"])
+        return Answer(f"{self}: not known, {result}{few}{seeds_text}", False)
 
     def _needed(self, gains: Sequence[float], mean: float) -> str:
         """Says how many more seeds would settle it, if they are as these."""
@@ -111,8 +111,8 @@ def run_until(
     answered. Prints the answer each time."""
     seeds = sorted({member.config.seed for member in members})
     for first in range(0, len(seeds), at_once):
-        now = seeds[first : first + at_once]
-        yield from run([member for member in members if member.config.seed in now])
+        current = seeds[first : first + at_once]
+        yield from run([member for member in members if member.config.seed in current])
         answer = question.answer(members)
         print(answer.text)
         if answer.known:
