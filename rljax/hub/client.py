@@ -111,7 +111,7 @@ def ask(name: HubName, question: Callable):
     library()
     from huggingface_hub import errors
 
-    for tried in range(1, _TRIES + 1):
+    for attempt in range(1, _TRIES + 1):
         try:
             return question()
         except errors.HfHubHTTPError as error:
@@ -126,10 +126,10 @@ def ask(name: HubName, question: Callable):
             if not _may_pass(error):
                 break
         except Exception as error:  # whatever a client makes of an answer that is no hub's
-            told = f"{type(error).__name__}: {error}"
-            raise Unreachable(f"its answer cannot be used ({told})") from None
-        if tried < _TRIES:
-            time.sleep(_WAIT_S * 2 ** (tried - 1))
+            reason = f"{type(error).__name__}: {error}"
+            raise Unreachable(f"its answer cannot be used ({reason})") from None
+        if attempt < _TRIES:
+            time.sleep(_WAIT_S * 2 ** (attempt - 1))
     raise Unreachable(problem)
 
 
@@ -149,11 +149,11 @@ def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator
     """
     from huggingface_hub.utils import get_session
 
-    constants, session, asked = library().constants, get_session(), set()
+    constants, session, visited = library().constants, get_session(), set()
     while True:
-        if url in asked or len(asked) > _MOST_REDIRECTS:
+        if url in visited or len(visited) > _MOST_REDIRECTS:
             raise ValueError("it redirects in a circle, or without end")
-        asked.add(url)
+        visited.add(url)
         # Not packed: a kilobyte could become a gigabyte. Not those of the library: to make them
         # it asks the hub for a list, and reads whatever comes.
         headers = {"User-Agent": "rljax", "Accept-Encoding": "identity"}
@@ -190,33 +190,33 @@ def _raise_for_status(answer) -> None:
     """Raises the error that `huggingface_hub` has for a status, with the beginning of its text."""
     from huggingface_hub.utils import hf_raise_for_status
 
-    said = b""
+    content = b""
     with contextlib.suppress(ValueError):  # its beginning will do
         for data in _body(answer, _LARGEST_REFUSAL) if answer.is_error else ():
-            said += data
+            content += data
     # A copy with that text alone: the library would read all of it.
-    read = {"headers": answer.headers, "content": said, "request": answer.request}
-    hf_raise_for_status(type(answer)(answer.status_code, **read))
+    fields = {"headers": answer.headers, "content": content, "request": answer.request}
+    hf_raise_for_status(type(answer)(answer.status_code, **fields))
 
 
-def _body(answer, most: int) -> Iterator[bytes]:
+def _body(answer, max_bytes: int) -> Iterator[bytes]:
     """The bytes of an answer as they come. Raises ValueError for more than `most` of them,
     TimeoutError where they drip."""
-    begun, come, left = time.monotonic(), 0, most
+    start, received, remaining = time.monotonic(), 0, max_bytes
     announced = answer.headers.get("Content-Length", "")
-    too_long = ValueError(f"it sends more than {most} bytes")
-    if announced.isdecimal() and int(announced) > most:
+    too_long = ValueError(f"it sends more than {max_bytes} bytes")
+    if announced.isdecimal() and int(announced) > max_bytes:
         raise too_long
     for data in answer.iter_raw():
-        left -= len(data)
-        if left < 0:
+        remaining -= len(data)
+        if remaining < 0:
             raise too_long
         yield data
-        come += len(data)
-        if (waited := time.monotonic() - begun) > _SLOW_S:
-            if come < _SLOW_BYTES:
-                raise TimeoutError(f"{come} bytes have come in {waited:.0f} s")
-            begun, come = time.monotonic(), 0
+        received += len(data)
+        if (waited := time.monotonic() - start) > _SLOW_S:
+            if received < _SLOW_BYTES:
+                raise TimeoutError(f"{received} bytes have come in {waited:.0f} s")
+            start, received = time.monotonic(), 0
 
 
 def information(name: HubName) -> dict:
@@ -236,20 +236,20 @@ def information(name: HubName) -> dict:
 def _refused(name: HubName, error, status: int) -> InputError:
     from huggingface_hub import errors, get_token
 
-    what, where = ("data set" if name.kind == "dataset" else "model"), page(name)
-    known = bool(get_token())
+    noun, address = ("data set" if name.kind == "dataset" else "model"), page(name)
+    logged_in = bool(get_token())
     if isinstance(error, errors.RevisionNotFoundError):
         return InputError(
             f"{name.repository} has no revision {name.revision!r}",
             rule="a branch, a tag or a commit of the repository",
-            fix=f"one of {where}/commits, or none for the default branch",
+            fix=f"one of {address}/commits, or none for the default branch",
         )
     if isinstance(error, errors.GatedRepoError):
         return InputError(
-            f"the {what} {name.repository} is gated",
+            f"the {noun} {name.repository} is gated",
             rule="its owner asks every reader to accept terms"
-            + ("; the account of your token has not, or waits for an answer" if known else ""),
-            fix=f"accept them at {where}" + ("" if known else f", then {LOG_IN}"),
+            + ("; the account of your token has not, or waits for an answer" if logged_in else ""),
+            fix=f"accept them at {address}" + ("" if logged_in else f", then {LOG_IN}"),
         )
     if isinstance(error, errors.EntryNotFoundError):
         return InputError(
@@ -259,23 +259,23 @@ def _refused(name: HubName, error, status: int) -> InputError:
             "revision",
         )
     missing = isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404)
-    if missing and not (status == 401 and known):
+    if missing and not (status == 401 and logged_in):
         rule = "it does not exist, or it is private and " + (
-            "the account of your token may not read it" if known else "nobody is logged in"
+            "the account of your token may not read it" if logged_in else "nobody is logged in"
         )
         fix = f"check the name; of a private one: {LOG_IN}"
-        fix = "check the name; of a private one, a token that may read it" if known else fix
-        return InputError(f"the hub has no {what} {name.repository}", rule=rule, fix=fix)
+        fix = "check the name; of a private one, a token that may read it" if logged_in else fix
+        return InputError(f"the hub has no {noun} {name.repository}", rule=rule, fix=fix)
     if status in (401, 403):
         return InputError(
             f"the hub refuses {name.repository} (status {status})",
             rule="the token is not valid" if status == 401 else "the token has no right to do that",
             fix="hf auth login anew, or another HF_TOKEN",
         )
-    said = error.server_message or str(error).strip().split("\n")[0]
+    message = error.server_message or str(error).strip().split("\n")[0]
     return InputError(
         f"the hub refuses {name.repository} (status {status})",
-        rule=said,
+        rule=message,
         fix="run it again later; https://status.huggingface.co says how the hub is",
     )
 
@@ -302,8 +302,8 @@ def commit_of(name: HubName) -> str:
         with contextlib.suppress(InputError):
             commit = read_data(ref, _LONGEST_REF).decode("ascii", errors="replace").strip()
             if COMMIT.fullmatch(commit):  # another program may have written what a hub said
-                what = "%s: the hub is not asked (%s): the copy of %s is used"
-                LOG.warning(what, name, problem, commit)
+                text = "%s: the hub is not asked (%s): the copy of %s is used"
+                LOG.warning(text, name, problem, commit)
                 return commit
         raise _not_here(name, str(problem)) from None
     with contextlib.suppress(InputError):  # a cache that nobody may write
@@ -328,17 +328,17 @@ def _checked(name: HubName, value: dict) -> tuple[str, dict[str, RepoFile]]:
     if not isinstance(siblings, list) or len(siblings) > _MOST_FILES:
         raise ValueError(f"it lists no files, or more than {_MOST_FILES}")
     entries = {}
-    for one in siblings:
-        if not isinstance(one, dict):
+    for sibling in siblings:
+        if not isinstance(sibling, dict):
             raise ValueError("it lists what is no file")
-        if is_path(path := one.get("rfilename")):
-            entries[path] = _entry(path, one)
+        if is_path(path := sibling.get("rfilename")):
+            entries[path] = _entry(path, sibling)
     return commit, entries
 
 
-def _entry(path: str, said: dict) -> RepoFile:
+def _entry(path: str, fields: dict) -> RepoFile:
     """A file as the hub lists it: its digest becomes its name in the cache."""
-    size, large, git = said.get("size"), said.get("lfs"), said.get("blobId")
+    size, large, git = fields.get("size"), fields.get("lfs"), fields.get("blobId")
     sha256 = large.get("sha256") if isinstance(large, dict) else ""
     entry = RepoFile(size, sha256, "" if sha256 else git)
     if not _is_entry(entry):
@@ -348,8 +348,8 @@ def _entry(path: str, said: dict) -> RepoFile:
 
 def _is_entry(entry: RepoFile) -> bool:
     texts = isinstance(entry.sha256, str) and isinstance(entry.git, str)
-    known = texts and (_SHA256.fullmatch(entry.sha256) or COMMIT.fullmatch(entry.git))
-    return bool(known) and type(entry.size) is int and 0 <= entry.size <= _LARGEST_FILE
+    has_digest = texts and (_SHA256.fullmatch(entry.sha256) or COMMIT.fullmatch(entry.git))
+    return bool(has_digest) and type(entry.size) is int and 0 <= entry.size <= _LARGEST_FILE
 
 
 def _not_here(name: HubName, problem: str) -> InputError:
@@ -415,32 +415,34 @@ def fetch(name: HubName, paths: Iterable[str]) -> Path:
             )
     missing = [path for path in paths if not (folder / path).exists()]
     _check_room(name, sum(entries[path].size for path in missing))
-    todo = [path for path in paths if path in missing or path not in compared]
-    if not todo:
+    pending = [path for path in paths if path in missing or path not in compared]
+    if not pending:
         return folder
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=_AT_ONCE)
     try:
         with heartbeat.phase("download"):
-            _wait({pool.submit(_file, name, path, entries[path]) for path in todo}, home(name))
+            _wait({pool.submit(_file, name, path, entries[path]) for path in pending}, home(name))
     finally:
         pool.shutdown(cancel_futures=True)
-    _write_record(name, entries, _record(name)[1] | set(todo))
+    _write_record(name, entries, _record(name)[1] | set(pending))
     return folder
 
 
-def _wait(left: set[concurrent.futures.Future], folder: Path) -> None:
+def _wait(pending: set[concurrent.futures.Future], folder: Path) -> None:
     """Returns when all files are there. As long as one of them grows there are signs of life: of a
     large one minutes may pass, and of several hosts a silent one is taken for hung."""
-    before: list = []
-    while left:
-        done, left = concurrent.futures.wait(left, _LOOK_S, concurrent.futures.FIRST_EXCEPTION)
-        for one in done:
-            one.result()
+    previous: list = []
+    while pending:
+        done, pending = concurrent.futures.wait(
+            pending, _LOOK_S, concurrent.futures.FIRST_EXCEPTION
+        )
+        for future in done:
+            future.result()
         parts = (folder / "blobs").glob("*.incomplete")
         growing = [(p.name, s.st_size, s.st_mtime_ns) for p in parts if (s := _status(p))]
-        if done or growing != before:
+        if done or growing != previous:
             heartbeat.beat()
-        before = growing
+        previous = growing
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -504,11 +506,11 @@ def _download(name: HubName, path: str, entry: RepoFile, part: Path) -> None:
     part.touch()
     with tqdm(total=entry.size, unit="B", unit_scale=True, desc=path[-40:]) as bar:
         while True:
-            before = part.stat().st_size
+            size = part.stat().st_size
             try:
                 return ask(name, lambda: _go_on(name, url, entry, part, bar))
             except Unreachable as problem:
-                if part.stat().st_size < before + _PROGRESS:
+                if part.stat().st_size < size + _PROGRESS:
                     raise InputError(
                         f"{name.repository}: {path} could not be downloaded",
                         rule=str(problem),
@@ -524,13 +526,13 @@ def _go_on(name: HubName, url: str, entry: RepoFile, part: Path, bar) -> None:
         redirect = answer.headers.get("Location", "") if answer.is_redirect else ""
         source = urljoin(str(answer.url), redirect)
     with open(part, "ab") as file:
-        have = file.tell()
-        with _opened("GET", source, constants.HF_HUB_DOWNLOAD_TIMEOUT, have) as answer:
-            if have and answer.status_code != 206:  # it begins anew
+        offset = file.tell()
+        with _opened("GET", source, constants.HF_HUB_DOWNLOAD_TIMEOUT, offset) as answer:
+            if offset and answer.status_code != 206:  # it begins anew
                 file.truncate(0)
-                have = 0
-            bar.update(have - bar.n)
-            for data in _body(answer, entry.size - have):
+                offset = 0
+            bar.update(offset - bar.n)
+            for data in _body(answer, entry.size - offset):
                 file.write(data)
                 bar.update(len(data))
         if file.tell() < entry.size:

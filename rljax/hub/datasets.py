@@ -52,14 +52,14 @@ def split_files(spec: str, split: str) -> SplitFiles:
     name = name.at(client.resolve(name))
     repository = dataclasses.replace(name, path="")
     chosen, names = _chosen(repository, name.path, split)
-    unread = [n for n in names if not n.endswith(DATA_FILES)]
+    unreadable = [n for n in names if not n.endswith(DATA_FILES)]
     # Several formats hold the same rows: the one that is first in DATA_FILES is read.
     by_format = ([n for n in names if n.endswith(suffix)] for suffix in DATA_FILES)
     names = next(filter(None, by_format), [])
     if not names:
         raise InputError(
             f"{name} has no file of rows that is read",
-            value=unread[:6] or sorted(client.listing(repository))[:10],
+            value=unreadable[:6] or sorted(client.listing(repository))[:10],
             rule=f"files end in one of {', '.join(DATA_FILES)}",
             fix=f"hf://datasets/{name.repository}@refs/convert/parquet, made by the hub",
         )
@@ -87,20 +87,20 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
     first, *rest = path.split("/") if path else [""]
     if first in subsets and len(rest) <= 1:
         return _of_split(name, first, subsets[first], rest[0] if rest else split)
-    own = next(iter(subsets))  # the one that is read where none is named
-    if path in subsets[own]:
-        return _of_split(name, own, subsets[own], path)
+    main = next(iter(subsets))  # the one that is read where none is named
+    if path in subsets[main]:
+        return _of_split(name, main, subsets[main], path)
     if not path:
-        chosen, files = _of_split(name, own, subsets[own], split)
-        others = [other for other in subsets if other != own]
-        return chosen + (f" (others: {', '.join(others[:6])})" if others else ""), files
+        chosen, files = _of_split(name, main, subsets[main], split)
+        alternatives = [subset for subset in subsets if subset != main]
+        return chosen + (f" (others: {', '.join(alternatives[:6])})" if alternatives else ""), files
     inside = [p for p in data if p.startswith(f"{path}/")]
     if not inside:
         raise InputError(
             f"{name.repository} has no subset, split, folder or file {path!r}",
             value={subset: sorted(splits) for subset, splits in subsets.items()},
             rule="subsets and their splits",
-            fix=f"hf://datasets/{name.repository}/{own}/{next(iter(subsets[own]), 'train')}",
+            fix=f"hf://datasets/{name.repository}/{main}/{next(iter(subsets[main]), 'train')}",
         )
     splits = files_by_split(p.removeprefix(f"{path}/") for p in inside)
     if list(splits) == ["train"] and not any(_split_of(p.removeprefix(f"{path}/")) for p in inside):
@@ -113,11 +113,11 @@ def _of_split(
     name: HubName, subset: str, splits: Mapping[str, list[str]], split: str
 ) -> tuple[str, list[str]]:
     if split not in splits:
-        other = next(iter(splits), "train")
+        example = next(iter(splits), "train")
         raise InputError(
             f"{name.repository}, subset {subset!r}, has no split {split!r}",
             value=sorted(splits),
-            fix=f"hf://datasets/{name.repository}/{subset}/{other} names one of them",
+            fix=f"hf://datasets/{name.repository}/{subset}/{example} names one of them",
         )
     return f"subset {subset}, split {split}", splits[split]
 
@@ -128,11 +128,11 @@ def _of_split(
 def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict[str, list[str]]]:
     """{subset: {split: files}}, first the default one: the one that README marks, else the one
     called default, else the first that it lists."""
-    listed, files = _configs(name) if _README in paths else [], Files(data)
-    marked = [_text(e.get("config_name")) for e in listed if e.get("default") is True]
-    found: dict[str, dict[str, list[str]]] = {}
+    configs, files = _configs(name) if _README in paths else [], Files(data)
+    marked = [_text(e.get("config_name")) for e in configs if e.get("default") is True]
+    subsets: dict[str, dict[str, list[str]]] = {}
     by_names: dict[str, dict[str, list[str]]] = {}  # of the folders of subsets
-    for entry in listed:
+    for entry in configs:
         subset = _text(entry.get("config_name"))
         inside = _text(entry.get("data_dir"), "").strip("/")
         inside = f"{inside}/" if inside else ""
@@ -141,18 +141,18 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
                 by_names[inside] = files_by_split(
                     p.removeprefix(inside) for p in data if p.startswith(inside)
                 )
-            splits = {key: [inside + p for p in own] for key, own in by_names[inside].items()}
+            splits = {key: [inside + p for p in names] for key, names in by_names[inside].items()}
         else:
             chosen: dict[str, dict[str, None]] = {}
             for split, patterns in _patterns(entry["data_files"]):
-                own = chosen.setdefault(split, {})
+                matched = chosen.setdefault(split, {})
                 for pattern in patterns:
-                    own |= dict.fromkeys(files.matching(inside + pattern.removeprefix("./")))
-            splits = {split: list(own) for split, own in chosen.items()}
-        if splits := {split: own for split, own in splits.items() if own}:
-            found[subset] = splits
-    first = sorted(found, key=lambda subset: (subset not in marked, subset != "default"))
-    return {subset: found[subset] for subset in first} or {"default": files_by_split(data)}
+                    matched |= dict.fromkeys(files.matching(inside + pattern.removeprefix("./")))
+            splits = {split: list(matched) for split, matched in chosen.items()}
+        if splits := {split: names for split, names in splits.items() if names}:
+            subsets[subset] = splits
+    first = sorted(subsets, key=lambda subset: (subset not in marked, subset != "default"))
+    return {subset: subsets[subset] for subset in first} or {"default": files_by_split(data)}
 
 
 def _text(value: object, otherwise: str = "default") -> str:
@@ -168,8 +168,8 @@ def _configs(name: HubName) -> list[dict]:
         value = parse_yaml(match[1], str(path)) if match else None
     except InputError:
         return []
-    listed = value.get("configs") if isinstance(value, dict) else None
-    return [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    configs = value.get("configs") if isinstance(value, dict) else None
+    return [e for e in configs if isinstance(e, dict)] if isinstance(configs, list) else []
 
 
 def _patterns(value: object) -> list[tuple[str, list[str]]]:
@@ -189,23 +189,23 @@ def _patterns(value: object) -> list[tuple[str, list[str]]]:
 def files_by_split(paths: Iterable[str]) -> dict[str, list[str]]:
     """{split: files} by what the names of files and folders say; all are `train` where none says
     anything."""
-    found: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     files = [p for p in paths if p.endswith(DATA_FILES) and Path(p).name not in _NO_ROWS]
     for path in files:
-        found.setdefault(_split_of(path), []).append(path)
-    rest = found.pop("", [])
-    return found or ({"train": rest} if rest else {})
+        splits.setdefault(_split_of(path), []).append(path)
+    rest = splits.pop("", [])
+    return splits or ({"train": rest} if rest else {})
 
 
 def _split_of(path: str) -> str:
     """The split that a name says: train-00000-of-00002.parquet, test/part.jsonl; "" for none."""
     if shard := _SHARD.search(path):
         word = shard[1].rpartition(".")[2] or shard[1]
-        return next((split for split, known in _WORDS.items() if word.lower() in known), word)
+        return next((split for split, synonyms in _WORDS.items() if word.lower() in synonyms), word)
     *folders, file = path.lower().split("/")
     for part in (*reversed(folders), file.partition(".")[0]):
         words = re.split(r"[^a-z]+", part)
-        for split, known in _WORDS.items():
-            if any(word in known for word in words):
+        for split, synonyms in _WORDS.items():
+            if any(word in synonyms for word in words):
                 return split
     return ""

@@ -47,15 +47,15 @@ class Files:
                 rule=f"at most {LONGEST} letters",
                 fix="name the files, or the folder that they are in",
             )
-        begun = self._below(pattern[: _GLOB.search(pattern).start()])
-        self._letters += sum(map(len, begun))
+        candidates = self._below(pattern[: _GLOB.search(pattern).start()])
+        self._letters += sum(map(len, candidates))
         if self._letters > MOST_LETTERS:
             raise InputError(
                 f"patterns are compared with more than {MOST_LETTERS} letters of names of files",
                 rule="a data set has so many patterns or files",
                 fix="name the files themselves",
             )
-        return list(filter(matcher(pattern), begun))
+        return list(filter(matcher(pattern), candidates))
 
     def _below(self, beginning: str) -> list[str]:
         """The paths with this beginning, which is followed by something."""
@@ -84,7 +84,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
                 states |= {"star": 2, "folders": 6}.get(kind, 0) << state
         return states
 
-    def moved(states: int, character: str) -> int:
+    def next_states(states: int, character: str) -> int:
         out = 0
         for state, (kind, fits) in enumerate(steps):
             if states >> state & 1 and fits(character):
@@ -102,7 +102,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
             if move not in moves:
                 if len(moves) >= _MOST_MOVES:
                     moves.clear()
-                moves[move] = moved(*move)
+                moves[move] = next_states(*move)
             states = moves[move]
         return bool(states >> end & 1)
 
@@ -112,13 +112,13 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 def _steps(pattern: str) -> list[tuple[str, Callable[[str], bool]]]:
     """[(kind, whether it fits a character)]: "one" takes a character, "star" any number of them;
     "folders" none, before "through", which takes them up to a slash."""
-    steps, at = [], 0
+    steps, begin = [], 0
     for match in [*_TOKEN.finditer(pattern), None]:
         until = match.start() if match else len(pattern)
-        steps += [("one", letter.__eq__) for letter in pattern[at:until]]
+        steps += [("one", letter.__eq__) for letter in pattern[begin:until]]
         if match is None:
             return steps
-        at, token = match.end(), match[0]
+        begin, token = match.end(), match[0]
         if token == "**/":
             steps += [("folders", lambda _: False), ("through", lambda _: True)]
         elif token == "**":
@@ -135,7 +135,7 @@ def _class(token: str) -> list[tuple[str, Callable[[str], bool]]]:
     """One character of those in brackets; as they are written where that is no range."""
     inner = token[1:-1].replace("\\", "\\\\").replace("[", "\\[")
     try:
-        found = re.compile(f"[{'^' + inner[1:] if inner[0] == '!' else inner}]", re.DOTALL)
+        compiled = re.compile(f"[{'^' + inner[1:] if inner[0] == '!' else inner}]", re.DOTALL)
     except re.error:
         return [("one", letter.__eq__) for letter in token]
-    return [("one", lambda letter: found.fullmatch(letter) is not None)]
+    return [("one", lambda letter: compiled.fullmatch(letter) is not None)]

@@ -89,20 +89,20 @@ def _at_its_commit(spec: str | Path, name: HubName) -> HubName:
 
 def _files(name: HubName, part: str, entries: dict) -> list[str]:
     """The files of a part. Raises InputError where the repository has none that can be read."""
-    needed, rule = _NEEDED[part]
-    found = [file for file in needed if file in entries]
-    if not found or (part == ADAPTER and len(found) < len(needed)):
-        raise _lacks(name, needed[-1] if part == ADAPTER else needed[0], rule, entries)
+    required, rule = _NEEDED[part]
+    present = [file for file in required if file in entries]
+    if not present or (part == ADAPTER and len(present) < len(required)):
+        raise _lacks(name, required[-1] if part == ADAPTER else required[0], rule, entries)
     if part == ADAPTER:
-        return list(needed)
+        return list(required)
     if part == CONFIG:
-        return found
+        return present
     texts = [
         file
         for file in entries
         if file.endswith(_TEXTS) and ("/" not in file or file.startswith(f"{_TEMPLATES}/"))
     ]
-    return texts if part == TOKENIZER else [*found, *_weights(name, entries)]
+    return texts if part == TOKENIZER else [*present, *_weights(name, entries)]
 
 
 def _weights(name: HubName, entries: dict) -> list[str]:
@@ -111,8 +111,12 @@ def _weights(name: HubName, entries: dict) -> list[str]:
     inside = f"{name.path}/" if name.path else ""
     if _INDEX in entries:
         path = client.fetch(name, [inside + _INDEX]) / inside / _INDEX
-        named = read_json_object(path).get("weight_map")
-        files = sorted({str(file) for file in named.values()}) if isinstance(named, dict) else []
+        weight_map = read_json_object(path).get("weight_map")
+        files = (
+            sorted({str(file) for file in weight_map.values()})
+            if isinstance(weight_map, dict)
+            else []
+        )
         return [_INDEX, *(file for file in files if file in entries)]
     if _WHOLE in entries:
         return [_WHOLE]

@@ -47,8 +47,8 @@ class HubName:
         prefix = DATASETS if self.kind == "dataset" else ""
         special = _SPECIAL.fullmatch(self.revision)
         revision = self.revision if special else quote(self.revision, safe="")
-        at = f"@{revision}" if revision else ""
-        return f"{SCHEME}{prefix}{self.repository}{at}" + (f"/{self.path}" if self.path else "")
+        suffix = f"@{revision}" if revision else ""
+        return f"{SCHEME}{prefix}{self.repository}{suffix}" + (f"/{self.path}" if self.path else "")
 
     def at(self, commit: str) -> "HubName":
         """Returns the same name at a commit."""
@@ -66,7 +66,7 @@ def is_path(text: object) -> bool:
     if not isinstance(text, str) or len(text) > _LONGEST_PATH or _NO_PATH.search(text):
         return False
     steps = text.encode().split(b"/")
-    right = all(one not in (b"", b".", b"..") and len(one) <= _LONGEST_STEP for one in steps)
+    right = all(step not in (b"", b".", b"..") and len(step) <= _LONGEST_STEP for step in steps)
     return right and len(text.encode()) <= _LONGEST_PATH
 
 
@@ -113,8 +113,10 @@ def data_name(text: str) -> HubName | None:
 def _of_kind(text: str | Path, kind: str) -> HubName:
     name = parse(text)
     if name.kind != kind:
-        needed, fix = ("a model", SCHEME) if kind == "model" else ("a data set", SCHEME + DATASETS)
-        raise InputError(f"{needed} is needed", value=str(text), fix=f"{fix}OWNER/NAME")
+        expected, fix = (
+            ("a model", SCHEME) if kind == "model" else ("a data set", SCHEME + DATASETS)
+        )
+        raise InputError(f"{expected} is needed", value=str(text), fix=f"{fix}OWNER/NAME")
     return name
 
 

@@ -49,37 +49,37 @@ def _bounded_answers() -> Iterator[None]:
     library, which reads each answer whole."""
     from huggingface_hub.utils import get_session
 
-    session, left = get_session(), _MOST_SAID
-    before = session.event_hooks
+    session, remaining = get_session(), _MOST_SAID
+    hooks = session.event_hooks
 
     def plain(request) -> None:
         request.headers["Accept-Encoding"] = "identity"
 
     def count(size: int) -> None:
-        nonlocal left
-        left -= size
-        if left < 0:
+        nonlocal remaining
+        remaining -= size
+        if remaining < 0:
             raise ValueError(f"its answers have more than {_MOST_SAID} bytes")
 
     def look(answer) -> None:
         count(_LEAST)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError("it packs an answer that was to be plain bytes")
-        read = answer.iter_raw
+        read_raw = answer.iter_raw
 
         def counted(chunk_size=None) -> Iterator[bytes]:
-            for data in read(chunk_size):
+            for data in read_raw(chunk_size):
                 count(len(data))
                 yield data
 
         answer.iter_raw = counted
 
     try:
-        request, response = [*before["request"], plain], [*before["response"], look]
+        request, response = [*hooks["request"], plain], [*hooks["response"], look]
         session.event_hooks = {"request": request, "response": response}
         yield
     finally:
-        session.event_hooks = before
+        session.event_hooks = hooks
 
 
 def _push(api, name: HubName, folder: Path, message: str):
