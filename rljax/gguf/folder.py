@@ -96,8 +96,11 @@ def tensors_of(path: Path) -> dict[str, StoredTensor]:
     changed since the folder beside it was written."""
     note = path.parent / _SOURCE
     if note.exists():
-        known, now = json_object(read_text(note, _LARGEST_NOTE), note), _identity(path)
-        if [known.get(k) for k in ("bytes", "changed_ns")] != [now["bytes"], now["changed_ns"]]:
+        recorded, current = json_object(read_text(note, _LARGEST_NOTE), note), _identity(path)
+        if [recorded.get(k) for k in ("bytes", "changed_ns")] != [
+            current["bytes"],
+            current["changed_ns"],
+        ]:
             raise InputError(
                 f"{os.path.realpath(path)} has changed",
                 rule="its config was read before",

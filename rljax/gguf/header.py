@@ -192,8 +192,8 @@ def _check_beginning(stream: _Stream) -> None:
 
 def _check_whole(path: Path, metadata: dict) -> None:
     count = metadata.get("split.count", 0)
-    named = part_of(path.name)
-    if (isinstance(count, int) and count > 1) or (named and named[1] > 1):
+    part = part_of(path.name)
+    if (isinstance(count, int) and count > 1) or (part and part[1] > 1):
         raise InputError(
             f"{path} is one part of a model in several .gguf files",
             value=f"split.count {count}",
@@ -214,11 +214,11 @@ def _alignment(path: Path, metadata: dict) -> int:
 def _info(stream: _Stream) -> tuple[str, list[int], int, int]:
     """(name, sizes, number of the type, offset) of the next tensor."""
     name = stream.text("the name of a tensor")
-    what = f"tensor {name[:200]!r}"
-    axes = stream.whole("<u4", f"the number of axes of {what}", _MOST_AXES)
-    sizes = stream.numbers("<u8", axes, f"the shape of {what}").tolist()
-    kind = stream.whole("<u4", f"the type of {what}")
-    return name, sizes, kind, stream.whole("<u8", f"the offset of {what}")
+    label = f"tensor {name[:200]!r}"
+    axes = stream.whole("<u4", f"the number of axes of {label}", _MOST_AXES)
+    sizes = stream.numbers("<u8", axes, f"the shape of {label}").tolist()
+    kind = stream.whole("<u4", f"the type of {label}")
+    return name, sizes, kind, stream.whole("<u8", f"the offset of {label}")
 
 
 def _tensors(path: Path, infos: list, start: int, size: int) -> dict[str, Tensor]:
@@ -227,30 +227,30 @@ def _tensors(path: Path, infos: list, start: int, size: int) -> dict[str, Tensor
     sizes_of = {kind.name: sizes for kind, sizes in constants.GGML_QUANT_SIZES.items()}
     out: dict[str, Tensor] = {}
     for name, sizes, kind, offset in infos:
-        what = f"{path}: tensor {name[:200]!r}"
+        label = f"{path}: tensor {name[:200]!r}"
         if name in out:
-            raise InputError(f"{what} stands twice", fix=_COPY_AGAIN)
+            raise InputError(f"{label} stands twice", fix=_COPY_AGAIN)
         if names.get(kind) not in sizes_of:
             raise InputError(
-                f"{what} is of type {kind}",
+                f"{label} is of type {kind}",
                 rule="the package gguf does not know it",
                 fix="update the package: pip install -U gguf",
             )
         elements, stored = sizes_of[names[kind]]
         if not sizes or sizes[0] % elements:
             rule = f"rows of {names[kind]} are multiples of {elements}"
-            raise InputError(f"{what} has shape {sizes[::-1]}", rule=rule, fix=_COPY_AGAIN)
+            raise InputError(f"{label} has shape {sizes[::-1]}", rule=rule, fix=_COPY_AGAIN)
         begin = start + offset
         end = begin + math.prod(sizes) // elements * stored
         if end > size:
             fix = f"{_COPY_AGAIN}: it is cut short or damaged"
-            raise InputError(f"{what} ends at byte {end}", rule=f"the file has {size}", fix=fix)
+            raise InputError(f"{label} ends at byte {end}", rule=f"the file has {size}", fix=fix)
         out[name] = Tensor(names[kind], tuple(sizes[::-1]), begin, end)
-    last, before = start, ""
+    last, last_name = start, ""
     for name, tensor in sorted(out.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin < last:
             raise InputError(
-                f"{path}: tensor {name[:200]!r} overlaps {before[:200]!r}", fix=_COPY_AGAIN
+                f"{path}: tensor {name[:200]!r} overlaps {last_name[:200]!r}", fix=_COPY_AGAIN
             )
-        last, before = tensor.end, name
+        last, last_name = tensor.end, name
     return out

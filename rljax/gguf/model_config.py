@@ -88,9 +88,9 @@ class Keys:
         numeric = kind in (int, float) and type(value) in (int, float)
         good = numeric and abs(value) <= _LARGEST if numeric else type(value) is kind
         if not good or (kind is int and type(value) is not int):
-            shown = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
-            wanted = "number" if kind is float else kind.__name__
-            raise self.wrong(key, shown, f"one {wanted} is read")
+            text = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
+            type_name = "number" if kind is float else kind.__name__
+            raise self.wrong(key, text, f"one {type_name} is read")
         # A float32 as it was written, not as a float64 shows it: 1e-05.
         return float(str(np.float32(value))) if kind is float else value
 
@@ -106,8 +106,8 @@ class Keys:
 
     def wrong(self, key: str, value: object, rule: str) -> InputError:
         """Returns the error for a key whose value is not read."""
-        what = f"{self.header.path}: {self.prefix}{key}"
-        return InputError(what, value=value, rule=rule, fix=_ANOTHER)
+        subject = f"{self.header.path}: {self.prefix}{key}"
+        return InputError(subject, value=value, rule=rule, fix=_ANOTHER)
 
     def check_all_read(self) -> None:
         """Raises InputError that names the keys of the architecture that nothing read."""
@@ -348,9 +348,9 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
     context = config["max_position_embeddings"]
     if longrope:
         # Such a file may leave the type unsaid.
-        said = scaling if scaling != "none" else "longrope"
-        why = "the file has factors of LongRoPE"
-        keys.require("rope.scaling.type", said, "longrope", why)
+        rope_type = scaling if scaling != "none" else "longrope"
+        purpose = "the file has factors of LongRoPE"
+        keys.require("rope.scaling.type", rope_type, "longrope", purpose)
         original = keys.get("rope.scaling.original_context_length", int)
         factors = {
             "rope_type": "longrope",
@@ -373,15 +373,15 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
         keys.get("rope.scaling.original_context_length", int, context)
         return {}
     if scaling not in kind.scalings:
-        known, why = " or ".join(("none", *kind.scalings)), f"of a {kind.model_type} model"
-        keys.require("rope.scaling.type", scaling, known, why)
+        allowed, purpose = " or ".join(("none", *kind.scalings)), f"of a {kind.model_type} model"
+        keys.require("rope.scaling.type", scaling, allowed, purpose)
     out = {"rope_type": scaling, "factor": keys.get("rope.scaling.factor", float)}
     if scaling == "yarn":
         original = keys.get("rope.scaling.original_context_length", int, context)
         out["original_max_position_embeddings"] = original
-        for theirs, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        for hf_key, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
             if keys.has(f"rope.scaling.{key}"):
-                out[theirs] = keys.get(f"rope.scaling.{key}", float)
+                out[hf_key] = keys.get(f"rope.scaling.{key}", float)
     else:
         keys.get("rope.scaling.original_context_length", int, context)
     return {"rope_scaling": out}
@@ -393,12 +393,12 @@ def _llama3(header: Header, config: dict) -> dict:
     factor = round(max(stored, default=1.0), 4)
     half = config["head_dim"] // 2
     low, high, length = _LLAMA3.values()
-    wanted = []
+    divisors = []
     for i in range(half):
         wavelength = 2 * math.pi * config["rope_theta"] ** (2 * i / config["head_dim"])
         smooth = min(max((length / wavelength - low) / (high - low), 0.0), 1.0)
-        wanted.append(1 / ((1 - smooth) / factor + smooth) if factor else 0.0)
-    if len(stored) != half or not np.allclose(stored, wanted, rtol=1e-4, atol=0):
+        divisors.append(1 / ((1 - smooth) / factor + smooth) if factor else 0.0)
+    if len(stored) != half or not np.allclose(stored, divisors, rtol=1e-4, atol=0):
         raise InputError(
             f"{header.path}: tensor {_ROPE_TENSORS[0]} holds other divisors than those of Llama 3",
             value=stored[:4],

@@ -24,10 +24,10 @@ def weights_file(folder: str | Path) -> Path | None:
     if not files or any(name.endswith(".safetensors") for name in names):
         return None
     if len(files) > 1:
-        shown = ", ".join(files[:6]) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
+        listing = ", ".join(files[:6]) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
         raise InputError(
             f"{folder} holds {len(files)} .gguf files",
-            value=shown,
+            value=listing,
             rule="a folder is one model",
             fix=f"name the file: {folder / files[0]}",
         )

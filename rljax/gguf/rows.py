@@ -38,10 +38,10 @@ def check_types(header: Header) -> None:
     """Raises InputError that names the tensors of types that are not read."""
     wrong = {n: t.type for n, t in header.tensors.items() if t.type not in TYPES}
     if wrong:
-        shown = ", ".join(f"{name} ({kind})" for name, kind in list(wrong.items())[:_SHOWN])
+        listing = ", ".join(f"{name} ({kind})" for name, kind in list(wrong.items())[:_SHOWN])
         raise InputError(
             f"{header.path}: {len(wrong)} tensors are of types that are not read",
-            value=shown,
+            value=listing,
             rule=f"read are {', '.join(TYPES)}",
             fix="take another quantisation of the model, such as Q8_0 or Q4_K_M",
         )
@@ -64,9 +64,9 @@ def decoded(rows: StoredTensor, file: int, path: Path, first: int, out: np.ndarr
 def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -> np.ndarray:
     """`count` rows of a tensor; of one axis, as many values."""
     if len(rows.shape) == 1:  # the codes of one row cannot be cut everywhere
-        whole = _dequantized(_codes(rows, file, path, 0, 1), rows.type).reshape(-1)
-        at = np.arange(first, first + count)
-        return whole[_stored_row(at, rows) if rows.heads else at]
+        values = _dequantized(_codes(rows, file, path, 0, 1), rows.type).reshape(-1)
+        indices = np.arange(first, first + count)
+        return values[_stored_row(indices, rows) if rows.heads else indices]
     if not rows.heads:
         return _dequantized(_codes(rows, file, path, first, count), rows.type)
     tall = rows.shape[0] // rows.heads
@@ -80,8 +80,8 @@ def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -
 def _stored_row(row: np.ndarray, rows: StoredTensor) -> np.ndarray:
     """The row of the file that a row of the Hugging Face tensor is."""
     tall = rows.shape[0] // rows.heads
-    head, within = np.divmod(row, tall)
-    half, pair = np.divmod(within, tall // 2)
+    head, offset = np.divmod(row, tall)
+    half, pair = np.divmod(offset, tall // 2)
     return head * tall + 2 * pair + half
 
 

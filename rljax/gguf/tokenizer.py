@@ -53,12 +53,12 @@ _GPT4O = (
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
-def _split(pattern: str, **more) -> dict:
+def _split(pattern: str, **extra) -> dict:
     """Returns the parts of tokenizer.json that cut a text by `pattern`, of byte-level tokens."""
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     split["invert"] = False
     steps = [split, {**_BYTES, "use_regex": False}]
-    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, **more}
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, **extra}
 
 
 _GPT2 = {"pre_tokenizer": {**_BYTES, "use_regex": True}}
@@ -95,18 +95,18 @@ def tokenizer_files(header: Header, model_type: str) -> dict[str, dict]:
     else:
         rule = "gpt2 and llama are read"
         raise InputError(f"{header.path}: {_PREFIX}model", value=kind, rule=rule, fix=_ANOTHER)
-    named = {name: values.token(key) for name, key in _NAMED.items()}
+    named_tokens = {name: values.token(key) for name, key in _NAMED.items()}
     flags = {
         "bos": values.get("add_bos_token", bool, adds_bos),
         "eos": values.get("add_eos_token", bool, False),
     }
-    content["added_tokens"] = _added(values, tokens, content["model"]["vocab"], named)
-    content["post_processor"] = _ends_of_text(flags, named, values)
+    content["added_tokens"] = _added(values, tokens, content["model"]["vocab"], named_tokens)
+    content["post_processor"] = _ends_of_text(flags, named_tokens, values)
     content = {"version": "1.0", "truncation": None, "padding": None, **content}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{name: text for name, text in named.items() if text is not None},
-        "add_bos_token": flags["bos"] and named["bos_token"] is not None,
+        **{name: text for name, text in named_tokens.items() if text is not None},
+        "add_bos_token": flags["bos"] and named_tokens["bos_token"] is not None,
         "clean_up_tokenization_spaces": False,
         **_templates(header),
     }
@@ -124,9 +124,9 @@ def generation_config(header: Header) -> dict:
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": values.id("padding_token_id"),
     }
-    named = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
-    for theirs, name in named.items():
-        value = header.metadata.get(f"general.sampling.{theirs}")
+    options = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+    for key, name in options.items():
+        value = header.metadata.get(f"general.sampling.{key}")
         if type(value) in (int, float):
             out |= {
                 name: float(str(np.float32(value))) if type(value) is float else value,
@@ -146,9 +146,9 @@ class _Values:
 
     def wrong(self, key: str, rule: str) -> InputError:
         value = self.all.get(key)
-        shown = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
+        text = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
         return InputError(
-            f"{self.header.path}: {_PREFIX}{key}", value=shown, rule=rule, fix=_ANOTHER
+            f"{self.header.path}: {_PREFIX}{key}", value=text, rule=rule, fix=_ANOTHER
         )
 
     def check_all_known(self) -> None:
@@ -210,8 +210,8 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 def _listed_merges(values: _Values, vocabulary: dict[str, int]) -> list[list[str]]:
     merges = [merge.split(" ") for merge in values.texts("merges")]
     for merge in merges:
-        known = len(merge) == 2 and all(part in vocabulary for part in (*merge, "".join(merge)))
-        if not known:
+        valid = len(merge) == 2 and all(part in vocabulary for part in (*merge, "".join(merge)))
+        if not valid:
             raise InputError(
                 f"{values.header.path}: {_PREFIX}merges",
                 value=" ".join(merge)[:200],
@@ -235,7 +235,7 @@ def _byte_level(values: _Values, tokens: list[str]) -> tuple[dict, bool]:
     return content, parts["add_bos"]
 
 
-def _bpe(vocabulary, merges, unknown: str | None, **more) -> dict:
+def _bpe(vocabulary, merges, unknown: str | None, **extra) -> dict:
     return {
         "type": "BPE",
         "unk_token": unknown,
@@ -243,7 +243,7 @@ def _bpe(vocabulary, merges, unknown: str | None, **more) -> dict:
         **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
         "vocab": vocabulary,
         "merges": merges,
-        **more,
+        **extra,
     }
 
 
@@ -284,12 +284,12 @@ def _sentencepiece(values: _Values, tokens: list[str], model_type: str) -> dict:
             "split": False,
             "prepend_scheme": "first" if prefix else "never",
         }
-    how = dict(fuse_unk=True, byte_fallback=True)
+    options = dict(fuse_unk=True, byte_fallback=True)
     return {
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(vocabulary, merges, values.token("unknown_token_id"), **how),
+        "model": _bpe(vocabulary, merges, values.token("unknown_token_id"), **options),
     }
 
 
@@ -302,7 +302,7 @@ def _merges_of(values: _Values, vocabulary: dict[str, int], scores: np.ndarray) 
         )
     merges = []
     for piece, number in vocabulary.items():
-        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        cuts = [(piece[:index], piece[index:]) for index in range(1, len(piece))]
         cuts = [c for c in cuts if c[0] in vocabulary and c[1] in vocabulary]
         cuts.sort(key=lambda cut: (vocabulary[cut[0]], vocabulary[cut[1]]))
         merges += zip(itertools.repeat(scores[number].item()), cuts)
@@ -310,35 +310,35 @@ def _merges_of(values: _Values, vocabulary: dict[str, int], scores: np.ndarray) 
     return [cut for _, cut in merges]
 
 
-def _added(values: _Values, tokens: list[str], vocabulary: dict, named: dict) -> list[dict]:
+def _added(values: _Values, tokens: list[str], vocabulary: dict, named_tokens: dict) -> list[dict]:
     """The tokens that are matched whole in a text: control tokens, those with a name, and those
     that the model's authors defined, which are not special."""
     kinds = values.numbers("token_type", len(tokens)) if "token_type" in values.all else []
     special = {i for i, kind in enumerate(kinds) if kind == _CONTROL}
     special |= {i for key in _NAMED.values() if (i := values.id(key)) is not None}
     plain = {i for i, kind in enumerate(kinds) if kind == _USER_DEFINED} - special
-    how = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
+    flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
     return [
-        {"id": i, "content": tokens[i], **how, "special": i in special}
+        {"id": i, "content": tokens[i], **flags, "special": i in special}
         for i in sorted(special | plain)
         if tokens[i] and vocabulary.get(tokens[i]) == i
     ]
 
 
-def _ends_of_text(flags: dict, named: dict, values: _Values) -> dict | None:
+def _ends_of_text(flags: dict, named_tokens: dict, values: _Values) -> dict | None:
     """The post-processor that puts BOS before and EOS behind a text, as far as `flags` say so."""
-    names = {end: named[f"{end}_token"] for end in ("bos", "eos")}
+    names = {end: named_tokens[f"{end}_token"] for end in ("bos", "eos")}
     names = {end: text for end, text in names.items() if flags[end] and text is not None}
     if not names:
         return None
 
     def around(letter: str, type_id: int) -> list[dict]:
-        of = {end: {"SpecialToken": {"id": t, "type_id": type_id}} for end, t in names.items()}
+        tokens = {end: {"SpecialToken": {"id": t, "type_id": type_id}} for end, t in names.items()}
         middle = {"Sequence": {"id": letter, "type_id": type_id}}
         return [
-            *([of["bos"]] if "bos" in of else []),
+            *([tokens["bos"]] if "bos" in tokens else []),
             middle,
-            *([of["eos"]] if "eos" in of else []),
+            *([tokens["eos"]] if "eos" in tokens else []),
         ]
 
     ids = {end: values.id(f"{end}_token_id") for end in names}
@@ -355,13 +355,15 @@ def _ends_of_text(flags: dict, named: dict, values: _Values) -> dict | None:
 def _templates(header: Header) -> dict:
     """chat_template: one text, or several with their names."""
     first, stem = header.metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
-    more = {k.removeprefix(stem): v for k, v in header.metadata.items() if k.startswith(stem)}
-    texts = {**({"default": first} if first is not None else {}), **more}
+    named_templates = {
+        k.removeprefix(stem): v for k, v in header.metadata.items() if k.startswith(stem)
+    }
+    texts = {**({"default": first} if first is not None else {}), **named_templates}
     wrong = [name for name, text in texts.items() if not isinstance(text, str)]
     if wrong:
         raise InputError(
             f"{header.path}: the chat template {wrong[0][:200]}", rule="a text", fix=_ANOTHER
         )
-    if not more:
+    if not named_templates:
         return {"chat_template": first} if first is not None else {}
     return {"chat_template": [{"name": n, "template": t} for n, t in texts.items()]}
