@@ -70,11 +70,11 @@ class DiskFolder:
     def check_room(self, needed: int) -> None:
         """Raises InputError unless the disk has room for two checkpoints of `needed` bytes,
         including those that are there, and for one beside them."""
-        there = sum(p.stat().st_size for step in self.steps() for p in _files(self.at(step)))
+        stored_bytes = sum(p.stat().st_size for step in self.steps() for p in _files(self.at(step)))
         # Of a folder that is not made yet: of the one that it will be made in.
         folder = next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())
         free = free_bytes(folder)
-        if free is not None and free < max(needed, 2 * needed - there):
+        if free is not None and free < max(needed, 2 * needed - stored_bytes):
             raise InputError(
                 "the disk has no room for the checkpoints of this run",
                 value=f"{human_bytes(free)} free in {self.folder}",
@@ -111,8 +111,8 @@ class DiskFolder:
         def written() -> dict[str, dict]:
             with muted:
                 checkpointer.wait_until_finished()
-            own = (p for p in _files(self._hidden(step)) if _writer(p) == hosts.index())
-            return {str(p.relative_to(self._hidden(step))): _facts(p) for p in own}
+            files = (p for p in _files(self._hidden(step)) if _writer(p) == hosts.index())
+            return {str(p.relative_to(self._hidden(step))): _facts(p) for p in files}
 
         return written
 
@@ -170,16 +170,16 @@ class DiskFolder:
         abstract = jax.tree.map(_as_written, like)
         try:
             with _muted(), ocp.StandardCheckpointer() as checkpointer:
-                read = checkpointer.restore(self.at(step, ARRAYS).absolute(), abstract)
-            return jax.tree.map(_as_held, read, like)
+                arrays = checkpointer.restore(self.at(step, ARRAYS).absolute(), abstract)
+            return jax.tree.map(_as_held, arrays, like)
         except Exception as error:  # whatever the libraries that read it make of it
             raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
 
     def read_some(self, step: int, like, fits: Callable[[str], InputError]):
         """Returns the arrays of `step` that `like` holds. Raises `fits(why)` if they cannot
         be read."""
-        how = ocp.checkpoint_utils.construct_restore_args(like)
-        options = ocp.args.PyTreeRestore(item=like, restore_args=how, partial_restore=True)
+        restore_args = ocp.checkpoint_utils.construct_restore_args(like)
+        options = ocp.args.PyTreeRestore(item=like, restore_args=restore_args, partial_restore=True)
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 return checkpointer.restore(self.at(step, ARRAYS).absolute(), options)
@@ -190,25 +190,25 @@ class DiskFolder:
 def _as_written(x):
     """Returns an array in the form that orbax is to write: of one that one host alone holds, that
     all of them read it."""
-    held = ocp.utils.to_shape_dtype_struct(x)
-    return np.empty(x.shape, x.dtype) if is_of_one_host(x) else held
+    abstract = ocp.utils.to_shape_dtype_struct(x)
+    return np.empty(x.shape, x.dtype) if is_of_one_host(x) else abstract
 
 
-def _as_held(read, like):
-    return put_whole(read, like.sharding) if is_of_one_host(like) else read
+def _as_held(value, target):
+    return put_whole(value, target.sharding) if is_of_one_host(target) else value
 
 
 def _writer(path: Path) -> int:
     """The host that has written a file: orbax gives each a folder for its arrays."""
-    owners = [int(found[1]) for part in path.parts if (found := _PROCESS.fullmatch(part))]
+    owners = [int(match[1]) for part in path.parts if (match := _PROCESS.fullmatch(part))]
     return owners[0] if owners else 0
 
 
 def _facts(path: Path) -> dict:
     """Returns the manifest's entry of a file, which is on the disk when this returns."""
-    facts = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    entry = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     _sync(path)
-    return facts
+    return entry
 
 
 def _digest(path: Path) -> str:
@@ -218,11 +218,11 @@ def _digest(path: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     """Everything in a checkpoint that is no folder, but for its manifest."""
-    found = []
-    for at, folders, names in os.walk(folder, onerror=_raise_unless_gone):
-        found += [Path(at, name) for name in names]
-        found += [path for name in folders if (path := Path(at, name)).is_symlink()]
-    return sorted(path for path in found if path != folder / MANIFEST)
+    paths = []
+    for parent, folders, names in os.walk(folder, onerror=_raise_unless_gone):
+        paths += [Path(parent, name) for name in names]
+        paths += [path for name in folders if (path := Path(parent, name)).is_symlink()]
+    return sorted(path for path in paths if path != folder / MANIFEST)
 
 
 def _raise_unless_gone(error: OSError) -> None:
@@ -245,7 +245,7 @@ def _muted():
     """Keeps orbax's threads from printing, each with a traceback, an exception that is raised here
     anyway."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    before, report = [logger.disabled for logger in loggers], sys.unraisablehook
+    were_disabled, report = [logger.disabled for logger in loggers], sys.unraisablehook
     try:
         sys.unraisablehook = functools.partial(_report_unless_late, report)
         for logger in loggers:
@@ -257,7 +257,7 @@ def _muted():
         gc.collect()  # asyncio logs a task that nobody waits for when it is collected
         raise error.with_traceback(None) from None
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
+        for logger, disabled in zip(loggers, were_disabled, strict=True):
             logger.disabled = disabled
 
 

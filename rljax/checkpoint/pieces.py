@@ -69,7 +69,7 @@ def _bounds(index: Index, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]
 
 def _moved(bounds, origin) -> Index:
     """Bounds as slices of an array that begins at `origin`."""
-    return tuple(slice(a - at, b - at) for (a, b), at in zip(bounds, origin, strict=True))
+    return tuple(slice(a - start, b - start) for (a, b), start in zip(bounds, origin, strict=True))
 
 
 # -- writing --
@@ -85,19 +85,19 @@ def snapshot(tree) -> list[ArrayPart]:
         x.copy_to_host_async()
     parts = []
     for number, (name, x) in enumerate(leaves):
-        own = {_bounds(shard.index, x.shape): shard.data for shard in x.addressable_shards}
+        shards = {_bounds(shard.index, x.shape): shard.data for shard in x.addressable_shards}
         for bounds, holders in _holders(x).items():
-            if bounds in own:
-                parts += _own_part(name, bounds, own[bounds], holders, number)
+            if bounds in shards:
+                parts += _own_part(name, bounds, shards[bounds], holders, number)
     return parts
 
 
 def _holders(x: jax.Array) -> dict[tuple, list[int]]:
     """The hosts that hold each part of an array."""
-    found = collections.defaultdict(set)
+    by_bounds = collections.defaultdict(set)
     for device, index in x.sharding.devices_indices_map(x.shape).items():
-        found[_bounds(index, x.shape)].add(device.process_index)
-    return {bounds: sorted(holders) for bounds, holders in found.items()}
+        by_bounds[_bounds(index, x.shape)].add(device.process_index)
+    return {bounds: sorted(holders) for bounds, holders in by_bounds.items()}
 
 
 def _own_part(
@@ -116,8 +116,8 @@ def _own_part(
 def _copied(data: jax.Array) -> np.ndarray:
     """The values in memory that no later program writes: a CPU's own memory is what it shows."""
     on_host = data.sharding.memory_kind not in (None, "device")
-    shown = np.asarray(data)
-    return shown.copy() if on_host or data.device.platform == "cpu" else shown
+    values = np.asarray(data)
+    return values.copy() if on_host or data.device.platform == "cpu" else values
 
 
 def _pieces(parts: list[ArrayPart]) -> Iterator[bytes]:
@@ -145,10 +145,10 @@ def write(store: Store, parts: list[ArrayPart]) -> dict[str, dict]:
         index.append([part.name, dtype, part.start, shape, offset])
         offset += part.data.nbytes
     text = json.dumps({"piece_bytes": PIECE_BYTES, "parts": index}).encode()
-    facts = {}
+    entries = {}
 
     def put(name: str, data: bytes) -> None:
-        facts[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        entries[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         store.put(name, data)
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
@@ -164,7 +164,7 @@ def write(store: Store, parts: list[ArrayPart]) -> dict[str, dict]:
             for future in running:
                 future.cancel()
     put(f"{head}.json", text)
-    return facts
+    return entries
 
 
 # -- reading --
@@ -198,8 +198,8 @@ class Reader:
     its manifest. Raises Damaged for an index that cannot be read."""
 
     def __init__(self, store: Store, files: Mapping[str, dict]):
-        for name, facts in files.items():
-            if type(facts["bytes"]) is not int or not isinstance(facts["sha256"], str):
+        for name, entry in files.items():
+            if type(entry["bytes"]) is not int or not isinstance(entry["sha256"], str):
                 raise ValueError(f"bytes and SHA-256 of {name:.100}")
         self.store, self.files = store, files
         self.kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
@@ -232,11 +232,14 @@ class Reader:
             raise ValueError(f"a part of {leaf:.100} has {len(location.shape)} dimensions")
         if not 0 < location.piece_bytes <= LARGEST_PIECE:
             raise ValueError(f"its pieces have {location.piece_bytes} bytes")
-        others = self.locations[leaf]
-        if others and (self.dtypes[leaf], len(others[0].shape)) != (dtype, len(location.shape)):
+        locations = self.locations[leaf]
+        if locations and (self.dtypes[leaf], len(locations[0].shape)) != (
+            dtype,
+            len(location.shape),
+        ):
             raise ValueError(f"the parts of {leaf:.100} are of several kinds")
         self.dtypes[leaf] = dtype
-        others.append(location)
+        locations.append(location)
 
     def read(self, name: str) -> bytes:
         """Returns the bytes of a file, which it reads again if their SHA-256 is wrong. Raises
@@ -259,13 +262,13 @@ class Reader:
         host's own devices. Raises Damaged if the pieces do not cover it exactly once."""
         dtype = np.dtype(like.dtype)
         indices = like.sharding.addressable_devices_indices_map(like.shape).values()
-        wanted = {
+        arrays = {
             bounds: np.empty([high - low for low, high in bounds], dtype)
             for bounds in dict.fromkeys(_bounds(index, like.shape) for index in indices)
         }
-        self._fill(name, wanted)
+        self._fill(name, arrays)
         return jax.make_array_from_callback(
-            like.shape, like.sharding, lambda index: wanted[_bounds(index, like.shape)], dtype=dtype
+            like.shape, like.sharding, lambda index: arrays[_bounds(index, like.shape)], dtype=dtype
         )
 
     def kind(self, name: str) -> str:
@@ -276,34 +279,36 @@ class Reader:
         ends = [[a + n for a, n in zip(p.start, p.shape, strict=True)] for p in locations]
         return f"{self.dtypes[name]}{[max(end) for end in zip(*ends, strict=True)]}"
 
-    def _fill(self, name: str, wanted: dict[tuple, np.ndarray]) -> None:
+    def _fill(self, name: str, arrays: dict[tuple, np.ndarray]) -> None:
         """Fills the arrays, {bounds: array}. The rows of a part that any of them takes are read
         once for all."""
-        filled: dict[tuple, list] = {bounds: [] for bounds in wanted}
+        filled: dict[tuple, list] = {bounds: [] for bounds in arrays}
         for location in self.locations[name]:
             common = {}
-            for bounds in wanted:
+            for bounds in arrays:
                 axes = zip(bounds, location.start, location.shape, strict=True)
-                both = [(max(low, at), min(high, at + n)) for (low, high), at, n in axes]
-                if all(low < high for low, high in both):
-                    common[bounds] = both
+                overlap = [
+                    (max(low, start), min(high, start + n)) for (low, high), start, n in axes
+                ]
+                if all(low < high for low, high in overlap):
+                    common[bounds] = overlap
             if not common:
                 continue
-            dtype = next(iter(wanted.values())).dtype
+            dtype = next(iter(arrays.values())).dtype
             if location.shape:
-                low = min(both[0][0] for both in common.values())
-                high = max(both[0][1] for both in common.values())
+                low = min(overlap[0][0] for overlap in common.values())
+                high = max(overlap[0][1] for overlap in common.values())
                 location = location.rows(low, high, dtype.itemsize)
             part = self._part(location, dtype)
-            for bounds, both in common.items():
-                target = _moved(both, [low for low, _ in bounds])
-                wanted[bounds][target] = part[_moved(both, location.start)]
-                filled[bounds].append(both)
-        for bounds, out in wanted.items():
-            count = sum(math.prod(b - a for a, b in both) for both in filled[bounds])
+            for bounds, overlap in common.items():
+                target = _moved(overlap, [low for low, _ in bounds])
+                arrays[bounds][target] = part[_moved(overlap, location.start)]
+                filled[bounds].append(overlap)
+        for bounds, out in arrays.items():
+            count = sum(math.prod(b - a for a, b in overlap) for overlap in filled[bounds])
             if count != out.size or _overlap(filled[bounds]):
-                what = f"holds {count} of {out.size} values of {name}"
-                raise Damaged(f"{self.store.at(ARRAYS)} {what}, or some twice", fix=RESTORE)
+                problem = f"holds {count} of {out.size} values of {name}"
+                raise Damaged(f"{self.store.at(ARRAYS)} {problem}, or some twice", fix=RESTORE)
 
     def _part(self, location: _Location, dtype: np.dtype) -> np.ndarray:
         size = math.prod(location.shape) * dtype.itemsize
@@ -333,13 +338,13 @@ def _overlap(boxes: list[list[tuple[int, int]]]) -> bool:
     ends = np.array(boxes, np.int64).reshape(len(boxes), -1, 2)
     # The grid of all their edges: a box covers whole cells of it.
     edges = [np.unique(ends[:, d]) for d in range(ends.shape[1])]
-    cells = math.prod(len(each) - 1 for each in edges)
+    cells = math.prod(len(axis_edges) - 1 for axis_edges in edges)
     if cells > MOST_CELLS * len(boxes):  # parts of a mesh lie in rows
         return True
-    covered = np.zeros([len(each) - 1 for each in edges], bool)
+    covered = np.zeros([len(axis_edges) - 1 for axis_edges in edges], bool)
     for box in ends:
         axes = zip(edges, box, strict=True)
-        cell = tuple(slice(*np.searchsorted(each, low_high)) for each, low_high in axes)
+        cell = tuple(slice(*np.searchsorted(axis_edges, low_high)) for axis_edges, low_high in axes)
         if covered[cell].any():
             return True
         covered[cell] = True
@@ -351,8 +356,8 @@ def read(reader: Reader, like, fits: Callable[[str], InputError]):
     differ, and Damaged for bytes that are not those that were saved."""
     leaves = named_leaves(like)
     for name, x in leaves:
-        wanted = f"{np.dtype(x.dtype).name}{list(x.shape)}"
-        if reader.kind(name) != wanted:
-            raise fits(f"{name} is {reader.kind(name)}, not {wanted}")
+        expected = f"{np.dtype(x.dtype).name}{list(x.shape)}"
+        if reader.kind(name) != expected:
+            raise fits(f"{name} is {reader.kind(name)}, not {expected}")
     arrays = [reader.array(name, x) for name, x in leaves]
     return jax.tree.unflatten(jax.tree.structure(like), arrays)
