@@ -51,8 +51,8 @@ class Range:
         bounds = [bound for bound in bounds if bound[1] is not None]
         if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
             return ""
-        said = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds)
-        return f"must be {said or 'finite'}"
+        limits = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds)
+        return f"must be {limits or 'finite'}"
 
 
 _OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
@@ -70,8 +70,8 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     )
     if whole_file := _WHOLE_FILE.fullmatch(text):
         raise _needs_a_function(whole_file[1])
-    of_a_file = _OF_A_FILE.fullmatch(text)
-    written = of_a_file[2] if of_a_file else text
+    file_match = _OF_A_FILE.fullmatch(text)
+    written = file_match[2] if file_match else text
     try:
         node = ast.parse(written.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -103,15 +103,15 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     if not isinstance(target, ast.Name):
         raise InputError("a component must start with a name", value=text, fix=fix)
     name = ".".join([target.id, *reversed(parts)])
-    name = f"{of_a_file[1]}:{name}" if of_a_file else name
+    name = f"{file_match[1]}:{name}" if file_match else name
     if call.args:
-        what = f"component {name!r} has positional options"
-        raise InputError(what, value=text, rule="options are keywords", fix=fix)
+        problem = f"component {name!r} has positional options"
+        raise InputError(problem, value=text, rule="options are keywords", fix=fix)
     options = []
     for keyword in call.keywords:
         if keyword.arg is None:
-            what = f"component {name!r} uses **"
-            raise InputError(what, value=text, rule="options are keywords", fix=fix)
+            problem = f"component {name!r} uses **"
+            raise InputError(problem, value=text, rule="options are keywords", fix=fix)
         try:
             value = ast.literal_eval(keyword.value)
             hash(value)
@@ -147,8 +147,8 @@ _MOVED = {
 def _is_public_function(name: str, value: object, home: str) -> bool:
     """Returns whether `value` is a function that `home` or its submodules define, not one they
     import."""
-    mine = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
-    return mine and not name.startswith("_")
+    is_local = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
+    return is_local and not name.startswith("_")
 
 
 def _import(name: str, home: str) -> Callable:
@@ -161,7 +161,7 @@ def _import(name: str, home: str) -> Callable:
         names = [n for n, f in vars(module).items() if _is_public_function(n, f, home)]
         if name not in names:
             close = near_names(name, names, 3)
-            close = close or [known for known in names if name.startswith(f"{known}_")]
+            close = close or [candidate for candidate in names if name.startswith(f"{candidate}_")]
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             raise InputError(
                 f"{home} has no {name!r}",
@@ -180,10 +180,10 @@ def _import(name: str, home: str) -> Callable:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-        parent, _, within = module_name.rpartition(".")
-        if parent in sys.modules and inspect.isclass(_attribute(sys.modules[parent], within)):
+        parent, _, class_name = module_name.rpartition(".")
+        if parent in sys.modules and inspect.isclass(_attribute(sys.modules[parent], class_name)):
             raise InputError(
-                f"component {name!r} belongs to the class {within!r}",
+                f"component {name!r} belongs to the class {class_name!r}",
                 rule="a component is a function of a module",
                 fix=f"write a function in {parent!r} that calls it",
             ) from error
@@ -212,8 +212,10 @@ def names_file(text: str) -> bool:
 def names_of(text: str) -> tuple[list[str], set[str]]:
     """Returns the functions that a component text names, and the names of its options, those in its
     options' texts included; none for a text that is no component."""
-    found = [parse_component(one) for one in component_texts(text)]
-    return [name for name, _ in found], {key for _, options in found for key, _ in options}
+    components = [parse_component(part) for part in component_texts(text)]
+    return [name for name, _ in components], {
+        key for _, options in components for key, _ in options
+    }
 
 
 def component_texts(text: str) -> list[str]:
@@ -222,13 +224,13 @@ def component_texts(text: str) -> list[str]:
         _, options = parse_component(text.strip())
     except InputError:
         return []
-    texts, left = [text.strip()], [value for _, value in options]
-    while left:
-        value = left.pop()
+    texts, pending = [text.strip()], [value for _, value in options]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             texts += component_texts(value)
         elif isinstance(value, tuple):
-            left += value
+            pending += value
     return texts
 
 
@@ -254,13 +256,13 @@ def _is_a_librarys(module_name: str) -> bool:
     return root in sys.stdlib_module_names or root in _LIBRARIES
 
 
-def _not_a_component(what: str, module_name: str) -> InputError:
+def _not_a_component(subject: str, module_name: str) -> InputError:
     hidden = f"{module_name.partition('.')[0]}.py"
     fix = "name a function of rljax, or of a module of yours with a name of its own"
     if os.path.isfile(hidden):
         fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"
     return InputError(
-        f"{what} is Python's own, or a library's",
+        f"{subject} is Python's own, or a library's",
         rule="functions such as os.system never run from a config",
         fix=fix,
     )
@@ -271,14 +273,14 @@ def _of_file(name: str) -> Callable:
     path, _, attribute = name.rpartition(":")
     if not os.path.isfile(path):
         raise _no_file(name, path)
-    whole = os.path.abspath(path)
-    module_name = f"file_{zlib.crc32(whole.encode()):08x}"
+    full_path = os.path.abspath(path)
+    module_name = f"file_{zlib.crc32(full_path.encode()):08x}"
     module = sys.modules.get(module_name)
     if module is None:
-        found = importlib.util.spec_from_file_location(module_name, whole)
-        module = sys.modules[module_name] = importlib.util.module_from_spec(found)
+        spec = importlib.util.spec_from_file_location(module_name, full_path)
+        module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
         try:
-            found.loader.exec_module(module)
+            spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
             raise fails_at_import(f"component {name!r}", error) from error
@@ -287,8 +289,10 @@ def _of_file(name: str) -> Callable:
 
 def _no_file(name: str, path: str) -> InputError:
     folder, file = os.path.split(path)
-    there = [one.name for one in os.scandir(folder or ".")] if os.path.isdir(folder or ".") else []
-    close = near_names(file, [one for one in there if one.endswith(".py")], 1)
+    files = (
+        [entry.name for entry in os.scandir(folder or ".")] if os.path.isdir(folder or ".") else []
+    )
+    close = near_names(file, [entry for entry in files if entry.endswith(".py")], 1)
     return InputError(
         f"component {name!r}: there is no file {path!r}",
         rule=f"a path is absolute or starts at the working folder, {os.getcwd()}",
@@ -339,10 +343,10 @@ _INSTALLED = (os.path.dirname(__file__), *(_PATHS[one] for one in ("stdlib", "pu
 
 def fails_at_import(what: str, error: BaseException) -> InputError:
     """Returns the error of a user's module that raises when it is imported."""
-    where, fix = location_and_fix(error)
+    location, fix = location_and_fix(error)
     if isinstance(error, InputError):
-        return error.within(f"{what}: its module fails at import ({where}): ")
-    rule = f"{type(error).__name__}: {error} ({where})"
+        return error.within(f"{what}: its module fails at import ({location}): ")
+    rule = f"{type(error).__name__}: {error} ({location})"
     return InputError(f"{what}: its module fails at import", rule=rule, fix=fix)
 
 
@@ -350,8 +354,8 @@ def location_and_fix(error: BaseException) -> tuple[str, str]:
     """Returns "file:line" and what mends it, of what a user's module raised: the last line of a
     file that is neither Python's, nor a library's, nor ours."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    of_users = [frame for frame in frames if not frame[0].startswith(("<frozen", *_INSTALLED))]
-    file, line = (of_users or frames or [("", 0)])[-1]
+    user_frames = [frame for frame in frames if not frame[0].startswith(("<frozen", *_INSTALLED))]
+    file, line = (user_frames or frames or [("", 0)])[-1]
     if isinstance(error, SyntaxError):
         file, line = error.filename or file, error.lineno or line
     fix = f"correct line {line} of {file}"
@@ -370,9 +374,9 @@ def location_and_fix(error: BaseException) -> tuple[str, str]:
         elif root in sys.modules or importlib.util.find_spec(root) is not None:
             fix = f"correct line {line} of {file}: {root} has no part of that name"
     elif isinstance(error, ImportError) and error.name in sys.modules:
-        wanted = re.match(r"cannot import name '(\w+)'", str(error))
-        known = vars(sys.modules[error.name])
-        close = near_names(wanted[1], list(known), 1) if wanted else []
+        match = re.match(r"cannot import name '(\w+)'", str(error))
+        names = vars(sys.modules[error.name])
+        close = near_names(match[1], list(names), 1) if match else []
         fix += f": did you mean {close[0]!r}?" if close else f": {error.name} has no such name"
     elif isinstance(error, NameError) and error.name:
         fix = f"import or define {error.name!r} above line {line} of {file}"
@@ -387,12 +391,12 @@ def _attribute(module: types.ModuleType, name: str) -> object:
     return getattr(module, name, None)
 
 
-def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callable:
+def _function_of(module: types.ModuleType, attribute: str, owner: str) -> Callable:
     try:
-        found = _attribute(module, attribute)
+        function = _attribute(module, attribute)
     except (Exception, SystemExit) as error:  # what loads it fails
-        raise fails_at_import(f"{where}: {attribute!r}", error) from error
-    inner = found
+        raise fails_at_import(f"{owner}: {attribute!r}", error) from error
+    inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
     # A decorator's wrapper was written in one module and says another: either may be the user's.
@@ -400,11 +404,11 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
     if inspect.isfunction(inner):
         homes.add(inner.__globals__.get("__name__", ""))
     if isinstance(inner, types.BuiltinFunctionType) or all(map(_is_a_librarys, homes)):
-        raise _not_a_component(f"{where}: {attribute!r}", module.__name__)
-    if not callable(found):
-        if attribute in vars(module) or found is not None:
+        raise _not_a_component(f"{owner}: {attribute!r}", module.__name__)
+    if not callable(function):
+        if attribute in vars(module) or function is not None:
             raise InputError(
-                f"{where}: {attribute!r} is no function", value=found, fix="name a function"
+                f"{owner}: {attribute!r} is no function", value=function, fix="name a function"
             )
         close = near_names(attribute, dir(module), 1)
         names = _functions_in(getattr(module, "__file__", None) or "")
@@ -414,8 +418,8 @@ def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callab
         hidden = f"{module.__name__.partition('.')[0]}.py"
         if os.path.isfile(hidden) and os.path.abspath(hidden) != vars(module).get("__file__"):
             fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"
-        raise InputError(f"{where} has no function {attribute!r}", rule=rule, fix=fix)
-    return found
+        raise InputError(f"{owner} has no function {attribute!r}", rule=rule, fix=fix)
+    return function
 
 
 def plain_kind(kind: object) -> object:
@@ -452,7 +456,7 @@ def _fits(value: object, kind: object) -> bool:
 def ranges_of(kind: object) -> list[Range]:
     """Returns the ranges in an annotation, such as Annotated[float, Range(low=0)] | None."""
     if typing.get_origin(kind) is typing.Annotated:
-        return [one for one in kind.__metadata__ if isinstance(one, Range)]
+        return [item for item in kind.__metadata__ if isinstance(item, Range)]
     return [bounds for inner in typing.get_args(kind) for bounds in ranges_of(inner)]
 
 
@@ -485,8 +489,8 @@ def _check_option(
             if rule := bounds.problem(value):
                 usual = "" if default is inspect.Parameter.empty else f", such as {default!r}"
                 fix = f"a number in that range{usual}"
-                what = f"option {option!r} of {component}"
-                raise InputError(what, value=value, rule=rule, fix=fix)
+                subject = f"option {option!r} of {component}"
+                raise InputError(subject, value=value, rule=rule, fix=fix)
         return
     kind = plain_kind(kind)
     if typing.get_origin(kind) is typing.Literal:
@@ -496,7 +500,7 @@ def _check_option(
         name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
         rule = f"must be {name}"
         kinds = [kind, typing.get_origin(kind), *typing.get_args(kind)]
-        example = next((text for one, text in _EXAMPLES.items() if one in kinds), "None")
+        example = next((text for base, text in _EXAMPLES.items() if base in kinds), "None")
     fix = f"{option}={example}, or another such value"
     raise InputError(f"option {option!r} of {component}", value=value, rule=rule, fix=fix)
 

@@ -132,8 +132,8 @@ class Contract:
             value = getattr(self, name)
             if isinstance(value, str) and (name != "reads" or value not in ("answer", "response")):
                 raise TypeError(f"contract({name}=...) is a tuple of names: ({name!r},)")
-        known = self.metrics.values() if isinstance(self.metrics, Mapping) else (None,)
-        if not all(isinstance(metric, Metric) for metric in known):
+        values = self.metrics.values() if isinstance(self.metrics, Mapping) else (None,)
+        if not all(isinstance(metric, Metric) for metric in values):
             raise TypeError("contract(metrics=...) is of metrics: {'my_ratio': Metric('...')}")
 
 
@@ -184,8 +184,10 @@ def _reading(function: Callable, reads: str | Callable[[dict], object]) -> Calla
     """The function, handed the answers of responses where it reads the answer. One of a batch,
     whose fields depend on its options, is returned as it is."""
     parameters = inspect.signature(function).parameters.values()
-    named = any(p.name in _RESPONSES for p in parameters)
-    if not named and (callable(reads) or all(p.kind is not p.VAR_KEYWORD for p in parameters)):
+    takes_response = any(p.name in _RESPONSES for p in parameters)
+    if not takes_response and (
+        callable(reads) or all(p.kind is not p.VAR_KEYWORD for p in parameters)
+    ):
         if callable(reads):
             return function
         raise TypeError(f"contract(reads='answer') is of a function of one of {_RESPONSES}")
