@@ -358,10 +358,8 @@ def require_comparable(
         method_config = _method_config(
             _base_config(config, options, options.seeds[0]), method, options
         )
-        method_config.model, method_config.tokenizer = (
-            config.model,
-            config.tokenizer,
-        )  # the base is not there yet
+        # The base policy is not there yet.
+        method_config.model, method_config.tokenizer = config.model, config.tokenizer
         method_config.data.train = config.data.train
         validate(method_config)
 

@@ -1,7 +1,9 @@
-"""plan: what a config needs of a chip, before the chip is rented or a weight loaded.
+"""Predicts what a config needs of a chip, before the chip is rented or a weight is loaded.
 
-memory: bytes per device counted from shapes; the one line of a run, and the refusal of one that
-cannot fit. programs: the config's own programs, as they would be called. hlo: what the compiled
-text moves and reads. flops: what the traced program computes. chips: what a chip has. compiled: all
-of that of one program. alternatives: other meshes, remat and microbatches. table: text and JSON.
+`memory` counts bytes per device from shapes, writes the line that a run begins with, and refuses a
+run that cannot fit. `programs` makes the config's own programs, with the arguments that a run calls
+them with. `hlo` counts what the compiled text moves and reads, `flops` what the traced program
+computes, and `chips` has the figures of chips. `compiled` reports all of that for one program.
+`alternatives` tries other meshes, remat policies and microbatches. `table` writes a plan as text
+and as JSON.
 """

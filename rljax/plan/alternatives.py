@@ -192,9 +192,9 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     parts = rows / (steps.packing.full_rows if steps.packing else steps.microbatch_rows)
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (recomputed > 0.5))
-    # Of the head three gathers and a scatter, as wide as it is multiplied and summed.
+    # The head takes three gathers in the dtype of its product, and a scatter in float32.
     gathers += (3 * size + 4 - 2 * 3) * head / tensor * (fsdp - 1) / fsdp * parts
-    # Of every layer's activations, summed over tensor.
+    # Sums of every layer's activations over the tensor axis.
     local = tokens * tensor * model_config.embed * 2
     sums = 8 * local * model_config.layers * 2 * (tensor - 1) / tensor
     sums += 8 * weights / tensor / fsdp * parts * (mesh.shape["data"] > 1)

@@ -12,7 +12,7 @@ from rljax.chips import TPUS, Chip, chip_of
 from rljax.errors import InputError
 from rljax.pods import VERSIONS
 
-# Of a whole pod, and of a chip, as JAX counts devices.
+# Chips of a whole pod, and devices of a chip as JAX counts them.
 _MOST_CHIPS = {name: version.most_chips for name, version in VERSIONS.items()}
 _DEVICES_PER_CHIP = {name: version.devices_per_chip for name, version in VERSIONS.items()}
 _FLAT = [name for name, version in VERSIONS.items() if version.dimensions == 2]
@@ -61,7 +61,8 @@ class NoClient:
 
 
 class Memory(str):
-    """A memory of a StandIn: JAX looks for its kind among them as for a text."""
+    """A memory of a StandIn. It is a str, because JAX looks for the kind of a memory in a list
+    of them."""
 
     @property
     def kind(self) -> str:
@@ -88,8 +89,9 @@ def _parsed(topology: str) -> tuple[int, str, list[int]]:
 
 
 def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
-    """Returns the devices of a TPU topology, and what each has, of tables: enough to count memory,
-    without libtpu. Raises InputError for a chip or a shape that does not exist."""
+    """Returns stand-ins for the devices of a TPU topology, and the published figures of each,
+    which is enough to count memory without libtpu. Raises InputError for a chip or a shape that
+    does not exist."""
     slices, name, shape = _parsed(topology)
     chips, per_chip = math.prod(shape), _DEVICES_PER_CHIP.get(name, 1)
     valid = all(size in (1, 2) or size % 4 == 0 for size in shape)
@@ -114,8 +116,9 @@ def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
 
 def topology_devices(topology: str) -> tuple[list, Chip]:
     """Returns the devices of a TPU topology such as "v5e:2x4", or of several such slices
-    ("2xv5e:16x16"), for which programs can be compiled here, and what each has. Needs libtpu, and
-    no TPU. Raises InputError for a topology that libtpu does not have, and without it."""
+    ("2xv5e:16x16"), and the published figures of each. Programs can be compiled for them on this
+    machine, with libtpu and without a TPU. Raises InputError for a topology that libtpu does not
+    have, and without libtpu."""
     slices, name, shape = _parsed(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
     # Nothing runs on a chip, so there is nothing to lock against a second process.
@@ -136,6 +139,7 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
 
 
 def local_devices() -> tuple[list, Chip | None]:
-    """Returns the devices of this process, and what each has where that is known."""
+    """Returns the devices of this process, and the published figures of each where they
+    are known."""
     devices = jax.devices()
     return devices, chip_of(devices)

@@ -41,7 +41,7 @@ from rljax.setup.decode_layout import decode_costs, free_bytes, samples
 from rljax.setup.held import KEPT_COPY, held_bytes, held_parts, of_mesh
 from rljax.setup.placement import SAMPLER, sampler_mesh
 
-LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
+LARGE = 2**26  # bytes from which an array that every device holds whole is worth a warning
 # The TPU compiler's messages about a program that needs too much memory.
 _OVER = (
     re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm"),
@@ -52,10 +52,11 @@ _UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass
 class Report:
-    """Figures of one program. `beside` is what the run holds and the program does not read; `total`
-    adds it. `seconds`: the least by each limit, "compute", "HBM", "ICI ..." and "DCN". `error`: why
-    the compiler refused it. `instead`: no step of the run calls it. `expected`: seconds of its
-    products and of all else, measured (rljax.plan.host)."""
+    """Figures of one program. `beside`: bytes that the run holds and the program does not read;
+    `total` includes them. `seconds`: the least time by each limit, "compute", "HBM", "ICI ..."
+    and "DCN". `error`: the compiler's reason for refusing it. `instead`: True for a program
+    that no step of the run calls. `expected`: measured seconds of its products and of
+    everything else (rljax.plan.host)."""
 
     name: str
     compile_s: float
@@ -109,10 +110,10 @@ class Report:
 
 @dataclasses.dataclass
 class Plan:
-    """The plan of a config on some devices. `left`: what this host has of one, where the chip is
-    unknown; `nearest`: {config field: value} with which an estimate that is too large fits.
-    `stages` and `training` compare the mesh of the config to ZeRO over all devices. Devices of a
-    host share its way to other slices."""
+    """The plan of a config on some devices. `left`: free bytes of a device of this host, where the
+    chip is unknown; `nearest`: {config field: value} with which an estimate that is too large fits.
+    `stages` and `training` compare the mesh of the config to ZeRO over all devices. The
+    `host_devices` devices of a host share its network to other slices."""
 
     topology: str
     mesh: dict[str, int]
@@ -191,10 +192,14 @@ def make_plan(
     only=(),
     measure: bool = False,
 ) -> Plan:
-    """Returns the plan of `config` on `devices`. `compile=False`: the estimate alone;
-    `only`: the names of the programs to compile, () = all. `measure`: of this host's own
-    processors, seconds that are measured (rljax.plan.host). Raises InputError for a name in
-    `only` that is no program."""
+    """Returns the plan of `config` on `devices`.
+
+    Args:
+        compile: False: the estimate alone.
+        only: names of the programs to compile; () = all.
+        measure: whether to measure seconds on this host's own processors (rljax.plan.host).
+
+    Raises InputError for a name in `only` that is no program."""
     config = as_config(config, "make_plan")
     setup = abstract_setup(config, devices)
     mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
@@ -247,8 +252,8 @@ def make_plan(
 
 
 def report(call: ProgramCall, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 1) -> Report:
-    """Compiles one program for the devices of `mesh`, and runs nothing of it. `held`: what the run
-    holds all through (rljax.plan.memory.held_parts)."""
+    """Returns the report of one program, compiled for the devices of `mesh` and not run. `held`:
+    the parts that the run holds from start to end (rljax.plan.memory.held_parts)."""
     if call.copy is not None or call.name.startswith(RESHARD):  # it makes or reads all of the copy
         held = {name: tree for name, tree in held.items() if name != KEPT_COPY}
     platform, start = mesh.devices.flat[0].platform, time.perf_counter()
@@ -405,14 +410,14 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
 
 
 def crossings(collectives: list[Collective]) -> list[str]:
-    """Finds what leaves a slice although it need not. A step crosses with one sum of its gradients
-    over data, and with numbers; the iterations of a loop would wait for the network each."""
+    """Returns warnings of traffic to other slices that another layout would spare. A step should
+    send them only the sum of its gradients over data, and scalars; in a loop every iteration would
+    wait for the network."""
     loops: dict[str, list[Collective]] = {}
     warnings = []
     for collective in collectives:
-        if (
-            collective.dcn_bytes and collective.trips > 2
-        ):  # a loop asks once more than it iterates if it ends
+        # The condition of a loop runs once more than its body.
+        if collective.dcn_bytes and collective.trips > 2:
             iterations = f"each of {collective.trips:.0f} iterations"
             loops.setdefault(
                 "every step of decoding" if collective.in_open_loop else iterations, []

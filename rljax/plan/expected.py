@@ -19,8 +19,8 @@ LEFT_OUT = (
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """rollouts.max_staleness and ahead; `sampling` devices sample beside the others, 0: one mesh
-    does both."""
+    """A setting of rollouts.max_staleness and rollouts.ahead. `sampling`: number of devices that
+    only sample; 0: one mesh samples and learns."""
 
     max_staleness: int
     ahead: int
@@ -50,8 +50,8 @@ class Expected:
 
 
 def modes(etas: Sequence[int], own: tuple[int, int], splits: Sequence[int]) -> list[Mode]:
-    """Returns the modes to compare: one mesh at every eta, as far ahead as it and by half of that,
-    and at the config's `own`; then those above 0 for every split."""
+    """Returns the modes to compare. On one mesh: every eta, with `ahead` equal to it and to half of
+    it, and the config's `own` (eta, ahead); then those with an eta above 0 for every split."""
     pairs = {(0, 0), own, *((eta, eta) for eta in etas)}
     pairs |= {(eta, max(1, eta // 2)) for eta in etas if eta}
     pairs = sorted(pairs)
@@ -166,7 +166,8 @@ def _parts(split: int, seconds: Seconds, devices: int) -> str:
 
 
 def _splits(expected: Expected) -> list[str]:
-    """Seconds of a step by the devices that sample, for every bound; and which balance."""
+    """Lines with the seconds of a step for every bound, by the number of devices that sample, and
+    the fastest of these numbers."""
     splits = [split for split in expected.seconds if split]
     if not splits:
         return []

@@ -1,14 +1,16 @@
-"""FLOPs of a traced program: its products, loops multiplied, kernels by their own declaration.
+"""Counts the FLOPs of a traced program: its products, with loops multiplied out, and kernels by
+their own declaration.
 
 Walks a jaxpr. Numbers are of all devices together, as the program is written: what a layout
 computes twice is not counted twice.
 
-Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
-its cost_estimate, which hides it from the compiler's own count (all passes of its products as
-`mxu_flops` of its metadata, where they are more than one); without one, its body times its grid. A
-loop that ends by its data takes `trips`, and one around it one, but inside a kernel it takes one
-turn and hides nothing outside; of a conditional the cheapest branch counts, in a kernel the
-dearest.
+Matrix products and convolutions count 2 FLOPs per multiply-add. A Pallas call counts by its
+cost_estimate, because it hides its work from the compiler's own count; `mxu_flops` in its metadata
+gives the FLOPs of all passes of its products, where they are more than one. A Pallas call without a
+cost_estimate counts as its body times its grid. A loop that ends by its data takes `trips`
+iterations, and a loop around it takes one; inside a kernel it takes one iteration, and loops around
+the kernel are counted as usual. Of a conditional the cheapest branch counts, in a kernel the most
+expensive one.
 """
 
 import dataclasses
@@ -18,8 +20,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-# Passes of bfloat16 products that a TPU makes for one, by the precision asked for: of two float32
-# inputs, and of one whose other is narrower, which is split alone.
+# Number of bfloat16 passes that a TPU makes for a product, by its precision: of two float32 inputs,
+# and of a float32 input with a narrower one, of which only the float32 input is split.
 _PASSES = {"HIGHEST": (6, 3), "HIGH": (3, 2)}
 
 
@@ -148,7 +150,7 @@ def _dot(eqn) -> Work:
 
 
 def _ragged(eqn) -> Work:
-    """[T, K] by [G, K, N], every row by one of G: 2 T K N."""
+    """FLOPs of a product of [T, K] by [G, K, N], each row by one of the G matrices: 2 T K N."""
     left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     flops = 2.0 * math.prod(out[-2:]) * (left[-1] if len(out) == 2 else left[0])
     return Work(flops, flops * _passes(eqn))
@@ -183,7 +185,7 @@ def _conditional(eqn, chosen: dict, deeper, in_kernel: bool) -> Work:
 
 
 def _is_open(eqn) -> bool:
-    """Returns whether a while loop ends by its data, and not at a number."""
+    """Returns whether a while loop ends by its data, and not at a fixed count."""
     condition = _open(eqn.params["cond_jaxpr"])
     [last] = condition.eqns[-1:] or [None]
     compares = last is not None and last.primitive.name in ("lt", "gt")

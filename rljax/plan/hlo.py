@@ -4,12 +4,13 @@ Counts instructions (rljax.plan.hlo_text reads them), loops multiplied by their 
 numbers are of one device.
 
 The compiler's own cost counts a loop's body once. Here the trips of a loop are read from its
-condition (a counter below a constant); a loop that ends by its data takes `trips`, and one
-around it one. Of a conditional the cheapest branch counts: the others are of options that are off.
+condition (a counter below a constant). A loop that ends by its data takes `trips` iterations, and a
+loop around it takes one. Of a conditional the cheapest branch counts: the others are of options
+that are off.
 
-What goes from slice to slice, over the data center's network (DCN), a TPU's text says itself: a sum
-over several slices is one over each, and a `send` to the hosts of the others. Elsewhere it follows
-from the groups of devices.
+Traffic between slices, over the data center's network (DCN), is written out in a TPU's text: a sum
+over several slices is a sum over each slice, and a `send` to the hosts of the others. On other
+platforms it follows from the groups of devices.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Nothing is read or written by these: another's memory, or what was counted where it began.
+# Instructions that move nothing: they are views of other memory, or were counted where they began.
 _FREE = {
     "parameter",
     "get-tuple-element",
@@ -49,7 +50,8 @@ _FREE = {
 }
 
 
-# What is written into the memory of its first operand, and which operand is all that is.
+# Instructions that update their first operand in place, and the index of the operand that
+# is written.
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": -1}
 # Pallas kernels, whose bytes rljax.plan.flops takes from what they declare.
 _KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
@@ -108,7 +110,7 @@ def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> 
 
 
 class _Walk:
-    """One text: what each computation costs, loops multiplied."""
+    """Walks the computations of one compiled text and adds up their traffic, loops multiplied."""
 
     def __init__(self, text: str, mesh: Mesh, trips: int, slices: int):
         self.parts, self.entry = parse(text)
@@ -116,7 +118,8 @@ class _Walk:
         self.types = {name: {i.name: i.types for i in body} for name, body in self.parts.items()}
 
     def known_trips(self, condition: str) -> int | None:
-        """Turns of a loop whose counter starts at 0 and stays below a constant."""
+        """Returns the number of iterations of a loop whose counter starts at 0 and stays below a
+        constant; None for any other loop."""
         body = {i.name: i for i in self.parts.get(condition, ())}
         for instruction in body.values():
             if (
@@ -149,8 +152,8 @@ class _Walk:
         return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
 
     def _fused_trips(self, root: Instruction, body: dict) -> int | None:
-        """The trip count of a loop as XLA for CPUs writes it: the comparison inside a fusion, the
-        constant an operand."""
+        """Trip count of a loop as XLA for CPUs writes it, with the comparison inside a fusion and
+        the constant as an operand."""
         computation = _CALLED.search(root.rest)
         inner = self.parts.get(computation[1], ()) if computation else ()
         if not any(i.root and i.op == "compare" and "direction=LT" in i.rest for i in inner):
@@ -191,7 +194,8 @@ class _Walk:
         for instruction in self.parts[name]:
             if instruction.op == "while":
                 body, condition, trips, is_open = self._loop(instruction)
-                # A gather begun outside goes on in pieces beside the iterations: still one.
+                # A gather that began outside goes on in pieces during the iterations: it
+                # counts once.
                 open_channels = {mark for mark in visited if mark[1]}
                 self._add(body, times * trips, in_open or is_open, out, open_channels)
                 self._add(condition, times * (trips + 1), in_open or is_open, out, open_channels)
@@ -211,7 +215,7 @@ class _Walk:
                 self._add_one(name, instruction, times, in_open, out, visited)
 
     def _sent(self, name: str, instruction: Instruction, times: float, in_open: bool) -> Collective:
-        """Bytes that a TPU hands to its host for the other slices."""
+        """Returns the transfer that a TPU hands to its host for the other slices."""
         kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
         op = kind[1].lower().replace("_", "-") if kind else "send"
         size, other_slices = self._operand_bytes(name, instruction), self.slices - 1
@@ -247,7 +251,7 @@ class _Walk:
         collectives += [instruction] if _kind(instruction.op) else []
         fresh = []
         for collective in collectives:
-            # A gather in pieces, between computations, names its channel in each of them.
+            # The pieces of a gather that is spread over computations share its channel id.
             mark = re.search(r"channel_id=(\d+)", collective.rest)
             chain = re.search(r'chain_id="(\d+)"', collective.rest)
             mark = (mark and mark[1], chain and chain[1], _kind(collective.op))
@@ -292,8 +296,8 @@ class _Walk:
 
     @functools.cached_property
     def scattered(self) -> set[str]:
-        """The sums of which a device gets only its part: a TPU's reduce-scatter is a fusion of an
-        all-reduce and the slice."""
+        """Names of the all-reduces of which a device keeps only its part: a TPU's reduce-scatter is
+        a fusion of an all-reduce and the slice."""
         parts = [body for name, body in self.parts.items() if name.startswith("all-reduce-scatter")]
         return {instruction.name for body in parts for instruction in body}
 
@@ -314,8 +318,8 @@ class _Walk:
     # -- device memory
 
     def _hbm_bytes(self, name: str, instruction: Instruction) -> float:
-        """Operands read and results written, as far as they lie in device memory; of slices, and of
-        updates in place, the part alone."""
+        """Bytes of device memory that an instruction reads and writes. Of slices, and of updates in
+        place, only the part counts."""
         types = self.types[name]
 
         def size(n):
@@ -330,9 +334,8 @@ class _Walk:
             return 2 * result
         if instruction.op in _IN_PLACE:
             return 2 * size(instruction.operands[_IN_PLACE[instruction.op]])
-        if instruction.op.endswith(
-            "-start"
-        ):  # (source, destination, ...), a copy's the other way round
+        # (source, destination, ...); of a copy the other way round.
+        if instruction.op.endswith("-start"):
             ends = _members(instruction.types)[:2]
             moved_bytes = min(map(array_bytes, ends))
             return moved_bytes * sum(array_bytes(end, in_hbm=True) > 0 for end in ends)
@@ -369,7 +372,7 @@ class _Walk:
         return users
 
     def _written(self, name: str, end: Instruction, types: str) -> int:
-        """Bytes that a result of a fusion writes: of an update in place, the part alone."""
+        """Bytes that a result of a fusion writes; of an update in place, only the part."""
         by_name = {i.name: i for i in self.parts[name]}
         while end.op == "bitcast":
             end = by_name[end.operands[0]]
@@ -380,7 +383,8 @@ class _Walk:
         return array_bytes(self.types[name].get(end.operands[part], "") if part else types)
 
     def _passed_on(self, name: str) -> int | None:
-        """The number of the parameter that a fusion is but another view of."""
+        """Number of the parameter that a fusion only views in another form; None for any
+        other fusion."""
         by_name = {i.name: i for i in self.parts[name]}
         end = next(i for i in self.parts[name] if i.root)
         while end.op == "bitcast":
@@ -388,8 +392,8 @@ class _Walk:
         return next((n for n, x in self._parameters(name).items() if x is end), None)
 
     def _read(self, name: str, index: int) -> float:
-        """Bytes of a fusion's operand that are read: of one that is only sliced, there or in a
-        fusion inside of it, the slices."""
+        """Bytes of a fusion's operand that are read. Of an operand that is only sliced, in the
+        fusion or in one inside it, only the slices count."""
         users, param = self._users(name), self._parameters(name)[index]
         full_bytes, sliced_bytes = array_bytes(param.types), 0.0
         pending, names = list(users.get(param.name, ())), {param.name}
@@ -404,9 +408,7 @@ class _Walk:
                 inner = self._called(use)[0]
                 indices = [i for i, x in enumerate(use.operands) if x in names]
                 sliced_bytes += sum(self._read(inner, i) for i in indices)
-                if (
-                    self._passed_on(inner) in indices
-                ):  # what the fusion hands on is the operand itself
+                if self._passed_on(inner) in indices:  # the fusion returns the operand itself
                     names.add(use.name)
                     pending += users.get(use.name, ())
             elif use.op in _IN_PLACE and use.operands[0] in names:

@@ -26,8 +26,8 @@ class Instruction:
 
 
 def array_bytes(types: str, *, in_hbm: bool = False) -> int:
-    """Returns the bytes of the arrays of a type, a tuple's members added; `in_hbm`: of those that
-    lie there, and not in a core's own memory or the host's."""
+    """Returns the bytes of the arrays in a type, the sum of its members for a tuple. `in_hbm`:
+    counts only arrays in device memory, not those in a core's own memory or the host's."""
     total = 0
     for dtype, sizes, layout in ARRAY.findall(types):
         if in_hbm and re.search(r"S\([1-9]", layout):
@@ -39,7 +39,7 @@ def array_bytes(types: str, *, in_hbm: bool = False) -> int:
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """Returns ({computation: its instructions}, the name of the entry). Raises ValueError for text
-    of an unknown form, of which anything counted would be too little."""
+    of an unknown form, because counts of it would be too low."""
     computations, lines, entry = {}, None, ""
     for line in text.splitlines():
         if lines is None and (head := _HEAD.match(line)):
@@ -82,7 +82,7 @@ def _operands(rest: str) -> tuple[str, ...]:
 
 
 def _ids_of_iota(text: str) -> list[list[int]]:
-    """[2,4]<=[4,2]T(1,0): two groups of four."""
+    """Reads groups such as [2,4]<=[4,2]T(1,0), which is two groups of four."""
     groups, shape, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
     numbers = [[int(n) for n in part.split(",")] for part in (groups, shape, order or "") if part]
     ids = np.arange(math.prod(numbers[1])).reshape(numbers[1])
@@ -91,7 +91,8 @@ def _ids_of_iota(text: str) -> list[list[int]]:
 
 
 def _ids_of_mesh(text: str) -> list[list[int]]:
-    """mesh['a'=4,'b'=2] {'b'}: groups run along b; 'a':(2)2 is the part of a inside of 2 others."""
+    """Reads groups such as mesh['a'=4,'b'=2] {'b'}, which run along b; in 'a':(2)2 they run along
+    the part of a that is inside of 2 others."""
     sizes = {name: int(n) for name, n in re.findall(r"'([\w.]+)'=(\d+)", text)}
     axes = re.findall(r"'([\w.]+)'(?::\((\d+)\)(\d+))?", text[text.index("{") :])
     shape, group_dims = [], []

@@ -1,8 +1,8 @@
-"""Seconds and bytes of programs on this host's own processors, of a short measurement: its matrix
-products at their very shapes, and its memory.
+"""Measures bytes and seconds of programs on this host's own processors: its matrix products at the
+shapes of the program, and its memory.
 
-Published figures exist of chips; of the machine that happens to be at hand only a measurement says
-anything. A processor runs the operations of a program one after another, so their times add up.
+There are published figures of chips, but for the machine at hand only a measurement tells. A
+processor runs the operations of a program one after another, so their times add up.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from rljax.plan.flops import Product
 
-LEAST_SHARE = 0.005  # of a program's FLOPs: a rarer product is counted at the rate of the others
+LEAST_SHARE = 0.005  # of a program's FLOPs: below it a product counts at the rate of the others
 REPEATS, LONG_S = 3, 0.2  # a measurement is repeated, one that takes long is not
 COPIED = 2**25  # float32 numbers, 128 MiB: more than processors keep in their own memory
 
@@ -49,8 +49,8 @@ class WallAndCpuSeconds(NamedTuple):
 def expected_seconds(
     products: Mapping[Product, float], moved_bytes: float
 ) -> dict[str, WallAndCpuSeconds]:
-    """Returns {"products", "memory"}: the seconds of so many of each product, and of moving all
-    other bytes that a program touches."""
+    """Returns {"products", "memory"}: the seconds of all matrix products (`products`: how often
+    each is made), and of moving all other bytes that a program touches."""
     flops = {product: product.flops * count for product, count in products.items()}
     total = sum(flops.values())
     large = {product: size for product, size in flops.items() if size >= LEAST_SHARE * total}

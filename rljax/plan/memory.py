@@ -98,8 +98,8 @@ def training_bytes(role) -> Training:
 
 
 def _used_bytes(config, weights: int) -> int:
-    """Bytes of the weights, `weights` bytes of float32, in the dtype of products, where that is a
-    copy. Adapters' frozen base is read as products want it."""
+    """Bytes of the copy of the weights in the dtype of products; 0 where products read them as they
+    are. The frozen base of adapters is read in that dtype. `weights`: their bytes in float32."""
     size = jnp.dtype(config.dtype).itemsize
     copied = size < 4 if config.lora else config.dtype != config.weight_dtype
     return weights * size // 4 * copied
@@ -199,8 +199,8 @@ def estimate(setup: Setup, roles: dict | None = None) -> MemoryEstimate:
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
         generate = _generate(setup, roles)
     if setup.config.rollouts.max_staleness and KV in generate:
-        # What is in flight keeps its slots while the run learns, and while it evaluates: those of a
-        # step's rows, or, where the config says so, up to those of all that has begun.
+        # Samples in flight keep their slots while the run learns and while it evaluates: slots for
+        # the rows of a step, or with rollouts.ahead up to all rows that have begun.
         rows = sampled_prompts(setup.config) * setup.config.batch.samples_per_prompt
         max_rows = (1 + setup.config.rollouts.steps_ahead) * rows
         resident[IN_FLIGHT] = _slots(setup, min(setup.decoding.slots or rows, max_rows))
@@ -241,7 +241,7 @@ def in_flight_parts(setup: Setup, roles: dict) -> dict[str, jax.ShapeDtypeStruct
 
 
 def _slots(setup: Setup, prompts: int) -> int:
-    """Keys and values of the slots for so many prompts at once, each with one sample."""
+    """Bytes of keys and values in the slots for `prompts` prompts at once, each with one sample."""
     work = dataclasses.replace(workload(setup), prompts=prompts, samples=1)
     return decode_bytes(setup.decoding.of(setup.model), work, setup.decoding)[KV]
 
@@ -261,21 +261,20 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     weights = _multiplied_bytes(model)
     layer = held_bytes(jax.tree.map(_as_float32, model.abstract()["layers"])) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
-    # Of weights that are padded a wider copy, and its gradients.
+    # Weights that are padded need a wider copy, and gradients of it.
     padded = 2 * 4 * copied_elements(model.shapes(), model.config, mesh)
     chunk = min(rows * row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
     wide = config.head_in_float32 and not config.head_dtype
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
     gradients = held_bytes(jax.tree.map(_as_float32, role.state.params))
-    if accumulates:  # that of one microbatch has the dtype of the weights
+    if accumulates:  # the gradients of one microbatch have the dtype of the weights
         gradients += held_bytes(role.state.params)
     heads, kv = (n // tensor for n in _attention_width(config))
     token_bytes = size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
     if in_a_ring(mesh, config.heads, config.context_attention):
-        token_bytes += (
-            4 * 4 * (heads + kv)
-        )  # float32 sums of gradients, and what a hop adds to them
+        # The float32 sums of gradients, and what a hop adds to them.
+        token_bytes += 4 * 4 * (heads + kv)
     return {
         "gradients": gradients,
         "weights as used": _used_bytes(config, weights) + gathered + padded,
@@ -296,8 +295,9 @@ def _as_float32(x):
 
 
 def _multiplied_bytes(model: Model) -> int:
-    """Bytes on one device, counted in float32, of the weights that a pass multiplies with: all, but
-    of codes those of a layer, as they are decoded one after another."""
+    """Bytes on one device, counted in float32, of the weights that a pass multiplies with.
+    Of weights that are stored as codes those of one layer count, as layers are decoded one
+    after another."""
     leaves = flattened(jax.tree.map(_as_float32, model.abstract())).items()
     return sum(held_bytes(x) // (x.shape[0] if path[-1] == "codes" else 1) for path, x in leaves)
 

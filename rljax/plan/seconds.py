@@ -30,9 +30,9 @@ def learning_passes(setup: Setup) -> float:
 
 
 def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -> Seconds:
-    """Returns the least seconds that the chips of `setup` can take, by their published figures: of
-    a decode step what it reads, multiplies and sends (rljax.sampler.layout_cost), of learning its
-    products, where rows are packed for the tokens alone that responses of these lengths have."""
+    """Returns the least seconds that the chips of `setup` can take, by their published figures: a
+    decode step by what it reads, multiplies and sends (rljax.sampler.layout_cost), learning by its
+    products. Where rows are packed, learning counts only the tokens of responses of `lengths`."""
     lengths = np.asarray(lengths, float)
     # Tokens of a response, while it decodes.
     behind = np.square(lengths).sum() / (2 * lengths.sum())
@@ -56,10 +56,10 @@ def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -
 
 
 def measured(folder: str) -> Seconds:
-    """Returns the seconds of a run with samples in flight on one mesh: of its decoding by least
-    squares over its steps, as so much for each dispatch and for each decode step, whatever the
-    slots that were live; of all else the median, which no checkpoint is in. Raises InputError if
-    fewer than two of its steps can be used."""
+    """Returns the seconds of a run with samples in flight on one mesh. The seconds of a dispatch
+    and of a decode step are a least-squares fit over its steps, whatever the number of live slots;
+    everything else is the median over its steps, so that no checkpoint is in it. Raises InputError
+    if fewer than two of its steps can be used."""
     rows = [row for row in read_run(Path(folder)).rows if row.get(_STEPS, 0) > 0][_FIRST:]
     usable = [row for row in rows if row.get("time/generate_s", 0) > 0]
     if len(usable) < 2:
@@ -80,11 +80,11 @@ def measured(folder: str) -> Seconds:
 
 
 def fitted(dispatches, decode_steps, decode_s, learn_s) -> Seconds:
-    """Returns the seconds by which steps [N] with so many dispatches and decode steps come nearest
-    to what they took."""
+    """Returns the seconds per dispatch and per decode step that fit best to what steps [N] with
+    these counts took."""
     counts = np.stack([dispatches, decode_steps], axis=1).astype(float)
     dispatch_s, step_s = np.linalg.lstsq(counts, np.asarray(decode_s, float), rcond=None)[0]
-    if min(dispatch_s, step_s) < 0:  # they grow together: all of it is the steps'
+    if min(dispatch_s, step_s) < 0:  # the counts grow together: all is counted as decode steps
         dispatch_s, step_s = 0.0, float(np.sum(decode_s) / np.sum(decode_steps))
     return Seconds(
         float(step_s), float(step_s), float(np.mean(learn_s)), dispatch_s=float(dispatch_s)

@@ -1,10 +1,10 @@
 """A run in a discrete-event simulation: what a bound on staleness buys, before anything is run.
 
-Decides as a run does: which groups begin and which a step learns from is `Tickets`, the very class;
-slots are filled, held and given up, and a dispatch ends, by the rules of rljax.sampler. Seconds are
-given (`Seconds`). Left out: reading again what new weights or a parked sample made unread, short
-pages, drafts, dropped groups, scores that are late, the processors of environments, checkpoints and
-evaluations.
+It decides as a run does: `Tickets` itself decides which groups begin and which a step learns from;
+slots are filled, held and given up, and a dispatch ends, by the rules of rljax.sampler. Seconds
+are inputs (`Seconds`). Left out: reading again what new weights or a parked sample made unread,
+short pages, drafts, dropped groups, scores that are late, the processors of environments,
+checkpoints and evaluations.
 
 Axes: B slots, P groups per step, n samples per group.
 """
@@ -182,7 +182,7 @@ class _Run:
     # -- a dispatch, as rljax.sampler.stream does one
 
     def _dispatch(self) -> bool:
-        """One dispatch; False where nothing can decode."""
+        """Runs one dispatch; returns False where nothing can decode."""
         load, seconds = self.load, self.seconds
         self._hear()
         self._make_room()
@@ -210,7 +210,8 @@ class _Run:
         return True
 
     def _steps(self, remaining: np.ndarray) -> int:
-        """A dispatch ends when no slot is live or, while samples wait, some are free."""
+        """Returns the number of decode steps of a dispatch, which ends when no slot is live or,
+        while samples wait, when some slots are free."""
         steps = min(self.load.dispatch_steps, int(remaining.max()))
         enough = max(1, self.load.slots // FREE_SHARE)
         if (self.waiting or self.returns) and enough <= len(remaining):
@@ -243,7 +244,8 @@ class _Run:
             self.owner[self.held.pop(holder)] = -1
 
     def _fill(self) -> int:
-        """Puts what waits into free slots; how many prompts were read for it."""
+        """Puts waiting samples into free slots; returns the number of prompts that are read
+        for it."""
         prompts = set()
         for slot in np.flatnonzero(self.owner < 0).tolist():
             if self.returns:
@@ -277,8 +279,8 @@ class _Run:
         self.scores = [entry for entry in self.scores if entry[0] > self.clock]
 
     def _wait(self, until: float = np.inf) -> bool:
-        """Nothing decodes: goes on to the next reply, at most to `until`, or counts scores on;
-        False where nothing will come."""
+        """While nothing decodes, moves on to the next reply, at most to `until`, or counts scores
+        on; returns False where nothing will come."""
         if self.scores:
             self.clock += 1
             self._score()

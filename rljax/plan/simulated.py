@@ -84,7 +84,7 @@ def simulated(
 
 
 def _load(setup: Setup, options: PlanOptions) -> tuple[Load, str]:
-    """The load of the config with the lengths of the flags, and how these are told."""
+    """Returns the load of the config with the lengths of the flags, and a description of them."""
     base, max_tokens = workload(setup), setup.rollouts.sampling.max_response_tokens
     draw = draw_of(options.lengths, "lengths")
 
@@ -114,8 +114,8 @@ def _whole(load: Load) -> np.ndarray:
 
 
 def _given(options: PlanOptions, devices: int) -> tuple[dict[int, Seconds], str]:
-    """The seconds of flags or of a run, and where they come from; {} where neither says any. A
-    split is taken to be as much slower as it has fewer devices."""
+    """Returns the seconds that flags or a run give, and a text about where they come from; {} where
+    neither gives any. A split is taken to be slower in proportion to its devices."""
     if options.measured:
         base, source = measured(options.measured), f"measured in {options.measured}"
     elif options.learn_s is not None:
@@ -140,9 +140,9 @@ def _splits(devices: int) -> list[int]:
 
 
 def _of_chip(setup: Setup, chip: Chip, lengths: np.ndarray) -> dict[int, Seconds]:
-    """Counted for one mesh, and for every split of it whose devices hold what they are to do.
-    Learning is as much slower as it has fewer devices, whether or not a mesh of so many divides its
-    batch."""
+    """Returns the seconds counted for one mesh, and for every split of it whose devices hold what
+    they have to. Learning is slower in proportion to the devices that are left to it, whether or
+    not a mesh of so many divides its batch."""
     roles = abstract_roles(setup)
     setup = fewest_microbatches(setup, chip.hbm_bytes, roles)
     passes, devices = learning_passes(setup), list(setup.model.mesh.devices.flat)

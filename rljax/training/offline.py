@@ -34,9 +34,8 @@ def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict
         setup.rows_per_example,
     )
     part = steps.microbatch_rows
-    loss_rows = (
-        1 if setup.main.data == "unpaired" else rows_per_example
-    )  # rows that the loss is taken of
+    # Rows of an example that the loss is taken of.
+    loss_rows = 1 if setup.main.data == "unpaired" else rows_per_example
     rows = math.ceil(len(records) * loss_rows / part) * part
     steps = dataclasses.replace(steps, rows=rows, learn=False)
     batch = place(
