@@ -62,7 +62,7 @@ def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None
             )
     except (InputError, OSError) as error:
         fault = disk_fault(error) or str(error)
-    if not (fault := hosts.share(fault)):  # else no host begins to save
+    if not (fault := hosts.share(fault)):  # with a fault no host begins to save
         try:
             checkpoints.save(step, arrays, {"progress": dataclasses.asdict(progress)})
         except InputError as error:

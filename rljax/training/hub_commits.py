@@ -11,7 +11,7 @@ from rljax.config.values import texts_of
 from rljax.errors import InputError
 from rljax.files import read_json_object
 
-COMMITS = "hub.json"  # of a run folder: {as the config names it: with the commit}
+COMMITS = "hub.json"  # in a run folder: {path as the config names it: path with the commit}
 
 
 def with_commits(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:

@@ -46,8 +46,8 @@ class Origin:
         return out + [f"  operand {i}: {text}" for i, text in enumerate(self.operands, 1)]
 
 
-# Of a value: where its NaNs and its infinities were made; of an integer, where the number was made
-# whose finiteness it tells. {} if it has none.
+# The origins of the NaNs and of the infinities of a value; for an integer or a mask, the origin of
+# the number whose finiteness it tells. {} if it has none.
 Marks = dict[str, Origin]
 
 
@@ -93,7 +93,7 @@ class _Walk:
             outs, out_marks = self.equation(eqn, values, input_marks, loops)
             env.update(zip(eqn.outvars, zip(outs, out_marks, strict=True), strict=True))
             for var in {v for v in (*eqn.invars, *eqn.outvars) if _is_var(v)} - outputs:
-                if last.get(var, i) <= i:  # as the program does: what is not read any more goes
+                if last.get(var, i) <= i:  # as in the program, values that nothing reads are freed
                     env.pop(var, None)
         pairs = [read(v) for v in jaxpr.outvars]
         return [value for value, _ in pairs], [mark for _, mark in pairs]
@@ -102,8 +102,8 @@ class _Walk:
         return self.found(value, "a constant") if _is_float(value) else {}
 
     def equation(self, eqn, values, marks, loops):
-        """(values, Marks) of one operation. What has operations inside is computed as a whole
-        first, and entered only where that leaves something to find."""
+        """Returns (values, Marks) of one operation. An operation with others inside is computed as
+        a whole first, and entered only where that leaves something to find."""
         enter = _INSIDE.get(eqn.primitive.name)
         if enter is None or not _tells_finiteness(eqn):
             outs = _bind(eqn, values)
@@ -115,7 +115,7 @@ class _Walk:
         if not _is_float(out):
             if eqn.primitive.name == "is_finite":
                 return {} if bool(fetch(out).all()) else _earliest(marks, (NAN, INF))
-            # A number of float32 is not told apart by being compared: masks compare with -inf.
+            # Comparing floats does not pass on their marks: masks compare with -inf.
             pairs = zip(values, marks, strict=True)
             return _earliest([mark for x, mark in pairs if not _is_float(x)], (NAN, INF))
         floats = [mark for x, mark in zip(values, marks, strict=True) if _is_float(x)]
@@ -144,7 +144,7 @@ class _Walk:
         )
 
     def found(self, value, text: str) -> Marks:
-        """The marks of a value that nothing here has computed."""
+        """Returns the marks of a value that no operation here has computed, such as an input."""
         marks = {}
         for kind in _kinds(value):
             self.made += 1
@@ -189,7 +189,7 @@ class _Walk:
         for iteration in reversed(range(length)) if params["reverse"] else range(length):
             location = f"iteration {iteration + 1} of {length} at {summarize(eqn.source_info)}"
             rows = [x[iteration] for x in values[m:]]
-            # A row is no less marked than its array, if it is not finite itself.
+            # A row that is not finite itself has the marks of its array.
             of_rows = [
                 {k: v for k, v in mark.items() if not _is_float(x) or k in _kinds(x)}
                 for x, mark in zip(rows, marks[m:], strict=True)
@@ -241,8 +241,8 @@ def _bind(eqn, values) -> list:
 
 
 def _tells_finiteness(eqn) -> bool:
-    """Returns whether an operation inside asks if numbers are finite, so that what it returns may
-    tell of numbers that it does not return."""
+    """Returns whether an operation inside tests numbers for being finite, so that its result may
+    depend on numbers that it does not return."""
     return any(
         inner.primitive.name == "is_finite" or _tells_finiteness(inner)
         for jaxpr in core.jaxprs_in_params(eqn.params)
@@ -267,8 +267,8 @@ def _is_float(x) -> bool:
 
 
 def _here(x):
-    """(numpy or jax.numpy, the array there): small ones are looked at by the host, since each shape
-    would be a program of its own."""
+    """Returns (numpy, the array on the host) for a small array, since each shape would be a program
+    of its own; else (jax.numpy, the array)."""
     return (np, fetch(x)) if math.prod(np.shape(x)) <= HERE else (jnp, x)
 
 

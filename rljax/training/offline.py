@@ -57,7 +57,7 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     The name is the digest of rows and weights, so that any run uses again a file that is there.
     """
     reference = Reference(params, setup.model, setup.config.sampler.temperature)
-    # The rows as they are read, and all that changes what the model says of them.
+    # All that changes the log-probs: how rows are laid out, and the model.
     identity = (setup.row_tokens, setup.rows_per_example, reference.temperature, setup.model.config)
     digest = hashlib.sha256(repr(identity).encode())
     for record in _records(setup):
@@ -80,7 +80,7 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     # Asked by the first host alone: a network disk may keep "no such file" for a minute.
     if not hosts.share(hosts.first() and path.exists()):
         if hosts.first():
-            _make_folder(folder)  # before the minutes that they take
+            _make_folder(folder)  # before minutes of computing
         rows = _reference_logprobs(setup, reference, _records(setup))
         if hosts.first():
             unfinished = folder / f".{path.stem}-{os.getpid()}.npz"
@@ -129,7 +129,7 @@ def read_reference_logprobs(setup: Setup, path: Path) -> None:
 
 
 def _records(setup: Setup) -> list[dict]:
-    """All of the data, then what is held out."""
+    """Returns the records of the training data, then the held-out ones."""
     return [record for source in setup.data.sources for record in source] + setup.data.held_out
 
 

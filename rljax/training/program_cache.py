@@ -31,7 +31,7 @@ from rljax.training.run_folder import RunFolder
 LOG = logging.getLogger("rljax")
 BESIDE = "compilation_cache"  # the folder beside the run folders, for hosts that share no other
 PUT_AFTER_STEPS = 3  # every program of a step has run by then
-LEAST_S = 0.5  # of a program that one process keeps; several hosts keep all
+LEAST_S = 0.5  # to compile a program that one process keeps; several hosts keep all
 AT_ONCE = 16  # files that are copied side by side
 
 
@@ -132,7 +132,7 @@ class ProgramCache:
     # -- copies --
 
     def _made(self) -> str:
-        """Makes the folder -> why it cannot be used, "" if it can."""
+        """Makes the folder; returns why it cannot be used, "" if it can."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             try_to_write(self.folder)
@@ -141,7 +141,8 @@ class ProgramCache:
         return ""
 
     def _fetch(self) -> None:
-        """Copies what this host lacks. A store that does not answer costs the compiling only."""
+        """Copies the programs that this host lacks. If the store does not answer, they
+        are compiled."""
         if self.shared is None:
             return
         try:
@@ -170,7 +171,7 @@ class ProgramCache:
             return -1
 
     def _put(self) -> None:
-        """Copies, beside the steps that follow, what is new on the first host."""
+        """Copies the new programs of the first host to the store, during the steps that follow."""
         if self.shared is None or not hosts.first():
             return
         self._thread.submit(self._put_now)
@@ -224,7 +225,7 @@ def _seen_by_all(folder: Path) -> bool:
 
 def said(every: list[compiles.Compiled], names, longest: Sequence[tuple[str, float]] = ()) -> str:
     """Returns a line such as "compiled 9 programs in 412 s (learn 300 s, generate 99 s), 0 from the
-    cache", and which hosts had others."""
+    cache", and the hosts with other counts."""
     first = every[0]
     slowest = ", ".join(f"{program} {seconds:.0f} s" for program, seconds in longest[:4])
     text = f"compiled {first.programs} programs in {first.seconds:.0f} s"

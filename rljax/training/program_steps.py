@@ -37,7 +37,8 @@ from rljax.tracking import compiles
 from rljax.tracking.timing import timed
 from rljax.training.sources import RolloutSource
 
-SAME = 1e-5  # of two scores, relative to the larger of 1 and the score: one of them is a float32
+# Greatest difference of equal scores, relative to the larger of 1 and the score: one is a float32.
+SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +110,8 @@ class ProgramSteps:
         self.taken: collections.deque[TakenStep] = collections.deque()
 
     def steps_until(self, step: int, rl_step: int) -> int:
-        """Returns how many steps the next program takes behind these: up to the next checkpoint,
-        evaluation, profile or end of the run."""
+        """Returns how many steps the next program takes after step `step` of the run and `rl_step`
+        of its last phase: up to the next checkpoint, evaluation, profile or end of the run."""
         config = self.setup.config
         count = min(self.most, config.steps - rl_step)
         schedules = ((config.checkpoint.every_steps, step), (config.evaluate.every_steps, rl_step))
@@ -122,8 +123,8 @@ class ProgramSteps:
         return max(count, 1)
 
     def next(self, first: int, count: int, roles: dict) -> tuple[TakenStep, dict]:
-        """Returns the next step, and the roles: those behind the steps that a program has taken,
-        `count` of them from the step `first` of the phase, where none is left."""
+        """Returns the next step, and the roles after all steps that a program has taken. If no such
+        step is left, a program takes `count` steps, from the step `first` of the phase."""
         if not self.taken:
             roles = self._run(first, count, roles)
         return self.taken.popleft(), roles
@@ -145,8 +146,9 @@ class ProgramSteps:
         return Given(parts, *self._drawn(parts, first, count))
 
     def keep(self, given: Given, new: dict, out: tuple, roles: dict, seconds: float) -> dict:
-        """Keeps the steps that a program has taken, each in so many seconds. `out`: what it made
-        beside the trained roles `new`, [N, ...] on the host. Returns the roles behind them."""
+        """Stores the steps that a program has taken, each with its `seconds`. `new`: the trained
+        roles; `out`: all other outputs of the program, [N, ...] on the host. Returns the roles
+        after these steps."""
         _, shared, *_ = given.parts
         new = {name: role.joined(shared[name]) for name, role in new.items()}
         updated = {name: roles[name].after_program(role, new) for name, role in new.items()}
@@ -171,8 +173,8 @@ class ProgramSteps:
         return _steps.lower(*arguments.parts, arguments.inputs, count, static=self.static)
 
     def _parts(self, roles: dict) -> tuple[dict, dict, dict, dict]:
-        """The roles as the program takes them: what it trains, what that shares with others, what
-        the dataflow only reads, and what the rollout alone reads."""
+        """Splits the roles into those that the program trains, what they share with others, those
+        that the dataflow only reads, and those that only the rollout reads."""
         in_program = {name: role.in_program() for name, role in roles.items()}
         dataflow_roles = {
             k: v for k, v in in_program.items() if k in self.phase.dataflow.parameters
@@ -210,7 +212,7 @@ class ProgramSteps:
             source.set_state(state)
 
     def _inputs(self, prompts: list[Prompts], first: int) -> dict:
-        """The prompts and keys of N steps; those behind the last step are read by none."""
+        """Returns the prompts and keys of N steps; nothing reads those after the last prompts."""
         scorer = self.static.scorer
         fields: dict = {}
         if scorer is not None:
@@ -234,8 +236,8 @@ class ProgramSteps:
         return jax.tree.map(lambda x: np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)), arrays)
 
     def report(self, step: TakenStep, reward: Reward | None) -> RewardReport:
-        """Returns the report of the rollout's samples. Raises InputError where the reward scores
-        those of the first step otherwise when it is called with texts."""
+        """Returns the report of the rollout's samples. At the first call it raises InputError if
+        the reward gives their texts other scores than its form for the device."""
         if self.static.scorer is None:
             return RewardReport()
         report = report_of(step.samples[step.report], step.prompts, reward)
@@ -246,8 +248,8 @@ class ProgramSteps:
 
 
 def check_form(rows: Sequence[ScoredRow], reward: Reward) -> None:
-    """Raises InputError where a reward has another score for the text of a row than its form for
-    the device had. Rows that the form did not decide on are not compared."""
+    """Raises InputError if a reward gives the text of a row another score than its form for the
+    device did. Rows that the form did not decide on are not compared."""
     texts = reward.pool.score([row.sample for row in rows])
     decided = [i for i, row in enumerate(rows) if row.score.status == "ok"]
     differ = [
@@ -281,8 +283,9 @@ def _one_step(
     shared, read_only, rollout_roles, static: StepProgram, draw_counts: list[int], trained, inputs
 ):
     """Traces one step. Returns the trained roles, and (metrics of the dataflow, metrics of the
-    rollout, samples, which of them is the rollout's). `drawn` becomes the numbers of prompts that
-    calls of `draw` asked for. Raises InputError for a rollout that makes a report of its own."""
+    rollout, samples, the index of the rollout's samples). Fills `draw_counts` with the numbers of
+    prompts that calls of `draw` asked for. Raises InputError for a rollout that makes a report of
+    its own."""
     counts: list[int] = []
     roles = {name: role.joined(shared[name]) for name, role in trained.items()} | read_only
     count = static.cfg.prompts_per_step
@@ -293,7 +296,7 @@ def _one_step(
     def draw(n: int) -> DevicePrompts:
         start = count + sum(counts)
         counts.append(n)
-        # (While `drawn` is found out there are no such prompts yet: any will do.)
+        # (While these numbers are counted there are no such prompts yet: any will do.)
         return all_prompts.select((start + np.arange(n)) % all_prompts.count)
 
     keys = {k: jax.random.wrap_key_data(inputs[k]) for k in ("sampled", "learned")}
@@ -323,9 +326,9 @@ def _one_step(
 
 
 def take_steps(own, shared, read, others, inputs, count, *, static: StepProgram):
-    """Takes `count` steps. Returns the trained roles, and of each step (metrics of the dataflow,
-    metrics of the rollout, samples, which of them is the rollout's), N of them with zeros behind
-    the last step."""
+    """Takes `count` steps. Returns the trained roles, and for each step (metrics of the dataflow,
+    metrics of the rollout, samples, the index of the rollout's samples): N of them, with zeros
+    after the last step."""
 
     one_step = functools.partial(_one_step, shared, read, others, static, [])
 

@@ -58,7 +58,7 @@ def replay(
 
 
 def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devices) -> Replay:
-    """The same of a local folder; the checkpoints are in `run_dir`."""
+    """Replays a step of a local folder; its checkpoints are in `run_dir`."""
     path = folder / "config.json"
     config = from_dict(read_json_object(path), str(path))
     trusted = trust_code or vouched(config, f"{run_dir}/config.json", folder)
@@ -83,7 +83,7 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     phase = setup.phase(progress.phase)
     roles = restored_roles(setup, phase, checkpoints, saved)
     roles = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
-    # Of the step before: what was kept has counted its own.
+    # A checkpoint of the step itself has counted it already.
     steps_taken = progress.taken.get(phase.name, 0) - (saved == step)
     key = stream(root_key(config.seed), f"learn {phase.name}", steps_taken)
 
@@ -111,7 +111,7 @@ def _newest(run_dir: str, step: int) -> tuple[Checkpoints, int]:
 
 
 def _origins(roles: dict) -> dict[str, Origin]:
-    """Returns, of the marks of the new roles, those of their counters of skipped steps."""
+    """Returns, by role, the origins of the marks in the new roles' counters of skipped steps."""
     origins = {}
     for name, role in roles.items():
         marks = role.state.skipped if hasattr(role, "state") else {}

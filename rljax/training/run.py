@@ -178,7 +178,7 @@ class Run:
         self.checkpoints.prepare()
         self.checkpoints.check_room(checkpoint_bytes(self.setup))
         while (step := self.checkpoints.latest()) is not None:
-            with contextlib.suppress(Damaged):  # shows when arrays are read: the one before, then
+            with contextlib.suppress(Damaged):  # found as arrays are read: try the one before
                 self._resume(step, tracking)
                 break
         if step is None:
@@ -260,8 +260,8 @@ class Run:
             ) from None
 
     def _restore_order(self, source, saved: dict, same_data: bool) -> None:
-        """Go to the saved position; other data or another seed, allowed by name, has an order of
-        its own."""
+        """Moves a source to its saved position. Other data or another seed, which the user has
+        allowed by name, has an order of its own."""
         changed = {"data", "seed"} & set(self.config.checkpoint.allow_changed)
         flight = {"in_flight": saved["in_flight"]} if saved.get("in_flight") else {}
         if flight and not same_data:
@@ -341,7 +341,7 @@ class Run:
 
     @property
     def within_program(self) -> bool:
-        """Returns whether the roles are those behind a later step: a program has taken steps that
+        """Returns whether the roles are those after a later step: a program has taken steps that
         are not counted yet."""
         return self.programs is not None and bool(self.programs.taken)
 
@@ -444,7 +444,7 @@ class Run:
         return Policy(self.roles["actor"], setup.tokenizer, sampling, length, setup.data.images)
 
     def _drop_solved(self) -> None:
-        """Prompts that the starting policy mostly solves are dropped before the first step."""
+        """Drops prompts that the starting policy mostly solves, before the first step."""
         limit, samples = self.config.data.drop_above_pass_rate, self.config.data.pass_rate_samples
         prompts, loader = self.setup.data.prompts, self.source.loader
         sampled = sample_all(
@@ -557,7 +557,8 @@ class Run:
 
     @contextlib.contextmanager
     def _exporting(self, name: str) -> Iterator[Path]:
-        """The folder of an export, which the first host writes, and clears up after a failure."""
+        """Yields the folder of an export, which the first host writes and cleans up after
+        a failure."""
         writing = whole_export(self.folder / name) if hosts.first() else contextlib.nullcontext()
         with heartbeat.phase("export"), writing:
             yield self.folder / name

@@ -135,8 +135,8 @@ def _kept_under(url: str) -> Iterator[RunFolder]:
 
 
 def _writable(url: str) -> Store:
-    """The store, in which every host has put, read, listed and removed a file of its own, and read
-    one of the first host: it is the same store for all."""
+    """Returns the store of a URL, after every host has put, read, listed and removed a file of its
+    own in it, and has read one of the first host: it is the same store for all."""
     probe, token = f"{OF_HOSTS}/probe-{hosts.index()}", f"{OF_HOSTS}/{TOKEN}"
     text = hosts.share(secrets.token_hex(8)).encode()
 
@@ -168,8 +168,8 @@ def _writable(url: str) -> Store:
 
 
 def _tried_by_all(action: Callable, subject: str, url: str):
-    """Returns what an action returns. Raises InputError, on every host, that names those where it
-    fails."""
+    """Runs an action on every host and returns its result. Raises InputError, on every host, that
+    names the hosts where it failed."""
     done, problem = None, ""
     try:
         done = action()

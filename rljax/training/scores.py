@@ -20,10 +20,10 @@ from rljax.tracking.episodes import shown_episodes
 from rljax.training.run import Run
 
 LOG = logging.getLogger("rljax")
-_UNSCORED = ("errors", "timeouts", "abstained")  # what a sample without a score is counted as
-_UNSCORED_STEPS = 3  # in a row: then the run stops
-_LATE_SAMPLES = 8  # before length is blamed,
-_LONGER = 0.75  # and the share of pairs in which the late response is the longer one
+_UNSCORED = ("errors", "timeouts", "abstained")  # metrics that count samples without a score
+_UNSCORED_STEPS = 3  # steps in a row without a score, after which the run stops
+_LATE_SAMPLES = 8  # samples over a time limit, before a warning blames their length
+_LONGER = 0.75  # and the least share of pairs in which the late response is the longer one
 _SHOWN_CHARACTERS = 200
 SHOWN_PROMPTS = 2  # of a step, of which best, mean and worst are shown
 _TRIAL_S = 30.0  # for a row; a slow reward is no mistake
@@ -105,7 +105,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> list[str]:
     )
 
 
-# How a right answer may be written, and what of it a prompt that asks for it names.
+# Formats of a right answer, and the part of each that is in a prompt that asks for it.
 _PLAIN = ("{}", "The answer is {}.")
 _FORMATS = (
     ("#### {}", "####"),
@@ -159,7 +159,8 @@ def _is_specification(component: Component, truth: str) -> bool:
 
 
 def _mending(row: ScoredRow, costs: bool = False) -> str:
-    """Returns what mends a reward that had no score for a sample, by what it raised or returned."""
+    """Returns the fix for a reward that had no score for a sample, by what it raised
+    or returned."""
     message, sample = row.score.message, row.sample
     extra = sample.get("extra_info") or {}
     if match := re.match(r"KeyError: (['\"])(.*?)\1", message):
@@ -272,9 +273,9 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
 
 
 def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
-    """Returns, for the prompts whose scores differ most, the mean of the scores of all its samples,
-    and the indices in `rows`, which the best begin, of the best, of the nearest to the mean, of the
-    worst.
+    """Returns (mean, indices) for the prompts whose scores differ most: the mean score of all
+    samples of a prompt, and the indices in `rows` of its best sample, the one nearest to the mean
+    and the worst. The rows of a prompt are sorted from the best one on.
     """
     groups: dict[int, list[int]] = {}
     for i, row in enumerate(rows):

@@ -8,8 +8,8 @@ from rljax.contracts import spec
 from rljax.data.online.prompts import PromptRecord
 from rljax.setup import Phase, Setup
 
-_LARGE = 0.1  # learning rate of optimizers whose steps have the size of it
-_FEW = 20  # optimizer steps, of which one without an effect counts
+_LARGE = 0.1  # a large learning rate, for optimizers whose steps have its size
+_FEW = 20  # optimizer steps up to which one without an effect is worth a warning
 
 
 def setup_warnings(setup: Setup, shipped: Config | None = None) -> list[str]:

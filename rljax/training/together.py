@@ -71,9 +71,10 @@ def train_together(
     say: Callable[[str], None] = print,
 ) -> list[Ended]:
     """Trains configs that differ in `seed` and `run_dir` alone to their end, on `devices` (default:
-    all), the steps of all of them in one program. Returns what has become of each, in this order:
-    the run, the error that ended it, or that a signal has stopped it. `say` shows a line behind
-    each program. Raises InputError as `check_together`, and where the runs do not fit into memory.
+    all), the steps of all of them in one program. Returns for each of them, in their order, the
+    run, or the InputError that ended it, or RunStopped if a signal has stopped it. `say` shows a
+    line after each program. Raises InputError as `check_together`, and where the runs do not fit
+    into memory.
     """
     check_together(configs)
     hosts.start(configs[0].hosts.init_timeout_s, configs[0].hosts.heartbeat_s)
@@ -131,8 +132,8 @@ def check_memory(run: Run, count: int) -> None:
 
 @functools.partial(jax.jit, static_argnames="static", donate_argnames="own")
 def _steps_together(own, others, inputs, count, *, static: StepProgram):
-    """Takes the next `count` steps of S runs. Returns a list of trained roles, and what the steps
-    made."""
+    """Takes the next `count` steps of S runs. Returns a list of trained roles, and the other
+    outputs of the steps."""
     stacked = [jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (own, others, inputs)]
     trained, (shared, read, rollout_roles), inputs = stacked
     take = functools.partial(take_steps, static=static)
@@ -151,9 +152,9 @@ def lower_together(programs: ProgramSteps, roles: dict, count: int) -> jax.stage
 
 
 def take_next(runs: Sequence[Run], count: int) -> float:
-    """Takes the next steps of all these runs, up to the first that one of them stops at, in the
-    program of `count` runs, which is compiled once whatever the number of runs that still take
-    steps. Returns seconds."""
+    """Takes the next steps of all these runs in one program, up to the first step at which one of
+    them has to stop. The program is that of `count` runs, which is compiled once, however many of
+    them still take steps. Returns its seconds."""
     start, compile_count = time.monotonic(), compiles.count()
     steps = min(run.programs.steps_until(run.progress.step, run.progress.rl_steps) for run in runs)
     arguments = [
@@ -162,7 +163,7 @@ def take_next(runs: Sequence[Run], count: int) -> float:
     ]
     trained = [item.parts[0] for item in arguments]
     other_parts = [item.parts[1:] for item in arguments]
-    # Runs that have ended are taken for the last one, by copies that nobody reads.
+    # Copies of the last run stand in for runs that have ended; nobody reads them.
     padding = count - len(runs)
     trained += [jax.tree.map(jnp.copy, trained[-1]) for _ in range(padding)]
     with heartbeat.phase("program"):
