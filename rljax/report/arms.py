@@ -121,12 +121,12 @@ def interval(values: Sequence[float]) -> dict:
 
 def always_valid_half(n: int, deviation: float) -> float:
     """Returns half the width of an interval for the mean of n values with this standard deviation
-    (of n, not n - 1), which holds at every n together with probability LEVEL: whoever looks after
-    each seed, and stops when it pleases, is not misled. Infinite for a few values.
+    (of n, not n - 1), which holds at every n together with probability LEVEL: looking after each
+    seed, and stopping at any of them, is allowed. Infinite for a few values.
 
     The mean m is in it while the e-value sqrt(c / (n + c)) ((n + c) V / ((n + c) V - S^2))^(n / 2)
-    is below 1 / (1 - LEVEL), where S and V are the sums of x - m and of (x - m)^2, and c = 1: a
-    t test mixed over effects. (Wang and Ramdas 2023, arXiv 2310.03722, for Gaussian values.)
+    is below 1 / (1 - LEVEL), where S and V are the sums of x - m and of (x - m)^2, and c = 1:
+    a t test mixed over effects. (Wang and Ramdas 2023, arXiv 2310.03722, for Gaussian values.)
     """
     total = n + _MIXED
     ratio = (math.sqrt(total / _MIXED) / (1 - LEVEL)) ** (2 / n)

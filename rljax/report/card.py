@@ -21,8 +21,8 @@ KINDS = {
     "adapter": "text-generation",
     "reward_model": "text-classification",
 }
-# What a reader asks of a run, beside model and data; what is "" or off, and what the run does not
-# read (`unread` of its summary), is left out.
+# Fields of the config that a card shows beside model and data. Those that are "" or off, or that
+# the run does not read (`unread` of its summary), are left out.
 _FIELDS = """
     dataflow algorithm.advantage algorithm.policy_loss algorithm.preference_loss
     algorithm.reward_loss algorithm.kl_in_loss algorithm.kl_in_reward reward.function reward.model
@@ -169,7 +169,7 @@ def _code(value: object) -> str:
 
 
 def _fence(text: str, min_length: int) -> str:
-    """More backticks than stand together in a text."""
+    """Returns more backticks than stand together anywhere in a text, at least `min_length`."""
     return "`" * max(min_length, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
@@ -249,7 +249,7 @@ def _training(run: RecordedRun) -> dict[str, str | None]:
     rows = [("model", field(run.config, "model")), ("data", field(run.config, "data.train"))]
     for name in _FIELDS:
         value = field(run.config, name)
-        # Of a run that drew no samples, `sampler` is how others may sample it.
+        # If a run drew no samples, `sampler` says how others may sample its policy.
         used = name not in unread and (sampled or not name.startswith("sampler."))
         if used and value not in (None, "", 0, 0.0):
             rows.append((name, value))
@@ -282,8 +282,9 @@ def _use(
     tokenizer: bool,
     generation: bool,
 ) -> dict[str, str | None]:
-    """Words of the code that loads it and, where it generates, ends its responses as the run did:
-    transformers reads stop ids from a model's folder, and stop strings only from the call."""
+    """Returns the words of the code that loads the model and, where it generates, ends its
+    responses as the run did: transformers reads stop ids from a model's folder, and stop strings
+    only from the call."""
     adapter, generates = part == "adapter", part != "reward_model" and tokenizer and generation
     sampler = run.config.get("sampler")
     stops = sampler.get("stop_strings") if isinstance(sampler, Mapping) else ()
@@ -345,7 +346,7 @@ def _commit(name: hub.HubName) -> str:
 
 
 def _files(run: RecordedRun) -> list[tuple[str, Mapping]]:
-    """The weights that the run began with, of its model.json."""
+    """Returns (file, entry) of the weights that the run began with, from its model.json."""
     try:
         files = read_json_object(run.folder / "model.json").get("files")
     except InputError:

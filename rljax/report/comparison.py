@@ -162,7 +162,8 @@ def _legend(
 
 
 def _mean(run: RecordedRun, key: str, part: float = LAST_PART) -> float:
-    """The mean over the last part of the steps; what is measured now and then: its last value."""
+    """Mean of a metric over the last part of the steps; its last value if it is measured only now
+    and then."""
     values = run.columns(key)[1]
     values = values[np.isfinite(values)]
     if not len(values):

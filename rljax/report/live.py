@@ -46,7 +46,8 @@ def _renew(folder: Path, every_minutes: float, ended: threading.Event) -> None:
 
 
 def _write(folder: Path, ended: threading.Event) -> None:
-    """One report by another process, which ends when the run does: the last report is the run's."""
+    """Writes one report by another process, which is killed when the run ends: the run writes the
+    last report itself."""
     # -P: modules of the working folder must not stand in for others.
     command = [sys.executable, "-P", "-m", "rljax.report", str(folder.resolve())]
     paths = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]

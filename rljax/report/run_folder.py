@@ -59,7 +59,8 @@ class RecordedRun:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The indices of the rows that have a metric, and its values there: one pass over all."""
+        """The indices of the rows that have a metric, and its values there, of all metrics in
+        one pass."""
         columns: dict[str, tuple[list, list]] = {}
         for index, row in enumerate(self.rows):
             for key, value in row.items():
@@ -208,8 +209,8 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _warnings(run: RecordedRun) -> list[str]:
-    """The warnings that a run has begun with, and what it has counted but for what
-    `reward_warnings` finds in its rows."""
+    """Returns the warnings that a run has begun with, and those of the faults that it has counted,
+    except for those that `reward_warnings` finds in its rows."""
     texts = run.summary.get("warnings", run.latest_start.get("warnings"))
     faults, last = run.summary.get("faults"), run.summary.get("fault_steps")
     steps = run.summary.get("steps")

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 EQUAL_REWARDS, TRUNCATED, NO_GRADIENT = "equal_rewards", "truncated", "no_gradient"
 REWARDS_FAILING, COMPILED_AGAIN = "reward/failing_steps", "compiled_again"
-UNHEALTHY = "unhealthy/"  # and the metric
-IN_A_ROW = 3  # steps, from which on what may happen once is a warning
+UNHEALTHY = "unhealthy/"  # before the name of the metric
+IN_A_ROW = 3  # steps in a row from which something that may happen once is a warning
 MOST_TRUNCATED = 0.5  # share of the responses of a step
 
-# Faults that are counted -> what of the run there were so many.
+# {fault: the things that its count is a number of}.
 _MEANINGS = {
     EQUAL_REWARDS: "steps whose rewards were all equal: nothing was learned from them",
     TRUNCATED: f"steps in which more than {MOST_TRUNCATED:.0%} of the responses were cut off at "

@@ -142,7 +142,7 @@ LATE = " at the last evaluation, which is not after the last step"
 
 
 def obtained(runs: Sequence[RecordedRun]) -> str:
-    """Returns the accuracy at the end, or at the last evaluation, which is then said, as HTML:
+    """Returns the accuracy at the end, or else at the last evaluation, marked as such, as HTML:
     for a single run with its interval over prompts, for several the mean with Student's interval
     over them."""
     accuracies = [(value, at_end) for run in runs for value, at_end in _accuracy(run)]

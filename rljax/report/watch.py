@@ -28,7 +28,7 @@ from rljax.tracking.charts import short
 from rljax.tracking.console import one_line
 from rljax.tracking.screen import Terminal
 
-# What is charted where nothing else is asked for, as far as the runs have it.
+# Metrics that are charted by default, if the runs have them.
 CHARTED = ("reward/mean", "eval/accuracy", "loss", "eval/loss", "entropy", "response_tokens/mean")
 CHART_ROWS, NARROW, GAP = 6, 36, 2  # lines of a chart; columns that it has at least; between two
 LABEL = 8  # columns of the numbers beside a chart
@@ -89,8 +89,8 @@ def _say(console: rich.console.Console, line: str) -> None:
 
 
 def _read(folders: Sequence[str | os.PathLike]) -> dict[str, RecordedRun]:
-    """The runs by their names. Of a last line that is being written nothing is read, and of steps
-    that a restart has computed again the later row."""
+    """Reads the runs, by their names. A last line that is still being written is not read, and of
+    steps that a restart has computed again the later row counts."""
     runs = []
     for path in run_folders(folders):
         with local_copy(path) as folder:
