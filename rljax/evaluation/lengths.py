@@ -11,7 +11,7 @@ import numpy as np
 
 from rljax.evaluation.policy import SHARE, bootstrap
 
-Bucket = tuple[str, float, float]  # name, tokens above which and up to which it reaches
+Bucket = tuple[str, float, float]  # name, lower bound (excluded) and upper bound in tokens
 
 
 def buckets(bounds: Sequence[int]) -> list[Bucket]:

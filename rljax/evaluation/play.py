@@ -120,7 +120,8 @@ class _Table:
         return played
 
     def _read(self, step: Step) -> tuple[Log, int]:
-        """Puts what a step says behind its seat's log -> that log, and the tokens that are left."""
+        """Appends what a step says to the log of its seat; returns that log, and the number of
+        tokens that are left."""
         logs = self.played.logs
         if step.new_row and step.seat in logs:
             self.console.print(Text("--- the history is rewritten: a new row", style="bold"))
@@ -140,7 +141,8 @@ class _Table:
         self.console.print(coloured(tokens, self.tokenizer, colours=colours), soft_wrap=True)
 
     def _credit(self, step: Step) -> None:
-        """Says what a step says of the reply before it."""
+        """Prints the reward, the parts and the tool calls that a step reports of the reply
+        before it."""
         self.played.rewards.append(step.reward)
         for name, value in step.parts.items():
             self.played.parts[name] = self.played.parts.get(name, 0.0) + value

@@ -86,7 +86,7 @@ def final_answer(response: str) -> str | None:
     return text.strip().replace(",", "").removesuffix(".") or None
 
 
-SHARE, GAIN = (0.0, 1.0), (-1.0, 1.0)  # between which shares lie, and differences of two
+SHARE, GAIN = (0.0, 1.0), (-1.0, 1.0)  # bounds of shares, and of differences of two shares
 _Z2 = 1.959964**2  # of a 95 % interval
 
 
