@@ -182,7 +182,8 @@ def wait(name: str, timeout_s: float = 1800) -> None:
 
 
 def mine(groups: int) -> list[int]:
-    """Returns the pieces of work of `groups` that are this host's: every count-th."""
+    """Returns the indices of `groups` pieces of work that are this host's: every count()-th, from
+    index() on."""
     return list(range(index(), groups, count()))
 
 

@@ -14,7 +14,7 @@ from rljax import hosts
 from rljax.errors import InputError
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
-# What changes a program without a word in the config.
+# Variables that change a program, beside the config.
 _VARIABLES = (
     "XLA_FLAGS",
     "LIBTPU_INIT_ARGS",

@@ -22,9 +22,9 @@ from rljax.errors import InputError
 from rljax.files import json_object
 from rljax.hosts.cluster import MOST_HOSTS, Cluster
 
-PATIENCE_S = 30.0  # then it is said who is missing
+PATIENCE_S = 30.0  # between two messages about who is missing
 ANSWER_S = 10.0  # a caller that says nothing for so long is no host of ours
-MOST_CALLERS = 128  # that have not said who they are; the longest silent one goes first
+MOST_CALLERS = 128  # that have not said who they are; the longest silent one is closed first
 _LONGEST_HELLO = 4096  # bytes
 _LONGEST_NAME = 400  # bytes, with the address, in JSON
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
@@ -132,8 +132,8 @@ def _hang_up_on_strangers(
     identified: set[socket.socket],
     max_strangers: int = MOST_CALLERS,
 ) -> None:
-    """Closes, of those who have not said who they are, the silent ones and all above a number of
-    them."""
+    """Closes the connections of callers that have not said who they are: those that were silent for
+    ANSWER_S, and all above `max_strangers` of them."""
     strangers = [key for key in selector.get_map().values() if key.fileobj not in identified]
     strangers.sort(key=lambda key: key.data[1], reverse=True)
     for number, key in enumerate(strangers):
@@ -142,8 +142,8 @@ def _hang_up_on_strangers(
 
 
 def _notice_a_dead_machine(connection: socket.socket, idle_s: int) -> None:
-    """A machine that was taken away hangs up nothing: the system asks it after `idle_s` of silence,
-    and gives it up 15 s later."""
+    """Lets the system probe a connection that was silent for `idle_s`, and give it up 15 s later,
+    because a machine that was taken away closes no connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("IDLE", idle_s), ("INTVL", 5), ("CNT", 3)):
         if option := getattr(socket, f"TCP_KEEP{name}", None):  # not on every system
@@ -152,7 +152,7 @@ def _notice_a_dead_machine(connection: socket.socket, idle_s: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Hello:
-    """Returns what a host says of itself."""
+    """The message in which a host says which one it is."""
 
     host: int
     hosts: int
@@ -160,7 +160,7 @@ class _Hello:
 
     @classmethod
     def read(cls, data: bytes) -> "_Hello":
-        """Raises ValueError for what no host says."""
+        """Reads the message of a host. Raises ValueError for bytes that no host sends."""
         fields = json_object(data.decode(), "a caller's word")
         hello = cls(fields.get("host"), fields.get("hosts"), fields.get("name", ""))
         numbers = type(hello.host) is int and type(hello.hosts) is int
@@ -189,8 +189,9 @@ class _Guests:
         return ", ".join(f"host {k}" for k in missing[:8]) + remainder
 
     def hear(self, caller: socket.socket, address: str) -> bool:
-        """Reads who calls -> whether it stays on the line. A stranger, such as a scanner of ports,
-        does not; a host that has ended loses its place, and may come again."""
+        """Reads a caller's message; returns whether its connection stays open. That of a
+        stranger, such as a scanner of ports, does not; a host that has ended is forgotten, and
+        may come again."""
         try:
             caller.settimeout(ANSWER_S)
             data = caller.recv(_LONGEST_HELLO)
@@ -240,7 +241,7 @@ class _Guests:
         self._send({"say": text + _SAME})
 
     def answer(self) -> None:
-        """Tells all how it ends; they hang up first, so that the port is free at once."""
+        """Sends all callers the outcome; they hang up first, so that the port is free at once."""
         self._send(self.reply)
         for guest in self.numbers:
             with contextlib.suppress(OSError):
@@ -258,7 +259,7 @@ class _Guests:
 
 
 def _checked(message: dict, hosts: int) -> dict:
-    """Returns what the first host says. Raises ValueError for what it never does."""
+    """Returns a message of the first host. Raises ValueError for one that it never sends."""
     error, addresses = message.get("error"), message.get("addresses")
     if isinstance(message.get("say"), str) and message["say"].isprintable():
         return {"say": message["say"]}

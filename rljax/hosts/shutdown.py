@@ -30,11 +30,11 @@ INPUT, STOPPED, STALLED, FAILED = 2, 143, 170, 171
 GONE = "rljax/gone/"  # + number: a host that knows of the failure and ends
 KEEP_S = 5.0  # for what this host has printed to reach a store
 GONE_S = 12.0  # how long the first host, which holds the store, waits for the others
-LOOK_AWAY_S = 2.0  # often all fail alike, and each for itself says it best
+LOOK_AWAY_S = 2.0  # often all hosts fail alike, and each reports its own error best
 CLEAR_UP_S = 10.0  # what a host that has told of its error may take before it ends
 # Files for rljax.pods.supervise, which sets these variables: the Failure as JSON, the last step.
 LAST_WORDS, LAST_SAVED = "RLJAX_LAST_WORDS", "RLJAX_LAST_SAVED"
-# What a collective says whose partner is gone. Which one, JAX's heartbeats find out later.
+# Messages of a collective whose partner is gone; JAX's heartbeats find out later which one.
 _PARTNER_LOST = re.compile("Gloo|NCCL|by peer|Socket closed|UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
@@ -101,7 +101,7 @@ class Ending:
         return Failure.read(text) if text else None
 
     def _named_by_heartbeats(self) -> None:
-        """A partner is gone: until it is known which, or JAX ends this process."""
+        """Waits until it is known which partner is gone, or JAX ends this process."""
         text, until = f"hosts: a host is gone; which, is known in {self.heartbeat_s:g} s", 15.0
         print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self.heartbeat_s + until
@@ -142,7 +142,7 @@ class Ending:
             os._exit(code)
 
     def _leave(self) -> None:
-        """The store ends with the first host: it goes last."""
+        """Lets the first host end last, because the store ends with it."""
         client, index = self.exchange.client, self.exchange.index
         client.set(f"{GONE}{index}", "")
         deadline = time.monotonic() + GONE_S
