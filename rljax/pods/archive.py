@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 
-MOST_BYTES = 100 * 2**20  # goes to every host: more is data, which belongs into a bucket
+MOST_BYTES = 100 * 2**20  # sent to every host; what is larger is data, which belongs into a bucket
 _LEFT_OUT = ("runs", "__pycache__", ".git", ".venv", "venv", "node_modules")
 
 

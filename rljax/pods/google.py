@@ -184,7 +184,7 @@ class ComputeEngine(Cloud):
         project = self.project or self.gcloud("config", "get-value", "project").stdout.strip()
         resource_policy = f"projects/{project}/regions/{self._region}/resourcePolicies/{self.name}"
         for group in self._groups:
-            # One host has no topology to be joined in.
+            # A single host has no topology that joins it to others.
             joined = [f"--workload-policy={resource_policy}"] * (self.pod.hosts_per_slice > 1)
             self._unless_there(
                 *("compute", "instance-groups", "managed", "create", group),
@@ -216,7 +216,7 @@ class ComputeEngine(Cloud):
             return ABSENT, "absent"
         if counts[ACTIVE] == self.pod.hosts:
             return ACTIVE, text
-        # A machine that was taken away: its group's slice has no whole topology any more.
+        # A machine was taken away, so the slice of its group is no longer complete.
         return (GONE if counts[GONE] else WAITING), text
 
     def _instances(self, group: str) -> list | None:

@@ -65,7 +65,7 @@ def bring_up(cloud: Cloud, poll_s: float, *, again: bool = False) -> None:
 
 
 def _state(cloud: Cloud, poll_s: float) -> tuple[str, str]:
-    """cloud.state() of a pod that takes long: a service that does not answer is asked again."""
+    """Returns cloud.state(), asking again while the service does not answer."""
     for count in range(1, _MOST_FAULTS):
         try:
             return cloud.state()
@@ -103,7 +103,7 @@ def everywhere(cloud: Cloud, machines: Sequence[Machine], command: Callable) -> 
 
 
 def _is_gone(cloud: Cloud) -> bool:
-    """Returns whether the service says so."""
+    """Returns whether the service says that the pod is gone."""
     try:
         return cloud.state()[0] != ACTIVE
     except InputError:
@@ -149,8 +149,8 @@ def default_setup(folder: Path) -> str:
 
 
 def _numbers(cloud: Cloud, machines: list[Machine]) -> dict[Machine, dict[str, str]]:
-    """RLJAX_* of each host. Compute Engine joins the machines of a group in an order of its own,
-    which libtpu numbers by: the metadata of each says it."""
+    """Returns RLJAX_* of each host. Compute Engine joins the machines of a group in an order of its
+    own, by which libtpu numbers them: it is in the metadata of each machine."""
     identities = everywhere(cloud, machines, _on_host(cloud, "identity"))
     reported = {m: text.split() for m, text in zip(machines, identities, strict=True)}
     per_slice, slices = cloud.pod.hosts_per_slice, cloud.pod.slices
@@ -221,7 +221,7 @@ class _Logs:
 
 
 def _worst(codes: Sequence[int]) -> int:
-    """0, or the code that says most: one that 171, "another host has failed", follows from."""
+    """Returns 0, or the code that explains most: a cause of 171, "another host has failed"."""
     failed = [code for code in codes if code]
     return next((code for code in failed if code != 171), failed[0] if failed else 0)
 
@@ -229,7 +229,7 @@ def _worst(codes: Sequence[int]) -> int:
 def run(cloud: Cloud, command: Sequence[str], setup: str) -> int:
     """Starts the command on a pod that is up, and prints its logs; returns its exit code. Raises
     InputError for no command, a pod that is not up, and as `start`."""
-    host_command(command, supervised=True)  # that there is one, before the cloud is asked
+    host_command(command, supervised=True)  # raises for no command, before the cloud is asked
     setup = setup or default_setup(Path.cwd())
     if cloud.state()[0] != ACTIVE:
         raise InputError(f"{cloud.name} is {cloud.state()[1]}", fix="`rljax pod up` first")
@@ -302,7 +302,7 @@ def _watched(cloud: Cloud, machines: list[Machine], poll_s: float) -> int | None
                 if code not in RESTARTS or now > last_end + _NOTICE_S:
                     return code
             elif now > first_end + _LAST_HOST_S:
-                # Such as one that was ended by JAX after the run, and waits for the others.
+                # The last host may have been ended by JAX after the run, and wait for the others.
                 stop(cloud)
                 return code
     finally:

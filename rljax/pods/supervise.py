@@ -55,7 +55,7 @@ def supervise(command: Sequence[str], first_pause_s: float = 10.0) -> int:
 
 
 class _Told:
-    """The signal that tells us to stop, which is passed on to what runs."""
+    """The signal that tells this process to stop, which it passes on to the command that runs."""
 
     def __enter__(self) -> "_Told":
         self.number, self.child = 0, None
@@ -73,7 +73,7 @@ class _Told:
             self.child.send_signal(number)
 
     def run(self, command: Sequence[str], env: dict[str, str]) -> int:
-        """The exit code of one start, once all that it has started is gone."""
+        """Returns the exit code of one start, once all processes that it has started are gone."""
         self.child = child = subprocess.Popen(command, env=env, process_group=0)
         if self.number:  # it came before there was a child
             child.send_signal(self.number)
@@ -90,7 +90,7 @@ class _Told:
 
 
 def _end_group(group: int, patience_s: float = 10.0) -> None:
-    """Waits until no process of the group runs any more; what does after patience_s is killed."""
+    """Waits until no process of the group runs any more; kills those that do after patience_s."""
     deadline = time.monotonic() + patience_s
     while _runs(group):
         if time.monotonic() > deadline:
@@ -112,7 +112,8 @@ def _runs(group: int) -> bool:
 
 
 def _say_tpu_logs(lines: int = 10) -> None:
-    """The last lines of libtpu's newest log: of some crashes it is told there alone."""
+    """Prints the last lines of libtpu's newest log, because some crashes are reported
+    only there."""
     folder = os.environ.get("TPU_LOG_DIR", "/tmp/tpu_logs")
     with contextlib.suppress(OSError):
         files = [os.path.join(folder, name) for name in os.listdir(folder)]

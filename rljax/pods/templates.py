@@ -131,7 +131,7 @@ def jobset(
     labels = {"labels": {"kueue.x-k8s.io/queue-name": queue}} if queue else {}
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     rules = [
-        # What the cloud took away costs no restart; what the user has to mend is not repeated.
+        # A preemption does not count as a restart; faults that the user has to mend are final.
         {
             "name": "evicted",
             "action": "RestartJobSetAndIgnoreMaxRestarts",
@@ -264,7 +264,7 @@ def sky(
 
 
 def _check_dns(name: str) -> None:
-    """Pods are named NAME-slice-0-0-xxxxx, which is a name of DNS."""
+    """Raises InputError for a name that DNS does not allow: pods are NAME-slice-0-0-xxxxx."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,36}[a-z0-9])?", name):
         raise InputError(
             "name",
