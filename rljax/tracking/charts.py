@@ -94,7 +94,7 @@ class Series:
     high: np.ndarray | None = None
     dots: bool = False
     title: str = ""
-    last: float | None = None  # what the legend says; None: y of the largest x
+    last: float | None = None  # value in the legend; None: y of the largest x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,7 @@ class _Frame:
 
 
 def _shaded(frame: _Frame, spans: Sequence[Span]) -> tuple[list[str], list[str]]:
-    """The spans, and their names: each inside its own, or right of it where it is too narrow."""
+    """Boxes of the spans, and their names: inside the box, or right of a box that is too narrow."""
     boxes, names = [], []
     for span in spans:
         left = frame.x(max(span.start, frame.x0))
@@ -288,7 +288,8 @@ def _dot(frame: _Frame, x: float, y: float, colour: str, radius: float) -> str:
 
 
 def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
-    """Columns over the whole chart that say, under the pointer, the values at an x of theirs."""
+    """Columns over the whole chart that show, under the pointer, the values at one x of
+    the lines."""
     finite = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
     xs = np.unique(np.concatenate([s.x[good] for s, good in finite])) if finite else np.zeros(0)
     if not xs.size:
@@ -311,7 +312,7 @@ def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
 
 
 def _clip(values: np.ndarray) -> np.ndarray:
-    """Finite values far outside any real metric are clipped, so that ranges do not overflow."""
+    """Clips finite values far outside any real metric, so that ranges do not overflow."""
     return np.where(np.isfinite(values), np.clip(values, -1e300, 1e300), math.nan)
 
 

@@ -16,10 +16,10 @@ from rljax import heartbeat
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _HIT = "/jax/compilation_cache/cache_hits"
-_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # what comes next is the compile
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # event before the compile
 _names: list[str] = []
 _seconds: list[float] = []  # of each of them
-_hits: list[int] = []  # how many programs had been named when the cache had one
+_hits: list[int] = []  # indices in _names of the programs that the cache had
 _now: list[str] = []  # the name of the program that is being compiled
 _expected: dict[str, str] = {}
 _ahead: set[int] = set()  # indices in _names of the programs that were compiled ahead
@@ -93,7 +93,7 @@ def expect(programs: Iterable[tuple[str, str]]) -> None:
     _expected.update((f"jit({name})", purpose) for name, purpose in programs)
 
 
-# Phases of rljax.heartbeat in the words of whoever waits for them.
+# Phases of rljax.heartbeat, in the words that are shown to people.
 _WORDS = {
     "start": "preparing the run",
     "load": "loading the model",

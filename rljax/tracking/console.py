@@ -48,13 +48,14 @@ TIMES = (
     ("time/rest_s", "rest"),
 )
 HISTORY = 512  # values of a metric that its trend shows
-SPEED_WINDOW = 20  # steps that the time left is extrapolated from: those of SFT differ in length
+# Steps from which the time left is extrapolated: those of SFT differ in length.
+SPEED_WINDOW = 20
 REFRESH_PER_S = 4
 SHOWN_WARNINGS = 3
 # A plain console names a program that compiles longer than this, once, and what goes on where it
 # has printed nothing for that long.
 BUSY_S, SILENT_S = 3.0, 20.0
-QUIET_S = 10.0  # after which a live one says how long ago the last step was
+QUIET_S = 10.0  # after which a live display says how long ago the last step was
 
 
 def one_line(text: object, limit: int) -> str:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 
 MOST_EPISODES = 24  # of a logged step
-MOST_TOKENS = 4096  # of an episode that have numbers of their own in its record
+MOST_TOKENS = 4096  # tokens of an episode that its record has numbers for
 MOST_CHARACTERS = 20_000  # of an observation and of a reply
 
 

@@ -85,7 +85,7 @@ class Signals:
 
 
 def _leave_closed_terminal() -> None:
-    """Output to a terminal that is gone is an error: it goes nowhere from now on."""
+    """Discards all output from now on, because writing to a terminal that is gone is an error."""
     for output in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):

@@ -124,8 +124,8 @@ def timed(name: str):
 
 
 def spread(name: str, seconds: float) -> None:
-    """Makes `name` take `seconds` of this step: its share of what some step did for several. The
-    step begins as much earlier or later."""
+    """Makes `name` take `seconds` of this step, its share of work that was done for several steps
+    at once. The start of the step moves by the difference."""
     if (timings := _timings.get()) is not None:
         timings.begun_s += timings.seconds.get(name, 0.0) - seconds
         timings.seconds[name] = seconds

@@ -27,7 +27,7 @@ from rljax.runs.jsonl import JsonlTracker, plain
 LOG = logging.getLogger("rljax.tracking.trackers")
 SERVICES = "rljax.tracking.services"  # where bare names are looked up
 FAILURES_UNTIL_OFF = 3
-START_S = 180.0  # for a service to begin: a login, a first answer of a server
+START_S = 180.0  # for a service to start: a login, the first answer of a server
 HANG_S = 120.0  # of one call of a service, after which it is off
 CLOSE_S = 300.0  # for what a service still has to send when the run has ended
 METHODS = ("log", "samples", "close")
