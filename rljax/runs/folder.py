@@ -68,8 +68,8 @@ def make_folder(path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def removed_if_empty(folder: Path) -> Iterator[None]:
-    """Removes the folder, and those above it, that an attempt that fails has made and into which it
-    has written nothing."""
+    """Removes, after a failure in the block, the folder and those above it that did not exist
+    before it, if nothing was written into them."""
     new_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         yield
@@ -88,7 +88,7 @@ def removed_if_empty(folder: Path) -> Iterator[None]:
 
 
 def try_to_write(folder: Path) -> None:
-    """Writes a file that is gone at once. Raises OSError if that cannot be done."""
+    """Writes a temporary file into the folder. Raises OSError if that cannot be done."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(4096))
         file.flush()
@@ -129,7 +129,7 @@ def concerns(folder: Path, error: OSError) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a small file in one piece: a full disk leaves the one that was there."""
+    """Writes a small file in one piece: if the disk is full the old file stays."""
     draft = path.with_name(f".{path.name}.writing")
     try:
         draft.write_text(text)
@@ -140,7 +140,8 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def whole_export(folder: Path) -> Iterator[None]:
-    """Removes what a failed export leaves of a model folder, but for an older whole model."""
+    """Removes what a failed export leaves of a model folder, unless an older whole model
+    is there."""
     try:
         yield
     except BaseException:
@@ -249,7 +250,7 @@ def _taken(path: Path) -> int:
                 raise held(path.parent, holder)
             beats = holder and _beats_elsewhere(file, path.parent, holder)
             beat = os.fstat(file).st_mtime_ns, holder
-            if beats and last_beat not in (None, beat):  # it has shown itself while we looked
+            if beats and last_beat not in (None, beat):  # its heartbeat has changed meanwhile
                 raise held(path.parent, holder)
             if beats and last_beat is None:
                 last_beat, deadline = beat, time.monotonic() + STALE_S + DYING_S
@@ -335,8 +336,8 @@ def is_running(holder: dict) -> bool:
 
 
 def _beats_elsewhere(file: int, folder: Path, holder: dict) -> bool:
-    """Returns whether the holder, of another host, has shown itself within STALE_S; both times are
-    of the file system's own clock."""
+    """Returns whether the holder, of another host, has had a heartbeat within STALE_S; both times
+    are of the file system's own clock."""
     if holder.get("boot") == _boot():
         return False
     with tempfile.TemporaryFile(dir=folder) as probe:

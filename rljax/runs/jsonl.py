@@ -101,11 +101,11 @@ def _lines(path: str | os.PathLike) -> Iterable[bytes]:
 
 
 class _JsonlFile:
-    """An append-only file of JSON lines: a line is in it whole or not at all."""
+    """An append-only file of JSON lines. Each line is written whole or not at all."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.lost = ""  # what of it could not be kept
+        self.lost = ""  # a text about rows that could not be kept
         self._open()
 
     def _open(self) -> None:
@@ -131,7 +131,7 @@ class _JsonlFile:
             raise
 
     def _reopen_if_gone(self) -> None:
-        """Somebody has removed or replaced the file: what comes next is kept in a new one."""
+        """Opens a new file for the next rows, if somebody has removed or replaced this one."""
         if is_open_at(self.file.fileno(), self.path):
             return
         if not self.lost:

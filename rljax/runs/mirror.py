@@ -19,8 +19,9 @@ from rljax.runs.store_lock import as_lock_file
 LOG = logging.getLogger("rljax")
 EVERY_S = 60.0
 MODELS = ("policy", "reward_model", "adapter")  # whole folders, which an export replaces
-_ELSEWHERE = ("checkpoints", "wandb")  # put by itself; files of a service of their own
-_LAST = ("summary.json", "report.html")  # that they are there says that all is there
+# Not copied: checkpoints are put by themselves, and wandb keeps its own files.
+_ELSEWHERE = ("checkpoints", "wandb")
+_LAST = ("summary.json", "report.html")  # put last: they show that all other files are there
 _RESUMED = ("tensorboard",)  # folders that a restart goes on with
 
 
@@ -30,7 +31,7 @@ class Mirror:
 
     def __init__(self, store: Store, folder: Path, only: tuple[str, ...] = ()):
         self.store, self.folder, self.only = store, folder, only
-        self.known: dict[str, tuple | None] = {}  # what lies in the store, and of which local file
+        self.known: dict[str, tuple | None] = {}  # files in the store: {name: its local signature}
         self.lock = threading.Lock()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._renew, daemon=True, name="mirror")

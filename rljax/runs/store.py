@@ -178,7 +178,7 @@ class Store:
         self._tried("removed", folder, remove_files)
 
     def _tried(self, action_name: str, name: str, action: Callable):
-        """The result of a request, which is tried again while it may help."""
+        """Returns the result of a request, which is tried again as long as that may help."""
         for pause in (*PAUSES_S, None):
             try:
                 return action()
