@@ -18,7 +18,7 @@ from rljax.errors import InputError
 from rljax.files import json_object
 
 _CALL_S = 3.0  # for one call
-_LONGEST = 4096  # bytes that a host says
+_LONGEST = 4096  # bytes of a message
 _AT_ONCE = 16  # callers
 _OPEN = "open the port between the hosts in both directions (firewall, security group)"
 
@@ -72,7 +72,7 @@ def _problem(name: str, error: InputError) -> Finding:
 def _both_ways(
     port: int, addresses: Sequence[str], host: int, timeout_s: float
 ) -> Iterator[Finding]:
-    # Hosts that share a machine each have a port of their own, one above the other.
+    # Hosts that share a machine have ports of their own, each one above that of the host before.
     ports = [port + addresses[:k].count(addresses[k]) for k in range(len(addresses))]
     others = {k for k in range(len(addresses)) if k != host}
     try:
@@ -108,7 +108,7 @@ def _both_ways(
 
 
 def _call(address: str, port: int, host: int) -> None:
-    """Says to a host that this one reaches it, and waits for its answer."""
+    """Tells a host that this one reaches it, and waits for its answer."""
     with socket.create_connection((address, port), timeout=_CALL_S) as connection:
         connection.sendall(json.dumps({"rljax": host}).encode() + b"\n")
         if type(_number(connection)) is not int:
@@ -127,7 +127,7 @@ def _answer(server: socket.socket, callers: set[int], host: int, others: set[int
 
 
 def _hear(caller: socket.socket, callers: set[int], host: int, others: set[int]) -> None:
-    """Answers one caller; whoever is none of the others is passed over."""
+    """Answers one caller; one that is not among the other hosts is ignored."""
     with caller, contextlib.suppress(OSError, ValueError):
         number = _number(caller)
         if type(number) is int and number in others:
@@ -136,7 +136,7 @@ def _hear(caller: socket.socket, callers: set[int], host: int, others: set[int])
 
 
 def _number(connection: socket.socket):
-    """The number that a host gives as its own; anything where it is none of ours."""
+    """Returns the number that a caller gives as its own; anything if it is no host of the run."""
     from rljax.hosts.rendezvous import lines
 
     line = next(lines(connection, _LONGEST, time.monotonic() + _CALL_S), b"null")

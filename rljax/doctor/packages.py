@@ -17,7 +17,7 @@ from rljax.doctor.finding import Finding, broken, fine
 from rljax.files import parse_toml, read_text
 
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
-# What a file of the same name on PYTHONPATH would break without a word.
+# Libraries that a file of the same name on PYTHONPATH would hide without a message.
 LIBRARIES = (
     *("jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "rich", "safetensors"),
     *("tokenizers", "jinja2", "pyarrow", "rljax"),
