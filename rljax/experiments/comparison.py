@@ -53,7 +53,7 @@ def _by_prompt(rows: Sequence[dict]) -> list[list[dict]]:
 
 
 def _ended(rows: Sequence[dict]) -> list[dict]:
-    """The rows whose completion was not cut off: a text is trained to end, which those did not."""
+    """Returns the rows whose completion was not cut off, because training teaches texts to end."""
     return [row for row in rows if not row["truncated"]]
 
 
@@ -183,7 +183,7 @@ def _require_base(config: Config) -> None:
 
 
 def _method_config(base: Config, method: Method, options: ComparisonOptions) -> Config:
-    """Trains from the base policy on the method's file, in the method's folder."""
+    """Returns the config that trains from the base policy on the method's file, in its folder."""
     folder = Path(base.run_dir).parent / method.folder
     method_config = copy.deepcopy(base)
     method_config.sft.steps, method_config.steps, method_config.run_dir = (

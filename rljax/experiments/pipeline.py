@@ -110,7 +110,7 @@ def _to_redo(stages: Sequence[Stage], redo: Sequence[str]) -> list[Stage]:
 
 
 def _run(stage: Stage) -> tuple[dict, bool]:
-    """Runs a stage, unless it is finished -> (its record, whether it was)."""
+    """Runs a stage unless it is finished; returns (its record, whether it was finished)."""
     local_stage = stage.in_folder(stage.home)
     inputs, previous = _inputs(local_stage), record_of(stage)
     finished = previous.get("status") == "finished"
@@ -163,7 +163,7 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
 
 
 def _changed(record: dict, stage: Stage, inputs: dict) -> list[str]:
-    """The names of the fields that differ, or that name files which do."""
+    """Returns the names of the fields that differ, or whose files differ."""
     if record.get("command") != stage.command:
         return ["command"]
     current, recorded = stage.compared(), record.get("compared", {})
@@ -209,7 +209,7 @@ def _check_outputs(stage: Stage, record: dict) -> None:
 
 
 def _train(config: Config) -> dict:
-    """Trains to the end, going on where an interrupted run stopped -> its final metrics."""
+    """Trains to the end, going on where an interrupted run stopped; returns the final metrics."""
     try:
         summary = train_to_the_end(config, train)
     except RunStopped as stop:

@@ -298,7 +298,7 @@ def _stage(
 
 
 def _refuse_own_code(values: Mapping[str, object], kind: type, outputs: Mapping[str, str]) -> None:
-    """Raises InputError where an option of a stage of a data file asks for trust. `made`: the
+    """Raises InputError where an option of a stage of a data file asks for trust. `outputs`: the
     options that name a file of the stage's own folder."""
     if values.get("trust_code"):
         raise InputError("trust_code", value=True, fix="give --trust_code on the command line")

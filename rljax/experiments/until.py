@@ -17,7 +17,7 @@ from rljax.report.arms import always_valid, always_valid_half
 from rljax.runs.units import interval_text
 
 FORM = r"(.+?) better than (.+?)(?: by (-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)))?"
-MOST_SEEDS = 10_000  # that are said to be needed
+MOST_SEEDS = 10_000  # that an answer says are needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Question:
         return Answer(f"{self}: not known, {result}{few}{seeds_text}", False)
 
     def _needed(self, gains: Sequence[float], mean: float) -> str:
-        """Says how many more seeds would settle it, if they are as these."""
+        """Describes how many more seeds would settle the question, if they are like these."""
         deviation = (sum((gain - mean) ** 2 for gain in gains) / len(gains)) ** 0.5
         for n in range(len(gains) + 1, MOST_SEEDS):
             if len(gains) > 1 and always_valid_half(n, deviation) < abs(mean - self.by):
