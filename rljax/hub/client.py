@@ -39,7 +39,7 @@ from rljax.hub.names import COMMIT, HubName, is_path
 
 LOG = logging.getLogger("rljax")
 LOG_IN = "hf auth login, or HF_TOKEN=... of an account that may read it"
-_TRIES, _WAIT_S = 4, 0.5  # of a request that a server in trouble has refused; doubled each time
+_TRIES, _WAIT_S = 4, 0.5  # of a request to a server in trouble; the wait doubles each time
 _AT_ONCE = 4  # files
 _LOOK_S = 5.0  # between two looks at whether they grow
 _DEFAULT = "main"
@@ -141,11 +141,11 @@ def _may_pass(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _opened(method: str, url: str, timeout_s: float, start: int = 0) -> Iterator:
-    """The answer to a request for what follows the byte `start`, its body unread.
+    """Yields the answer to a request for what follows the byte `start`, its body unread.
 
-    Redirects are followed, of a HEAD to the same server or huggingface.co, for which a mirror may
-    stand: what the hub says of a file stands in its own last answer. The token goes to HF_ENDPOINT
-    and nowhere else.
+    Redirects are followed; those of a HEAD only to the same server or to huggingface.co, for which
+    a mirror may stand, because what the hub says of a file is in its own last answer. The token
+    goes to HF_ENDPOINT and nowhere else.
     """
     from huggingface_hub.utils import get_session
 
@@ -200,8 +200,8 @@ def _raise_for_status(answer) -> None:
 
 
 def _body(answer, max_bytes: int) -> Iterator[bytes]:
-    """The bytes of an answer as they come. Raises ValueError for more than `most` of them,
-    TimeoutError where they drip."""
+    """Yields the bytes of an answer as they come. Raises ValueError for more than `max_bytes` of
+    them, TimeoutError where they come too slowly."""
     start, received, remaining = time.monotonic(), 0, max_bytes
     announced = answer.headers.get("Content-Length", "")
     too_long = ValueError(f"it sends more than {max_bytes} bytes")
@@ -319,7 +319,7 @@ def _information(name: HubName) -> tuple[str, dict[str, RepoFile]]:
 
 
 def _checked(name: HubName, value: dict) -> tuple[str, dict[str, RepoFile]]:
-    """The same out of the hub's answer. Raises ValueError for one that is not of a hub."""
+    """Returns the same from the hub's answer. Raises ValueError for an answer that no hub gives."""
     commit, siblings = value.get("sha"), value.get("siblings")
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise ValueError("it names no commit")
@@ -378,7 +378,8 @@ def _record_file(name: HubName) -> Path:
 
 
 def _record(name: HubName) -> tuple[dict[str, RepoFile], set[str]]:
-    """(the files of a commit, those that were compared here) as they were written down."""
+    """Returns (the files of a commit, those that were compared here) as the cache has
+    recorded them."""
     try:
         value = read_json_object(_record_file(name))
         entries = {path: RepoFile(**entry) for path, entry in value["files"].items()}
@@ -429,8 +430,8 @@ def fetch(name: HubName, paths: Iterable[str]) -> Path:
 
 
 def _wait(pending: set[concurrent.futures.Future], folder: Path) -> None:
-    """Returns when all files are there. As long as one of them grows there are signs of life: of a
-    large one minutes may pass, and of several hosts a silent one is taken for hung."""
+    """Waits until all files are there. While one of them grows it gives signs of life, because a
+    large file takes minutes, and a host that is silent among several is taken to hang."""
     previous: list = []
     while pending:
         done, pending = concurrent.futures.wait(
@@ -519,7 +520,7 @@ def _download(name: HubName, path: str, entry: RepoFile, part: Path) -> None:
 
 
 def _go_on(name: HubName, url: str, entry: RepoFile, part: Path, bar) -> None:
-    """Appends to a file what it still lacks. A question for `ask`."""
+    """Downloads the rest of a file and appends it. It is a question for `ask`."""
     constants = library().constants
     with _opened("HEAD", url, constants.HF_HUB_ETAG_TIMEOUT) as answer:
         _check_metadata(name, entry, answer.headers)
@@ -553,7 +554,7 @@ def _check_metadata(name: HubName, entry: RepoFile, headers) -> None:
 
 
 def _point(link: Path, blob: Path) -> None:
-    """Lets a name in a snapshot lead to its content."""
+    """Links a name in a snapshot to its content."""
     hidden = link.with_name(f".{uuid.uuid4().hex[:8]}.link")
     try:
         os.symlink(os.path.relpath(blob.resolve(), link.parent.resolve()), hidden)

@@ -156,7 +156,7 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
 
 
 def _text(value: object, otherwise: str = "default") -> str:
-    """A name in a README; of what is none, such as lists in lists that have no end, the other."""
+    """Returns a name in a README; `otherwise` for a value that is none, such as nested lists."""
     return str(value) if isinstance(value, str | int | float) else otherwise
 
 

@@ -58,7 +58,7 @@ class Files:
         return list(filter(matcher(pattern), candidates))
 
     def _below(self, beginning: str) -> list[str]:
-        """The paths with this beginning, which is followed by something."""
+        """Returns the paths that begin so and go on after it."""
         first = bisect.bisect_left(self.paths, beginning)
 
         def ends(path):
@@ -110,8 +110,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _steps(pattern: str) -> list[tuple[str, Callable[[str], bool]]]:
-    """[(kind, whether it fits a character)]: "one" takes a character, "star" any number of them;
-    "folders" none, before "through", which takes them up to a slash."""
+    """Returns [(kind, whether it fits a character)]. "one" takes a character, "star" any number of
+    them; "folders" takes none and stands before "through", which takes them up to a slash."""
     steps, begin = [], 0
     for match in [*_TOKEN.finditer(pattern), None]:
         until = match.start() if match else len(pattern)
@@ -132,7 +132,8 @@ def _steps(pattern: str) -> list[tuple[str, Callable[[str], bool]]]:
 
 
 def _class(token: str) -> list[tuple[str, Callable[[str], bool]]]:
-    """One character of those in brackets; as they are written where that is no range."""
+    """Returns the step for one character of those in brackets, or a step for each character of the
+    token where the brackets are no range."""
     inner = token[1:-1].replace("\\", "\\\\").replace("[", "\\[")
     try:
         compiled = re.compile(f"[{'^' + inner[1:] if inner[0] == '!' else inner}]", re.DOTALL)

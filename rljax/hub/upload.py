@@ -45,7 +45,7 @@ def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
 
 @contextlib.contextmanager
 def _bounded_answers() -> Iterator[None]:
-    """Inside, the library's session gives up what answers without end: a push asks through the
+    """Makes the library's session give up answers without end in the block: a push asks through the
     library, which reads each answer whole."""
     from huggingface_hub.utils import get_session
 
