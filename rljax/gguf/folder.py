@@ -15,7 +15,7 @@ from rljax.gguf.model_config import hf_config, hf_tensors, kind_of
 from rljax.gguf.rows import StoredTensor, check_types
 from rljax.gguf.tokenizer import generation_config, tokenizer_files
 
-_FORM = 1  # of what is written: raise it where the same file becomes another folder
+_FORM = 1  # version of the written folder: raise it when the same file becomes another folder
 _SOURCE = "gguf.json"
 _LARGEST_NOTE = 100_000  # bytes of it
 
@@ -74,7 +74,7 @@ def _texts(header: Header) -> dict[str, dict]:
 
 
 def _write(folder: Path, path: Path, texts: dict[str, dict]) -> None:
-    """The whole folder or none, also where another process writes the same one."""
+    """Writes the whole folder or none, even if another process writes the same one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:60]}."))
     try:

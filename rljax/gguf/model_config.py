@@ -49,15 +49,19 @@ _GEMMA_LAYER = {
 _PHI_LAYER = {**_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(\w+)\.(weight|bias)")
-# What Llama 3.1 and 3.2 stretch their rotation by; a file holds the outcome alone.
+# The constants by which Llama 3.1 and 3.2 scale their rotation; a file holds only the outcome.
 _LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """An architecture of GGUF: the model_type that it is, the names of a layer's tensors, `read`:
-    further keys of config.json. `pairs`: rotated pairs are neighbours in the file. `norm_shift`:
-    what the file's norms have more than the checkpoint's. `theta`: where the file is silent."""
+    """An architecture of GGUF.
+
+    `model_type` is that of Hugging Face. The names are those of a layer's tensors. `read`
+    returns further keys of config.json. `pairs`: rotated pairs are neighbours in the file.
+    `norm_shift`: what the file's norms have more than the checkpoint's. `theta`: the default
+    where the file has none.
+    """
 
     model_type: str
     architecture: str
@@ -341,7 +345,7 @@ def _factors(header: Header, name: str) -> list[float]:
 
 
 def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
-    """rope_scaling, and what stands beside it."""
+    """Returns rope_scaling, and the keys of config.json that belong to it."""
     header, scaling = keys.header, keys.get("rope.scaling.type", str, "none")
     present = [name for name in _ROPE_TENSORS if name in header.tensors]
     longrope = "longrope" in kind.scalings and set(present) == set(_ROPE_TENSORS[1:])
@@ -388,7 +392,7 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
 
 
 def _llama3(header: Header, config: dict) -> dict:
-    """The scaling of Llama 3 whose divisors of the frequencies a file holds."""
+    """Returns the scaling of Llama 3 that has the divisors of frequencies in the file."""
     stored = _factors(header, _ROPE_TENSORS[0])
     factor = round(max(stored, default=1.0), 4)
     half = config["head_dim"] // 2

@@ -62,7 +62,7 @@ def decoded(rows: StoredTensor, file: int, path: Path, first: int, out: np.ndarr
 
 
 def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -> np.ndarray:
-    """`count` rows of a tensor; of one axis, as many values."""
+    """Returns `count` rows of a tensor from `first` on; of a tensor of one axis, `count` values."""
     if len(rows.shape) == 1:  # the codes of one row cannot be cut everywhere
         values = _dequantized(_codes(rows, file, path, 0, 1), rows.type).reshape(-1)
         indices = np.arange(first, first + count)
@@ -78,7 +78,7 @@ def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -
 
 
 def _stored_row(row: np.ndarray, rows: StoredTensor) -> np.ndarray:
-    """The row of the file that a row of the Hugging Face tensor is."""
+    """Returns the row in the file of a row of the Hugging Face tensor."""
     tall = rows.shape[0] // rows.heads
     head, offset = np.divmod(row, tall)
     half, pair = np.divmod(offset, tall // 2)
@@ -86,7 +86,7 @@ def _stored_row(row: np.ndarray, rows: StoredTensor) -> np.ndarray:
 
 
 def _codes(rows: StoredTensor, file: int, path: Path, first: int, count: int) -> np.ndarray:
-    """uint8 [count, bytes of a row]."""
+    """Returns the stored bytes of `count` rows: uint8 [count, bytes of a row]."""
     total = math.prod(rows.shape[:-1])
     wide = (rows.end - rows.begin) // max(total, 1)
     out = np.empty((count, wide), np.uint8)

@@ -31,7 +31,7 @@ _NAMED = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-# Of what ends a turn or a message, beside the end of a text.
+# Keys of the tokens that end a turn or a message, beside the end of a text.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _LLAMA3 = (
