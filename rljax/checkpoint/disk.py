@@ -188,8 +188,8 @@ class DiskFolder:
 
 
 def _as_written(x):
-    """Returns an array in the form that orbax is to write: of one that one host alone holds, that
-    all of them read it."""
+    """Returns an array in the form that orbax is to write. An array of a single host is written as
+    one that all hosts read."""
     abstract = ocp.utils.to_shape_dtype_struct(x)
     return np.empty(x.shape, x.dtype) if is_of_one_host(x) else abstract
 
@@ -199,7 +199,7 @@ def _as_held(value, target):
 
 
 def _writer(path: Path) -> int:
-    """The host that has written a file: orbax gives each a folder for its arrays."""
+    """Returns the host that has written a file: orbax gives each host a folder for its arrays."""
     owners = [int(match[1]) for part in path.parts if (match := _PROCESS.fullmatch(part))]
     return owners[0] if owners else 0
 
@@ -217,7 +217,7 @@ def _digest(path: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Everything in a checkpoint that is no folder, but for its manifest."""
+    """Returns all files and links in a checkpoint except its manifest."""
     paths = []
     for parent, folders, names in os.walk(folder, onerror=_raise_unless_gone):
         paths += [Path(parent, name) for name in names]
@@ -226,7 +226,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """A folder that cannot be listed is not an empty one."""
+    """Raises the error of a folder that cannot be listed, unless the folder is gone."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -262,7 +262,8 @@ def _muted():
 
 
 def _report_unless_late(report, unraisable) -> None:
-    """An array that TensorStore still writes when another has failed ends with this error, in a
-    thread of its own and perhaps when the save is over."""
+    """Reports an exception that nobody handles, except the one with which an array ends that
+    TensorStore still writes after another has failed: it comes in a thread of its own and perhaps
+    when the save is over."""
     if str(unraisable.exc_value) != "Event loop is closed":
         report(unraisable)

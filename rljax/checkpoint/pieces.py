@@ -1,15 +1,15 @@
 """Arrays in a store: each host writes the parts that it holds, as one stream of bytes cut into
-pieces of at most 64 MiB, and an index of what lies where.
+pieces of at most 64 MiB, and an index of the parts.
 
 A piece is one put. Whoever reads takes the pieces that its own devices need, whatever hosts and
 mesh wrote them, and compares the SHA-256 of each before a byte of it is used.
 
 Orbax writes local folders (rljax.checkpoint.disk). It could write gs://, where a marker file,
-commit_success.txt, takes the place of a rename; s3:// and the other file systems of fsspec have no
-driver in it. gs:// goes the way of these all the same: orbax keeps no SHA-256, so that to compare
-one it would have to read back what it wrote; TensorStore, which it reads and writes by, looks for
-credentials of its own beside those of fsspec; and a run that was begun goes on with the pieces that
-it has.
+commit_success.txt, takes the place of a rename; it has no driver for s3:// and the other file
+systems of fsspec. Pieces are used for gs://, too: orbax keeps no SHA-256, so that to compare
+one it would have to read back what it wrote; TensorStore, by which it reads and writes, looks
+for credentials of its own beside those of fsspec; and a run that has begun with pieces goes on
+with them.
 """
 
 import collections
@@ -114,7 +114,7 @@ def _own_part(
 
 
 def _copied(data: jax.Array) -> np.ndarray:
-    """The values in memory that no later program writes: a CPU's own memory is what it shows."""
+    """Returns the values in memory that no later program writes: NumPy views a CPU's own memory."""
     on_host = data.sharding.memory_kind not in (None, "device")
     values = np.asarray(data)
     return values.copy() if on_host or data.device.platform == "cpu" else values
