@@ -351,7 +351,7 @@ def fails_at_import(what: str, error: BaseException) -> InputError:
 
 
 def location_and_fix(error: BaseException) -> tuple[str, str]:
-    """Returns "file:line" and what mends it, of what a user's module raised: the last line of a
+    """Returns "file:line" and the fix of an error that a user's module raised: the last line of a
     file that is neither Python's, nor a library's, nor ours."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     user_frames = [frame for frame in frames if not frame[0].startswith(("<frozen", *_INSTALLED))]
@@ -481,7 +481,7 @@ def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
 def _check_option(
     component: str, option: str, value: object, kind: object, default: object
 ) -> None:
-    """The signature is the schema: an annotated option takes values of its type only, and in its
+    """Raises InputError unless a value fits the annotation of its option: its type, and its
     range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -181,8 +181,8 @@ def contract(**declared) -> Callable:
 
 
 def _reading(function: Callable, reads: str | Callable[[dict], object]) -> Callable:
-    """The function, handed the answers of responses where it reads the answer. One of a batch,
-    whose fields depend on its options, is returned as it is."""
+    """Returns the function, called with the answers of responses if it reads the answer. A function
+    of a batch, whose fields depend on its options, is returned as it is."""
     parameters = inspect.signature(function).parameters.values()
     takes_response = any(p.name in _RESPONSES for p in parameters)
     if not takes_response and (
