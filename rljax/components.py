@@ -338,7 +338,10 @@ _PACKAGES = {
     "yaml": "pyyaml",
 }
 _PATHS = sysconfig.get_paths()
-_INSTALLED = (os.path.dirname(__file__), *(_PATHS[one] for one in ("stdlib", "purelib", "platlib")))
+_INSTALLED = (
+    os.path.dirname(__file__),
+    *(_PATHS[name] for name in ("stdlib", "purelib", "platlib")),
+)
 
 
 def fails_at_import(what: str, error: BaseException) -> InputError:

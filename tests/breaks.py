@@ -374,7 +374,7 @@ BREAKS = {
     ),
     "a link out of the cache is followed": (
         HUB,
-        "        if not inside:",
+        "        if not is_inside:",
         "        if False:",
         [HOSTILE, "-k", "left_in_the_cache"],
     ),
@@ -686,7 +686,7 @@ BREAKS = {
     ),
     "the pairs of a head stay beside each other": (
         "rljax/gguf/rows.py",
-        "return head * tall + 2 * pair + half",
+        "return head * head_rows + 2 * pair + half",
         "return row",
         ["tests/gguf/test_gguf_files.py", "-k", "rows_of_heads"],
     ),
@@ -1024,8 +1024,8 @@ BREAKS |= {
     # -- gguf
     "rows of a head stay in the order of the file": (
         "rljax/gguf/rows.py",
-        "return head * tall + 2 * pair + half",
-        "return head * tall + pair + half * (tall // 2)",
+        "return head * head_rows + 2 * pair + half",
+        "return head * head_rows + pair + half * (head_rows // 2)",
         ["tests/gguf/test_gguf_files.py", "-k", "rows_of_heads"],
     ),
     "what norms are shifted by is taken off": (
@@ -1453,8 +1453,8 @@ BREAKS |= {
     # -- runs that are trained together
     "every run goes on with the weights of the first": (
         "rljax/training/together.py",
-        "    return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out\n",
-        "    return [jax.tree.map(lambda x: x[0], new) for i in range(len(own))], out\n",
+        "    return [jax.tree.map(lambda x, i=i: x[i], new_roles) for i in range(len(own))], out\n",
+        "    return [jax.tree.map(lambda x: x[0], new_roles) for i in range(len(own))], out\n",
         ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "runs that have ended make another program": (

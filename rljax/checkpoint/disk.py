@@ -99,10 +99,12 @@ class DiskFolder:
         muted = contextlib.ExitStack()
         try:
             muted.enter_context(_muted())
-            patient = ocp.options.AsyncOptions(
+            async_options = ocp.options.AsyncOptions(
                 timeout_secs=_SAVE_TIMEOUT_S, create_directories_asynchronously=False
             )
-            checkpointer = muted.enter_context(ocp.StandardCheckpointer(async_options=patient))
+            checkpointer = muted.enter_context(
+                ocp.StandardCheckpointer(async_options=async_options)
+            )
             checkpointer.save((self._hidden(step) / ARRAYS).absolute(), known_to_all(arrays))
         except BaseException:
             muted.__exit__(*sys.exc_info())

@@ -37,10 +37,10 @@ def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
         return  # a process that has read them goes on; the others are known
     command = [sys.executable, "-P", "-c", _PARSES_FLAGS]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(env))
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(env))
     except (OSError, subprocess.SubprocessError):
         return
-    if refused := done.returncode and refused_xla_flag(done.stderr):
+    if refused := result.returncode and refused_xla_flag(result.stderr):
         yield refused
 
 

@@ -18,7 +18,7 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
     command = [sys.executable, "-P", "-m", "rljax.doctor.probe"]
     path = os.pathsep.join(folder for folder in sys.path if folder)
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             capture_output=True,
             timeout=timeout_s,
@@ -26,7 +26,7 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
             stdin=subprocess.DEVNULL,
             env={**env, "PYTHONPATH": path},
         )
-        code, out, err = done.returncode, done.stdout, done.stderr
+        code, out, err = result.returncode, result.stdout, result.stderr
     except subprocess.TimeoutExpired as expired:
         code, out, err = None, (expired.stdout or b"").decode(errors="replace"), ""
     yield from (Finding(**json.loads(x)) for x in out.splitlines() if x.startswith('{"name"'))

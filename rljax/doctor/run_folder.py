@@ -66,11 +66,11 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
     from rljax.checkpoint.checkpoint import Checkpoints, check_fingerprints
     from rljax.config import fingerprints
 
-    half = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
-    if half and not is_locked(folder.parent):
+    unfinished = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+    if unfinished and not is_locked(folder.parent):
         yield warning(
             "checkpoint_half_written",
-            f"a save of {folder / half[0]} was killed half-way",
+            f"a save of {folder / unfinished[0]} was killed half-way",
             "nothing: the run removes it as it goes on",
         )
     saved = Checkpoints(folder)

@@ -324,10 +324,10 @@ def _run(suite: Suite, records: list[dict], saved: SavedPolicy, options: Evaluat
 def _sampling(suite: Suite, policy: Policy) -> Policy:
     """The policy as the suite samples, whatever the run sampled with; its own stop strings stay."""
     sampling = policy.sampling
-    ends = (*sampling.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
+    stop_ids = (*sampling.stop_ids, *stop_tokens(policy.tokenizer, suite.stop))
     draws = dict(temperature=suite.temperature, top_p=suite.top_p, top_k=0, min_p=0.0)
     texts = tuple(dict.fromkeys((*sampling.stop_strings, *suite.stop)))
-    stops = dict(stop_strings=texts, stop_ids=tuple(dict.fromkeys(ends)))
+    stops = dict(stop_strings=texts, stop_ids=tuple(dict.fromkeys(stop_ids)))
     sampling = dataclasses.replace(sampling, **draws, **stops)
     return dataclasses.replace(
         policy, sampling=sampling.greedy() if not suite.temperature else sampling

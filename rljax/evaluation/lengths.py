@@ -37,7 +37,7 @@ def by_length(
     left out."""
     out = {}
     for bucket, above, upto in buckets(bounds):
-        inside = values[(tokens > above) & (tokens <= upto)]
-        if np.any(~np.isnan(inside)):
-            out[f"{name}/{bucket}"] = bootstrap(inside, within=within)
+        bucket_values = values[(tokens > above) & (tokens <= upto)]
+        if np.any(~np.isnan(bucket_values)):
+            out[f"{name}/{bucket}"] = bootstrap(bucket_values, within=within)
     return out

@@ -135,9 +135,9 @@ class _Table:
             logs[step.seat] = log
         return log, room
 
-    def _show(self, ids: Sequence[int], learned: int) -> None:
+    def _show(self, ids: Sequence[int], mask: int) -> None:
         colours = self.console.is_terminal and not self.console.no_color
-        tokens = Shown("", np.asarray(ids, np.int32), np.full(len(ids), learned), {})
+        tokens = Shown("", np.asarray(ids, np.int32), np.full(len(ids), mask), {})
         self.console.print(coloured(tokens, self.tokenizer, colours=colours), soft_wrap=True)
 
     def _credit(self, step: Step) -> None:
@@ -180,13 +180,18 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
 
 def _show_end(played: Played, console: Console) -> None:
     tokens = sum(len(log.ids) for log in played.logs.values())
-    learned = sum(sum(log.mask) for log in played.logs.values())
+    learned_tokens = sum(sum(log.mask) for log in played.logs.values())
     scores = [
         f"{name or 'score'} {value + sum(played.rewards):g}"
         for name, value in played.outcome.items()
     ]
     parts = [f"{name} {value:g}" for name, value in played.parts.items()]
-    summary = [*scores, *parts, f"{played.turns} turns", f"{tokens} tokens, {learned} learned"]
+    summary = [
+        *scores,
+        *parts,
+        f"{played.turns} turns",
+        f"{tokens} tokens, {learned_tokens} learned",
+    ]
     console.print(Text(f"--- {played.ended}: {'; '.join(summary)}", style="bold"), soft_wrap=True)
 
 

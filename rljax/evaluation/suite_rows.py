@@ -354,12 +354,12 @@ def _test_cases(row: dict, name: str) -> list[dict]:
     except InputError as error:
         fix = "download the file again, or write the tests as JSON text"
         raise InputError(f"{location} cannot be read", rule=error.parts[0], fix=fix) from None
-    good = isinstance(value, list) and all(
+    valid = isinstance(value, list) and all(
         isinstance(test, dict)
         and all(isinstance(test.get(key), str) for key in ("input", "output", "testtype"))
         for test in value
     )
-    if not good:
+    if not valid:
         rule = 'a list of {"input": text, "output": text, "testtype": "stdin" or "functional"}'
         fix = "correct the tests of this row, or drop it"
         raise InputError(f"column {name!r}", value=row[name], rule=rule, fix=fix)

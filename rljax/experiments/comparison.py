@@ -236,13 +236,13 @@ def _make_base(config: Config) -> float:
     """Trains the base policy unless it is there, and returns the seconds that it took."""
     folder = Path(config.run_dir)
     settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
-    done = _require_same(folder / "base.json", settings)
-    if done is None:
+    finished = _require_same(folder / "base.json", settings)
+    if finished is None:
         wall_s = train_to_the_end(config)["wall_s"] if _trains(config) else 0.0
-        done = {"settings": settings, "wall_s": wall_s}
+        finished = {"settings": settings, "wall_s": wall_s}
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "base.json", done)
-    return done["wall_s"]
+        write_json(folder / "base.json", finished)
+    return finished["wall_s"]
 
 
 def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:

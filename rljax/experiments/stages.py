@@ -304,10 +304,11 @@ def _refuse_own_code(values: Mapping[str, object], kind: type, outputs: Mapping[
         raise InputError("trust_code", value=True, fix="give --trust_code on the command line")
     specs = declared(kind)
     for option, value in values.items():
-        asks = value_asks_for_trust(specs.get(option), value)
+        needs_trust = value_asks_for_trust(specs.get(option), value)
         if option in _HOMES:
-            asks = not all(is_harmless(text, _HOMES[option]) for text in _texts(value))
-        if asks and option not in outputs:  # a folder of a policy is looked at when it is opened
+            needs_trust = not all(is_harmless(text, _HOMES[option]) for text in _texts(value))
+        # A folder of a policy is looked at when it is opened.
+        if needs_trust and option not in outputs:
             rule = "a file of data runs no code of others, and sends nothing away"
             raise InputError(option, value=value, rule=rule, fix="look at it, then --trust_code")
 
@@ -369,19 +370,19 @@ def _check_reference(
         fix = f"one of {', '.join(by_name)}" if by_name else "the first stage has none before it"
         raise InputError(field, value=text, rule=f"no earlier stage is called {name!r}", fix=fix)
     origin = by_name[name]
-    inside = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
-    if ".." in inside.split("/"):
+    path = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
+    if ".." in path.split("/"):
         raise InputError(
             field,
             value=text,
             rule=f"inside of the folder of {name!r}",
             fix=f"leave '..' out: {{{name}}} is the folder of the stage {name!r}",
         )
-    if not inside and origin.config is not None and takes_run:
+    if not path and origin.config is not None and takes_run:
         return
     outputs = origin.outputs()
     # A folder of labelled steps has a file for each split.
-    if inside not in outputs and inside.partition("/")[0] not in outputs:
+    if path not in outputs and path.partition("/")[0] not in outputs:
         rule = f"stage {name!r} makes {', '.join(outputs) or 'nothing: its export is off'}"
         fix = f"{{{name}}}/{outputs[0]}" if outputs else "export=True"
         raise InputError(field, value=text, rule=rule, fix=fix)

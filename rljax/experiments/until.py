@@ -57,9 +57,9 @@ class Question:
             return Answer(f"{self}: holds, {result}", True)
         if mean["high"] < self.by:
             return Answer(f"{self}: does not hold, {result}", True)
-        few = "" if math.isfinite(mean["low"]) else ", too few for an interval"
+        note = "" if math.isfinite(mean["low"]) else ", too few for an interval"
         seeds_text = self._needed(gains, mean["value"])
-        return Answer(f"{self}: not known, {result}{few}{seeds_text}", False)
+        return Answer(f"{self}: not known, {result}{note}{seeds_text}", False)
 
     def _needed(self, gains: Sequence[float], mean: float) -> str:
         """Describes how many more seeds would settle the question, if they are like these."""

@@ -66,11 +66,11 @@ def _identity(path: Path) -> dict:
 def _texts(header: Header) -> dict[str, dict]:
     check_types(header)
     config, kind = hf_config(header), kind_of(header)
-    ends = generation_config(header)
-    ids = {key: value for key, value in ends.items() if key.endswith("_token_id")}
+    generation = generation_config(header)
+    ids = {key: value for key, value in generation.items() if key.endswith("_token_id")}
     files = tokenizer_files(header, kind.model_type)
     files["tokenizer_config.json"]["model_max_length"] = config["max_position_embeddings"]
-    return {"config.json": {**config, **ids}, "generation_config.json": ends, **files}
+    return {"config.json": {**config, **ids}, "generation_config.json": generation, **files}
 
 
 def _write(folder: Path, path: Path, texts: dict[str, dict]) -> None:

@@ -204,8 +204,8 @@ def _check_whole(path: Path, metadata: dict) -> None:
 
 def _alignment(path: Path, metadata: dict) -> int:
     value = metadata.get("general.alignment", 32)
-    good = isinstance(value, int) and 0 < value <= _MOST_ALIGNMENT and value & (value - 1) == 0
-    if not good:
+    valid = isinstance(value, int) and 0 < value <= _MOST_ALIGNMENT and value & (value - 1) == 0
+    if not valid:
         rule = f"a power of two up to {_MOST_ALIGNMENT}"
         raise InputError(f"{path}: general.alignment", value=value, rule=rule, fix=_COPY_AGAIN)
     return value

@@ -90,8 +90,8 @@ class Keys:
         if value is None:
             raise InputError(f"{self.header.path} has no {name}", fix=_ANOTHER)
         numeric = kind in (int, float) and type(value) in (int, float)
-        good = numeric and abs(value) <= _LARGEST if numeric else type(value) is kind
-        if not good or (kind is int and type(value) is not int):
+        valid = numeric and abs(value) <= _LARGEST if numeric else type(value) is kind
+        if not valid or (kind is int and type(value) is not int):
             text = f"{len(value)} values" if isinstance(value, (list, np.ndarray)) else value
             type_name = "number" if kind is float else kind.__name__
             raise self.wrong(key, text, f"one {type_name} is read")

@@ -50,8 +50,8 @@ def check_types(header: Header) -> None:
 def decoded(rows: StoredTensor, file: int, path: Path, first: int, out: np.ndarray) -> None:
     """Fills `out` [n, ...] (float32) with n rows of a tensor from `first` on, as the
     package decodes them."""
-    wide = rows.shape[-1] if len(rows.shape) > 1 else 1
-    step = max(_AT_ONCE // max(wide, 1), 1)
+    row_values = rows.shape[-1] if len(rows.shape) > 1 else 1
+    step = max(_AT_ONCE // max(row_values, 1), 1)
     if len(rows.shape) == 1 and not rows.heads:
         step = len(out)  # a row of its own: a norm or a bias
     for start in range(0, len(out), step):
@@ -69,9 +69,9 @@ def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -
         return values[_stored_row(indices, rows) if rows.heads else indices]
     if not rows.heads:
         return _dequantized(_codes(rows, file, path, first, count), rows.type)
-    tall = rows.shape[0] // rows.heads
-    begin = first // tall * tall
-    end = -(-(first + count) // tall) * tall
+    head_rows = rows.shape[0] // rows.heads
+    begin = first // head_rows * head_rows
+    end = -(-(first + count) // head_rows) * head_rows
     codes = _codes(rows, file, path, begin, end - begin)
     stored = _stored_row(np.arange(first, first + count), rows)
     return _dequantized(codes[stored - begin], rows.type)
@@ -79,18 +79,18 @@ def _values(rows: StoredTensor, file: int, path: Path, first: int, count: int) -
 
 def _stored_row(row: np.ndarray, rows: StoredTensor) -> np.ndarray:
     """Returns the row in the file of a row of the Hugging Face tensor."""
-    tall = rows.shape[0] // rows.heads
-    head, offset = np.divmod(row, tall)
-    half, pair = np.divmod(offset, tall // 2)
-    return head * tall + 2 * pair + half
+    head_rows = rows.shape[0] // rows.heads
+    head, offset = np.divmod(row, head_rows)
+    half, pair = np.divmod(offset, head_rows // 2)
+    return head * head_rows + 2 * pair + half
 
 
 def _codes(rows: StoredTensor, file: int, path: Path, first: int, count: int) -> np.ndarray:
     """Returns the stored bytes of `count` rows: uint8 [count, bytes of a row]."""
     total = math.prod(rows.shape[:-1])
-    wide = (rows.end - rows.begin) // max(total, 1)
-    out = np.empty((count, wide), np.uint8)
-    read_bytes(file, path, rows.begin + first * wide, out)
+    row_bytes = (rows.end - rows.begin) // max(total, 1)
+    out = np.empty((count, row_bytes), np.uint8)
+    read_bytes(file, path, rows.begin + first * row_bytes, out)
     return out
 
 

@@ -117,11 +117,11 @@ def generation_config(header: Header) -> dict:
     """Returns generation_config.json: what begins and ends a text, and how the model is to be
     sampled where the file says it."""
     values = _Values(header)
-    ends = [values.id(key) for key in _ENDS]
-    ends = list(dict.fromkeys(i for i in ends if i is not None))
+    end_ids = [values.id(key) for key in _ENDS]
+    end_ids = list(dict.fromkeys(i for i in end_ids if i is not None))
     out = {
         "bos_token_id": values.id("bos_token_id"),
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "eos_token_id": end_ids[0] if len(end_ids) == 1 else end_ids or None,
         "pad_token_id": values.id("padding_token_id"),
     }
     options = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}

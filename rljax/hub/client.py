@@ -460,8 +460,8 @@ def _file(name: HubName, path: str, entry: RepoFile) -> None:
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
         blob.parent.mkdir(parents=True, exist_ok=True)
-        inside = link.parent.resolve().is_relative_to(home(name).resolve() / "snapshots")
-        if not inside:  # by a link that another program was made to leave there
+        is_inside = link.parent.resolve().is_relative_to(home(name).resolve() / "snapshots")
+        if not is_inside:  # by a link that another program was made to leave there
             raise OSError(0, "a link leads out of the cache")
         if not link.exists():
             _into_the_cache(name, path, entry, blob)

@@ -51,7 +51,7 @@ def split_files(spec: str, split: str) -> SplitFiles:
     name = data_name(spec.replace("{split}", split))
     name = name.at(client.resolve(name))
     repository = dataclasses.replace(name, path="")
-    chosen, names = _chosen(repository, name.path, split)
+    description, names = _chosen(repository, name.path, split)
     unreadable = [n for n in names if not n.endswith(DATA_FILES)]
     # Several formats hold the same rows: the one that is first in DATA_FILES is read.
     by_format = ([n for n in names if n.endswith(suffix)] for suffix in DATA_FILES)
@@ -65,8 +65,8 @@ def split_files(spec: str, split: str) -> SplitFiles:
         )
     folder = client.fetch(repository, names)
     files = tuple(folder / n for n in names)
-    chosen += f", {len(names)} file{'s' * (len(names) > 1)}, commit {name.revision[:12]}"
-    return SplitFiles(name.repository, files, tuple(names), chosen)
+    description += f", {len(names)} file{'s' * (len(names) > 1)}, commit {name.revision[:12]}"
+    return SplitFiles(name.repository, files, tuple(names), description)
 
 
 def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
@@ -91,20 +91,24 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
     if path in subsets[main]:
         return _of_split(name, main, subsets[main], path)
     if not path:
-        chosen, files = _of_split(name, main, subsets[main], split)
+        description, files = _of_split(name, main, subsets[main], split)
         alternatives = [subset for subset in subsets if subset != main]
-        return chosen + (f" (others: {', '.join(alternatives[:6])})" if alternatives else ""), files
-    inside = [p for p in data if p.startswith(f"{path}/")]
-    if not inside:
+        return description + (
+            f" (others: {', '.join(alternatives[:6])})" if alternatives else ""
+        ), files
+    in_folder = [p for p in data if p.startswith(f"{path}/")]
+    if not in_folder:
         raise InputError(
             f"{name.repository} has no subset, split, folder or file {path!r}",
             value={subset: sorted(splits) for subset, splits in subsets.items()},
             rule="subsets and their splits",
             fix=f"hf://datasets/{name.repository}/{main}/{next(iter(subsets[main]), 'train')}",
         )
-    splits = files_by_split(p.removeprefix(f"{path}/") for p in inside)
-    if list(splits) == ["train"] and not any(_split_of(p.removeprefix(f"{path}/")) for p in inside):
-        return path, inside  # no name says a split: all of them are what was asked for
+    splits = files_by_split(p.removeprefix(f"{path}/") for p in in_folder)
+    if list(splits) == ["train"] and not any(
+        _split_of(p.removeprefix(f"{path}/")) for p in in_folder
+    ):
+        return path, in_folder  # no name says a split: all of them are what was asked for
     splits = {key: [f"{path}/{p}" for p in files] for key, files in splits.items()}
     return _of_split(name, path, splits, split)
 
@@ -129,29 +133,29 @@ def _subsets(name: HubName, paths: list[str], data: list[str]) -> dict[str, dict
     """{subset: {split: files}}, first the default one: the one that README marks, else the one
     called default, else the first that it lists."""
     configs, files = _configs(name) if _README in paths else [], Files(data)
-    marked = [_text(e.get("config_name")) for e in configs if e.get("default") is True]
+    default_names = [_text(e.get("config_name")) for e in configs if e.get("default") is True]
     subsets: dict[str, dict[str, list[str]]] = {}
     by_names: dict[str, dict[str, list[str]]] = {}  # of the folders of subsets
     for entry in configs:
         subset = _text(entry.get("config_name"))
-        inside = _text(entry.get("data_dir"), "").strip("/")
-        inside = f"{inside}/" if inside else ""
+        prefix = _text(entry.get("data_dir"), "").strip("/")
+        prefix = f"{prefix}/" if prefix else ""
         if entry.get("data_files") is None:
-            if inside not in by_names:
-                by_names[inside] = files_by_split(
-                    p.removeprefix(inside) for p in data if p.startswith(inside)
+            if prefix not in by_names:
+                by_names[prefix] = files_by_split(
+                    p.removeprefix(prefix) for p in data if p.startswith(prefix)
                 )
-            splits = {key: [inside + p for p in names] for key, names in by_names[inside].items()}
+            splits = {key: [prefix + p for p in names] for key, names in by_names[prefix].items()}
         else:
-            chosen: dict[str, dict[str, None]] = {}
+            by_split: dict[str, dict[str, None]] = {}
             for split, patterns in _patterns(entry["data_files"]):
-                matched = chosen.setdefault(split, {})
+                matched = by_split.setdefault(split, {})
                 for pattern in patterns:
-                    matched |= dict.fromkeys(files.matching(inside + pattern.removeprefix("./")))
-            splits = {split: list(matched) for split, matched in chosen.items()}
+                    matched |= dict.fromkeys(files.matching(prefix + pattern.removeprefix("./")))
+            splits = {split: list(matched) for split, matched in by_split.items()}
         if splits := {split: names for split, names in splits.items() if names}:
             subsets[subset] = splits
-    first = sorted(subsets, key=lambda subset: (subset not in marked, subset != "default"))
+    first = sorted(subsets, key=lambda subset: (subset not in default_names, subset != "default"))
     return {subset: subsets[subset] for subset in first} or {"default": files_by_split(data)}
 
 

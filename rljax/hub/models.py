@@ -44,16 +44,16 @@ def model_folder(spec: str | Path, *parts: str) -> Path:
         return gguf_folder(file) if file else path
     parts = parts or (CONFIG, TOKENIZER, WEIGHTS)
     name = _at_its_commit(spec, name)
-    inside = "" if not name.path or is_gguf(name.path) else f"{name.path}/"
+    prefix = "" if not name.path or is_gguf(name.path) else f"{name.path}/"
     entries = {
-        path.removeprefix(inside): entry
+        path.removeprefix(prefix): entry
         for path, entry in client.listing(name).items()
-        if path.startswith(inside)
+        if path.startswith(prefix)
     }
     if ADAPTER not in parts and (file := _gguf_of(name, entries)):
-        return gguf_folder(client.fetch(name, [inside + file]) / inside / file)
+        return gguf_folder(client.fetch(name, [prefix + file]) / prefix / file)
     for part in parts:
-        client.fetch(name, [inside + file for file in _files(name, part, entries)])
+        client.fetch(name, [prefix + file for file in _files(name, part, entries)])
     return client.home(name) / "snapshots" / name.revision / name.path
 
 
@@ -108,9 +108,9 @@ def _files(name: HubName, part: str, entries: dict) -> list[str]:
 def _weights(name: HubName, entries: dict) -> list[str]:
     """The index and its files, else model.safetensors, else what safetensors there are: as a local
     folder is read (rljax.models.huggingface.checkpoint_folder)."""
-    inside = f"{name.path}/" if name.path else ""
+    prefix = f"{name.path}/" if name.path else ""
     if _INDEX in entries:
-        path = client.fetch(name, [inside + _INDEX]) / inside / _INDEX
+        path = client.fetch(name, [prefix + _INDEX]) / prefix / _INDEX
         weight_map = read_json_object(path).get("weight_map")
         files = (
             sorted({str(file) for file in weight_map.values()})
@@ -154,11 +154,11 @@ def digests(spec: str | Path) -> dict[str, str]:
         return {}
     entries = client.listing(name.at(client.resolve(name)))
     folder = name.path.rpartition("/")[0] if is_gguf(name.path) else name.path
-    inside = f"{folder}/" if folder else ""
+    prefix = f"{folder}/" if folder else ""
     return {
-        path.removeprefix(inside): entry.sha256
+        path.removeprefix(prefix): entry.sha256
         for path, entry in entries.items()
-        if entry.sha256 and path.startswith(inside)
+        if entry.sha256 and path.startswith(prefix)
     }
 
 

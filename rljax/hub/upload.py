@@ -32,14 +32,14 @@ def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
     try:
         with _bounded_answers():
             client.ask(name, lambda: _make(api, name, private))
-            done = client.ask(name, lambda: _push(api, name, folder, message))
+            commit = client.ask(name, lambda: _push(api, name, folder, message))
     except client.Unreachable as problem:
         raise InputError(
             f"{name.repository} could not be pushed",
             rule=str(problem),
             fix="start again; --out=FOLDER writes the folder without the hub",
         ) from None
-    address = str(done.commit_url)
+    address = str(commit.commit_url)
     return address if _ADDRESS.fullmatch(address) else client.page(name)
 
 

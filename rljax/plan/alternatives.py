@@ -80,8 +80,8 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
             sizes.append(sizes[-1] // 2)
         visited = set()
         for remat, tokens in itertools.product(REMATS, sizes):
-            rest = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
-            changes = {**mesh, **rest}
+            settings = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
+            changes = {**mesh, **settings}
             changed = with_overrides(config, changes, "--search")
             candidate = _with(setup, changed)
             if (remat, candidate.algorithm.steps) in visited:
@@ -184,8 +184,8 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
         model_config.head_in_float32,
         model_config.head_dtype,
     )
-    wide = sum(dtype == jnp.float32 for dtype in dtypes) if precision else 0
-    passes, size = (1, 3, 6)[wide], jnp.dtype(dtypes[1]).itemsize
+    wide_inputs = sum(dtype == jnp.float32 for dtype in dtypes) if precision else 0
+    passes, size = (1, 3, 6)[wide_inputs], jnp.dtype(dtypes[1]).itemsize
     # Logits are made in a pass for log-probs, forward, and once more backward.
     compute = (8 + 2 * recomputed) * weights * tokens + 3 * 2 * (passes - 1) * head * tokens
     compute /= chip.flops_per_s

@@ -94,7 +94,7 @@ def _inner(eqn) -> list:
 
 
 def _walk(jaxpr, trips: int, platform: str, in_kernel: bool) -> Work:
-    total, chosen = Work(), {}
+    total, branch_indices = Work(), {}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
 
@@ -113,12 +113,12 @@ def _walk(jaxpr, trips: int, platform: str, in_kernel: bool) -> Work:
             body = _open(eqn.params["body_jaxpr"])
             total += deeper(body) * _trips_of(eqn, body, trips)
         elif name == "platform_index":
-            chosen[eqn.outvars[0]] = _branch(eqn.params["platforms"], platform)
+            branch_indices[eqn.outvars[0]] = _branch(eqn.params["platforms"], platform)
         elif name == "cond" and eqn.params.get("branches_platforms"):
             index = _branch(eqn.params["branches_platforms"], platform)
             total += deeper(_open(eqn.params["branches"][index]))
         elif name == "cond":
-            total += _conditional(eqn, chosen, deeper, in_kernel)
+            total += _conditional(eqn, branch_indices, deeper, in_kernel)
         elif name == "pallas_call":
             total += _kernel(eqn, platform)
         elif name == "shard_map":
@@ -132,13 +132,13 @@ def _walk(jaxpr, trips: int, platform: str, in_kernel: bool) -> Work:
 
 def _passes(eqn) -> int:
     """Passes of a product; one where both operands are narrower than float32."""
-    wide = sum(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
+    wide_inputs = sum(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
     precision = eqn.params.get("precision")
     names = precision if isinstance(precision, tuple) else (precision,)
     both_wide, one_wide = max(
         _PASSES.get(getattr(name, "name", str(name)), (1, 1)) for name in names
     )
-    return (1, one_wide, both_wide)[wide]
+    return (1, one_wide, both_wide)[wide_inputs]
 
 
 def _dot(eqn) -> Work:
@@ -174,10 +174,12 @@ def _branch(platforms, platform: str) -> int:
     return default
 
 
-def _conditional(eqn, chosen: dict, deeper, in_kernel: bool) -> Work:
+def _conditional(eqn, branch_indices: dict, deeper, in_kernel: bool) -> Work:
     branches = eqn.params["branches"]
     index = eqn.invars[0]
-    branch_index = chosen.get(index) if not isinstance(index, core.Literal) else int(index.val)
+    branch_index = (
+        branch_indices.get(index) if not isinstance(index, core.Literal) else int(index.val)
+    )
     if branch_index is not None:
         return deeper(_open(branches[branch_index]))
     pick = max if in_kernel else min

@@ -85,10 +85,10 @@ class Traffic:
         and to other slices (DCN)."""
         out: dict[str, float] = {}
         for collective in self.collectives:
-            inside = collective.bytes_sent - collective.dcn_bytes
-            if inside or not collective.dcn_bytes:
+            within_slice = collective.bytes_sent - collective.dcn_bytes
+            if within_slice or not collective.dcn_bytes:
                 name = " x ".join(collective.axes) or "?"
-                out[name] = out.get(name, 0.0) + inside * collective.trips
+                out[name] = out.get(name, 0.0) + within_slice * collective.trips
             if collective.dcn_bytes:
                 out[DCN] = out.get(DCN, 0.0) + collective.dcn_bytes * collective.trips
         return out
@@ -138,17 +138,25 @@ class _Walk:
     def _stride(self, condition: str, body: str) -> int:
         """Returns the increment of a loop's counter per iteration: a product that is overlapped
         with the sending of its operand goes two devices at a time."""
-        tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
-        root = next((i for i in tests.values() if i.root), None)
-        last = next((i for i in does.values() if i.root and i.op == "tuple"), None)
-        operands = [tests[n] for n in root.operands if n in tests] if root else []
+        condition_parts, body_parts = (
+            {i.name: i for i in self.parts.get(x, ())} for x in (condition, body)
+        )
+        root = next((i for i in condition_parts.values() if i.root), None)
+        last = next((i for i in body_parts.values() if i.root and i.op == "tuple"), None)
+        operands = (
+            [condition_parts[n] for n in root.operands if n in condition_parts] if root else []
+        )
         index = [re.search(r"index=(\d+)", i.rest) for i in operands if i.op == "get-tuple-element"]
         if len(index) != 1 or last is None:
             return 1
-        increment = does.get(last.operands[int(index[0][1])])
+        increment = body_parts.get(last.operands[int(index[0][1])])
         if increment is None or increment.op != "add":
             return 1
-        steps = [does[n] for n in increment.operands if n in does and does[n].op == "constant"]
+        steps = [
+            body_parts[n]
+            for n in increment.operands
+            if n in body_parts and body_parts[n].op == "constant"
+        ]
         return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
 
     def _fused_trips(self, root: Instruction, body: dict) -> int | None:
@@ -336,9 +344,9 @@ class _Walk:
             return 2 * size(instruction.operands[_IN_PLACE[instruction.op]])
         # (source, destination, ...); of a copy the other way round.
         if instruction.op.endswith("-start"):
-            ends = _members(instruction.types)[:2]
-            moved_bytes = min(map(array_bytes, ends))
-            return moved_bytes * sum(array_bytes(end, in_hbm=True) > 0 for end in ends)
+            buffers = _members(instruction.types)[:2]
+            moved_bytes = min(map(array_bytes, buffers))
+            return moved_bytes * sum(array_bytes(end, in_hbm=True) > 0 for end in buffers)
         return result + sum(size(n) for n in instruction.operands)
 
     def _fusion_bytes(self, computation: str, instruction: Instruction, types: dict) -> float:
@@ -350,8 +358,8 @@ class _Walk:
         )
         [root] = [i for i in self.parts[computation] if i.root] or [None]
         by_name = {i.name: i for i in self.parts[computation]}
-        ends = [by_name[n] for n in root.operands] if root.op == "tuple" else [root]
-        for types_of_end, end in zip(_members(instruction.types), ends, strict=False):
+        results = [by_name[n] for n in root.operands] if root.op == "tuple" else [root]
+        for types_of_end, end in zip(_members(instruction.types), results, strict=False):
             if array_bytes(types_of_end, in_hbm=True):
                 total += self._written(computation, end, types_of_end)
         return total

@@ -102,12 +102,12 @@ def _ids_of_mesh(text: str) -> list[list[int]]:
             group_dims += [len(shape)] * any(axis == name for axis, _, _ in axes)
             shape.append(size)
             continue
-        done = 1
+        covered = 1
         for outer, n in sorted(parts):
-            shape += [outer // done, n]
+            shape += [outer // covered, n]
             group_dims.append(len(shape) - 1)
-            done = outer * n
-        shape.append(size // done)
+            covered = outer * n
+        shape.append(size // covered)
     ids = np.arange(math.prod(shape)).reshape(shape)
     rest = [i for i in range(len(shape)) if i not in group_dims]
     return (

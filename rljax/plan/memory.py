@@ -264,8 +264,8 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     # Weights that are padded need a wider copy, and gradients of it.
     padded = 2 * 4 * copied_elements(model.shapes(), model.config, mesh)
     chunk = min(rows * row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
-    wide = config.head_in_float32 and not config.head_dtype
-    head = config.embed * config.vocab_size // tensor * (4 if wide else size)
+    float32_head = config.head_in_float32 and not config.head_dtype
+    head = config.embed * config.vocab_size // tensor * (4 if float32_head else size)
     lm = model.head == "lm"
     gradients = held_bytes(jax.tree.map(_as_float32, role.state.params))
     if accumulates:  # the gradients of one microbatch have the dtype of the weights
@@ -403,8 +403,8 @@ def _smaller_step(setup: Setup, changes: dict, largest: str, room: float) -> dic
             return {}
         rows = prompts * batch.samples_per_prompt
         step = batch.sequences_per_optimizer_step
-        learned = {} if rows % step == 0 else {"batch.sequences_per_optimizer_step": rows}
-        return {field: prompts, **learned}
+        step_change = {} if rows % step == 0 else {"batch.sequences_per_optimizer_step": rows}
+        return {field: prompts, **step_change}
     if largest in (KV, IN_FLIGHT, "prompts", "batch", "layers", "one layer", "logits"):
         field = "offline.max_tokens" if setup.learns_offline else "sampler.max_response_tokens"
         tokens = int(value_of(config, field) * share)

@@ -35,8 +35,8 @@ def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -
     products. Where rows are packed, learning counts only the tokens of responses of `lengths`."""
     lengths = np.asarray(lengths, float)
     # Tokens of a response, while it decodes.
-    behind = np.square(lengths).sum() / (2 * lengths.sum())
-    load = dataclasses.replace(workload(setup), response_tokens=max(1, round(2 * behind)))
+    mean_tokens = np.square(lengths).sum() / (2 * lengths.sum())
+    load = dataclasses.replace(workload(setup), response_tokens=max(1, round(2 * mean_tokens)))
     roles, decoding = abstract_roles(setup), setup.decoding
     cost = layout_cost(setup.model, roles["actor"].state.weights, decoding, load, chip)
     slots, context = load.slots(decoding), load.prompt_tokens + load.response_tokens // 2
@@ -74,9 +74,9 @@ def measured(folder: str) -> Seconds:
     def column(name):
         return np.array([row.get(name, 0.0) for row in usable])
 
-    rest = column("time/learn_s") + column("time/reward_s") + column("time/rest_s")
+    other_s = column("time/learn_s") + column("time/reward_s") + column("time/rest_s")
     counts = column(_DISPATCHES), column(_STEPS), column("time/generate_s")
-    return fitted(*counts, [np.median(rest)])
+    return fitted(*counts, [np.median(other_s)])
 
 
 def fitted(dispatches, decode_steps, decode_s, learn_s) -> Seconds:

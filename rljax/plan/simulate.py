@@ -145,18 +145,18 @@ class _Run:
     def step(self, overlap: bool) -> None:
         """Decodes until the groups of a step are complete, and learns from them. Until the new
         weights are there no further step is chosen, and groups are admitted as for the old ones."""
-        while (chosen := self._ready()) is None:
+        while (tickets := self._ready()) is None:
             assert self._dispatch() or self._wait(), f"waits for ever: {self.tickets}"
-        for ticket in chosen:
+        for ticket in tickets:
             for version, tokens in self.drawn.pop(ticket).items():
                 self.ages[self.tickets.step - version] += tokens
-        learned = self.now + self.seconds.learn_s
-        while overlap and self.now < learned:
+        end = self.now + self.seconds.learn_s
+        while overlap and self.now < end:
             self._admit()
-            if not self._dispatch() and not self._wait(learned):
+            if not self._dispatch() and not self._wait(end):
                 break
-        self.now = max(self.now, learned) + self.seconds.publish_s
-        self.tickets.train(chosen)
+        self.now = max(self.now, end) + self.seconds.publish_s
+        self.tickets.train(tickets)
         self.tickets.renew()
 
     def _ready(self) -> list[int] | None:
@@ -213,9 +213,9 @@ class _Run:
         """Returns the number of decode steps of a dispatch, which ends when no slot is live or,
         while samples wait, when some slots are free."""
         steps = min(self.load.dispatch_steps, int(remaining.max()))
-        enough = max(1, self.load.slots // FREE_SHARE)
-        if (self.waiting or self.returns) and enough <= len(remaining):
-            steps = min(steps, int(np.partition(remaining, enough - 1)[enough - 1]))
+        threshold = max(1, self.load.slots // FREE_SHARE)
+        if (self.waiting or self.returns) and threshold <= len(remaining):
+            steps = min(steps, int(np.partition(remaining, threshold - 1)[threshold - 1]))
         return steps
 
     def _hear(self) -> None:
@@ -229,18 +229,18 @@ class _Run:
 
     def _make_room(self) -> None:
         """Makes room as rljax.sampler.scheduler.Scheduler._make_room does."""
-        free, holders = int((self.owner < 0).sum()), sorted(self.held)
+        free_slots, holders = int((self.owner < 0).sum()), sorted(self.held)
         self.returns.sort()
-        waiting, chosen = itertools.chain(self.returns, self.waiting), []
-        for sample in itertools.islice(waiting, free, free + len(holders)):
+        waiting, given_up = itertools.chain(self.returns, self.waiting), []
+        for sample in itertools.islice(waiting, free_slots, free_slots + len(holders)):
             if holders[-1] <= sample:
                 break
-            chosen.append(holders.pop())
+            given_up.append(holders.pop())
         else:
             sample = None
-        if len(self.held) == self.load.slots and not chosen and sample is not None:
-            chosen = holders[-max(1, self.load.slots // FREE_SHARE) :]
-        for holder in chosen:
+        if len(self.held) == self.load.slots and not given_up and sample is not None:
+            given_up = holders[-max(1, self.load.slots // FREE_SHARE) :]
+        for holder in given_up:
             self.owner[self.held.pop(holder)] = -1
 
     def _fill(self) -> int:

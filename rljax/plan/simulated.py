@@ -78,8 +78,8 @@ def simulated(
         split: dataclasses.replace(times, dispatch_s=times.dispatch_s + options.dispatch_s)
         for split, times in seconds.items()
     }
-    chosen = modes(options.etas, bounds, [split for split in with_host if split])
-    rows = expect(load, with_host, chosen)
+    compared = modes(options.etas, bounds, [split for split in with_host if split])
+    rows = expect(load, with_host, compared)
     return Expected(load, with_host, source, len(devices), description, rows)
 
 

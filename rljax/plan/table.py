@@ -151,13 +151,13 @@ def _resharding(plan: Plan) -> list[str]:
 def _layouts(plan: Plan) -> list[str]:
     """The layouts of decoding, counted and not compiled, the chosen one marked with a star."""
 
-    def chosen(cost):
+    def is_chosen(cost):
         return all(plan.decode_mesh[a] == cost.mesh.get(a, 1) for a in plan.decode_mesh)
 
     costs = [
         cost
         for i, cost in enumerate(plan.layouts)
-        if i < LAYOUTS or cost.layout is None or chosen(cost)
+        if i < LAYOUTS or cost.layout is None or is_chosen(cost)
     ]
     rows = [
         [
@@ -178,7 +178,7 @@ def _layouts(plan: Plan) -> list[str]:
         fits = "" if cost.most_bytes <= plan.free else "may not fit"
         rows.append(
             [
-                f"{'* ' if chosen(cost) else ''}{name}",
+                f"{'* ' if is_chosen(cost) else ''}{name}",
                 _gib(cost.copy_bytes),
                 *(f"{seconds * 1e3:.3g}" for seconds in times),
                 seconds_text(cost.rollout_s),
@@ -206,8 +206,15 @@ def _memory(plan: Plan) -> list[str]:
     for r in plan.reports:
         optimizer = sum(size for name, size in r.parts.items() if name.endswith("optimizer"))
         weights = sum(r.parts.values()) - optimizer
-        rest, outputs = r.arguments - weights - optimizer, r.outputs - r.aliased
-        sizes = (weights, optimizer, max(rest, 0), outputs, r.temporaries + r.code, r.beside)
+        other_arguments, outputs = r.arguments - weights - optimizer, r.outputs - r.aliased
+        sizes = (
+            weights,
+            optimizer,
+            max(other_arguments, 0),
+            outputs,
+            r.temporaries + r.code,
+            r.beside,
+        )
         sizes += (r.total, r.host)
         cells = ["refused" if r.error and i in (2, 3, 4) else _gib(n) for i, n in enumerate(sizes)]
         rows.append([r.name, f"{r.compile_s:.0f} s", *cells])

@@ -40,12 +40,12 @@ class Cloud:
 
     def gcloud(self, *words: str, check: bool = True) -> subprocess.CompletedProcess:
         """Runs gcloud. With `check` a failure raises InputError with its message."""
-        done = subprocess.run(
+        result = subprocess.run(
             self.command(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
-        if check and done.returncode:
-            raise _failed(words, done)
-        return done
+        if check and result.returncode:
+            raise _failed(words, result)
+        return result
 
     def command(self, *words: str) -> list[str]:
         """Returns the command line of gcloud with these words. Raises InputError if it is
@@ -61,12 +61,12 @@ class Cloud:
     def described(self, *words: str) -> dict | list | None:
         """Returns the description or list of a resource; None if there is none. Raises InputError
         for any other failure of gcloud."""
-        done = self.gcloud(*words, "--format=json", check=False)
-        if done.returncode == 0:
-            return json.loads(done.stdout or "null")
-        if any(text in done.stderr for text in ("NOT_FOUND", "was not found", "not found")):
+        result = self.gcloud(*words, "--format=json", check=False)
+        if result.returncode == 0:
+            return json.loads(result.stdout or "null")
+        if any(text in result.stderr for text in ("NOT_FOUND", "was not found", "not found")):
             return None
-        raise _failed(words, done)
+        raise _failed(words, result)
 
     def ssh(self, machine: Machine, command: str) -> list[str]:
         """Returns the gcloud command that runs a shell command on a host."""
@@ -81,19 +81,21 @@ class Cloud:
         )
 
 
-def _failed(words: Sequence[str], done: subprocess.CompletedProcess) -> InputError:
+def _failed(words: Sequence[str], result: subprocess.CompletedProcess) -> InputError:
     command = " ".join(words[:4])
     return InputError(
-        f"gcloud {command} failed with exit code {done.returncode}",
-        rule=done.stderr.strip()[-2000:],
+        f"gcloud {command} failed with exit code {result.returncode}",
+        rule=result.stderr.strip()[-2000:],
         fix=f"make `gcloud {command} ...` work by itself: project, zone, quota and login",
     )
 
 
-def _not_deleted(name: str, words: Sequence[str], done: subprocess.CompletedProcess) -> InputError:
+def _not_deleted(
+    name: str, words: Sequence[str], result: subprocess.CompletedProcess
+) -> InputError:
     return InputError(
         f"{name} cannot be deleted",
-        rule=done.stderr.strip()[-2000:],
+        rule=result.stderr.strip()[-2000:],
         fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
     )
 
@@ -132,9 +134,9 @@ class CloudTpu(Cloud):
         """Deletes the request and its nodes; a resource that does not exist counts as deleted.
         Raises InputError if it cannot be deleted."""
         words = (*self._resource, "delete", self.name, f"--zone={self.zone}", "--force")
-        done = self.gcloud(*words, check=False)
-        if done.returncode and self.state()[0] != ABSENT:
-            raise _not_deleted(self.name, words, done)
+        result = self.gcloud(*words, check=False)
+        if result.returncode and self.state()[0] != ABSENT:
+            raise _not_deleted(self.name, words, result)
 
     def machines(self) -> list[Machine]:
         """Returns the hosts of all slices, in their order."""
@@ -193,9 +195,9 @@ class ComputeEngine(Cloud):
             )
 
     def _unless_there(self, *words: str) -> None:
-        done = self.gcloud(*words, check=False)
-        if done.returncode and "already exists" not in done.stderr:
-            raise _failed(words, done)
+        result = self.gcloud(*words, check=False)
+        if result.returncode and "already exists" not in result.stderr:
+            raise _failed(words, result)
 
     def state(self) -> tuple[str, str]:
         """Returns (one of the states, the numbers of machines in each state of the service)."""
@@ -236,9 +238,9 @@ class ComputeEngine(Cloud):
             ("compute", "resource-policies", "delete", self.name, f"--region={self._region}"),
         ]
         for words in parts:
-            done = self.gcloud(*words, check=False)
-            if done.returncode and "not found" not in done.stderr:
-                raise _not_deleted(words[-2], words, done)
+            result = self.gcloud(*words, check=False)
+            if result.returncode and "not found" not in result.stderr:
+                raise _not_deleted(words[-2], words, result)
 
     def machines(self) -> list[Machine]:
         """Returns the hosts of all slices, in the order of their names."""

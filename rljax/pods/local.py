@@ -25,7 +25,7 @@ def run_local(command: Sequence[str], hosts: int, devices: int) -> int:
         stopped.set()
         _signal(processes, signal.SIGTERM)
 
-    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for host in range(hosts):
             process = subprocess.Popen(
@@ -49,7 +49,7 @@ def run_local(command: Sequence[str], hosts: int, devices: int) -> int:
             process.wait()
         for thread in threads:
             thread.join(5)
-        for number, handler in old.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     failed = {host: code for host, code in ended.items() if code}
     for host, code in failed.items():

@@ -173,13 +173,13 @@ def topologies(version: str) -> tuple[tuple[int, ...], ...]:
     """Returns every shape of a slice of a version, in the order of its chips."""
     if VERSIONS[version].dimensions == 2:
         return tuple(_shape(text) for text in _FLAT)
-    most = VERSIONS[version].most_chips
-    sides = range(4, most // 16 + 1, 4)
+    max_chips = VERSIONS[version].most_chips
+    sides = range(4, max_chips // 16 + 1, 4)
     cubes = []
     for a, b in itertools.combinations_with_replacement(sides, 2):
-        if a * b * b > most:
+        if a * b * b > max_chips:
             continue
-        cubes += [(a, b, c) for c in range(b, most // (a * b) + 1, 4)]
+        cubes += [(a, b, c) for c in range(b, max_chips // (a * b) + 1, 4)]
     return (*(_shape(text) for text in _SMALL), *sorted(cubes, key=lambda s: (math.prod(s), s)))
 
 

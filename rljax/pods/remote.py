@@ -86,13 +86,13 @@ def everywhere(cloud: Cloud, machines: Sequence[Machine], command: Callable) -> 
     def run(machine: Machine) -> str:
         for wait_s in (2.0, 10.0, 30.0, None):
             words = command(machine)
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            if done.returncode == 0:
-                return done.stdout.strip()
-            if done.returncode != _SSH_FAILED or wait_s is None or _is_gone(cloud):
+            result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            if result.returncode == 0:
+                return result.stdout.strip()
+            if result.returncode != _SSH_FAILED or wait_s is None or _is_gone(cloud):
                 raise InputError(
-                    f"{machine.name}: exit code {done.returncode}",
-                    rule=done.stderr.strip()[-2000:] or "nothing was said",
+                    f"{machine.name}: exit code {result.returncode}",
+                    rule=result.stderr.strip()[-2000:] or "nothing was said",
                     fix=f"run the command there by hand: {shlex.join(words)[:300]}",
                 )
             time.sleep(wait_s)

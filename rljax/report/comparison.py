@@ -59,8 +59,10 @@ def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path | str]:
     replaced by those of the runs in it."""
     out = []
     for folder in folders:
-        inside, is_run = _runs_in(folder)
-        out += [folder if is_url(folder) else Path(folder)] if is_run or not inside else inside
+        run_paths, is_run = _runs_in(folder)
+        out += (
+            [folder if is_url(folder) else Path(folder)] if is_run or not run_paths else run_paths
+        )
     return out
 
 
@@ -70,8 +72,8 @@ def _runs_in(folder: str | os.PathLike) -> tuple[list[Path | str], bool]:
         store = Store(str(folder))
         runs = [name for name in store.folders() if store.exists(f"{name}/config.json")]
         return [store.at(name) for name in runs], any(map(store.exists, OF_A_RUN))
-    inside = sorted(path.parent for path in Path(folder).glob("*/config.json"))
-    return inside, any(Path(folder, name).exists() for name in OF_A_RUN)
+    run_paths = sorted(path.parent for path in Path(folder).glob("*/config.json"))
+    return run_paths, any(Path(folder, name).exists() for name in OF_A_RUN)
 
 
 def write_pages(

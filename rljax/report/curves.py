@@ -184,12 +184,14 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 def curves(run: RecordedRun) -> str:
     """Returns the HTML of all sections of charts; metrics of no section are folded into
     the last."""
-    free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
+    candidates = [
+        key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)
+    ]
     out, used = [], set()
     for name, charts in GROUPS.items():
         visible, folded, flat = [], [], []
         for chart in charts:
-            keys = [k for p in chart.patterns for k in free if fnmatch.fnmatchcase(k, p)]
+            keys = [k for p in chart.patterns for k in candidates if fnmatch.fnmatchcase(k, p)]
             keys = [k for k in dict.fromkeys(keys) if k not in used][: chart.most]
             used |= set(keys)
             for title, lines, figure in _draw(run, chart, keys) if keys else []:
@@ -209,7 +211,7 @@ def curves(run: RecordedRun) -> str:
             extra = _folded(f"Flat: {names}", [figure for _, figure in flat]) + extra
             grid = f'<div class="grid">{"".join(visible)}</div>'
             out.append(f"<section><h2>{escaped(name)}</h2>{lead}{grid}{extra}</section>")
-    remaining = [key for key in free if key not in used]
+    remaining = [key for key in candidates if key not in used]
     figures = [_alone(run, key)[-1] for key in remaining[:MAX_OTHER]]
     unshown = len(remaining) - len(figures)
     extra = f"<p>{unshown} more are in metrics.jsonl.</p>" if unshown else ""

@@ -85,8 +85,8 @@ def _stage(folder: Path, number: int, record: dict) -> str:
         label = link(f"{name}/report.html", label)
     reads = [_file(path, sha) for paths in record["inputs"].values() for path, sha in paths.items()]
     makes = [_file(path, sha) for path, sha in record.get("outputs", {}).items()]
-    done = record["status"] == "finished"
-    took = duration(record["ended"] - record["started"]) if done else "begun"
+    finished = record["status"] == "finished"
+    took = duration(record["ended"] - record["started"]) if finished else "begun"
     cells = (
         str(number),
         label,

@@ -39,7 +39,7 @@ def git_state(folder: str | os.PathLike) -> dict:
 
 def _git(folder: str | os.PathLike, *arguments: str) -> str:
     # No lock is taken: the user's own git commands go on.
-    done = subprocess.run(
+    result = subprocess.run(
         ["git", "--no-optional-locks", *arguments],
         cwd=folder,
         check=True,
@@ -49,7 +49,7 @@ def _git(folder: str | os.PathLike, *arguments: str) -> str:
         stderr=subprocess.DEVNULL,
         timeout=GIT_TIMEOUT_S,
     )
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def versions() -> dict[str, str]:

@@ -53,10 +53,10 @@ def record_of(timings: Timings, step: int, seconds: float) -> dict:
     live = [[since(t), count] for t, count in timings.live]
     changes = [(begin, 1, 0) for begin, _ in timings.scoring]
     changes += [(end, -1, 1) for _, end in timings.scoring]
-    running, done, scoring = 0, 0, []
+    running, scored, scoring = 0, 0, []
     for t, running_change, done_change in sorted(changes):
-        running, done = running + running_change, done + done_change
-        scoring.append([since(t), running, done])
+        running, scored = running + running_change, scored + done_change
+        scoring.append([since(t), running, scored])
     return {
         "step": step,
         "seconds": round(seconds, 4),
@@ -170,8 +170,8 @@ def _curve(curve, x, top: int, colour: int, label: str, filled: bool = True) -> 
     title = f"<title>{label}: {short(peak)} at most</title>"
     out = [f'<polyline class="s{colour}" points="{line}">{title}</polyline>']
     if filled:
-        ends = f"{steps[0][0]:.1f},{top + TRACK} {line} {steps[-1][0]:.1f},{top + TRACK}"
-        out.append(f'<polygon class="s{colour} band bar" points="{ends}"/>')
+        corners = f"{steps[0][0]:.1f},{top + TRACK} {line} {steps[-1][0]:.1f},{top + TRACK}"
+        out.append(f'<polygon class="s{colour} band bar" points="{corners}"/>')
     return out
 
 

@@ -115,8 +115,8 @@ def not_written(what: str, folder: Path, error: BaseException, fix: str) -> Inpu
     """Returns the error of a write that failed while a run went on, with what is left of
     the disk."""
     reason = disk_fault(error) or str(error).partition("\n")[0][:200]
-    free = free_bytes(folder)
-    rule = f"{reason}; {human_bytes(free)} free there" if free is not None else reason
+    available = free_bytes(folder)
+    rule = f"{reason}; {human_bytes(available)} free there" if available is not None else reason
     return InputError(f"{what} could not be written", value=str(folder), rule=rule, fix=fix)
 
 
@@ -145,9 +145,9 @@ def whole_export(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        half = list(folder.glob(".*.saving"))
-        if half and (folder / "config.json").exists():
-            for path in half:
+        unfinished = list(folder.glob(".*.saving"))
+        if unfinished and (folder / "config.json").exists():
+            for path in unfinished:
                 path.unlink(missing_ok=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
@@ -245,7 +245,7 @@ def _taken(path: Path) -> int:
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(0, "it is no regular file")
-            free, holder = _try_lock(file), _holder(file)
+            unlocked, holder = _try_lock(file), _holder(file)
             if holder and is_running(holder):
                 raise held(path.parent, holder)
             beats = holder and _beats_elsewhere(file, path.parent, holder)
@@ -257,7 +257,7 @@ def _taken(path: Path) -> int:
                 holder_name = f"process {holder['pid']} on host {holder.get('host')}"
                 text = "%s was written by %s: waiting whether it still is (%.0f s at most)"
                 LOG.warning(text, path.parent, holder_name, STALE_S)
-            if not beats and free and is_open_at(file, path):
+            if not beats and unlocked and is_open_at(file, path):
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(describe_process()).encode(), 0)
                 os.utime(file)
@@ -265,7 +265,7 @@ def _taken(path: Path) -> int:
         except BaseException:
             os.close(file)
             raise
-        if (beats or not free) and time.monotonic() > deadline:
+        if (beats or not unlocked) and time.monotonic() > deadline:
             raise held(path.parent, holder)
         os.close(file)
         time.sleep(LOOK_S if beats else 0.1)  # its holder is about to end, or to write its name

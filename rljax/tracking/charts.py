@@ -151,21 +151,21 @@ def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _smooth(y: np.ndarray) -> np.ndarray:
     """A centred moving average over a thirtieth of the points, NaN where `y` is not finite."""
     half = max(1, len(y) // 60)
-    good = np.isfinite(y)
-    total = np.concatenate([[0.0], np.cumsum(np.where(good, y, 0.0))])
-    count = np.concatenate([[0], np.cumsum(good)])
+    finite = np.isfinite(y)
+    total = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])
+    count = np.concatenate([[0], np.cumsum(finite)])
     index = np.arange(len(y))
     start, stop = np.maximum(0, index - half), np.minimum(len(y), index + half + 1)
     mean = (total[stop] - total[start]) / np.maximum(1, count[stop] - count[start])
-    return np.where(good, mean, math.nan)
+    return np.where(finite, mean, math.nan)
 
 
 def _segments(x: np.ndarray, *ys: np.ndarray) -> list[tuple[np.ndarray, ...]]:
     """The runs of points where all of `ys` are finite: a gap in the data is a gap in the line."""
-    good = np.logical_and.reduce([np.isfinite(y) for y in (x, *ys)])
-    edges = np.flatnonzero(np.diff(good.astype(np.int8))) + 1
+    finite = np.logical_and.reduce([np.isfinite(y) for y in (x, *ys)])
+    edges = np.flatnonzero(np.diff(finite.astype(np.int8))) + 1
     parts = np.split(np.arange(len(x)), edges)
-    return [(x[p], *(y[p] for y in ys)) for p in parts if p.size and good[p[0]]]
+    return [(x[p], *(y[p] for y in ys)) for p in parts if p.size and finite[p[0]]]
 
 
 class _Frame:
@@ -291,13 +291,13 @@ def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
     """Columns over the whole chart that show, under the pointer, the values at one x of
     the lines."""
     finite = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
-    xs = np.unique(np.concatenate([s.x[good] for s, good in finite])) if finite else np.zeros(0)
+    xs = np.unique(np.concatenate([s.x[mask] for s, mask in finite])) if finite else np.zeros(0)
     if not xs.size:
         return []
     if len(xs) > HOVERED:
         xs = xs[np.unique(np.linspace(0, len(xs) - 1, HOVERED).round().astype(int))]
     edges = np.concatenate([[frame.left], frame.x((xs[1:] + xs[:-1]) / 2), [WIDTH - RIGHT]])
-    values = [dict(zip(s.x[good], s.y[good], strict=True)) for s, good in finite]
+    values = [dict(zip(s.x[mask], s.y[mask], strict=True)) for s, mask in finite]
     out = []
     for x, left, right in zip(xs, edges, edges[1:], strict=False):
         lines = [f"{unit_x} {short(float(x))}"]

@@ -162,8 +162,8 @@ class _Walk:
 
     def cond(self, eqn, values, marks, loops):
         branches = eqn.params["branches"]
-        chosen = branches[min(max(int(fetch(values[0])), 0), len(branches) - 1)]
-        return self.run(chosen.jaxpr, chosen.consts, values[1:], marks[1:], loops)
+        branch = branches[min(max(int(fetch(values[0])), 0), len(branches) - 1)]
+        return self.run(branch.jaxpr, branch.consts, values[1:], marks[1:], loops)
 
     def while_loop(self, eqn, values, marks, loops):
         params = eqn.params
@@ -173,9 +173,16 @@ class _Walk:
         iteration = 0
         while bool(jax.jit(core.jaxpr_as_fun(test))(*values[:a], *carry)[0]):
             iteration += 1
-            inside = (*loops, f"iteration {iteration} of the loop at {summarize(eqn.source_info)}")
+            inner_loops = (
+                *loops,
+                f"iteration {iteration} of the loop at {summarize(eqn.source_info)}",
+            )
             carry, carried = self.run(
-                body.jaxpr, body.consts, [*values[a:b], *carry], [*marks[a:b], *carried], inside
+                body.jaxpr,
+                body.consts,
+                [*values[a:b], *carry],
+                [*marks[a:b], *carried],
+                inner_loops,
             )
         return carry, carried
 

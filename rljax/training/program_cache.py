@@ -100,12 +100,12 @@ class ProgramCache:
         if self.folder is None:
             return
         if self.steps == 1:
-            done = compiles.since(self.since)
-            counts = [compiles.Compiled(*values) for values in hosts.gather(list(done))]
+            compiled = compiles.since(self.since)
+            counts = [compiles.Compiled(*values) for values in hosts.gather(list(compiled))]
             if self.say is not None:
                 self.say(said(counts, hosts.names(), compiles.longest(self.since)))
-            if hosts.first() and not done.hits and done.longest_s >= self.least_s:
-                self._tell_change(done.programs)
+            if hosts.first() and not compiled.hits and compiled.longest_s >= self.least_s:
+                self._tell_change(compiled.programs)
         if self.steps == PUT_AFTER_STEPS:
             with heartbeat.phase("programs"):
                 self._put()
@@ -147,9 +147,9 @@ class ProgramCache:
             return
         try:
             stored = self.shared.sizes()
-            lacking = [name for name, size in stored.items() if self._size(name) != size]
+            missing = [name for name, size in stored.items() if self._size(name) != size]
             with ThreadPoolExecutor(AT_ONCE) as threads:
-                list(threads.map(self._fetch_one, lacking))
+                list(threads.map(self._fetch_one, missing))
         except OSError as error:
             LOG.warning("compiled programs could not be read: %s", error)
 

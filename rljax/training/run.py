@@ -327,15 +327,15 @@ class Run:
         its metrics."""
         phase, steps_taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
         if self.programs is not None and phase is self.setup.main:
-            learned, metrics = self._step_of_program(steps_taken)
+            dataflow_metrics, metrics = self._step_of_program(steps_taken)
         else:
-            learned, metrics = self._step_of_host(phase, steps_taken)
+            dataflow_metrics, metrics = self._step_of_host(phase, steps_taken)
         count = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
         if phase is self.setup.main:
             self.progress.prompts += int(count)
             self.progress.completions += int(metrics.get("batch/completions", 0.0))
-        learned = of_taken_steps(learned)
-        metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
+        dataflow_metrics = of_taken_steps(dataflow_metrics)
+        metrics = {**dataflow_metrics, **metrics, "lr": self._learning_rate(phase)}
         # NaN says that nothing was measured: a step that is not finite is counted as skipped.
         return {k: v for k, v in metrics.items() if not np.isnan(v)}
 
@@ -362,12 +362,12 @@ class Run:
         metrics of the dataflow, and of the rollout."""
         programs = self.programs
         count = programs.steps_until(self.progress.step, self.progress.rl_steps)
-        done, self.roles = programs.next(steps_taken, count, self.roles)
-        timing.spread("program", done.seconds)
-        metrics = {**done.metrics, **done.drawn}
-        metrics |= self.source.outcome(programs.report(done, self.reward))
+        step, self.roles = programs.next(steps_taken, count, self.roles)
+        timing.spread("program", step.seconds)
+        metrics = {**step.metrics, **step.drawn}
+        metrics |= self.source.outcome(programs.report(step, self.reward))
         self.progress.taken[self.phase.name] = steps_taken + 1
-        return done.learned, metrics
+        return step.learned, metrics
 
     def _step_of_host(self, phase: Phase, steps_taken: int) -> tuple[dict, dict]:
         """Samples or reads a batch and learns from it. Returns metrics of the dataflow, and of the
@@ -383,15 +383,19 @@ class Run:
         with timed("learn"):
             key, roles = stream(self.key, f"learn {phase.name}", steps_taken), self._roles_of(phase)
             self.ahead.wait()
-            new_roles, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
+            new_roles, dataflow_metrics = run_dataflow(
+                phase.dataflow, batch, key, phase.algorithm, roles
+            )
             self.roles |= {k: v for k, v in new_roles.items() if k in self.roles}
-            self.source.meanwhile(lambda: all(x.is_ready() for x in jax.tree.leaves(learned)))
-            learned = fetch(learned)
+            self.source.meanwhile(
+                lambda: all(x.is_ready() for x in jax.tree.leaves(dataflow_metrics))
+            )
+            dataflow_metrics = fetch(dataflow_metrics)
         self.begun_at = None
         self.progress.taken[phase.name] = steps_taken + 1
-        if is_bad(learned) and not is_bad(self.progress.faults):  # the first one
+        if is_bad(dataflow_metrics) and not is_bad(self.progress.faults):  # the first one
             keep(self.run_folder, batch, self.progress, build.role_arrays(self.roles))
-        return learned, metrics
+        return dataflow_metrics, metrics
 
     def _compile_ahead(self) -> None:
         """Begins to compile the learning program of this phase, once."""

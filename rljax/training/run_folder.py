@@ -170,9 +170,9 @@ def _writable(url: str) -> Store:
 def _tried_by_all(action: Callable, subject: str, url: str):
     """Runs an action on every host and returns its result. Raises InputError, on every host, that
     names the hosts where it failed."""
-    done, problem = None, ""
+    result, problem = None, ""
     try:
-        done = action()
+        result = action()
     except (OSError, InputError) as error:
         problem = f"{type(error).__name__}: {error}"
     problems = hosts.gather(problem)
@@ -184,7 +184,7 @@ def _tried_by_all(action: Callable, subject: str, url: str):
         raise _refused(
             subject + (f" by {failed}" if failed else ""), url, next(filter(None, problems))
         )
-    return done
+    return result
 
 
 def _refused(subject: str, url: str, rule: str) -> InputError:

@@ -286,10 +286,10 @@ def _of_prompts(rows: Sequence[ScoredRow]) -> list[tuple[float, list[int]]]:
         scores = np.array([rows[i].score.value for i in rows_of_group])
         if len(rows_of_group) > 1 and scores[0] > scores[-1]:
             middle = rows_of_group[int(np.abs(scores - scores.mean()).argmin())]
-            three = list(dict.fromkeys((rows_of_group[0], middle, rows_of_group[-1])))
-            candidates.append((scores[0] - scores[-1], float(scores.mean()), three))
+            indices = list(dict.fromkeys((rows_of_group[0], middle, rows_of_group[-1])))
+            candidates.append((scores[0] - scores[-1], float(scores.mean()), indices))
     candidates.sort(key=lambda entry: -entry[0])
-    return [(mean, three) for _, mean, three in candidates[:SHOWN_PROMPTS]]
+    return [(mean, indices) for _, mean, indices in candidates[:SHOWN_PROMPTS]]
 
 
 def examples(run: Run) -> dict[str, list[dict]]:
@@ -301,9 +301,9 @@ def examples(run: Run) -> dict[str, list[dict]]:
     rows = [report.rows[i] for i in np.argsort(worth, kind="stable")]
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int)).tolist()
     means = {}
-    for mean, three in _of_prompts(rows):
-        means |= dict.fromkeys(three, mean)
-        picks += [i for i in three if i not in picks]
+    for mean, indices in _of_prompts(rows):
+        means |= dict.fromkeys(indices, mean)
+        picks += [i for i in indices if i not in picks]
     of_prompt = {i: {"prompt_mean": mean} for i, mean in means.items()}
     return {
         "samples": [

@@ -135,12 +135,12 @@ def _steps_together(own, others, inputs, count, *, static: StepProgram):
     """Takes the next `count` steps of S runs. Returns a list of trained roles, and the other
     outputs of the steps."""
     stacked = [jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (own, others, inputs)]
-    trained, (shared, read, rollout_roles), inputs = stacked
+    trained, (shared, read_only, rollout_roles), inputs = stacked
     take = functools.partial(take_steps, static=static)
     take_all = jax.vmap(take, in_axes=(0, 0, 0, 0, 0, None), axis_name=RUNS)
-    new, out = take_all(trained, shared, read, rollout_roles, inputs, count)
+    new_roles, out = take_all(trained, shared, read_only, rollout_roles, inputs, count)
     # Roles as a list, so that each run goes on with arrays of its own.
-    return [jax.tree.map(lambda x, i=i: x[i], new) for i in range(len(own))], out
+    return [jax.tree.map(lambda x, i=i: x[i], new_roles) for i in range(len(own))], out
 
 
 def lower_together(programs: ProgramSteps, roles: dict, count: int) -> jax.stages.Lowered:
