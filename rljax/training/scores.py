@@ -142,10 +142,10 @@ def _try_formats(reward: Reward, record: PromptRecord, plain: Sequence[ScoredRow
             f"truth {_shortened(truth)} of row {record.index} was tried as the response, by itself "
             "and in the usual formats. Fix: a reward that fits the column"
         ]
-    examples = ", ".join(repr(form.format(truth)) for form, _ in scored[:2])
+    form_texts = ", ".join(repr(form.format(truth)) for form, _ in scored[:2])
     return [
         f"the reward {text!r} gives the right answer {_shortened(truth)} of row {record.index} "
-        f"{worth['{}']:g}, and {worth[scored[0][0]]:g} where it is written {examples}, which the "
+        f"{worth['{}']:g}, and {worth[scored[0][0]]:g} where it is written {form_texts}, which the "
         "prompt does not ask for. Fix: a prompt that says the format, or another reward"
     ]
 

@@ -161,14 +161,14 @@ def take_next(runs: Sequence[Run], count: int) -> float:
         run.programs.given(run.progress.taken.get(run.progress.phase, 0), steps, run.roles)
         for run in runs
     ]
-    trained = [item.parts[0] for item in arguments]
+    trained_roles = [item.parts[0] for item in arguments]
     other_parts = [item.parts[1:] for item in arguments]
     # Copies of the last run stand in for runs that have ended; nobody reads them.
     padding = count - len(runs)
-    trained += [jax.tree.map(jnp.copy, trained[-1]) for _ in range(padding)]
+    trained_roles += [jax.tree.map(jnp.copy, trained_roles[-1]) for _ in range(padding)]
     with heartbeat.phase("program"):
         new_roles, out = _steps_together(
-            trained,
+            trained_roles,
             other_parts + other_parts[-1:] * padding,
             [item.inputs for item in arguments] + [arguments[-1].inputs] * padding,
             jnp.int32(steps),
