@@ -1277,7 +1277,7 @@ BREAKS |= {
     ),
     "a response whose reward failed is the best leaf": (
         "rljax/search/mcts.py",
-        "            known[asked] = ~failed\n",
+        "            valued[indices] = ~failed\n",
         "",
         ["tests/search/test_mcts.py"],
     ),

@@ -38,9 +38,9 @@ from rljax.search.tree import NONE
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Trees:
-    """Arrays over every sentence's nodes beside the tree of the search."""
+    """Arrays of every sentence's nodes that the tree of the search does not have."""
 
-    caches: tuple[list, ...]  # of the policy, and of the value model where there is one
+    caches: tuple[list, ...]  # of the policy, and of the value model if there is one
     held: jax.Array  # [B] int32: P
     token: jax.Array  # [B] int32: the root's own
     tokens: jax.Array  # [B, N] int32: of every node
@@ -90,11 +90,11 @@ class Columns:
         trees = jax.eval_shape(lambda *rest: _started(plan, *rest), *read[1:])
         trees = jax.tree.map(shaped, trees, _layout(plan, trees))
         live = jax.ShapeDtypeStruct((rows,), bool)
-        asked = self.rules, self._why, whole(rows), whole(rows), whole(rows), live
+        inputs = self.rules, self._why, whole(rows), whole(rows), whole(rows), live
         moves = whole(rows), whole(rows, plan.nodes), live
         return {
             "search: read prompts": (_started, read, 1),
-            "search: look at leaves": (_looked, (plan, self._weights, trees, *asked), 1),
+            "search: look at leaves": (_looked, (plan, self._weights, trees, *inputs), 1),
             "search: move roots": (_moved, (plan, trees, *moves), 1),
         }
 
@@ -102,17 +102,17 @@ class Columns:
         self.calls += 1
         rows = np.arange(len(leaves.depth))
         token = leaves.path[rows, np.maximum(leaves.depth - 1, 0)]
-        at = [np.asarray(x, np.int32) for x in (token, leaves.node, leaves.parent)]
-        self._trees, found = _looked(
-            self._plan, self._weights, self._trees, self.rules, self._why, *at, leaves.live
+        inputs = [np.asarray(x, np.int32) for x in (token, leaves.node, leaves.parent)]
+        self._trees, evaluation = _looked(
+            self._plan, self._weights, self._trees, self.rules, self._why, *inputs, leaves.live
         )
-        return Evaluation(*found)
+        return Evaluation(*evaluation)
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
         """Moves the roots of live [B] rows to their children by tokens [B]; kept [B, N] are the old
         indices of the new nodes."""
-        how = np.asarray(tokens, np.int32), np.asarray(kept, np.int32), live
-        self._trees = _moved(self._plan, self._trees, *how)
+        moves = np.asarray(tokens, np.int32), np.asarray(kept, np.int32), live
+        self._trees = _moved(self._plan, self._trees, *moves)
 
 
 def check(models, rows: int, tokens: int, nodes: int, kv_dtype: str = "") -> None:
@@ -159,13 +159,13 @@ class _Plan:
 def _layout(plan: _Plan, trees: _Trees) -> _Trees:
     """The sharding of every array."""
     mesh = plan.models[0].mesh
-    rest = rows_layout(dataclasses.replace(trees, caches=()), mesh)
-    caches = tuple(cache.shardings(one, mesh) for one in trees.caches)
-    return dataclasses.replace(rest, caches=caches)
+    layout = rows_layout(dataclasses.replace(trees, caches=()), mesh)
+    caches = tuple(cache.shardings(layers, mesh) for layers in trees.caches)
+    return dataclasses.replace(layout, caches=caches)
 
 
 def _pinned(plan: _Plan, trees: _Trees) -> _Trees:
-    """Split as at first, so that what is donated can be written in place."""
+    """Returns the trees with the sharding of `_layout`, so that donated buffers are reused."""
     return jax.lax.with_sharding_constraint(trees, _layout(plan, trees))
 
 
@@ -173,29 +173,30 @@ def _pinned(plan: _Plan, trees: _Trees) -> _Trees:
 def _started(plan: _Plan, weights, prompts, lengths) -> _Trees:
     rows, nodes = len(lengths), plan.nodes
     batch = batch_from_rows(prompts, lengths, jnp.zeros(prompts.shape, jnp.float32))
-    room = (batch, plan.columns, plan.kv_dtype)
+    prefill_args = (batch, plan.columns, plan.kv_dtype)
     caches = tuple(
-        model.prefill(params, *room, rings=False)
+        model.prefill(params, *prefill_args, rings=False)
         for model, params in zip(plan.models, weights, strict=True)
     )
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
-    none = {name: jnp.zeros((rows, nodes), jnp.int32) for name in ("tokens", "depths")}
-    none["ancestors"] = jnp.zeros((rows, nodes, nodes), bool)
+    empty = {name: jnp.zeros((rows, nodes), jnp.int32) for name in ("tokens", "depths")}
+    empty["ancestors"] = jnp.zeros((rows, nodes, nodes), bool)
     scores, before = jnp.zeros((rows, nodes), jnp.float32), jnp.zeros((rows,), jnp.float32)
-    own = dict(scores=scores, before=before, inside=jnp.zeros((rows,), bool))
-    return _pinned(plan, _Trees(caches, lengths - 1, last, **none, **own))
+    process_fields = dict(scores=scores, before=before, inside=jnp.zeros((rows,), bool))
+    return _pinned(plan, _Trees(caches, lengths - 1, last, **empty, **process_fields))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _looked(plan: _Plan, weights, trees: _Trees, rules, why, token, node, parent, live):
-    """(the trees with nodes [B] of live rows, children of `parent` [B]; what the models say)."""
+def _looked(plan: _Plan, weights, trees: _Trees, rules, ends_line, token, node, parent, live):
+    """Returns (the trees with nodes [B] of live rows, children of `parent` [B]; tokens, log-probs
+    and values that the models predict at these nodes)."""
     trees = _grown(plan, trees, token, node, parent, live)
     token = jnp.where(node == 0, trees.token, token)
-    read = Nodes(trees.held, jnp.where(live, node, NONE)[:, None], trees.depths, trees.ancestors)
+    nodes = Nodes(trees.held, jnp.where(live, node, NONE)[:, None], trees.depths, trees.ancestors)
     heads, caches = [], []
     for model, params, old in zip(plan.models, weights, trees.caches, strict=True):
         unstacked = model.unstack(params)
-        hidden, new = model.read_nodes(unstacked, token[:, None], read, old)
+        hidden, new = model.read_nodes(unstacked, token[:, None], nodes, old)
         heads.append(model.says(unstacked, hidden))
         caches.append(new)
     trees = dataclasses.replace(trees, caches=tuple(caches))
@@ -205,72 +206,74 @@ def _looked(plan: _Plan, weights, trees: _Trees, rules, why, token, node, parent
     if len(heads) > 1:
         value = one_number(heads[1])[:, 0]
     if plan.process:
-        value, trees = _of_lines(trees, why, value, token, node, parent, live)
+        value, trees = _of_lines(trees, ends_line, value, token, node, parent, live)
     value = jnp.where(jnp.isfinite(value), value, 0.0)
     return _pinned(plan, trees), (tokens, top, value)
 
 
 def _at(x: jax.Array, node: jax.Array) -> jax.Array:
-    """x [B, N, ...] of one node [B] of each row."""
+    """Returns x [B, N, ...] at one node [B] of each row."""
     return x[jnp.arange(len(node)), node]
 
 
 def _set(x: jax.Array, node: jax.Array, live: jax.Array, value: jax.Array) -> jax.Array:
-    """x [B, N, ...] with value [B, ...] for one node [B] of each live row."""
+    """Returns x [B, N, ...] with value [B, ...] at one node [B] of each live row."""
     node = jnp.where(live, node, x.shape[1])
     return x.at[jnp.arange(len(node)), node].set(value, mode="drop")
 
 
 def _grown(plan: _Plan, trees: _Trees, token, node, parent, live) -> _Trees:
-    own = jnp.arange(plan.nodes)[None, :] == node[:, None]
+    is_node = jnp.arange(plan.nodes)[None, :] == node[:, None]
     is_root, above = parent == NONE, jnp.maximum(parent, 0)
     depth = jnp.where(is_root, 0, _at(trees.depths, above) + 1)
-    seen = own | (_at(trees.ancestors, above) & ~is_root[:, None])
+    ancestors = is_node | (_at(trees.ancestors, above) & ~is_root[:, None])
     return dataclasses.replace(
         trees,
         tokens=_set(trees.tokens, node, live, jnp.where(is_root, trees.token, token)),
         depths=_set(trees.depths, node, live, depth),
-        ancestors=_set(trees.ancestors, node, live, seen),
+        ancestors=_set(trees.ancestors, node, live, ancestors),
     )
 
 
-def _of_lines(trees: _Trees, why, score, token, node, parent, live):
-    """(the score [B] of the last line that ends at or before each node, the trees with it)."""
+def _of_lines(trees: _Trees, ends_line, score, token, node, parent, live):
+    """Returns (the score [B] of the last line that ends at or before each node, the trees with
+    these scores)."""
     is_root, above = parent == NONE, jnp.maximum(parent, 0)
-    behind = jnp.where(is_root, 0, why[_at(trees.tokens, above)])
-    ends = ends_of_lines(why[token], behind) & (~is_root | trees.inside)
+    behind = jnp.where(is_root, 0, ends_line[_at(trees.tokens, above)])
+    ends = ends_of_lines(ends_line[token], behind) & (~is_root | trees.inside)
     before = jnp.where(is_root, trees.before, _at(trees.scores, above))
     score = jnp.where(ends, score, before)
     return score, dataclasses.replace(trees, scores=_set(trees.scores, node, live, score))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _moved(plan: _Plan, trees: _Trees, tokens, kept, live) -> _Trees:
-    """The trees whose roots are nodes kept[:, 0] of the old ones, tokens [B], in live rows."""
+def _moved(plan: _Plan, trees: _Trees, tokens, old_index, live) -> _Trees:
+    """Returns the trees whose roots, in live rows, are the old nodes old_index[:, 0], reached by
+    tokens [B]. old_index [B, N] are the old indices of all nodes."""
     rows, order = len(tokens), jnp.arange(plan.nodes)[None, :]
-    there = live[:, None] & (kept != NONE)
+    exists = live[:, None] & (old_index != NONE)
     # The old root stays in its column, as the last token before the new one.
-    source = jnp.where(there, kept, order + 1)
+    source = jnp.where(exists, old_index, order + 1)
     source = jnp.concatenate([jnp.zeros((rows, 1), jnp.int32), source], axis=1)
     caches = tuple(
-        [cache_tree.moved(one, trees.held, source) for one in of_model] for of_model in trees.caches
+        [cache_tree.moved(layer, trees.held, source) for layer in layers] for layers in trees.caches
     )
-    index = jnp.where(there, kept, order)
+    index = jnp.where(exists, old_index, order)
 
     def pick(x):
         return jnp.take_along_axis(x, index, axis=1)
 
     ancestors = jnp.take_along_axis(trees.ancestors, index[:, :, None], axis=1)
     ancestors = jnp.take_along_axis(ancestors, index[:, None, :], axis=2)
-    # What is no node any more is nobody's ancestor: new nodes will have these columns.
-    ancestors &= (there | ~live[:, None])[:, None, :]
+    # Columns that are no node any more are cleared as ancestors: new nodes will use them.
+    ancestors &= (exists | ~live[:, None])[:, None, :]
     moved = dataclasses.replace(
         trees,
         caches=caches,
         held=trees.held + live,
         token=jnp.where(live, tokens, trees.token),
         tokens=pick(trees.tokens),
-        depths=pick(trees.depths) - there,
+        depths=pick(trees.depths) - exists,
         ancestors=ancestors,
         scores=pick(trees.scores),
         before=jnp.where(live, trees.scores[:, 0], trees.before),

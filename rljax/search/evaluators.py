@@ -107,11 +107,11 @@ class Forked:
         def prefix(engine: Engine | None):
             if engine is None:
                 return None
-            made, mesh = jax.eval_shape(lambda: engine.empty_prefix(rows)), engine.model.mesh
-            small = dataclasses.replace(made, caches=[])
+            empty, mesh = jax.eval_shape(lambda: engine.empty_prefix(rows)), engine.model.mesh
+            small = dataclasses.replace(empty, caches=[])
             layout = rows_layout(small, mesh)
-            layout = dataclasses.replace(layout, caches=cache.shardings(made.caches, mesh))
-            return jax.tree.map(shaped, made, layout)
+            layout = dataclasses.replace(layout, caches=cache.shardings(empty.caches, mesh))
+            return jax.tree.map(shaped, empty, layout)
 
         roots = tuple(prefix(engine) for engine in (self.engine, self.value_engine))
         before = jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct((rows,), bool)
@@ -138,8 +138,8 @@ class Forked:
     def __call__(self, leaves: Leaves) -> Evaluation:
         self.calls += 1
         roots = self._weights, self.roots, self.before
-        asked = self.rules, self.ends_line, leaves.path, leaves.depth
-        return Evaluation(*_looked(self._engines, self.width, *roots, *asked))
+        inputs = self.rules, self.ends_line, leaves.path, leaves.depth
+        return Evaluation(*_looked(self._engines, self.width, *roots, *inputs))
 
     def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
         """Moves the roots of live [B] rows to their children by tokens [B]; `kept` is not read, for
@@ -151,8 +151,8 @@ class Forked:
         of tokens [B, S] behind it."""
         source = np.arange(len(counts)) if len(source) == 0 else np.asarray(source)
         roots, counts = (self._weights, self.roots, self.before), np.asarray(counts, np.int32)
-        more = self.ends_line, tokens, counts, source
-        self.roots, self.before = _advanced(self._engines, *roots, *more)
+        inputs = self.ends_line, tokens, counts, source
+        self.roots, self.before = _advanced(self._engines, *roots, *inputs)
 
     def roll(
         self, leaves: Leaves, keys: np.ndarray, limit: np.ndarray, steps: int, *, greedy=False
@@ -166,12 +166,12 @@ class Forked:
         rows, rules = np.arange(len(limit)), self.rules
         if greedy:
             rules = dataclasses.replace(rules, temperature=np.zeros_like(rules.temperature))
-        read = reached.length, reached.token, np.asarray(limit, np.int32), reached.shift
-        inputs = SlotInputs(*read, keys, rules, None)
+        slot_fields = reached.length, reached.token, np.asarray(limit, np.int32), reached.shift
+        inputs = SlotInputs(*slot_fields, keys, rules, None)
         slots = np.where(leaves.live, rows, len(rows)).astype(np.int32)
         state = engine.insert(reached, engine.init_state(), slots, rows, inputs)
-        _, new, _ = engine.generate(self.params, state, steps)
-        ids, valid = fetch((new.ids, new.valid))
+        _, decoded, _ = engine.generate(self.params, state, steps)
+        ids, valid = fetch((decoded.ids, decoded.valid))
         return [ids[valid[:, row], row].tolist() for row in rows]
 
 
@@ -213,14 +213,14 @@ def path_columns(depth: int) -> int:
 
 
 def _line(roots: Prefix, path, depth):
-    """The tokens [B, 1 + D] that are read behind the roots, and how many are real."""
+    """Returns the tokens [B, 1 + D] that are read behind the roots, and how many are not padding."""
     return jnp.concatenate([roots.token[:, None], path], axis=1), depth + 1
 
 
 def _peek(engine: Engine, params, roots: Prefix, line, counts):
     model = engine.model
-    at = (line, roots.length, counts, roots.caches, roots.shift)
-    return model.look(model.unstack(params), *at)
+    inputs = (line, roots.length, counts, roots.caches, roots.shift)
+    return model.look(model.unstack(params), *inputs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -241,15 +241,15 @@ def _looked(engines, width, weights, roots, before, rules, ends_line, path, dept
 
 
 def _of_lines(scores, line, counts, before, ends_line):
-    """The score [B] of the last line that ends in the tokens that are read, else that of the last
-    line before them."""
+    """Returns the score [B] of the last line that ends in the tokens that are read, or, if none
+    ends there, of the last line before them."""
     score, inside = before
-    at, why = jnp.arange(line.shape[1])[None, :], ends_line[line]
-    ends = ends_of_lines(why, jnp.pad(why[:, :-1], ((0, 0), (1, 0))))
-    ends &= (at < counts[:, None]) & ((at > 0) | inside[:, None])
-    last = jnp.max(jnp.where(ends, at, -1), axis=1)
-    own = jnp.take_along_axis(scores, jnp.maximum(last, 0)[:, None], axis=1)[:, 0]
-    return jnp.where(last >= 0, own, score)
+    column, codes = jnp.arange(line.shape[1])[None, :], ends_line[line]
+    ends = ends_of_lines(codes, jnp.pad(codes[:, :-1], ((0, 0), (1, 0))))
+    ends &= (column < counts[:, None]) & ((column > 0) | inside[:, None])
+    last = jnp.max(jnp.where(ends, column, -1), axis=1)
+    last_score = jnp.take_along_axis(scores, jnp.maximum(last, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(last >= 0, last_score, score)
 
 
 def why_lines_end(value: Value | None, rules: Rules, vocab: int) -> np.ndarray:
@@ -280,7 +280,7 @@ def _advanced(engines, weights, roots, before, ends_line, tokens, counts, source
     policy, judge, process = engines
     roots, before = jax.tree.map(lambda x: x[source], (roots, before))
     if process:
-        # What is read of the new tokens: all but the last, which is the new root's own.
+        # All new tokens are read but the last, which is the token of the new root.
         line, _ = _line(roots[1], tokens, counts)
         scores = one_number(_peek(judge, weights[1], roots[1], line, jnp.maximum(counts, 1)))
         score = _of_lines(scores, line, counts, before, ends_line)
@@ -289,14 +289,14 @@ def _advanced(engines, weights, roots, before, ends_line, tokens, counts, source
     def append(engine, params, prefix):
         return _appended(engine, params, prefix, tokens, counts)
 
-    other = None if judge is None else append(judge, weights[1], roots[1])
-    return _pinned(engines, (append(policy, weights[0], roots[0]), other), before)
+    judge_root = None if judge is None else append(judge, weights[1], roots[1])
+    return _pinned(engines, (append(policy, weights[0], roots[0]), judge_root), before)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _started(engines, weights, prompts, counts):
-    """The roots that are whole prompts, and `before` of them: of a process model the score of the
-    last line before a root's own token, and whether that token is one of the response."""
+    """Returns the roots that are whole prompts, and `before`: for a process model the score of the
+    last line before a root's token, and whether that token belongs to the response."""
     rows = counts.shape[0]
 
     def read(engine, params):
@@ -304,14 +304,14 @@ def _started(engines, weights, prompts, counts):
             return None
         return engine.append(params, engine.empty_prefix(rows), prompts, counts)
 
-    roots = tuple(read(*one) for one in zip(engines[:2], weights, strict=True))
+    roots = tuple(read(*pair) for pair in zip(engines[:2], weights, strict=True))
     before = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows,), bool)
     return _pinned(engines, roots, before)
 
 
 def _pinned(engines, roots, before):
-    """Inside a program: the roots on the layout that the next program expects, so that each is
-    compiled once."""
+    """Returns, inside a program, the roots on the layout that the next program expects, so that
+    each program is compiled once."""
     mesh = engines[0].model.mesh
 
     def rows(tree):
@@ -332,9 +332,10 @@ def _reached(engine: Engine, params, roots: Prefix, path, depth) -> Prefix:
 
 
 def _appended(engine: Engine, params, roots: Prefix, tokens, counts) -> Prefix:
-    """The roots with counts [B] of tokens [B, S] behind them, their own token being read first."""
+    """Returns the roots with the first counts [B] of tokens [B, S] appended. The token of each root
+    is read first."""
     line, model = jnp.concatenate([roots.token[:, None], tokens], axis=1), engine.model
-    at = (line[:, :-1], roots.length, counts, roots.caches, roots.shift)
-    caches = model.extend(model.unstack(params), *at)
+    inputs = (line[:, :-1], roots.length, counts, roots.caches, roots.shift)
+    caches = model.extend(model.unstack(params), *inputs)
     last = jnp.take_along_axis(line, counts[:, None], axis=1)[:, 0]
     return Prefix(caches, roots.length + counts, last, roots.shift)

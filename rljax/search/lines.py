@@ -44,21 +44,23 @@ def beam(
     the best K of all stay. Without a value model a text is as good as the sum of its log-probs over
     its number of tokens ^ length_penalty; with one, as good as that says (value-guided beams)."""
     _check("beam", problem, needs_value=False, beams=beams, width=width)
-    many = _repeated(problem, beams)
-    evaluator = many.evaluator(width)
-    rows, each = np.arange(problem.rows), np.arange(many.rows)
-    texts: list[list[int]] = [[] for _ in each]
-    sums, ended = np.zeros(many.rows), np.zeros(many.rows, bool)
-    scores = np.where(each % beams == 0, 0.0, -np.inf)  # at first a row has one text
+    repeated = _repeated(problem, beams)
+    evaluator = repeated.evaluator(width)
+    rows, beam_rows = np.arange(problem.rows), np.arange(repeated.rows)
+    texts: list[list[int]] = [[] for _ in beam_rows]
+    sums, ended = np.zeros(repeated.rows), np.zeros(repeated.rows, bool)
+    scores = np.where(beam_rows % beams == 0, 0.0, -np.inf)  # at first a row has one text
     while not ended.all():
-        tokens, logprobs, _ = fetch(evaluator(padded_paths([[]] * many.rows, ~ended)))
+        tokens, logprobs, _ = fetch(evaluator(padded_paths([[]] * repeated.rows, ~ended)))
         total = sums[:, None] + logprobs
         grown = total / (np.array([len(t) for t in texts])[:, None] + 1.0) ** length_penalty
         if problem.value is not None:
             paths = np.maximum(tokens, 0)[:, :, None].tolist()
-            ahead = [[own[j] for own in paths] for j in range(width)]
-            grown = np.stack([_values(many, evaluator, texts, one) for one in ahead], axis=1)
-        # A text that has ended is a candidate as it is; one that is not there yet is none.
+            ahead = [[children[j] for children in paths] for j in range(width)]
+            grown = np.stack(
+                [_values(repeated, evaluator, texts, steps) for steps in ahead], axis=1
+            )
+        # A text that has ended is a candidate as it is; a beam that has no text yet is none.
         grown = np.where((tokens < 0) | ~np.isfinite(scores)[:, None], -np.inf, grown)
         stays = np.where(np.arange(width) == 0, scores[:, None], -np.inf)
         grown = np.where(ended[:, None], stays, grown).reshape(problem.rows, beams * width)
@@ -100,47 +102,58 @@ def lookahead(
         rule = "it compares unfinished texts"
         fix = "give a reward model by --search_model=FOLDER, or search with best_of_n()"
         raise InputError("lookahead", value="no value model", rule=rule, fix=fix)
-    many = _repeated(problem, beams)
-    evaluator = many.evaluator(1, dataclasses.replace(problem.sampling, temperature=temperature))
-    limit = many.lengths + problem.limit
-    texts: list[list[int]] = [[] for _ in range(many.rows)]
-    ended, scores, round_ = np.zeros(many.rows, bool), np.zeros(many.rows), 0
+    repeated = _repeated(problem, beams)
+    evaluator = repeated.evaluator(
+        1, dataclasses.replace(problem.sampling, temperature=temperature)
+    )
+    limit = repeated.lengths + problem.limit
+    texts: list[list[int]] = [[] for _ in range(repeated.rows)]
+    ended, scores, round_ = np.zeros(repeated.rows, bool), np.zeros(repeated.rows), 0
     lines = set(problem.value.line_ids)
     while not ended.all():
-        steps, found = [], []
+        steps, values = [], []
         for number in range(samples):
-            keys = fetch(folded(many.keys, round_ * samples + number))
-            drawn = evaluator.roll(padded_paths([[]] * many.rows, ~ended), keys, limit, step_tokens)
+            keys = fetch(folded(repeated.keys, round_ * samples + number))
+            drawn = evaluator.roll(
+                padded_paths([[]] * repeated.rows, ~ended), keys, limit, step_tokens
+            )
             drawn = [_first_line(ids, lines) for ids in drawn]
-            after = drawn
+            judged = drawn
             if lookahead_tokens:
-                open_ = [
+                unfinished = [
                     not e and problem.reason(t + d) is None
                     for e, t, d in zip(ended, texts, drawn, strict=True)
                 ]
-                more = evaluator.roll(
-                    padded_paths(drawn, open_), keys, limit, lookahead_tokens, greedy=True
+                continuations = evaluator.roll(
+                    padded_paths(drawn, unfinished), keys, limit, lookahead_tokens, greedy=True
                 )
-                after = [d + m if o else d for d, m, o in zip(drawn, more, open_, strict=True)]
+                judged = [
+                    d + m if o else d
+                    for d, m, o in zip(drawn, continuations, unfinished, strict=True)
+                ]
             steps.append(drawn)
-            found.append(_values(many, evaluator, texts, after))
-        # Of a row: its K texts, each with its continuations; at first all texts are one.
-        of_texts = np.stack(found, axis=1)
-        of_texts = np.where(ended[:, None], scores[:, None], of_texts)
-        of_texts[ended, 1:] = -np.inf
+            values.append(_values(repeated, evaluator, texts, judged))
+        # A row has K texts with their continuations; before the first line all texts are equal.
+        text_values = np.stack(values, axis=1)
+        text_values = np.where(ended[:, None], scores[:, None], text_values)
+        text_values[ended, 1:] = -np.inf
         if round_ == 0:
-            keep = (np.arange(many.rows) % beams == 0)[:, None]
-            of_texts = np.where(keep | (samples < beams), of_texts, -np.inf)
-        of_rows = of_texts.reshape(problem.rows, beams * samples)
-        order = np.argsort(-of_rows, axis=1, kind="stable")[:, :beams]
-        scores = np.take_along_axis(of_rows, order, axis=1).reshape(-1)
+            keep = (np.arange(repeated.rows) % beams == 0)[:, None]
+            text_values = np.where(keep | (samples < beams), text_values, -np.inf)
+        row_values = text_values.reshape(problem.rows, beams * samples)
+        order = np.argsort(-row_values, axis=1, kind="stable")[:, :beams]
+        scores = np.take_along_axis(row_values, order, axis=1).reshape(-1)
         source = (np.arange(problem.rows)[:, None] * beams + order // samples).reshape(-1)
-        which = (order % samples).reshape(-1)
-        new = [[] if ended[s] else steps[w][s] for s, w in zip(source, which, strict=True)]
-        texts = [texts[s] + step for s, step in zip(source, new, strict=True)]
-        stuck = np.array([not step for step in new])  # ended before, or not finite
+        sample_index = (order % samples).reshape(-1)
+        new_steps = [
+            [] if ended[s] else steps[w][s] for s, w in zip(source, sample_index, strict=True)
+        ]
+        texts = [texts[s] + step for s, step in zip(source, new_steps, strict=True)]
+        stuck = np.array([not step for step in new_steps])  # ended before, or not finite
         ended = stuck | np.array([problem.reason(text) is not None for text in texts])
-        evaluator.advance(_wide(new, step_tokens), np.array([len(s) for s in new]), source)
+        evaluator.advance(
+            _wide(new_steps, step_tokens), np.array([len(s) for s in new_steps]), source
+        )
         round_ += 1
     return [_response(problem, texts[row * beams]) for row in range(problem.rows)]
 
@@ -172,14 +185,14 @@ def _scores(problem: SearchProblem, evaluator: Forked, responses: list[list[int]
     if problem.scored is None:
         leaves = padded_paths(responses, [True] * len(responses))
         return fetch(evaluator(leaves).value)
-    whole = [(ids, int(problem.reason(ids) or 0)) for ids in responses]
-    return np.nan_to_num(problem.score(range(len(responses)), whole), nan=-np.inf)
+    complete = [(ids, int(problem.reason(ids) or 0)) for ids in responses]
+    return np.nan_to_num(problem.score(range(len(responses)), complete), nan=-np.inf)
 
 
 def _values(
     problem: SearchProblem, evaluator: Forked, texts: list[list[int]], steps: list[list[int]]
 ) -> np.ndarray:
-    """Scores the roots' texts with these steps behind them; of one that ends a critic tells the
+    """Scores the roots' texts with these steps appended. If a text ends there, a critic gives the
     value of the state before its last token."""
     if problem.value.reads == "critic":
         ends = [problem.reason(t + s) is not None for t, s in zip(texts, steps, strict=True)]
@@ -188,7 +201,7 @@ def _values(
 
 
 def _first_line(ids: list[int], lines: set[int]) -> list[int]:
-    """The ids up to and with the first one that ends a line."""
+    """Returns the ids up to the first one that ends a line, which is included."""
     end = next((i for i, token in enumerate(ids) if token in lines), len(ids) - 1)
     return ids[: end + 1]
 

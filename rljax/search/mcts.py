@@ -89,7 +89,8 @@ def _check(
 
 
 def _next(tree: Tree, exploration):
-    """The trees, the leaves of their next simulation, and how many their roots have had."""
+    """Returns the trees, the leaves of their next simulation, and the numbers of simulations of
+    their roots."""
     return tree, trees.select(tree, exploration), trees.root_count(tree)
 
 
@@ -99,17 +100,18 @@ def _begun(sentences: int, nodes: int, width: int, exploration):
 
 
 @jax.jit
-def _grown(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active, exploration):
-    """`_next` after a simulation of the rows that are `active` has come to the leaves `at`."""
+def _grown(tree: Tree, selected: Selected, tokens, logprobs, value, terminal, active, exploration):
+    """Returns `_next` after a simulation of the rows that are `active` has reached the leaves
+    `selected`."""
     rows = jnp.arange(value.shape[0])
-    value = jnp.where(at.known, tree.value[rows, at.leaf], value)
-    tree = trees.expand(tree, at, tokens, logprobs, value, terminal, active)
-    return _next(trees.backup(tree, at.leaf, value, active), exploration)
+    value = jnp.where(selected.known, tree.value[rows, selected.leaf], value)
+    tree = trees.expand(tree, selected, tokens, logprobs, value, terminal, active)
+    return _next(trees.backup(tree, selected.leaf, value, active), exploration)
 
 
 @jax.jit
 def _noisy(tree: Tree, keys, position, fraction, concentration, active, exploration):
-    """`_next` after noise at the roots of the rows that are `active`."""
+    """Returns `_next` after noise was added at the roots of the rows that are `active`."""
     keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), position))(keys)
     noise = trees.dirichlet(keys, tree.tokens[:, 0] != NONE, concentration)
     return _next(trees.with_root_noise(tree, noise, fraction, active), exploration)
@@ -122,38 +124,38 @@ def _emitted(tree: Tree, keys, position, temperature, live, exploration):
     [B, M], their shares of the visits, the root's value [B]."""
     visits, prior, tokens = tree.visits[:, 0], tree.prior[:, 0], tree.tokens[:, 0]
     visited = jnp.any(visits > 0, axis=-1)
-    warm = trees.visit_policy(visits, jnp.maximum(temperature, 1e-3))
+    policy = trees.visit_policy(visits, jnp.maximum(temperature, 1e-3))
 
     def draw(key, p):
         key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
         return jax.random.categorical(key, jnp.log(p))
 
     draws = (temperature > 0) & visited
-    drawn = jax.vmap(draw)(keys, warm).astype(jnp.int32)
+    drawn = jax.vmap(draw)(keys, policy).astype(jnp.int32)
     edge = jnp.where(draws, drawn, trees.best_of(visits, prior, tokens))
 
     def at(x):
         return jnp.take_along_axis(x, edge[:, None], axis=1)[:, 0]
 
-    logprob = jnp.where(draws, jnp.log(jnp.maximum(at(warm), 1e-30)), 0.0)
+    logprob = jnp.where(draws, jnp.log(jnp.maximum(at(policy), 1e-30)), 0.0)
     shares = jnp.where(
         visited[:, None], trees.visit_policy(visits, 1.0), jax.nn.one_hot(edge, visits.shape[1])
     )
-    said = at(tokens), logprob, tokens, shares, trees.root_value(tree)
-    tree, kept = trees.move_root(tree, edge, live)
-    return said, kept, _next(tree, exploration)
+    record = at(tokens), logprob, tokens, shares, trees.root_value(tree)
+    tree, old_index = trees.move_root(tree, edge, live)
+    return record, old_index, _next(tree, exploration)
 
 
 _NOISE, _CHOICE, _ROLLOUT = 0, 1, 2  # streams of a row's draws
 
 
 def _stream(keys: np.ndarray, purpose: int) -> np.ndarray:
-    """Keys [B, 2] of their own for a purpose."""
+    """Returns keys [B, 2] for one purpose."""
     return fetch(folded(keys, 2**30 + purpose))
 
 
 class _Searched:
-    """The trees of a problem's rows, and what was emitted so far."""
+    """The trees of a problem's rows, and the responses emitted so far."""
 
     def __init__(
         self, problem: SearchProblem, simulations, width, exploration, rollouts, fraction, alpha
@@ -172,122 +174,127 @@ class _Searched:
 
     @property
     def position(self) -> int:
-        return max((len(one.ids) for one in self.responses), default=0)
+        return max((len(response.ids) for response in self.responses), default=0)
 
     def simulate(self) -> None:
-        """Simulations, each of all live rows at once, until every root has its budget."""
+        """Simulates all live rows at once, until every root has its budget."""
         while True:
             tree, selected, count = self.next
-            at, counts = fetch((selected, count))
+            reached, counts = fetch((selected, count))
             active = self.live & (counts < self.budget)
             if not active.any():
                 return
             if self.noise[0] > 0 and (fresh := active & (counts > 0) & ~self.noised).any():
                 self.noised |= fresh
-                how = (np.int32(self.position), *self.noise, fresh, self.exploration)
-                self.next = _noisy(tree, self.keys[_NOISE], *how)
+                noise_args = (np.int32(self.position), *self.noise, fresh, self.exploration)
+                self.next = _noisy(tree, self.keys[_NOISE], *noise_args)
                 continue
-            self.next = self._simulated(tree, selected, at, active)
+            self.next = self._simulated(tree, selected, reached, active)
             self.done += active
             heartbeat.beat()
 
-    def _simulated(self, tree: Tree, selected: Selected, at: Selected, active: np.ndarray):
-        """`_next` after a simulation of the rows that are `active`, whose leaves are `selected`, on
-        the host `at`."""
-        asked = active & ~at.known
-        depth = np.where(asked, at.depth, 0).astype(np.int32)
+    def _simulated(self, tree: Tree, selected: Selected, reached: Selected, active: np.ndarray):
+        """Returns `_next` after a simulation of the rows that are `active`, whose leaves are
+        `selected`; `reached` are the same on the host."""
+        evaluated = active & ~reached.known
+        depth = np.where(evaluated, reached.depth, 0).astype(np.int32)
         columns = path_columns(int(depth.max(initial=0)))
-        path = np.pad(at.path, ((0, 0), (0, max(0, columns - at.path.shape[1]))))[:, :columns]
+        path = np.pad(reached.path, ((0, 0), (0, max(0, columns - reached.path.shape[1]))))[
+            :, :columns
+        ]
         rows, width = self.problem.rows, self.evaluator.width
         tokens = np.full((rows, width), NONE, np.int32)
         logprobs = np.zeros((rows, width), np.float32)
         value, ended = np.zeros(rows, np.float32), np.zeros(rows, bool)
-        if asked.any():
-            leaves = Leaves(path, depth, at.leaf, at.parent, asked)
+        if evaluated.any():
+            leaves = Leaves(path, depth, reached.leaf, reached.parent, evaluated)
             tokens, logprobs, value = fetch(self.evaluator(leaves))
             texts = [self.responses[r].ids + path[r, : depth[r]].tolist() for r in range(rows)]
-            behind = asked & (depth > 0)
-            reasons = [behind[r] and self.problem.reason(texts[r]) for r in range(rows)]
-            ended = behind & [reason is not None for reason in reasons]
+            below_root = evaluated & (depth > 0)
+            reasons = [below_root[r] and self.problem.reason(texts[r]) for r in range(rows)]
+            ended = below_root & [reason is not None for reason in reasons]
             value = self._values(tree, leaves, texts, ended, value)
-        found = (tokens, logprobs, value.astype(np.float32), ended)
-        return _grown(tree, selected, *found, active, self.exploration)
+        evaluation = (tokens, logprobs, value.astype(np.float32), ended)
+        return _grown(tree, selected, *evaluation, active, self.exploration)
 
     def _values(self, tree: Tree, leaves: Leaves, texts, ended, value) -> np.ndarray:
         """Returns the values of the leaves (see `mcts`): [B]."""
         problem, rows = self.problem, np.arange(self.problem.rows)
         complete = self._rolled(leaves, texts, ended) if self.rollouts else texts
-        known = leaves.live & (ended | self.rollouts)
-        if problem.scored is not None and known.any():
-            asked = np.flatnonzero(known).tolist()
-            whole = [(complete[row], int(problem.reason(complete[row]) or 0)) for row in asked]
-            scores = problem.score(asked, whole)
-            # A failed reward says nothing: the leaf is worth what its root is, and that of the root
-            # itself is left out of the mean. What failed is no answer.
-            worth = np.where(leaves.depth == 0, np.nan, fetch(trees.root_value(tree)))
+        valued = leaves.live & (ended | self.rollouts)
+        if problem.scored is not None and valued.any():
+            indices = np.flatnonzero(valued).tolist()
+            responses = [
+                (complete[row], int(problem.reason(complete[row]) or 0)) for row in indices
+            ]
+            scores = problem.score(indices, responses)
+            # A leaf whose reward failed gets the value of its root. If the root's own reward failed,
+            # it is left out of the mean. A failed response is not an answer.
+            fallback = np.where(leaves.depth == 0, np.nan, fetch(trees.root_value(tree)))
             value, failed = np.array(value), np.isnan(scores)
-            value[known] = np.where(failed, worth[known], scores)
-            known[asked] = ~failed
+            value[valued] = np.where(failed, fallback[valued], scores)
+            valued[indices] = ~failed
         elif problem.scored is None and self.rollouts:
-            behind = [complete[row][len(self.responses[row].ids) :] for row in rows]
-            value = fetch(self.evaluator(padded_paths(behind, known)).value)
+            suffixes = [complete[row][len(self.responses[row].ids) :] for row in rows]
+            value = fetch(self.evaluator(padded_paths(suffixes, valued)).value)
         elif problem.scored is None and problem.value.reads == "critic":
             value = np.where(ended, fetch(tree.value)[rows, np.maximum(leaves.parent, 0)], value)
-        self._note(complete, known, value)
+        self._note(complete, valued, value)
         return value
 
     def _rolled(self, leaves: Leaves, texts, ended) -> list[list[int]]:
-        """The texts, those that have not ended completed by the policy."""
+        """Returns the texts, of which the policy has completed those that had not ended."""
         rolls = leaves.live & ~ended
         if not rolls.any():
             return texts
         keys = folded(self.keys[_ROLLOUT], self.done)
         limit = self.problem.lengths + self.problem.limit
-        part = leaves._replace(live=rolls)
-        more = self.evaluator.roll(part, keys, limit, self.problem.limit)
-        return [text + more[r] if rolls[r] else text for r, text in enumerate(texts)]
+        unfinished = leaves._replace(live=rolls)
+        continuations = self.evaluator.roll(unfinished, keys, limit, self.problem.limit)
+        return [text + continuations[r] if rolls[r] else text for r, text in enumerate(texts)]
 
-    def _note(self, complete, known, value) -> None:
+    def _note(self, complete, valued, value) -> None:
         """Keeps the best complete response of each row."""
-        for row in np.flatnonzero(known):
+        for row in np.flatnonzero(valued):
             if self.best[row] is None or value[row] > self.best[row][0]:
                 reason = self.problem.reason(complete[row])
                 self.best[row] = float(value[row]), list(complete[row]), int(reason or 0)
 
     def emit(self, position: int, temperature: float) -> None:
-        """One token of every live row; the roots move there."""
-        how = (self.keys[_CHOICE], np.int32(position), np.float32(temperature), self.live)
-        said, kept, self.next = _emitted(self.next[0], *how, self.exploration)
-        (token, logprob, tokens, shares, value), kept = fetch((said, kept))
+        """Emits one token of every live row and moves the roots there."""
+        choice_args = (self.keys[_CHOICE], np.int32(position), np.float32(temperature), self.live)
+        record, old_index, self.next = _emitted(self.next[0], *choice_args, self.exploration)
+        (token, logprob, tokens, shares, value), old_index = fetch((record, old_index))
         for row in np.flatnonzero(self.live):
-            one = self.responses[row]
+            response = self.responses[row]
             if token[row] == NONE:  # logits that were not finite
                 self.live[row] = False
                 continue
-            one.add(token[row], logprob[row])
-            one.target_ids.append(np.maximum(tokens[row], 0))
-            one.target_probs.append(shares[row])
-            one.values.append(float(value[row]))
-            if (reason := self.problem.reason(one.ids)) is not None:
-                one.reason, self.live[row] = int(reason), False
+            response.add(token[row], logprob[row])
+            response.target_ids.append(np.maximum(tokens[row], 0))
+            response.target_probs.append(shares[row])
+            response.values.append(float(value[row]))
+            if (reason := self.problem.reason(response.ids)) is not None:
+                response.reason, self.live[row] = int(reason), False
         self.noised[:] = False
         if self.live.any():
-            self.evaluator.move_root(token, kept, self.live)
+            self.evaluator.move_root(token, old_index, self.live)
 
     def best_leaves(self) -> list[SearchedResponse]:
-        """The best complete response of each row, or the emitted one where none was met."""
+        """Returns the best complete response of each row, or the emitted one if no simulation
+        reached a complete response."""
         out = []
         for best, emitted in zip(self.best, self.responses, strict=True):
             if best is None:
                 out.append(emitted)
                 continue
             _, ids, reason = best
-            one = SearchedResponse(reason=reason)
+            response = SearchedResponse(reason=reason)
             width = self.evaluator.width
             for token in ids:
-                one.add(token, 0.0)
-                one.target_ids.append(np.array([token] + [0] * (width - 1), np.int32))
-                one.target_probs.append(np.array([1.0] + [0.0] * (width - 1), np.float32))
-                one.values.append(best[0])
-            out.append(one)
+                response.add(token, 0.0)
+                response.target_ids.append(np.array([token] + [0] * (width - 1), np.int32))
+                response.target_probs.append(np.array([1.0] + [0.0] * (width - 1), np.float32))
+                response.values.append(best[0])
+            out.append(response)
         return out

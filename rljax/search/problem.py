@@ -78,9 +78,9 @@ class SearchProblem:
         self, width: int, sampling: Sampling | None = None, *, nodes: int = 0
     ) -> Forked | Columns:
         """Returns an evaluator that has read the prompts (see `unread`)."""
-        made = self.unread(width, sampling, nodes=nodes)
-        made.start(self.prompts, self.lengths)
-        return made
+        evaluator = self.unread(width, sampling, nodes=nodes)
+        evaluator.start(self.prompts, self.lengths)
+        return evaluator
 
     def unread(
         self, width: int, sampling: Sampling | None = None, *, nodes: int = 0
@@ -98,8 +98,8 @@ class SearchProblem:
         rules = rules_of([sampling] * self.rows, vocab, whole=True, room=stop_room([sampling]))
         models = [self.model] if self.value is None else [self.model, self.value.model]
         if nodes and not any(map(why_not, models)):
-            how = dict(tokens=tokens, nodes=nodes, kv_dtype=self.decoding.kv_dtype)
-            return Columns(self.model, self.params, rules, width, self.value, **how)
+            sizes = dict(tokens=tokens, nodes=nodes, kv_dtype=self.decoding.kv_dtype)
+            return Columns(self.model, self.params, rules, width, self.value, **sizes)
         engine = Engine(self.model, self.rows, tokens, kv_dtype=self.decoding.kv_dtype)
         return Forked(engine, self.params, rules, width, self.value)
 
@@ -137,8 +137,8 @@ class Search:
         version: int,
         decoding: Decoding,
     ) -> Batch:
-        """The batch of `rljax.sampler.generate`: n responses to each prompt, row p n + s. Of them
-        `decoding.slots` are searched at a time, which changes none."""
+        """Returns the batch of `rljax.sampler.generate`: n responses to each prompt, row p n + s.
+        `decoding.slots` of them are searched at a time, which does not change them."""
         _check(sampling)
         if self.value is not None and self.value.model.mesh != model.mesh:
             rule = "none with a search, whose value model lies where training does"
@@ -152,16 +152,16 @@ class Search:
         keys, row = fetch(request_keys(key, rows)), np.arange(rows)
         size, responses = min(decoding.slots or rows, rows), []
         for start in range(0, rows, size):
-            at = np.minimum(row[start : start + size], rows - 1)
-            at = np.pad(at, (0, size - len(at)), mode="edge")  # one shape
-            asked = prompts[at // n], lengths[at // n], keys[at]
-            how = sampling, decoding, self.value, self.scored, at
-            problem = SearchProblem(model, params, *asked, *how)
+            indices = np.minimum(row[start : start + size], rows - 1)
+            indices = np.pad(indices, (0, size - len(indices)), mode="edge")  # one shape
+            inputs = prompts[indices // n], lengths[indices // n], keys[indices]
+            settings = sampling, decoding, self.value, self.scored, indices
+            problem = SearchProblem(model, params, *inputs, *settings)
             heartbeat.beat()
             responses += self.method(problem)[: rows - start]
-        whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
+        repeated = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
         columns = prompts.shape[1] + sampling.max_response_tokens
-        return place(_batch(responses, *whole, columns, n, version), model.mesh)
+        return place(_batch(responses, *repeated, columns, n, version), model.mesh)
 
     def planned(
         self,
@@ -182,8 +182,8 @@ class Search:
         rows, width = count * n, max(1, spec(self.method).targets)
         size = min(decoding.slots or rows, rows)
         prompts, lengths = np.zeros((size, columns), np.int32), np.full(size, columns, np.int32)
-        how = sampling, decoding, self.value
-        problem = SearchProblem(model, params, prompts, lengths, None, *how)
+        settings = sampling, decoding, self.value
+        problem = SearchProblem(model, params, prompts, lengths, None, *settings)
         nodes = 0 if self.value is None else spec(self.method).nodes
         programs = problem.unread(width, nodes=nodes).programs(columns, limit)
         blank = SearchedResponse([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
@@ -191,8 +191,8 @@ class Search:
             blank.target_ids = [np.zeros(width, np.int32)] * limit
             blank.target_probs = [np.eye(1, width, dtype=np.float32)[0]] * limit
             blank.values = [0.0] * limit
-        whole = np.zeros((rows, columns), np.int32), np.full(rows, columns, np.int32)
-        return programs, fetch(_batch([blank] * rows, *whole, columns + limit, n, 0))
+        blank_prompts = np.zeros((rows, columns), np.int32), np.full(rows, columns, np.int32)
+        return programs, fetch(_batch([blank] * rows, *blank_prompts, columns + limit, n, 0))
 
 
 def _check(sampling: Sampling) -> None:
@@ -209,28 +209,30 @@ def _batch(
     rows = len(responses)
     tokens, mask, logp, entropy, values = (np.zeros((rows, columns), np.float32) for _ in range(5))
     tokens = tokens.astype(np.int32)
-    told = responses[0].target_ids
-    width = len(told[0]) if told else 0
+    first_targets = responses[0].target_ids
+    width = len(first_targets[0]) if first_targets else 0
     targets = np.zeros((rows, columns, width), np.int32)
     probs = np.zeros((rows, columns, width), np.float32)
-    for row, (one, length) in enumerate(zip(responses, lengths, strict=True)):
-        at = slice(length, length + len(one.ids))
-        tokens[row, :length], tokens[row, at] = prompts[row, :length], one.ids
-        mask[row, at], logp[row, at] = 1, one.logprobs
-        if one.ids and width:
-            targets[row, at], probs[row, at] = one.target_ids, one.target_probs
-            values[row, at] = one.values
+    for row, (response, length) in enumerate(zip(responses, lengths, strict=True)):
+        span = slice(length, length + len(response.ids))
+        tokens[row, :length], tokens[row, span] = prompts[row, :length], response.ids
+        mask[row, span], logp[row, span] = 1, response.logprobs
+        if response.ids and width:
+            targets[row, span], probs[row, span] = response.target_ids, response.target_probs
+            values[row, span] = response.values
     entropy = -np.sum(np.where(probs > 0, probs * np.log(np.maximum(probs, 1e-30)), 0), axis=-1)
-    more = dict(target_ids=targets, target_probs=probs, search_values=values) if width else {}
+    search_fields = (
+        dict(target_ids=targets, target_probs=probs, search_values=values) if width else {}
+    )
     return batch_from_rows(
         tokens,
-        (lengths + [len(one.ids) for one in responses]).astype(np.int32),
+        (lengths + [len(response.ids) for response in responses]).astype(np.int32),
         mask,
         sampler_logprobs=logp,
         sampler_log_kept=np.zeros_like(logp),
         entropy=entropy.astype(np.float32),
         policy_version=np.where(mask > 0, version, 0).astype(np.int32),
         group=np.arange(rows, dtype=np.int32) // n,
-        finish_reason=np.array([int(one.reason) for one in responses], np.int32),
-        **more,
+        finish_reason=np.array([int(response.reason) for response in responses], np.int32),
+        **search_fields,
     )

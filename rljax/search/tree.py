@@ -76,9 +76,9 @@ def root_count(tree: Tree) -> jax.Array:
 def root_value(tree: Tree) -> jax.Array:
     """Returns the mean of what all simulations of the root found, its own evaluation included
     unless it said nothing (NaN): [B]."""
-    own, below = tree.value[:, 0], jnp.sum(tree.total_value[:, 0], axis=-1)
-    count = root_count(tree) - jnp.isnan(own)
-    return (jnp.nan_to_num(own) + below) / jnp.maximum(count, 1)
+    root, below = tree.value[:, 0], jnp.sum(tree.total_value[:, 0], axis=-1)
+    count = root_count(tree) - jnp.isnan(root)
+    return (jnp.nan_to_num(root) + below) / jnp.maximum(count, 1)
 
 
 def mean_value(visits: jax.Array, total_value: jax.Array) -> jax.Array:
@@ -97,8 +97,8 @@ def puct(prior, visits, total_value, exploration) -> jax.Array:
 def best_of(score, prior, tokens) -> jax.Array:
     """Returns the child with the highest score; of equal ones the one with the higher prior, then
     the one with the lower token id: [..., M] -> an index of shape [...]."""
-    there = tokens != NONE
-    tied = there
+    exists = tokens != NONE
+    tied = exists
     for x in (score, prior, -tokens):
         x = jnp.where(tied, x, _lowest(x.dtype))
         tied &= x == jnp.max(x, axis=-1, keepdims=True)
@@ -118,24 +118,24 @@ def select(tree: Tree, exploration) -> Selected:
 def _select_one(tree: Tree, exploration) -> Selected:
     nodes = tree.parent.shape[0]
 
-    def inside(at: Selected):
+    def inside(selected: Selected):
         # (A leaf that is not in the tree yet is called `size`.)
-        return (at.leaf < tree.size) & ~at.known
+        return (selected.leaf < tree.size) & ~selected.known
 
-    def down(at: Selected) -> Selected:
-        node = at.leaf
+    def down(selected: Selected) -> Selected:
+        node = selected.leaf
         score = puct(tree.prior[node], tree.visits[node], tree.total_value[node], exploration)
         edge = best_of(score, tree.prior[node], tree.tokens[node])
         child = tree.children[node, edge]
-        there = child != NONE
-        child = jnp.where(there, child, tree.size)
+        exists = child != NONE
+        child = jnp.where(exists, child, tree.size)
         return Selected(
             leaf=child,
             parent=node,
             edge=edge,
-            path=at.path.at[at.depth].set(tree.tokens[node, edge]),
-            depth=at.depth + 1,
-            known=there & tree.terminal[jnp.minimum(child, nodes - 1)],
+            path=selected.path.at[selected.depth].set(tree.tokens[node, edge]),
+            depth=selected.depth + 1,
+            known=exists & tree.terminal[jnp.minimum(child, nodes - 1)],
         )
 
     none, zero = jnp.int32(NONE), jnp.int32(0)
@@ -181,9 +181,9 @@ def backup(tree: Tree, leaf, value, active) -> Tree:
         visits, total, node = carry
         parent = jnp.where(node != NONE, tree.parent[rows, node], NONE)
         edge = tree.edge[rows, node]
-        at = (rows, jnp.where(parent == NONE, nodes, parent), edge)
-        visits = visits.at[at].add(1, mode="drop")
-        return visits, total.at[at].add(value, mode="drop"), parent
+        index = (rows, jnp.where(parent == NONE, nodes, parent), edge)
+        visits = visits.at[index].add(1, mode="drop")
+        return visits, total.at[index].add(value, mode="drop"), parent
 
     start = jnp.where(active, leaf, NONE)
     carry = (tree.visits, tree.total_value, start)
@@ -230,18 +230,20 @@ def _move_one(tree: Tree, edge, active):
     index = jnp.arange(nodes)
     root = tree.children[0, edge]
 
-    def mark(kept, node):
+    def mark(in_subtree, node):
         above = tree.parent[node]
-        inside = (node == root) | ((above != NONE) & kept[above])
-        return kept.at[node].set(inside & (node < tree.size)), None
+        inside = (node == root) | ((above != NONE) & in_subtree[above])
+        return in_subtree.at[node].set(inside & (node < tree.size)), None
 
-    kept, _ = jax.lax.scan(mark, jnp.zeros((nodes,), bool), index)
-    new_index = jnp.where(kept, jnp.cumsum(kept) - 1, nodes)
-    old = jnp.full((nodes,), NONE, jnp.int32).at[new_index].set(index, mode="drop")
+    in_subtree, _ = jax.lax.scan(mark, jnp.zeros((nodes,), bool), index)
+    new_index = jnp.where(in_subtree, jnp.cumsum(in_subtree) - 1, nodes)
+    old_index = jnp.full((nodes,), NONE, jnp.int32).at[new_index].set(index, mode="drop")
     blank = jax.tree.map(lambda x: x[0], empty(1, nodes, tree.tokens.shape[1]))
     rows = dataclasses.replace(tree, size=blank.parent)  # (a field of every node, for the map)
     moved = jax.tree.map(
-        lambda x, none: jnp.where((old == NONE).reshape(-1, *[1] * (x.ndim - 1)), none, x[old]),
+        lambda x, none: jnp.where(
+            (old_index == NONE).reshape(-1, *[1] * (x.ndim - 1)), none, x[old_index]
+        ),
         rows,
         dataclasses.replace(blank, size=blank.parent),
     )
@@ -251,12 +253,14 @@ def _move_one(tree: Tree, edge, active):
         children=renamed(moved.children),
         parent=renamed(moved.parent).at[0].set(NONE),
         edge=moved.edge.at[0].set(NONE),
-        size=jnp.sum(kept, dtype=jnp.int32),
+        size=jnp.sum(in_subtree, dtype=jnp.int32),
     )
-    return jax.tree.map(lambda new, same: jnp.where(active, new, same), (moved, old), (tree, index))
+    return jax.tree.map(
+        lambda new, same: jnp.where(active, new, same), (moved, old_index), (tree, index)
+    )
 
 
-def _renamed(names: jax.Array, new_index: jax.Array) -> jax.Array:
-    """The new indices of nodes, NONE of those that are none or that are left behind."""
-    new = jnp.where(names == NONE, len(new_index), new_index[names])
+def _renamed(indices: jax.Array, new_index: jax.Array) -> jax.Array:
+    """Returns the new indices of nodes, NONE for NONE and for nodes outside the subtree."""
+    new = jnp.where(indices == NONE, len(new_index), new_index[indices])
     return jnp.where(new < len(new_index), new, NONE).astype(jnp.int32)
