@@ -144,20 +144,20 @@ def _rewarded(batch: Batch, prompts: int, scores: dict[str, jax.Array]) -> Batch
     parts = None
     if names:
         parts = jnp.stack([jnp.where(ok, scores[name], 0.0) for name in names], axis=1)
-    alone = prompts + jnp.arange(batch.rows, dtype=jnp.int32)
-    return with_rewards(batch, values, parts, ok, jnp.where(ok, batch.group, alone))
+    own_groups = prompts + jnp.arange(batch.rows, dtype=jnp.int32)
+    return with_rewards(batch, values, parts, ok, jnp.where(ok, batch.group, own_groups))
 
 
 def report_of(samples: Samples, prompts: Prompts, reward: Reward) -> RewardReport:
     """Returns the report of samples [R, S], whose arrays are on the host, of the prompts that the
     step has drawn."""
-    known = {name: _shortest(x) for name, x in samples.scores.items()}
+    scores = {name: _shortest(x) for name, x in samples.scores.items()}
     spans = zip(samples.starts.tolist(), samples.ends.tolist(), strict=True)
-    where = zip(samples.prompts.tolist(), samples.finish_reason.tolist(), strict=True)
+    origins = zip(samples.prompts.tolist(), samples.finish_reason.tolist(), strict=True)
     rows = []
-    for row, ((start, end), (group, finish)) in enumerate(zip(spans, where, strict=True)):
+    for row, ((start, end), (group, finish)) in enumerate(zip(spans, origins, strict=True)):
         record, ids = prompts.records[group], samples.tokens[row, start:end].tolist()
-        parts = {name: values[row] for name, values in known.items()}
+        parts = {name: values[row] for name, values in scores.items()}
         score = Score(parts["score"], parts, "ok", 0.0)
         if not math.isfinite(parts["score"]):
             score = Score(math.nan, {}, "error", 0.0, UNDECIDED)
@@ -167,5 +167,5 @@ def report_of(samples: Samples, prompts: Prompts, reward: Reward) -> RewardRepor
 
 def _shortest(scores: np.ndarray) -> list[float]:
     """Float32 scores [R] as the numbers that people write: 0.3, and not 0.30000001192092896."""
-    values, where = np.unique(scores, return_inverse=True)
-    return np.array([float(str(value)) for value in values])[where].tolist()
+    values, inverse = np.unique(scores, return_inverse=True)
+    return np.array([float(str(value)) for value in values])[inverse].tolist()

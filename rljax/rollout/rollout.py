@@ -68,43 +68,43 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
     InputError if it returns no Rollout, and for what a line of the user's own raises.
     """
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
-    given = {name: value for name, value in available.items() if name in names}
+    arguments = {name: value for name, value in available.items() if name in names}
     function = rollout.function if isinstance(rollout, Component) else rollout
-    named = f"algorithm.collect={rollout.text if isinstance(rollout, Component) else function!r}"
+    label = f"algorithm.collect={rollout.text if isinstance(rollout, Component) else function!r}"
     try:
         with held_weights():
-            done = rollout(prompts, key, cfg, **given)
+            result = rollout(prompts, key, cfg, **arguments)
     except InputError:
         raise
     except Exception as error:
         if not (location := location_in(error, [function], innermost=True)):
             raise  # a fault of ours, with its traceback
         raise InputError(
-            f"{named} fails when it is called",
+            f"{label} fails when it is called",
             rule=f"{type(error).__name__}: {error}{location}",
             fix=mending(error),
         ) from error
-    if not isinstance(done, Rollout):
+    if not isinstance(result, Rollout):
         raise InputError(
-            f"{named} returns the wrong thing",
-            value=type(done).__name__,
+            f"{label} returns the wrong thing",
+            value=type(result).__name__,
             rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
             f"{location_of(function)}",
             fix="return Rollout(batch, prompts, report, metrics)",
         )
-    return done
+    return result
 
 
 def widened(batch: Batch, columns: int) -> Batch:
     """Returns the batch [B, S] padded to `columns` columns. All steps of a run have one shape, so
     that a shorter limit of the response does not recompile the learning step."""
-    more = columns - batch.tokens.shape[1]
-    if more <= 0:
+    padding = columns - batch.tokens.shape[1]
+    if padding <= 0:
         return batch
-    wide = {}
+    fields = {}
     for field in dataclasses.fields(batch):
         value = vars(batch)[field.name]
         if value is not None and field.metadata["axes"][:2] == ("B", "S"):
             rest = [(0, 0)] * (value.ndim - 2)
-            wide[field.name] = jnp.pad(value, [(0, 0), (0, more), *rest])
-    return dataclasses.replace(batch, **wide)
+            fields[field.name] = jnp.pad(value, [(0, 0), (0, padding), *rest])
+    return dataclasses.replace(batch, **fields)

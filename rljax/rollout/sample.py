@@ -40,8 +40,8 @@ class Landed:
     def is_of(self, actor, prompts: Prompts, sampling: Sampling, n: int) -> bool:
         """Returns whether these are the trajectories that somebody asks for. (Greedy responses to
         the same prompts, and those of an opponent, are not.)"""
-        same = actor is self.actor and prompts is self.prompts
-        return same and (sampling, n) == (self.sampling, self.n) and not self.taken
+        matches = actor is self.actor and prompts is self.prompts
+        return matches and (sampling, n) == (self.sampling, self.n) and not self.taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +81,8 @@ class TrajectorySampler:
         """
         if self.function is not None:
             options = dict(sampling=sampling, actor=actor, enough=enough, tree=tree)
-            given = {name: value for name, value in options.items() if value is not None}
-            return _call_wrapper(self.function, prompts, key, n=n, **given)
+            arguments = {name: value for name, value in options.items() if value is not None}
+            return _call_wrapper(self.function, prompts, key, n=n, **arguments)
         actor, sampling = self._asked(actor, sampling)
         landed = self.landed if tree is None else None  # no tree is decoded in flight
         if landed is not None and landed.is_of(actor, prompts, sampling, n):
@@ -123,15 +123,15 @@ class TrajectorySampler:
             fix = "algorithm.collect='turn_tree()' branches episodes"
             raise InputError("branches of responses with an environment", fix=fix)
         group = fetch(batch.group)
-        known = group < len(prompts.records)
-        if not known[np.asarray(rows)].all():
-            row = np.asarray(rows)[~known[np.asarray(rows)]].tolist()[:8]
+        is_known = group < len(prompts.records)
+        if not is_known[np.asarray(rows)].all():
+            row = np.asarray(rows)[~is_known[np.asarray(rows)]].tolist()[:8]
             raise InputError(
                 "branches of rows whose prompt is not known",
                 value=row,
                 fix="continue rows of this step's own prompts alone",
             )
-        starts = np.asarray(prompts.response_starts)[np.where(known, group, 0)]
+        starts = np.asarray(prompts.response_starts)[np.where(is_known, group, 0)]
         actor, sampling = self._asked(actor, sampling)
         return self.score(actor.branch(batch, rows, at, starts, key, sampling, n=n), prompts)
 
@@ -177,23 +177,23 @@ def require_sampler(sample: Callable, by: str) -> TrajectorySampler:
 def _call_wrapper(function: Callable, prompts, key, **options) -> tuple[Batch, RewardReport]:
     """Calls the function of `TrajectorySampler.wrapped`. Raises InputError if it does not take the
     options, or returns something else."""
-    named = f"sample.wrapped({getattr(function, '__name__', type(function).__name__)})"
+    label = f"sample.wrapped({getattr(function, '__name__', type(function).__name__)})"
     try:
         inspect.signature(function).bind(prompts, key, **options)
     except TypeError as error:
         raise InputError(
-            f"{named} does not take what it is called with",
+            f"{label} does not take what it is called with",
             value=", ".join(options),
             rule=f"{error}{location_of(function)}",
             fix="def function(prompts, key, **options): ... sample(prompts, key, **options)",
         ) from error
-    done = function(prompts, key, **options)
-    match done:
+    result = function(prompts, key, **options)
+    match result:
         case (Batch(), RewardReport()):
-            return done
+            return result
     raise InputError(
-        f"{named} returns the wrong thing",
-        value=type(done).__name__,
+        f"{label} returns the wrong thing",
+        value=type(result).__name__,
         rule=f"it returns (batch, report), as sample does{location_of(function)}",
         fix="return batch, report",
     )

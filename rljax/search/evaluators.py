@@ -213,7 +213,8 @@ def path_columns(depth: int) -> int:
 
 
 def _line(roots: Prefix, path, depth):
-    """Returns the tokens [B, 1 + D] that are read behind the roots, and how many are not padding."""
+    """Returns the tokens [B, 1 + D] that are read behind the roots, and their number without
+    padding."""
     return jnp.concatenate([roots.token[:, None], path], axis=1), depth + 1
 
 

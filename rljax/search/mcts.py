@@ -228,8 +228,8 @@ class _Searched:
                 (complete[row], int(problem.reason(complete[row]) or 0)) for row in indices
             ]
             scores = problem.score(indices, responses)
-            # A leaf whose reward failed gets the value of its root. If the root's own reward failed,
-            # it is left out of the mean. A failed response is not an answer.
+            # A leaf whose reward failed gets the value of its root. If the reward of the root
+            # failed, it is left out of the mean. A failed response is not an answer.
             fallback = np.where(leaves.depth == 0, np.nan, fetch(trees.root_value(tree)))
             value, failed = np.array(value), np.isnan(scores)
             value[valued] = np.where(failed, fallback[valued], scores)

@@ -40,10 +40,10 @@ def ages(
       step_of: the step that has each version.
       step: the step that learns. A token of a version v is step - step_of[v] steps old.
     """
-    known, chosen = np.array(sorted(step_of)), mask > 0
-    steps = np.array([step_of[int(version)] for version in known])
-    at = np.searchsorted(known, versions).clip(0, len(known) - 1)
-    age = np.where(chosen, step - steps[at], 0)
+    known_versions, chosen = np.array(sorted(step_of)), mask > 0
+    steps = np.array([step_of[int(version)] for version in known_versions])
+    index = np.searchsorted(known_versions, versions).clip(0, len(known_versions) - 1)
+    age = np.where(chosen, step - steps[index], 0)
     newest = np.where(chosen, age, step + 1).min(axis=1, keepdims=True)
     older = chosen & (age > newest)
     return older, {

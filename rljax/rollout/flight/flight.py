@@ -92,7 +92,7 @@ class Flight:
         return self.player.dispatch(weights, version, keep_cache, self._ended)
 
     def _ended(self, ticket: int) -> None:
-        """A member of the group of this ticket has ended."""
+        """Handles the end of a member of the group of this ticket."""
         if ticket in self._groups:
             self._settle(self._groups[ticket])
 
@@ -100,51 +100,52 @@ class Flight:
         """Asks for the scores of members that have ended, or notes that the group is complete."""
         player, members = self.player, self.player.members(group)
         ended = [i for i, member in enumerate(members) if player.has_ended(member)]
-        whole = len(ended) == len(members)
-        lacking = [i for i in ended if player.wants_score(members[i]) and i not in group.scores]
-        if not lacking:
-            if whole and not group.complete:
+        all_ended = len(ended) == len(members)
+        unscored = [i for i in ended if player.wants_score(members[i]) and i not in group.scores]
+        if not unscored:
+            if all_ended and not group.complete:
                 group.complete = True
                 self._complete.append(group.ticket)
             return
-        new = [i for i in lacking if i not in group.asked]
+        unasked = [i for i in unscored if i not in group.asked]
         if not player.pool.grouped:
-            for i in new:
+            for i in unasked:
                 self._ask(group, [i], player.is_here(group, i))
-        elif whole and new:
-            self._ask(group, new, group.ticket % hosts.count() == hosts.index())
+        elif all_ended and unasked:
+            self._ask(group, unasked, group.ticket % hosts.count() == hosts.index())
 
-    def _ask(self, group: Group, which: list[int], here: bool) -> None:
-        group.asked.update(which)
-        self._owed += len(which)
-        if here:
-            rows = [self.player.fields(group, i, group.ticket) for i in which]
-            self._asked.append((group, which, self.player.pool.submit(rows), self.clock.now))
+    def _ask(self, group: Group, members: list[int], is_here: bool) -> None:
+        group.asked.update(members)
+        self._owed += len(members)
+        if is_here:
+            rows = [self.player.fields(group, i, group.ticket) for i in members]
+            self._asked.append((group, members, self.player.pool.submit(rows), self.clock.now))
 
     # -- groups go
 
     def ended(self) -> list[int]:
         """Returns the tickets whose members have all ended and been scored since the last call: the
         same on every host."""
-        told, waiting = [], []
-        for asked in self._asked:
-            group, which, pending, since = asked
+        scored, waiting = [], []
+        for request in self._asked:
+            group, members, pending, since = request
             if not self.clock.due(since, pending.done):
-                waiting.append(asked)
+                waiting.append(request)
                 continue
-            for i, score in zip(which, pending.result(), strict=True):
-                told.append((group.ticket, i, told_score(score)))
+            for i, score in zip(members, pending.result(), strict=True):
+                scored.append((group.ticket, i, told_score(score)))
         self._asked = waiting
-        for ticket, i, score in self._of_all_hosts(told):
+        for ticket, i, score in self._of_all_hosts(scored):
             self._groups[ticket].scores[i] = score_of(score)
             self._owed -= 1
             self._settle(self._groups[ticket])
         complete, self._complete = sorted(self._complete), []
         return complete
 
-    def _of_all_hosts(self, told: list) -> list:
-        """Gathers what any host was told; nothing is exchanged where no score is owed."""
-        return [one for host in hosts.gather(told) for one in host] if self._owed else []
+    def _of_all_hosts(self, scores: list) -> list:
+        """Gathers the scores that each host has received; nothing is exchanged where no score is
+        expected."""
+        return [score for host in hosts.gather(scores) for score in host] if self._owed else []
 
     def is_live(self, ticket: int) -> bool:
         """Returns whether the scores of a complete group differ within a seat."""
@@ -197,7 +198,7 @@ class Flight:
         for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
             group = groups[ticket] = Group(ticket, find(saved["record"]))
             first = self.player.first(group)
-            group.scores = {int(i) - first: score_of(told) for i, told in saved["scores"].items()}
+            group.scores = {int(i) - first: score_of(score) for i, score in saved["scores"].items()}
             group.asked = set(group.scores)
             self.player.set_state(group, saved)
         for _, _, pending, _ in self._asked:
@@ -212,7 +213,7 @@ class Flight:
         for group in self._groups.values():
             group.complete = False
         # Scores that are asked for count as if they were asked for now.
-        self._asked = [(group, which, pending, 0) for group, which, pending, _ in self._asked]
+        self._asked = [(group, members, pending, 0) for group, members, pending, _ in self._asked]
 
     def versions(self) -> set[int]:
         """Returns the versions of all tokens in flight, after `set_state`."""
@@ -229,10 +230,10 @@ class SlotUse:
         """Returns how busy the slots were since the last call; how full pages and drafts
         were so far."""
         sampler = self.sampler
-        now = (sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps)
-        now = (*now, sampler.reread_tokens)
-        new = (a - b for a, b in zip(now, self._seen, strict=True))
-        (dispatches, steps, live, reread), self._seen = new, now
+        counts = (sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps)
+        counts = (*counts, sampler.reread_tokens)
+        changes = (a - b for a, b in zip(counts, self._seen, strict=True))
+        (dispatches, steps, live, reread), self._seen = changes, counts
         return {
             "slots/live_share": live / max(steps, 1),
             "slots/dispatches": float(dispatches),

@@ -113,8 +113,8 @@ class InFlight:
         oldest = min(tickets.open.values(), default=step)
         batch, report, prompts = flight.collect(chosen, actor.model.mesh)
         batch, metrics = self._aged(batch, step, actor.model.mesh)
-        known = np.any(np.asarray(fetch(batch.mask)) > 0, axis=1)
-        failed = int(np.sum(~known.reshape(len(chosen), -1).any(axis=1)))
+        scored = np.any(np.asarray(fetch(batch.mask)) > 0, axis=1)
+        failed = int(np.sum(~scored.reshape(len(chosen), -1).any(axis=1)))
         tickets.train(chosen, failed)
         metrics |= {
             "queue/open": float(len(tickets.open)),
@@ -151,7 +151,7 @@ class InFlight:
         self._weights = None  # the next ones take their memory
 
     def _renew(self, actor) -> None:
-        """The weights of the actor draw from now on."""
+        """Decodes with the weights of the actor from now on."""
         self._weights = None  # before the new ones take their memory
         self.tickets.renew()
         self._version = int(fetch(actor.state.step))
@@ -174,22 +174,22 @@ class InFlight:
         return jax.default_device(self._mesh.devices.flat[0])
 
     def _dispatch(self) -> bool:
-        """One dispatch, and what comes of it -> whether something was decoded."""
+        """Decodes one dispatch and handles what has ended. Returns whether something was decoded."""
         decoded = self.flight.dispatch(self._weights, self._version, not self.reread)
         self._look()
         self._admit()
         return decoded
 
     def _admit(self) -> None:
-        """Begins what may begin."""
+        """Begins as many groups as may be admitted now."""
         tickets = self.tickets
         if (room := tickets.room) > 0:
             prompts = self.draw(room)
             for i in range(room):
                 ticket = tickets.admit()
-                of_step, at = divmod(ticket, tickets.groups_per_step)
-                key = stream(self.key, "rollout", of_step)
-                self.flight.begin(ticket, at, prompts.select([i]), key)
+                step, number = divmod(ticket, tickets.groups_per_step)
+                key = stream(self.key, "rollout", step)
+                self.flight.begin(ticket, number, prompts.select([i]), key)
 
     def _look(self) -> None:
         """Notes which groups are complete, and drops the dead ones."""

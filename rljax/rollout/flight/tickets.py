@@ -115,25 +115,25 @@ class Tickets:
     def ready(self) -> list[int] | None:
         """Returns the groups that this step trains; None: more have to be complete first."""
         if self.ahead == self.max_staleness:
-            first = list(self.open)[: self.groups_per_step]
-            whole = len(first) == self.groups_per_step and self.complete.issuperset(first)
-            return first if whole else None
+            lowest = list(self.open)[: self.groups_per_step]
+            complete = len(lowest) == self.groups_per_step and self.complete.issuperset(lowest)
+            return lowest if complete else None
         chosen = [ticket for ticket in self.open if ticket in self.complete]
         chosen = sorted(chosen, key=lambda ticket: (self.open[ticket], ticket))
         chosen = chosen[: self.groups_per_step]
-        enough = len(chosen) == self.groups_per_step and self._leaves_room(chosen)
-        return sorted(chosen) if enough else None
+        fits = len(chosen) == self.groups_per_step and self._leaves_room(chosen)
+        return sorted(chosen) if fits else None
 
     def _leaves_room(self, chosen: list[int]) -> bool:
         """Returns whether the groups that stay open can all be trained in time."""
         taken = set(chosen)
-        return self._fit([at for ticket, at in self.open.items() if ticket not in taken], 0)
+        return self._fit([step for ticket, step in self.open.items() if ticket not in taken], 0)
 
     def _fit(self, begun: list[int], steps: int) -> bool:
         """Returns whether groups admitted at the steps `begun` can all be trained in time: in the
         steps after this one, and in `steps` more."""
         return all(
-            sum(at <= u for at in begun)
+            sum(step <= u for step in begun)
             <= (u + self.max_staleness - self.step + steps) * self.groups_per_step
             for u in set(begun)
         )
@@ -153,9 +153,9 @@ class Tickets:
 
     def check(self) -> None:
         """Raises Broken unless admitted = trained + dropped + failed + open."""
-        known = self.trained + self.dropped + self.failed + len(self.open)
-        if self.admitted != known or not self.complete <= self.open.keys():
-            raise Broken(f"{self.admitted} groups were admitted, {known} are known of: {self}")
+        counted = self.trained + self.dropped + self.failed + len(self.open)
+        if self.admitted != counted or not self.complete <= self.open.keys():
+            raise Broken(f"{self.admitted} groups were admitted, {counted} are known of: {self}")
 
     def get_state(self) -> dict:
         """Returns JSON. What is complete shows in the groups themselves."""
@@ -174,15 +174,17 @@ class Tickets:
             )
         for name in _SAVED:
             setattr(self, name, int(state[name]))
-        self.open = dict(sorted((int(ticket), int(at)) for ticket, at in state["open"]))
+        self.open = dict(sorted((int(ticket), int(step)) for ticket, step in state["open"]))
         self.complete = set()
         self.renew()
-        whole = all(0 <= t < self.admitted and 0 <= at <= self.step for t, at in self.open.items())
+        valid = all(
+            0 <= t < self.admitted and 0 <= step <= self.step for t, step in self.open.items()
+        )
         try:
             self.check()
         except Broken as error:
             raise ValueError(error) from None
-        if not whole or min(getattr(self, name) for name in _SAVED) < 0:
+        if not valid or min(getattr(self, name) for name in _SAVED) < 0:
             raise ValueError(f"{self} are no tickets")
         if not self._fit(list(self.open.values()), steps=1):
             oldest = min(self.open.values())

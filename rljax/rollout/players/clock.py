@@ -25,13 +25,13 @@ class Clock:
         any other text."""
         if text == "wall":
             return cls()
-        found = re.fullmatch(r"logical\((\d{1,6})\)", text)
-        if not found or int(found[1]) < 1:
+        match = re.fullmatch(r"logical\((\d{1,6})\)", text)
+        if not match or int(match[1]) < 1:
             rule = "'wall', or 'logical(2)': what comes counts from the second dispatch on"
             raise InputError(
                 "rollouts.clock", value=text, rule=rule, fix="--config.rollouts.clock=wall"
             )
-        return cls(int(found[1]))
+        return cls(int(match[1]))
 
     def tick(self) -> None:
         """Counts a dispatch."""

@@ -71,10 +71,10 @@ class Responses:
         if self.reference is None:
             return self.reward(batch, prompts, **early)
         with timed("reward"):
-            begun = self.reference.start(batch)
+            pending = self.reference.start(batch)
         batch, report = self.reward(batch, prompts, **early)
         with timed("reward"):
-            return self.reference.finish(batch, begun), report
+            return self.reference.finish(batch, pending), report
 
     def score(self, batch: Batch, prompts: Prompts) -> tuple[Batch, RewardReport]:
         """Returns the batch with rewards, and the report."""

@@ -50,7 +50,7 @@ class ResponsesInFlight:
             self._engine = engine_of_rows(model, rows, tokens, sampling, decoding)
         self.sampler = Sampler(self._engine, chunk_tokens=self.columns, decode=decoding.decode)
         samples = [sample for group in groups for sample in group.members]
-        self.sampler.restore([one for one in samples if one.finish_reason is None])
+        self.sampler.restore([sample for sample in samples if sample.finish_reason is None])
 
     def pause(self, groups: Iterable) -> None:
         """Lets the next sampler read all samples again."""
@@ -144,7 +144,7 @@ class ResponsesInFlight:
         """Goes on from `get_state`. Raises InputError if the samples of a checkpoint are not of
         this run, and ValueError for what is no state."""
         sampling, prompts = self.cfg.sampling, group.prompts
-        samples = group.members = [Sample.from_state(one, sampling) for one in saved["samples"]]
+        samples = group.members = [Sample.from_state(state, sampling) for state in saved["samples"]]
         for sample in samples:  # the state has no images: the data has them
             sample.images = of_prompt(prompts.images, 0, len(sample.prompt))
         if len(samples) != self.n:

@@ -55,13 +55,13 @@ def scored_by(reward: Callable, prompts: Prompts, n: int, mesh, shaping: Sequenc
         # A few shapes: filled up with the last one.
         pairs = list(zip(rows, responses, strict=True))
         pairs += [pairs[-1]] * (_power_of_two(len(pairs)) - len(pairs))
-        asked, count = prompts.select([row // n for row, _ in pairs]), len(pairs)
-        columns = asked.tokens.shape[1] + _power_of_two(max(len(ids) for _, (ids, _) in pairs))
+        selected, count = prompts.select([row // n for row, _ in pairs]), len(pairs)
+        columns = selected.tokens.shape[1] + _power_of_two(max(len(ids) for _, (ids, _) in pairs))
         tokens, mask = np.zeros((count, columns), np.int32), np.zeros((count, columns), np.float32)
-        lengths = np.array(asked.lengths, np.int32)
+        lengths = np.array(selected.lengths, np.int32)
         for i, (_, (ids, _)) in enumerate(pairs):
             start, end = lengths[i], lengths[i] + len(ids)
-            tokens[i, :start], tokens[i, start:end] = asked.tokens[i, :start], ids
+            tokens[i, :start], tokens[i, start:end] = selected.tokens[i, :start], ids
             mask[i, start:end], lengths[i] = 1, end
         batch = batch_from_rows(
             tokens,
@@ -70,7 +70,7 @@ def scored_by(reward: Callable, prompts: Prompts, n: int, mesh, shaping: Sequenc
             group=np.arange(count, dtype=np.int32),
             finish_reason=np.array([reason for _, (_, reason) in pairs], np.int32),
         )
-        batch, _ = reward(place(fetch(batch), mesh), asked)
+        batch, _ = reward(place(fetch(batch), mesh), selected)
         scores = row_scores(apply_shaping(batch, shaping)) if shaping else batch.scores
         scores, mask = fetch((scores, batch.mask))
         return np.where((mask > 0).any(axis=1), scores, np.nan)[: len(rows)].astype(np.float64)

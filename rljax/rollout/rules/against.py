@@ -53,14 +53,16 @@ def against(
             rule="0 (the policy) to 1",
             fix="mixture=0.125, or another number of this range",
         )
-    other = reference if opponent == "reference" else GeometricMixture(actor, reference, mixture)
-    both = AgainstOpponent(actor, other)
+    other_actor = (
+        reference if opponent == "reference" else GeometricMixture(actor, reference, mixture)
+    )
+    actors = AgainstOpponent(actor, other_actor)
     inner = resolve(inner, NAMESPACES["collect"])
-    by_both = functools.partial(sample, actor=both)
+    sample_both = functools.partial(sample, actor=actors)
     if isinstance(sample, TrajectorySampler):
-        by_both = sample.wrapped(by_both)
-    given = dict(actor=both, reward=reward, sample=by_both, draw=draw)
-    return run_rollout(inner, prompts, key, cfg, **given)
+        sample_both = sample.wrapped(sample_both)
+    arguments = dict(actor=actors, reward=reward, sample=sample_both, draw=draw)
+    return run_rollout(inner, prompts, key, cfg, **arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,21 +131,25 @@ class AgainstOpponent:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)
 
-        half = dict(n=n // 2, stop=stop)
-        ours = self.actor.generate(prompts, key, sampling, finished=finished_of(0), **half)
+        options = dict(n=n // 2, stop=stop)
+        actor_batch = self.actor.generate(
+            prompts, key, sampling, finished=finished_of(0), **options
+        )
         # With the same key, two similar models would draw almost the same texts.
         key = stream(key, "opponent")
-        theirs = self.opponent.generate(prompts, key, sampling, finished=finished_of(1), **half)
-        return _interleaved(ours, theirs, self.model.mesh)
+        opponent_batch = self.opponent.generate(
+            prompts, key, sampling, finished=finished_of(1), **options
+        )
+        return _interleaved(actor_batch, opponent_batch, self.model.mesh)
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
-def _interleaved(ours: Batch, theirs: Batch, mesh) -> Batch:
-    def rows(one, other):
-        both = jnp.stack([one, other], axis=1).reshape((-1, *one.shape[1:]))
-        return constrain_rows(both, mesh)
+def _interleaved(actor_batch: Batch, opponent_batch: Batch, mesh) -> Batch:
+    def rows(actor_rows, opponent_rows):
+        pairs = jnp.stack([actor_rows, opponent_rows], axis=1).reshape((-1, *actor_rows.shape[1:]))
+        return constrain_rows(pairs, mesh)
 
-    return jax.tree.map(rows, ours, theirs)
+    return jax.tree.map(rows, actor_batch, opponent_batch)
 
 
 def sampled_by_actor(batch: Batch) -> jax.Array:

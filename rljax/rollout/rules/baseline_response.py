@@ -77,37 +77,37 @@ def with_baseline_response(
     roles = dict(actor=actor, reference=reference, reward=reward)
     roles |= dict(sample=sample, draw=draw, tokenizer=tokenizer)
     inner = resolve(inner, NAMESPACES["collect"])
-    done = run_rollout(inner, prompts, key, cfg.replace(samples_per_prompt=samples), **roles)
-    task = [task_of(record, tasks) for record in done.prompts.records]
-    baseline = _baseline_rows(done, key, cfg.sampling, reference, tokenizer, samples)
-    baseline, report = score(baseline, done.prompts)
+    result = run_rollout(inner, prompts, key, cfg.replace(samples_per_prompt=samples), **roles)
+    task = [task_of(record, tasks) for record in result.prompts.records]
+    baseline = _baseline_rows(result, key, cfg.sampling, reference, tokenizer, samples)
+    baseline, report = score(baseline, result.prompts)
     mesh = actor.model.mesh
-    batch = _joined(done.batch, baseline, *place((np.array(task, np.int32),), mesh), mesh=mesh)
-    known = [row.score.value for row in report.rows if row.score.status == "ok"]
+    batch = _joined(result.batch, baseline, *place((np.array(task, np.int32),), mesh), mesh=mesh)
+    baseline_scores = [row.score.value for row in report.rows if row.score.status == "ok"]
     metrics = {
-        "baseline/reward": float(np.mean(known)) if known else 0.0,
-        "baseline/failed_fraction": 1 - len(known) / len(task),
+        "baseline/reward": float(np.mean(baseline_scores)) if baseline_scores else 0.0,
+        "baseline/failed_fraction": 1 - len(baseline_scores) / len(task),
     }
-    return done.replace(batch=batch, metrics={**done.metrics, **metrics})
+    return result.replace(batch=batch, metrics={**result.metrics, **metrics})
 
 
 def task_of(record: PromptRecord, tasks: tuple[str, ...]) -> int:
     """Returns the index of the first of `tasks` that fits the data source; 0 without tasks. Raises
     InputError if none fits."""
     fits = (i for i, pattern in enumerate(tasks) if fnmatchcase(record.data_source, pattern))
-    found = next(fits, None) if tasks else 0
-    if found is None:
+    index = next(fits, None) if tasks else 0
+    if index is None:
         raise InputError(
             f"no task for data source {record.data_source!r}",
             rule=f"the tasks are {', '.join(tasks)}; * is any text",
             fix=f"cgpo(tasks=(({record.data_source!r}, 'crpg()'), ...))",
         )
-    return found
+    return index
 
 
-def _baseline_rows(done, key, sampling, reference, tokenizer, samples: int) -> Batch:
+def _baseline_rows(rollout, key, sampling, reference, tokenizer, samples: int) -> Batch:
     """A row for each prompt, not scored yet."""
-    texts = [record.extra_info.get(COLUMN) for record in done.prompts.records]
+    texts = [record.extra_info.get(COLUMN) for record in rollout.prompts.records]
     bad = next((text for text in texts if not isinstance(text, str | None)), "")
     if bad:
         raise InputError(
@@ -118,26 +118,26 @@ def _baseline_rows(done, key, sampling, reference, tokenizer, samples: int) -> B
             "then",
         )
     if all(text is not None for text in texts):
-        rows = take_rows(done.batch, slice(0, None, samples))
+        rows = take_rows(rollout.batch, slice(0, None, samples))
     else:
         key = stream(key, "baseline response")
-        rows = reference.generate(done.prompts, key, sampling.greedy())
+        rows = reference.generate(rollout.prompts, key, sampling.greedy())
     if all(text is None for text in texts):
         return rows
-    if done.prompts.images is not None:
+    if rollout.prompts.images is not None:
         raise InputError(
             f"{COLUMN} beside images",
             rule="baselines of prompts with images are sampled",
             fix=f"leave {COLUMN!r} out of the rows",
         )
     limit, columns = sampling.max_response_tokens, rows.tokens.shape[1]
-    written = _written(done.prompts, texts, tokenizer, limit, columns)
-    return _overwritten(rows, *place(written, reference.model.mesh))
+    text_rows = _written(rollout.prompts, texts, tokenizer, limit, columns)
+    return _overwritten(rows, *place(text_rows, reference.model.mesh))
 
 
 def _written(prompts: Prompts, texts, tokenizer, limit: int, columns: int):
-    """tokens, segment_ids, mask [P, S], finish_reason [P], and whether a prompt has a text [P]. A
-    text longer than a response may be is cut, as a sample would be."""
+    """Returns tokens, segment_ids, mask [P, S], finish_reason [P], and whether a prompt has a text
+    [P]. A text that is longer than a response may be is cut, as a sample would be."""
     shape = (len(texts), columns)
     tokens, valid = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     mask, finish = np.zeros(shape, np.float32), np.zeros(len(texts), np.int32)
@@ -155,10 +155,11 @@ def _written(prompts: Prompts, texts, tokenizer, limit: int, columns: int):
 
 
 @jax.jit
-def _overwritten(rows: Batch, tokens, valid, mask, finish, given) -> Batch:
-    """The rows, and where a text is given, that one: nobody's log-probs, version -1."""
+def _overwritten(rows: Batch, tokens, valid, mask, finish, has_text) -> Batch:
+    """Returns the rows with the text of the data in place of the response, where a prompt has one.
+    Such rows have no log-probs, and version -1."""
     column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-    new = {
+    text_fields = {
         "tokens": tokens,
         "segment_ids": valid,
         "positions": jnp.where(valid > 0, column, 0),
@@ -169,20 +170,20 @@ def _overwritten(rows: Batch, tokens, valid, mask, finish, given) -> Batch:
     }
 
     def chosen(name, old):
-        text = new.get(name, jnp.zeros_like(old))
-        return jnp.where(given.reshape(-1, *(1,) * (old.ndim - 1)), text, old)
+        text = text_fields.get(name, jnp.zeros_like(old))
+        return jnp.where(has_text.reshape(-1, *(1,) * (old.ndim - 1)), text, old)
 
     fields = {name: chosen(name, x) for name, x in vars(rows).items() if x is not None}
     return rows.replace(**fields)
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
-def _joined(own: Batch, baseline: Batch, task: jax.Array, *, mesh) -> Batch:
+def _joined(samples: Batch, baseline: Batch, task: jax.Array, *, mesh) -> Batch:
     """The samples of each prompt, then its baseline response."""
-    prompts, rows = baseline.rows, own.rows
+    prompts, rows = baseline.rows, samples.rows
     # A failed one has a group of its own, which must be no sample's.
-    alone = baseline.group >= prompts
-    baseline = baseline.replace(group=jnp.where(alone, baseline.group + rows, baseline.group))
+    failed = baseline.group >= prompts
+    baseline = baseline.replace(group=jnp.where(failed, baseline.group + rows, baseline.group))
 
     def both(name, x):
         y = vars(baseline)[name]
@@ -191,6 +192,6 @@ def _joined(own: Batch, baseline: Batch, task: jax.Array, *, mesh) -> Batch:
         x = jnp.concatenate([x, y[:, None]], axis=1)
         return constrain_rows(x.reshape(-1, *x.shape[2:]), mesh)
 
-    fields = {name: both(name, x) for name, x in vars(own).items() if x is not None}
-    each = jnp.repeat(task, rows // prompts + 1)
-    return dataclasses.replace(own, **fields).replace(task=constrain_rows(each, mesh))
+    fields = {name: both(name, x) for name, x in vars(samples).items() if x is not None}
+    row_tasks = jnp.repeat(task, rows // prompts + 1)
+    return dataclasses.replace(samples, **fields).replace(task=constrain_rows(row_tasks, mesh))

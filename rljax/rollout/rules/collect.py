@@ -83,7 +83,7 @@ def dynamic(
         size = _oversampled("dynamic", oversample, prompts.count)
         return _one_round(prompts, key, cfg, sample, draw, size)
     size = _oversampled("dynamic", oversample, len(prompts.records))
-    options = dict(first=size, further=size, max_rounds=max_rounds, if_short=if_short)
+    options = dict(first=size, later_size=size, max_rounds=max_rounds, if_short=if_short)
     return _rounds(prompts, key, cfg, actor, sample, draw, **options)
 
 
@@ -113,8 +113,8 @@ def active(
     if cfg.in_flight:
         return once(prompts, key, cfg, sample=sample)
     wanted = len(prompts.records)
-    further = max(1, round(refill * wanted))
-    options = dict(first=wanted, further=further, max_rounds=max_rounds, if_short=if_short)
+    later_size = max(1, round(refill * wanted))
+    options = dict(first=wanted, later_size=later_size, max_rounds=max_rounds, if_short=if_short)
     return _rounds(prompts, key, cfg, actor, sample, draw, **options)
 
 
@@ -204,21 +204,21 @@ class _Groups:
         aborted row, which has no policy token, is an aborted one."""
         n, first = self.n, len(self.prompts.records) if self.prompts else 0
         self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
-        facts = (*_facts(batch), batch.scores, batch.finish_reason)
-        known, ends, seats, scores, reasons = fetch(facts)
+        arrays = (*_facts(batch), batch.scores, batch.finish_reason)
+        has_tokens, ends, seats, scores, reasons = fetch(arrays)
         live, dead, aborted = [], [], []
         for p, start in enumerate(prompts.lengths):
-            at = slice(p * n, (p + 1) * n)
-            group = _Group(p * n, first + p, ~known[at], int(np.sum(ends[at] - start)))
-            if cut and ((reasons[at] == FinishReason.ABORT) & ~known[at]).any():
+            rows = slice(p * n, (p + 1) * n)
+            group = _Group(p * n, first + p, ~has_tokens[rows], int(np.sum(ends[rows] - start)))
+            if cut and ((reasons[rows] == FinishReason.ABORT) & ~has_tokens[rows]).any():
                 aborted.append(group)
                 continue
-            scored = scores[at][known[at]]  # without failed rewards
+            scored = scores[rows][has_tokens[rows]]  # without failed rewards
             # A player is compared with those of the same seat.
-            pairs = set(zip(seats[at][known[at]].tolist(), scored.tolist(), strict=True))
-            alive = len(pairs) > len({seat for seat, _ in pairs})
-            (live if alive else dead).append(group)
-            if not alive and scored.size:
+            pairs = set(zip(seats[rows][has_tokens[rows]].tolist(), scored.tolist(), strict=True))
+            is_live = len(pairs) > len({seat for seat, _ in pairs})
+            (live if is_live else dead).append(group)
+            if not is_live and scored.size:
                 self.solved += int(scored[0] > 0)
                 self.zero += int(scored[0] <= 0)
         self._keep(batch, live, dead + aborted)
@@ -235,8 +235,10 @@ class _Groups:
         for target, group in targets.items():
             if target < self.wanted:
                 source[target] = group.row + np.arange(self.n)
-        room = _empty(batch, self.wanted * self.n, self.mesh) if self.rows is None else self.rows
-        self.rows = _copied(room, batch, source.reshape(-1), self.mesh)
+        target_rows = (
+            _empty(batch, self.wanted * self.n, self.mesh) if self.rows is None else self.rows
+        )
+        self.rows = _copied(target_rows, batch, source.reshape(-1), self.mesh)
 
     def rollout(self, report, if_short: str, *, rounds: int) -> Rollout:
         """The first `wanted` live groups as one batch. If there are fewer, dead groups fill it, or
@@ -250,8 +252,8 @@ class _Groups:
                 rule="a group whose scores are all equal has no advantage",
                 fix="other prompts, more samples per prompt, or if_short='fill'",
             )
-        every = self.live + self.others
-        used, dropped = every[:wanted], every[wanted:]
+        ordered = self.live + self.others
+        used, dropped = ordered[:wanted], ordered[wanted:]
         metrics = {
             "collect/rounds": rounds,
             "collect/generated_groups": groups,
@@ -268,20 +270,20 @@ class _Groups:
     def _batch(self, used: list[_Group]) -> Batch:
         """The rows of these groups. A row whose reward failed has a group of its own."""
         live, rows = min(len(self.live), self.wanted), self.wanted * self.n
-        order_of_groups = [*range(live), *range(self.wanted - 1, live - 1, -1)]
-        order = [kept * self.n + i for kept in order_of_groups for i in range(self.n)]
+        group_order = [*range(live), *range(self.wanted - 1, live - 1, -1)]
+        order = [index * self.n + i for index in group_order for i in range(self.n)]
         failed = np.concatenate([group.failed for group in used])
         group = np.repeat(np.arange(self.wanted, dtype=np.int32), self.n)
-        alone = self.wanted + np.arange(rows, dtype=np.int32)
-        group = np.where(failed, alone, group)
+        own_groups = self.wanted + np.arange(rows, dtype=np.int32)
+        group = np.where(failed, own_groups, group)
         return _ordered(self.rows, np.array(order, np.int32), group, self.n, self.mesh)
 
 
 @jax.jit
 def _facts(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns whether each row has a policy token, where it ends, and its seat: three [B]."""
-    known, ends = jnp.any(batch.mask > 0, axis=1), jnp.sum(batch.segment_ids > 0, axis=1)
-    return known, ends, jnp.zeros_like(ends) if batch.seat is None else batch.seat
+    has_tokens, ends = jnp.any(batch.mask > 0, axis=1), jnp.sum(batch.segment_ids > 0, axis=1)
+    return has_tokens, ends, jnp.zeros_like(ends) if batch.seat is None else batch.seat
 
 
 def _laid_out(batch: Batch, mesh) -> Batch:
@@ -316,9 +318,9 @@ def _ordered(rows: Batch, order: jax.Array, group: jax.Array, n: int, mesh) -> B
     if rows.seat is not None:
         group = group * (jnp.max(rows.seat) + 1) + rows.seat
     if rows.episode is not None:
-        of_prompt = rows.episode.reshape(-1, n)
-        first = jnp.argmax(of_prompt[:, :, None] == of_prompt[:, None, :], axis=2)
-        first = first + n * jnp.arange(len(of_prompt), dtype=first.dtype)[:, None]
+        prompt_episodes = rows.episode.reshape(-1, n)
+        first = jnp.argmax(prompt_episodes[:, :, None] == prompt_episodes[:, None, :], axis=2)
+        first = first + n * jnp.arange(len(prompt_episodes), dtype=first.dtype)[:, None]
         rows = rows.replace(episode=first.reshape(-1).astype(jnp.int32))
     return _laid_out(rows.replace(group=group), mesh)
 
@@ -340,19 +342,19 @@ def _one_round(prompts: DevicePrompts, key, cfg, sample, draw, size: int) -> Rol
     _require_groups(n)
     sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))
     batch, report = sample(sampled, stream(key, "round", 0), n=n)
-    known = jnp.any(batch.mask > 0, axis=1).reshape(size, n)
+    has_tokens = jnp.any(batch.mask > 0, axis=1).reshape(size, n)
     scores = batch.scores.reshape(size, n)
-    low = jnp.min(jnp.where(known, scores, jnp.inf), axis=1)
-    high = jnp.max(jnp.where(known, scores, -jnp.inf), axis=1)
+    low = jnp.min(jnp.where(has_tokens, scores, jnp.inf), axis=1)
+    high = jnp.max(jnp.where(has_tokens, scores, -jnp.inf), axis=1)
     live = low < high
-    dead = jnp.any(known, axis=1) & ~live
+    dead = jnp.any(has_tokens, axis=1) & ~live
     order = jnp.argsort(~live, stable=True)
     used, dropped = order[:wanted], order[wanted:]
     rows = (used[:, None] * n + jnp.arange(n)[None, :]).reshape(-1)
     group = jnp.repeat(jnp.arange(wanted, dtype=jnp.int32), n)
-    alone = wanted + jnp.arange(wanted * n, dtype=jnp.int32)
+    own_groups = wanted + jnp.arange(wanted * n, dtype=jnp.int32)
     chosen = jax.tree.map(lambda x: x[rows], batch)
-    chosen = chosen.replace(group=jnp.where(known[used].reshape(-1), group, alone))
+    chosen = chosen.replace(group=jnp.where(has_tokens[used].reshape(-1), group, own_groups))
     ends = jnp.sum(batch.segment_ids > 0, axis=1).reshape(size, n)
     tokens = jnp.sum(ends - sampled.lengths[:, None], axis=1)
     metrics = {
@@ -378,7 +380,7 @@ def _rounds(
     draw,
     *,
     first: int,
-    further: int,
+    later_size: int,
     max_rounds: int,
     if_short: str,
 ) -> Rollout:
@@ -393,5 +395,5 @@ def _rounds(
         reports.append(report)
         if len(groups.live) >= wanted or len(reports) >= max_rounds:
             break
-        sampled = draw(further)
+        sampled = draw(later_size)
     return groups.rollout(RewardReport.joined(reports), if_short, rounds=len(reports))

@@ -31,14 +31,14 @@ def greedy_baseline(
     """The rollout `inner` with values: the score of the prompt's greedy response, shaped like those
     of the samples (arXiv 2310.10505)."""
     inner = resolve(inner, NAMESPACES["collect"])
-    given = dict(actor=actor, reward=reward, sample=sample, draw=draw)
-    done = run_rollout(inner, prompts, key, cfg, **given)
-    greedy, _ = sample(done.prompts, key, n=1, sampling=cfg.sampling.greedy())
+    arguments = dict(actor=actor, reward=reward, sample=sample, draw=draw)
+    result = run_rollout(inner, prompts, key, cfg, **arguments)
+    greedy, _ = sample(result.prompts, key, n=1, sampling=cfg.sampling.greedy())
     scores = row_scores(apply_shaping(greedy, cfg.reward_shaping))
-    known = jnp.any(greedy.mask > 0, axis=1)
-    batch = with_greedy_baseline(done.batch, scores, known)
-    mean = mean_of_known(greedy.scores, known)
-    return done.replace(batch=batch, metrics={**done.metrics, "remax/greedy_reward": mean})
+    has_score = jnp.any(greedy.mask > 0, axis=1)
+    batch = with_greedy_baseline(result.batch, scores, has_score)
+    mean = mean_of_known(greedy.scores, has_score)
+    return result.replace(batch=batch, metrics={**result.metrics, "remax/greedy_reward": mean})
 
 
 @jax.jit

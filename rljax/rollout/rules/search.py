@@ -67,12 +67,12 @@ def _metrics(batch: Batch) -> dict[str, float]:
         (batch.mask, batch.search_values, batch.target_probs, batch.target_ids, batch.tokens)
     )
     count = max(float((mask > 0).sum()), 1.0)
-    own = np.where(ids == tokens[..., None], probs, 0).max(axis=-1, initial=0)
+    shares = np.where(ids == tokens[..., None], probs, 0).max(axis=-1, initial=0)
 
     def mean(x):
         return float(np.where(mask > 0, x, 0).sum() / count)
 
-    return {"search/value": mean(values), "search/agreement": mean(own)}
+    return {"search/value": mean(values), "search/agreement": mean(shares)}
 
 
 @contract(safe=True, fills=_fills, targets=_targets, searches=True)

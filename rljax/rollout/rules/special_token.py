@@ -71,33 +71,33 @@ def special_token(
     n, count = cfg.samples_per_prompt, len(prompts.records)
     check_rounds(n, max_rounds)
     branch = require_sampler(sample, by="special_token()").branch
-    own = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
+    prompt_index = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
     batch, report = sample(prompts, key, n=n // max_rounds)
-    whole, learned = batch.mask, [batch.mask]
+    full_mask, learned = batch.mask, [batch.mask]
     kept = [jnp.zeros((batch.rows,), jnp.int32)]
     batches, reports, weakest, gains, cut = [batch], [report], [], [], []
     for number in range(1, max_rounds):
-        valued = critic.valued(batch.replace(mask=whole), cfg.microbatch_rows)
+        valued = critic.valued(batch.replace(mask=full_mask), cfg.microbatch_rows)
         shaped = apply_shaping(valued, cfg.reward_shaping)
         columns, smallest = fetch(_weakest(shaped, cfg.advantage))
         going = smallest < tau  # (A row whose reward failed has no token, and inf.)
         weakest += smallest[np.isfinite(smallest)].tolist()
         if not going.any():
             break
-        starts = np.asarray(prompts.response_starts)[own]
-        sizes, before = fetch((jnp.sum(batch.segment_ids > 0, axis=1), batch.scores))
+        starts = np.asarray(prompts.response_starts)[prompt_index]
+        lengths, old_scores = fetch((jnp.sum(batch.segment_ids > 0, axis=1), batch.scores))
         # The others sample their last token anew, which nothing learns from: calls have one shape.
-        columns = np.where(going, columns, sizes - 1)
-        source = batch.replace(mask=whole, group=jnp.asarray(own), values=None)
-        rows, branch_key = np.arange(len(own)), stream(key, "special_token", number)
+        columns = np.where(going, columns, lengths - 1)
+        source = batch.replace(mask=full_mask, group=jnp.asarray(prompt_index), values=None)
+        rows, branch_key = np.arange(len(prompt_index)), stream(key, "special_token", number)
         batch, report = branch(prompts, source, rows, columns - starts, branch_key)
-        known = [row.score.status == "ok" for row in report.rows]
-        gains += (fetch(batch.scores) - before)[going & known].tolist()
-        cut += ((columns - starts) / (sizes - starts))[going].tolist()
-        whole, new = _masks(batch.mask, whole, columns, going)
+        has_score = [row.score.status == "ok" for row in report.rows]
+        gains += (fetch(batch.scores) - old_scores)[going & has_score].tolist()
+        cut += ((columns - starts) / (lengths - starts))[going].tolist()
+        full_mask, new_mask = _masks(batch.mask, full_mask, columns, going)
         batches.append(batch)
-        learned.append(whole if train_prefix else new)
-        kept.append(jnp.sum(whole - learned[-1], axis=1).astype(jnp.int32))
+        learned.append(full_mask if train_prefix else new_mask)
+        kept.append(jnp.sum(full_mask - learned[-1], axis=1).astype(jnp.int32))
         scored = tuple(row for row, goes in zip(report.rows, going, strict=True) if goes)
         reports.append(RewardReport(scored, report.process))
 
@@ -106,22 +106,25 @@ def special_token(
 
     metrics = {
         "special_token/rounds": float(len(reports)),
-        "special_token/regenerated": len(cut) / len(own),
+        "special_token/regenerated": len(cut) / len(prompt_index),
         "special_token/smallest_advantage": mean(weakest),
         "special_token/kept_fraction": mean(cut),
         "special_token/gain": mean(gains),
     }
-    how = dict(rounds=max_rounds, count=count, mesh=actor.model.mesh)
-    joined = _of_all_rounds(batches, learned, kept, own, **how)
-    rows = tuple(row for one in reports for row in one.rows)
-    report = RewardReport(rows, tuple(one for each in reports for one in each.process))
+    sizes = dict(rounds=max_rounds, count=count, mesh=actor.model.mesh)
+    joined = _of_all_rounds(batches, learned, kept, prompt_index, **sizes)
+    rows = tuple(row for round_report in reports for row in round_report.rows)
+    report = RewardReport(
+        rows,
+        tuple(line_metrics for round_report in reports for line_metrics in round_report.process),
+    )
     return Rollout(joined, prompts, report, metrics)
 
 
 def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
     """Raises InputError unless `max_rounds`, 1 or more, divides the samples per prompt."""
-    whole = isinstance(max_rounds, int) and not isinstance(max_rounds, bool) and max_rounds > 0
-    if not whole or samples_per_prompt % max_rounds:
+    valid = isinstance(max_rounds, int) and not isinstance(max_rounds, bool) and max_rounds > 0
+    if not valid or samples_per_prompt % max_rounds:
         rule = "at least 1, and divides batch.samples_per_prompt, the rows of a prompt, which the "
         rule += f"rounds share: {samples_per_prompt}"
         raise InputError(
@@ -147,39 +150,39 @@ def _weakest(batch: Batch, advantage: Component):
 
 
 @jax.jit
-def _masks(mask, before, columns, going):
+def _masks(mask, old_mask, columns, going):
     """The mask of all tokens that a policy chose, and of those of this round: [B, S] each; 0 in
     rows that are not `going` [B], or whose reward failed."""
     scored = (jnp.any(mask > 0, axis=1) & going)[:, None]
     inside = jnp.arange(mask.shape[1])[None, :] < columns[:, None]
-    whole = jnp.where(inside, before, mask)
-    return jnp.where(scored, whole, 0.0), jnp.where(scored, mask, 0.0)
+    full_mask = jnp.where(inside, old_mask, mask)
+    return jnp.where(scored, full_mask, 0.0), jnp.where(scored, mask, 0.0)
 
 
-def _of_all_rounds(batches, masks, kept, own, *, rounds: int, count: int, mesh) -> Batch:
+def _of_all_rounds(batches, masks, kept, prompt_index, *, rounds: int, count: int, mesh) -> Batch:
     """The rows of all rounds; those of rounds that were not needed have mask 0."""
     missing = rounds - len(batches)
     batches = batches + batches[-1:] * missing
     masks = masks + [jnp.zeros_like(masks[-1])] * missing
     kept = kept + [jnp.zeros_like(kept[-1])] * missing
     rows = [
-        one.replace(mask=mask, kept_tokens=tokens, values=None)
-        for one, mask, tokens in zip(batches, masks, kept, strict=True)
+        batch.replace(mask=mask, kept_tokens=tokens, values=None)
+        for batch, mask, tokens in zip(batches, masks, kept, strict=True)
     ]
-    return _together(rows, jnp.asarray(own), count=count, mesh=mesh)
+    return _together(rows, jnp.asarray(prompt_index), count=count, mesh=mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))
-def _together(batches: list[Batch], own, *, count: int, mesh) -> Batch:
+def _together(batches: list[Batch], prompt_index, *, count: int, mesh) -> Batch:
     """The rows of all rounds, those of a prompt side by side; rows without tokens have groups of
     their own."""
 
     def together(*rounds):
         parts = [x.reshape(count, -1, *x.shape[1:]) for x in rounds]
-        whole = jnp.concatenate(parts, axis=1)
-        return constrain_rows(whole.reshape(-1, *whole.shape[2:]), mesh)
+        joined = jnp.concatenate(parts, axis=1)
+        return constrain_rows(joined.reshape(-1, *joined.shape[2:]), mesh)
 
     batch = jax.tree.map(together, *batches)
-    group = together(*[own] * len(batches))
-    alone = count + jnp.arange(batch.rows, dtype=group.dtype)
-    return batch.replace(group=jnp.where(jnp.any(batch.mask > 0, axis=1), group, alone))
+    group = together(*[prompt_index] * len(batches))
+    own_groups = count + jnp.arange(batch.rows, dtype=group.dtype)
+    return batch.replace(group=jnp.where(jnp.any(batch.mask > 0, axis=1), group, own_groups))

@@ -25,5 +25,5 @@ def turn_tree(prompts, key, cfg, *, sample, branches: int = 2, at: tuple[int, ..
     player = require_sampler(sample, by="turn_tree()").player
     batch, report = sample(prompts, key, n=n, tree=tree)
     leaves = n // player.rows
-    of_groups = [p for p in range(len(prompts.records)) for _ in range(tree.groups(leaves))]
-    return Rollout(batch, prompts.select(of_groups), report)
+    prompt_index = [p for p in range(len(prompts.records)) for _ in range(tree.groups(leaves))]
+    return Rollout(batch, prompts.select(prompt_index), report)

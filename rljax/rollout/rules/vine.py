@@ -70,9 +70,9 @@ def vine(
     check_vine(completions, most_states, step_tokens)
     branch = require_sampler(sample, by="vine()").outcome_alone().branch
     began = time.perf_counter()
-    done = once(prompts, key, cfg, sample=sample)
+    result = once(prompts, key, cfg, sample=sample)
     sampled = time.perf_counter()
-    batch = done.batch
+    batch = result.batch
     tokens, mask, finish = fetch((batch.tokens, batch.mask, batch.finish_reason))
     steps = _steps(tokens, mask, finish, tokenizer, step_tokens)
     states = [
@@ -83,15 +83,15 @@ def vine(
     values = np.full(steps.shape, np.nan, np.float32)
     key = stream(key, "vine")
     scores, cut = _estimates(
-        branch, done.prompts, batch, states, key, cfg, actor.model.mesh, completions, unfinished
+        branch, result.prompts, batch, states, key, cfg, actor.model.mesh, completions, unfinished
     )
-    for (row, column), some in zip(states, scores, strict=True):
-        known = some[~np.isnan(some)]
-        values[row, column] = known.mean() if known.size else np.nan
+    for (row, column), estimates in zip(states, scores, strict=True):
+        valid = estimates[~np.isnan(estimates)]
+        values[row, column] = valid.mean() if valid.size else np.nan
     mesh = actor.model.mesh
     outcomes = _shaped(batch, fetch(batch.scores), cfg.reward_shaping, mesh)
     metrics = {
-        **done.metrics,
+        **result.metrics,
         "vine/states": len(states) / max(1, int((mask > 0).any(axis=1).sum())),
         "vine/completions": float(scores.size),
         "vine/unfinished": float(cut),
@@ -100,7 +100,7 @@ def vine(
     steps, values = place((steps, values), mesh)
     ended = time.perf_counter()
     metrics["time/vine_share"] = (ended - sampled) / max(ended - began, 1e-9)
-    return done.replace(batch=batch.replace(step_ids=steps, values=values), metrics=metrics)
+    return result.replace(batch=batch.replace(step_ids=steps, values=values), metrics=metrics)
 
 
 def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0, **_) -> None:
@@ -147,38 +147,38 @@ def _estimates(
     size = -(-max(1, batch.rows // completions) // shards) * shards
     group, mask = fetch((batch.group, batch.mask))
     before = np.cumsum(mask > 0, axis=1) - (mask > 0)  # policy tokens of the row before each one
-    found, cut = [], []
+    estimates, cut = [], []
     for first in range(0, len(states), size):
-        some = states[first : first + size]
-        rows = np.array([row for row, _ in some] + [some[-1][0]] * (size - len(some)), np.int32)
-        columns = np.array([c for _, c in some] + [some[-1][1]] * (size - len(some)), np.int32)
-        at = columns - np.asarray(prompts.response_starts)[group[rows]]
-        out, report = branch(prompts, batch, rows, at, key, n=completions)
+        part = states[first : first + size]
+        rows = np.array([row for row, _ in part] + [part[-1][0]] * (size - len(part)), np.int32)
+        columns = np.array([c for _, c in part] + [part[-1][1]] * (size - len(part)), np.int32)
+        offsets = columns - np.asarray(prompts.response_starts)[group[rows]]
+        continued, report = branch(prompts, batch, rows, offsets, key, n=completions)
         scores = [r.score.value if r.score.status == "ok" else np.nan for r in report.rows]
-        limited = np.isin(fetch(out.finish_reason), LIMITS)
+        limited = np.isin(fetch(continued.finish_reason), LIMITS)
         scores = np.array(scores, np.float64)
         if unfinished is not None:
             scores = np.where(limited & ~np.isnan(scores), unfinished, scores)
-        kept = np.repeat(before[rows, columns].astype(np.int32), completions)
-        out = out.replace(kept_tokens=place(kept, mesh))
-        scores = _shaped(out, scores, cfg.reward_shaping, mesh)
-        found.append(scores.reshape(size, completions)[: len(some)])
-        cut.append(limited.reshape(size, completions)[: len(some)])
-    if not found:
+        kept_counts = np.repeat(before[rows, columns].astype(np.int32), completions)
+        continued = continued.replace(kept_tokens=place(kept_counts, mesh))
+        scores = _shaped(continued, scores, cfg.reward_shaping, mesh)
+        estimates.append(scores.reshape(size, completions)[: len(part)])
+        cut.append(limited.reshape(size, completions)[: len(part)])
+    if not estimates:
         return np.zeros((0, completions)), 0.0
-    return np.concatenate(found), float(np.concatenate(cut).mean())
+    return np.concatenate(estimates), float(np.concatenate(cut).mean())
 
 
 def _shaped(batch: Batch, scores: np.ndarray, rules, mesh) -> np.ndarray:
     """The scores [B], NaN where one failed, after every rule of algorithm.reward_shaping."""
     if not rules:
         return scores
-    known = ~np.isnan(scores)
-    host = np.where(known, scores, 0.0).astype(np.float32)
+    valid = ~np.isnan(scores)
+    host = np.where(valid, scores, 0.0).astype(np.float32)
     values = place(host, mesh)
     rewards = last_token(batch) * values[:, None]
     batch = batch.replace(scores=values, rewards=rewards)
-    return np.where(known, fetch(row_scores(apply_shaping(batch, rules))), np.nan)
+    return np.where(valid, fetch(row_scores(apply_shaping(batch, rules))), np.nan)
 
 
 def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str, float]:
@@ -193,8 +193,8 @@ def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str
     # States of one value are of one bin.
     bin_of = np.searchsorted(value, value) * bins // len(value)
     gaps = [
-        (bin_of == one).mean() * abs((value - score)[bin_of == one].mean())
-        for one in np.unique(bin_of)
+        (bin_of == bin_index).mean() * abs((value - score)[bin_of == bin_index].mean())
+        for bin_index in np.unique(bin_of)
     ]
     return {
         "vine/value": float(value.mean()),

@@ -73,14 +73,16 @@ class MeshJudge:
             except ValueError as error:
                 text = f"{type(error).__name__}: {error}"[:500]
                 questions.append(Score(math.nan, {}, "error", 0.0, text))
-        rows = [ids for one in questions if not isinstance(one, Score) for ids in one[0]]
+        rows = [
+            ids for question in questions if not isinstance(question, Score) for ids in question[0]
+        ]
         verdicts = iter(self._verdicts(rows))
         out = []
-        for one in questions:
-            if not isinstance(one, Score):
-                pairs = [next(verdicts) for _ in one[0]]
-                one = self._score([v for v, _ in pairs], [m for _, m in pairs], one[1])
-            out.append(one)
+        for question in questions:
+            if not isinstance(question, Score):
+                pairs = [next(verdicts) for _ in question[0]]
+                question = self._score([v for v, _ in pairs], [m for _, m in pairs], question[1])
+            out.append(question)
         return out
 
     def _questions(self, sample: Mapping) -> tuple[list[list[int]], list[dict]]:
@@ -90,8 +92,8 @@ class MeshJudge:
         answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
         if self.by_rubrics:
             rubrics = rubrics_of(sample["extra_info"])
-            said = (template, answer, best, sample["prompt"], sample["response"])
-            messages = [rubric_message(*said, one) for one in rubrics]
+            arguments = (template, answer, best, sample["prompt"], sample["response"])
+            messages = [rubric_message(*arguments, rubric) for rubric in rubrics]
         else:
             names = ("prompt", "response", "ground_truth")
             rubrics = []
@@ -118,8 +120,8 @@ class MeshJudge:
                 part = members[start : start + size]
                 filled = part + part[:1] * (size - len(part))  # one shape, one compile
                 batch = self._placed(_batch([rows[i] for i in filled], length))
-                how = dict(model=self.model, grade_ids=self.grade_ids)
-                probabilities, mass = fetch(_grade_probabilities(weights, batch, **how))
+                options = dict(model=self.model, grade_ids=self.grade_ids)
+                probabilities, mass = fetch(_grade_probabilities(weights, batch, **options))
                 for i, p, m in zip(part, probabilities.astype(np.float64), mass, strict=False):
                     out[i] = (float(p @ steps), float(m))
         return out
@@ -155,8 +157,10 @@ def _grade_probabilities(
     column = jnp.arange(batch.tokens.shape[1])[None, :]
     last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
     logp = jax.nn.log_softmax(model.next_logits(params, batch, last), axis=-1)
-    of_grades = logp[:, jnp.array(grade_ids)]
-    return jax.nn.softmax(of_grades, axis=-1), jnp.exp(jax.nn.logsumexp(of_grades, axis=-1))
+    grade_logprobs = logp[:, jnp.array(grade_ids)]
+    return jax.nn.softmax(grade_logprobs, axis=-1), jnp.exp(
+        jax.nn.logsumexp(grade_logprobs, axis=-1)
+    )
 
 
 def _numbers(scale: float) -> tuple[str, ...]:

@@ -129,12 +129,12 @@ class RewardReport:
     @classmethod
     def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":
         """Joins reports into one. Prompts of different reports have different groups."""
-        rows, process, episodes, first = [], [], [], 0
+        rows, process, episodes, offset = [], [], [], 0
         for report in reports:
-            rows += [dataclasses.replace(row, group=first + row.group) for row in report.rows]
+            rows += [dataclasses.replace(row, group=offset + row.group) for row in report.rows]
             process += report.process
             episodes += report.episodes
-            first = 1 + max((row.group for row in rows), default=-1)
+            offset = 1 + max((row.group for row in rows), default=-1)
         return cls(tuple(rows), tuple(process), tuple(episodes))
 
     @property
@@ -178,8 +178,8 @@ class RewardReport:
                 out["reward/timeouts_scored"] = out.get("reward/timeouts_scored", 0.0) + 1.0
             means.setdefault(f"reward/source/{source}", []).append(score.value)
             for name, value in score.parts.items():
-                if found := re.fullmatch(r"(.*/)?abstained/(.+)", name):
-                    name = f"reward/abstained/{found[1] or ''}{found[2]}"
+                if match := re.fullmatch(r"(.*/)?abstained/(.+)", name):
+                    name = f"reward/abstained/{match[1] or ''}{match[2]}"
                     out[name] = out.get(name, 0.0) + 1.0
                     continue
                 means.setdefault(f"reward/part/{name}", []).append(value)
@@ -236,8 +236,8 @@ def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | 
     without such parts."""
     extracted = [
         value
-        for one in parts
-        for name, value in one.items()
+        for part in parts
+        for name, value in part.items()
         if name.rpartition("/")[2] == "extracted"
     ]
     return 1.0 - float(np.mean(extracted)) if extracted else None
@@ -246,5 +246,5 @@ def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | 
 def error_kind(message: str) -> str:
     """Returns the exception's name in the message of a failed score; the kind of an
     EndpointError; else "other"."""
-    found = re.match(r"(?:EndpointError: )?(\w+): ", message)
-    return found[1] if found else "other"
+    match = re.match(r"(?:EndpointError: )?(\w+): ", message)
+    return match[1] if match else "other"

@@ -53,10 +53,10 @@ class ModelScorer:
     def score(self, batch: Batch) -> list[Score]:
         """Returns one Score per row of a batch [B, S]. A score that is not finite is an error."""
         rows = self.rows if batch.rows % self.rows == 0 else batch.rows
-        read = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
-        read = moved_rows(read, self.model.mesh, self.role)
+        inputs = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
+        inputs = moved_rows(inputs, self.model.mesh, self.role)
         weights = weights_of(self.params, self.role)
-        scores = fetch(_model_scores(weights, read, model=self.model, rows=rows))
+        scores = fetch(_model_scores(weights, inputs, model=self.model, rows=rows))
         return [
             Score(float(x), {}, "ok", 0.0)
             if np.isfinite(x)
@@ -132,8 +132,8 @@ class Reward:
         """
         assert early is None or early.prompts is prompts, "early scores of another rollout"
         with timed("reward"):
-            read = (batch.tokens, batch.segment_ids, batch.group, batch.finish_reason)
-            tokens, segments, group, finish = fetch(read)
+            fields = (batch.tokens, batch.segment_ids, batch.group, batch.finish_reason)
+            tokens, segments, group, finish = fetch(fields)
             starts, ends = np.asarray(prompts.response_starts)[group], np.sum(segments > 0, axis=1)
             ids = [row[a:b].tolist() for row, a, b in zip(tokens, starts, ends, strict=True)]
             rows = (ids, group.tolist(), finish.tolist())
@@ -147,8 +147,8 @@ class Reward:
         rows are known."""
         group = fetch(batch.group)
         if self.cost_model is not None:
-            of_model = self.cost_model.score(batch)
-            scores = [_with_cost(*pair) for pair in zip(scores, of_model, strict=True)]
+            model_costs = self.cost_model.score(batch)
+            scores = [_with_cost(*pair) for pair in zip(scores, model_costs, strict=True)]
         if self.needs_costs:
             scores = [with_cost_or_error(score) for score in scores]
         for score in scores:
@@ -162,9 +162,9 @@ class Reward:
         ok = np.array([s.status == "ok" for s in scores])
         values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
         # A failed row gets a group of its own, so that it is not in its siblings' baseline.
-        alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
-        host = (values, parts_of(scores), ok, np.where(ok, group, alone))
-        batch = with_rewards(batch, *place(host, self.mesh))
+        own_groups = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
+        arrays = (values, parts_of(scores), ok, np.where(ok, group, own_groups))
+        batch = with_rewards(batch, *place(arrays, self.mesh))
         if self.needs_costs:
             costs = np.array([score.parts.get(COST, 0.0) for score in scores], np.float32)
             batch = _with_costs(batch, place(costs, self.mesh))
@@ -179,40 +179,46 @@ class Reward:
         """The sample and the score of every row. Rows that were scored early and have not changed
         since are not scored again."""
         rows = range(len(ids))
-        known = {} if early is None else early.matching(ids, group, finish)
+        early_scores = {} if early is None else early.matching(ids, group, finish)
         samples = [
-            known[row][0]
-            if row in known
+            early_scores[row][0]
+            if row in early_scores
             else self.fields(prompts.records[group[row]], ids[row], finish[row], group[row])
             for row in rows
         ]
         if isinstance(self.pool, ModelScorer):
             return samples, self.pool.score(batch)
         if self.model is not None:
-            of_model = self.model.score(batch)
-            pairs = zip(samples, of_model, strict=True)
+            model_scores = self.model.score(batch)
+            pairs = zip(samples, model_scores, strict=True)
             samples = [sample.adding(model_score=score.value) for sample, score in pairs]
         if isinstance(self.pool, MeshJudge):  # a program: every host asks it about every row
             return samples, self.pool.score(samples)
         ended = range(0) if early is None or not early.stopped else rows
-        cut = {group[row] for row in ended if finish[row] == FinishReason.ABORT}
+        cut_groups = {group[row] for row in ended if finish[row] == FinishReason.ABORT}
         aborted = {
             row: Score(np.nan, {}, "aborted", 0.0, "the rollout had enough groups")
             for row in ended
-            if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut)
+            if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut_groups)
         }
-        mine = set(hosts.mine(len(prompts.records)))
-        done = known.keys() | aborted.keys()
-        rest = [row for row in rows if group[row] in mine and row not in done]
+        local_groups = set(hosts.mine(len(prompts.records)))
+        settled = early_scores.keys() | aborted.keys()
+        remaining = [row for row in rows if group[row] in local_groups and row not in settled]
         if hosts.count() == 1:
-            scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
-            scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
+            scores = dict(
+                zip(remaining, self.pool.score([samples[row] for row in remaining]), strict=True)
+            )
+            scores |= {
+                row: pending.result()[index] for row, (_, pending, index) in early_scores.items()
+            }
             scores |= aborted
             return samples, [scores[row] for row in rows]
-        late = self.pool.submit([samples[row] for row in rest])
-        if _all_known([late, *(pending for _, pending, _ in known.values())]):
-            scores = dict(zip(rest, late.result(), strict=True))
-            scores |= {row: pending.result()[index] for row, (_, pending, index) in known.items()}
+        late = self.pool.submit([samples[row] for row in remaining])
+        if _all_known([late, *(pending for _, pending, _ in early_scores.values())]):
+            scores = dict(zip(remaining, late.result(), strict=True))
+            scores |= {
+                row: pending.result()[index] for row, (_, pending, index) in early_scores.items()
+            }
         else:  # this exchange ends the step
             scores = {}
         scores = of_all_hosts(scores) | aborted
@@ -223,8 +229,8 @@ class Reward:
     ) -> RewardInput:
         """Returns the fields that the pool scores: those that a reward may declare, and `group`,
         the same number for all samples of a prompt."""
-        said = (record.prompt_text, record.messages)
-        text = functools.partial(response_of, self.tokenizer, ids, *said)
+        prompt = (record.prompt_text, record.messages)
+        text = functools.partial(response_of, self.tokenizer, ids, *prompt)
         shown = functools.partial(_shown, self.tokenizer, ids)
         return sample_of(record, text, ids, finish, group, self.rubrics, shown)
 
@@ -317,58 +323,62 @@ class EarlyScores:
         ids = [*self.prompts.tokens[group, start:length].tolist(), *ids]
         sample = self.reward.fields(self.prompts.records[group], ids, finish, group)
         self._rows[row] = (ids, finish, sample)
-        together = range(group * self.n, (group + 1) * self.n) if pool.grouped else (row,)
-        if all(other in self._rows for other in together):
-            pending = pool.submit([self._rows[other][2] for other in together])
-            self._pending |= {other: (pending, i) for i, other in enumerate(together)}
+        members = range(group * self.n, (group + 1) * self.n) if pool.grouped else (row,)
+        if all(member in self._rows for member in members):
+            pending = pool.submit([self._rows[member][2] for member in members])
+            self._pending |= {member: (pending, i) for i, member in enumerate(members)}
 
     def complete_groups(self) -> list[list[float]]:
         """Returns the scores of every group whose rows have all ended and been scored, without
         failed ones. Does not wait for scores. All hosts ask together, and get the groups of all."""
         groups: dict[int, list[float]] = {}
-        known: dict[int, int] = {}
-        for row, (pending, at) in self._pending.items():
+        counts: dict[int, int] = {}
+        for row, (pending, index) in self._pending.items():
             if pending.done():
-                score, group = pending.result()[at], row // self.n
-                known[group] = known.get(group, 0) + 1
+                score, group = pending.result()[index], row // self.n
+                counts[group] = counts.get(group, 0) + 1
                 groups.setdefault(group, []).extend([score.value] * (score.status == "ok"))
-        complete = [scores for group, scores in groups.items() if known[group] == self.n]
-        return [scores for of_host in hosts.gather(complete) for scores in of_host]
+        complete = [scores for group, scores in groups.items() if counts[group] == self.n]
+        return [scores for host_groups in hosts.gather(complete) for scores in host_groups]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
         """Returns the rows of a batch that are equal to those submitted. The
         others are cancelled."""
-        same = {
+        unchanged = {
             row
             for row in self._pending
             if row < len(ids)
             and (self._rows[row][0], self._rows[row][1]) == (ids[row], finish[row])
             and group[row] == row // self.n
         }
-        wrong = {id(of): of for row, (of, _) in self._pending.items() if row not in same}
+        wrong = {
+            id(pending): pending
+            for row, (pending, _) in self._pending.items()
+            if row not in unchanged
+        }
         for pending in wrong.values():
             pending.cancel()
         return {
             row: (self._rows[row][2], *self._pending[row])
-            for row in same
+            for row in unchanged
             if id(self._pending[row][0]) not in wrong
         }
 
     def cancel(self) -> None:
         """Cancels the rows that are not scored yet."""
-        for pending in {id(of): of for of, _ in self._pending.values()}.values():
+        for pending in {id(pending): pending for pending, _ in self._pending.values()}.values():
             pending.cancel()
 
 
 def _all_known(pending: list[Pending]) -> bool:
     """Waits for scores. False once a host was told to stop: then nobody needs them any more."""
-    for one in pending:
-        left = one.wait(0.0)
-        while left and not hosts.asked_to_stop():
-            before, left = left, one.wait(0.5)
-            if left < before:
+    for call in pending:
+        remaining = call.wait(0.0)
+        while remaining and not hosts.asked_to_stop():
+            previous, remaining = remaining, call.wait(0.5)
+            if remaining < previous:
                 heartbeat.beat()
-        if left:
+        if remaining:
             for other in pending:
                 other.cancel()
             return False
@@ -376,15 +386,15 @@ def _all_known(pending: list[Pending]) -> bool:
 
 
 def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
-    """Returns the scores by row of all hosts, of which each has scored its `own`. When another host
-    knew a score is of another clock: NaN."""
-    told = hosts.gather([(row, told_score(score)) for row, score in own.items()])
-    return {row: score_of(one) for of_host in told for row, one in of_host} | own
+    """Returns the scores by row of all hosts, each of which has scored its `own`. The time at which
+    another host knew a score is NaN, as its clock is another one."""
+    host_scores = hosts.gather([(row, told_score(score)) for row, score in own.items()])
+    return {row: score_of(score) for pairs in host_scores for row, score in pairs} | own
 
 
 def told_score(score: Score) -> list:
-    """Returns a score as JSON, to other hosts and in checkpoints. When it was known is of
-    a clock here."""
+    """Returns a score as JSON, for other hosts and for checkpoints. It leaves out when the score
+    was known, which is a time of this host's clock."""
     return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
 
 
@@ -395,15 +405,15 @@ def score_of(told: list) -> Score:
     return dataclasses.replace(score, over_limit=over_limit)
 
 
-def _with_cost(score: Score, of_model: Score) -> Score:
-    """A score with what the cost model says as its part `cost`; an error where that is one."""
-    if score.status != "ok" or of_model.status != "ok":
-        return score if score.status != "ok" else of_model
-    return dataclasses.replace(score, parts={**score.parts, COST: of_model.value})
+def _with_cost(score: Score, cost: Score) -> Score:
+    """Returns a score with the cost model's score as its part `cost`; an error if that is one."""
+    if score.status != "ok" or cost.status != "ok":
+        return score if score.status != "ok" else cost
+    return dataclasses.replace(score, parts={**score.parts, COST: cost.value})
 
 
 def with_cost_or_error(score: Score) -> Score:
-    """Returns the score; an error if it is one without the part `cost`."""
+    """Returns the score; an error if it lacks the part `cost`."""
     if score.status != "ok" or COST in score.parts:
         return score
     rule = f"the dataflow reads a cost, and the reward returned no part {COST!r}"
@@ -416,14 +426,14 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
     score has none. Parts with a slash in their names are only logged: they may differ from step to
     step, and another K would recompile the learning step."""
     # One that abstains has its column, too: weights go by the order of the names.
-    every = {name.removeprefix("abstained/") for score in scores for name in score.parts}
-    names = sorted({name for name in every if "/" not in name} - {"score"})
+    all_names = {name.removeprefix("abstained/") for score in scores for name in score.parts}
+    names = sorted({name for name in all_names if "/" not in name} - {"score"})
     if not names:
         return None
     # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is
     # masked.
-    lack = [0.0 if score.status != "ok" else np.nan for score in scores]
-    rows = [[s.parts.get(name, x) for name in names] for s, x in zip(scores, lack, strict=True)]
+    missing = [0.0 if score.status != "ok" else np.nan for score in scores]
+    rows = [[s.parts.get(name, x) for name in names] for s, x in zip(scores, missing, strict=True)]
     return np.array(rows, np.float32)
 
 

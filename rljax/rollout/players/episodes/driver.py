@@ -131,7 +131,7 @@ class Driver:
         return ended
 
     def rest(self) -> None:
-        """Stops the clock until the next look: the seconds until then are nobody's."""
+        """Stops the clock until the next look: the seconds until then count for no episode."""
         self._now = None
 
     def close(self) -> None:
@@ -155,36 +155,38 @@ class Driver:
     def _news(self) -> list[Step]:
         """Gathers the steps of environments that count now, in the order of episodes, the same on
         every host."""
-        mine, now = self._own_news(), time.monotonic()
+        steps, now = self._own_news(), time.monotonic()
         if hosts.count() > 1:
-            told = [
+            records = [
                 dataclasses.asdict(step) | {"state": step.state.hex(), "mark": step.mark.hex()}
-                for step in mine
+                for step in steps
             ]
-            everyone = hosts.gather({"steps": told, "now": now})
-            mine = [_step_of(one) for host in everyone for one in host["steps"]]
-            now = everyone[0]["now"]
+            host_news = hosts.gather({"steps": records, "now": now})
+            steps = [_step_of(record) for host in host_news for record in host["steps"]]
+            now = host_news[0]["now"]
         self.seconds += 0.0 if self._now is None else now - self._now
         self._now = now
-        return sorted(mine, key=lambda step: step.episode)
+        return sorted(steps, key=lambda step: step.episode)
 
     def _own_news(self) -> list[Step]:
         """Returns the steps of this host's environments that count now. What is due is waited
         for."""
         logical, numbers = self.clock.dispatches, self.numbers
         wait_s = 0.0 if self.sampler.pending or logical else _NOTHING_S
-        came = [step for step in self._came if self._is_open(step)]
-        came += self.crew.news(wait_s, numbers)
+        steps = [step for step in self._came if self._is_open(step)]
+        steps += self.crew.news(wait_s, numbers)
         due = set()
         for episode in self.episodes.values() if logical else ():
             if episode.asked is not None and episode.is_here:
                 if self.clock.now >= episode.asked + logical:
                     due.add(numbers[episode.number])
-        while due - {step.episode for step in came}:
-            came += self.crew.news(_LATE_S, numbers)
-        counts = [self._counts(step) for step in came]
-        self._came = [step for step, now in zip(came, counts, strict=True) if not now]
-        return [step for step, now in zip(came, counts, strict=True) if now]
+        while due - {step.episode for step in steps}:
+            steps += self.crew.news(_LATE_S, numbers)
+        counts = [self._counts(step) for step in steps]
+        self._came = [
+            step for step, counts_now in zip(steps, counts, strict=True) if not counts_now
+        ]
+        return [step for step, counts_now in zip(steps, counts, strict=True) if counts_now]
 
     def _is_open(self, step: Step) -> bool:
         """Returns whether the episode of a step that came before has not been ended by a limit."""
@@ -194,8 +196,8 @@ class Driver:
     def _counts(self, step: Step) -> bool:
         """Returns whether a step that has come counts now. One that nobody has asked for, of an
         episode that begins anew, always does."""
-        asked = self.episodes[step.episode - self.numbers.start].asked
-        return asked is None or self.clock.due(asked, lambda: True)
+        asked_at = self.episodes[step.episode - self.numbers.start].asked
+        return asked_at is None or self.clock.due(asked_at, lambda: True)
 
     def dispatch(self, params, version: int, keep_cache: bool = True) -> bool:
         """Decodes one dispatch, if there is something to decode. Returns whether there was."""
@@ -229,7 +231,7 @@ class Driver:
             self.crew.reply(self.numbers[episode.number], *reply)
 
     def _close_turn(self, episode: Trajectory) -> None:
-        """The tokens behind the last observation are a turn."""
+        """Records the tokens behind the last observation as a turn."""
         log, reason = episode.speaker, episode.speaker.sample.finish_reason
         turn = Transition(self._begins(log), log.tokens, episode.turns + 1)
         turn.finish = "stop" if reason is None else reason.name.lower()
@@ -300,8 +302,8 @@ class Driver:
         logs, begins, room = self._logs_of(episode, step)
         if room < 1 and not episode.turns:
             self._drop(episode)
-            what = f"the prompt has {len(step.ids)} tokens, and max_tokens is"
-            self._fail(episode, f"{what} {rules.limits.max_tokens}", "too long")
+            problem = f"the prompt has {len(step.ids)} tokens, and max_tokens is"
+            self._fail(episode, f"{problem} {rules.limits.max_tokens}", "too long")
             return
         if room < 1 or begins and len(logs) == rules.max_rows:
             self._end(episode, FinishReason.LENGTH)
@@ -310,8 +312,8 @@ class Driver:
         self._put(episode, step)
 
     def _logs_of(self, episode: Trajectory, step: Step) -> tuple[list[Log], bool, int]:
-        """The logs of the seat that plays next, whether it begins another one, and how many tokens
-        its turn may have."""
+        """Returns the logs of the seat that plays next, whether it begins another log, and how many
+        tokens its turn may have."""
         seat = self.rules.seats.index(step.seat)
         logs = [log for log in episode.logs if log.seat == seat]
         begins = step.new_row or not logs
@@ -321,8 +323,8 @@ class Driver:
     def _branched(self, episode: Trajectory, step: Step) -> None:
         """Has new episodes go on from where this one stands, with what `step` says. Nothing that
         was read of the log that grows is read again."""
-        new = [] if self.branches is None else self.branches(episode)
-        if not new:
+        branches = [] if self.branches is None else self.branches(episode)
+        if not branches:
             return
         rules, seat = self.rules, self.rules.seats.index(step.seat)
         logs, begins, room = self._logs_of(episode, step)
@@ -331,23 +333,27 @@ class Driver:
             samples = self.sampler.branch(
                 logs[-1].sample,
                 len(logs[-1].sample.tokens),
-                len(new),
+                len(branches),
                 hold=True,
                 more=step.ids,
                 sampling=limited_sampling(rules.sampling, step, room),
-                request_ids=[one.number * rules.rows + row for one in new],
+                request_ids=[branch.number * rules.rows + row for branch in branches],
             )
         episode.origin = episode.get_state(self.seconds), step
-        for at, one in enumerate(new):
+        for index, branch in enumerate(branches):
             # The seeds of the environment are its siblings': the same replies lead to the same.
-            one.start, one.begun_s, one.origin = episode.start, episode.begun_s, episode.origin
-            self.episodes[one.number] = one
+            branch.start, branch.begun_s, branch.origin = (
+                episode.start,
+                episode.begun_s,
+                episode.origin,
+            )
+            self.episodes[branch.number] = branch
             self.left += 1
             if begins:
-                self._return_to_origin(one)
+                self._return_to_origin(branch)
             else:
-                one.keys[row] = samples[at].key
-                self._return_to_origin(one, samples[at])
+                branch.keys[row] = samples[index].key
+                self._return_to_origin(branch, samples[index])
 
     def _return_to_origin(self, episode: Trajectory, branch: Sample | None = None) -> None:
         """Brings an episode to where it branched off, its sample `branch` behind what its
@@ -396,23 +402,23 @@ class Driver:
         rules = self.rules
         if self._deliveries:
             self.sampler.deliver(self._deliveries)
-        for (ids, sampling), begun in self._prompts.items():
-            begun = [one for one in begun if one[0].finish is None]
-            rows = [row for _, _, row, _ in begun]
-            keys = [episode.keys[row % rules.rows] for episode, _, row, _ in begun]
+        for (ids, sampling), starts in self._prompts.items():
+            starts = [start for start in starts if start[0].finish is None]
+            rows = [row for _, _, row, _ in starts]
+            keys = [episode.keys[row % rules.rows] for episode, _, row, _ in starts]
             options = dict(n=len(rows), request_ids=rows, keys=keys, hold=True)
             samples = self.sampler.submit(ids, sampling, **options) if rows else []
-            for sample, (episode, seat, row, step) in zip(samples, begun, strict=True):
+            for sample, (episode, seat, row, step) in zip(samples, starts, strict=True):
                 episode.speaker = Log(seat, sample, [], step.state, step.messages)
                 episode.logs.append(episode.speaker)
                 self._of_sample[row] = episode
         self._deliveries, self._prompts = [], {}
 
     def _end(self, episode: Trajectory, reason: FinishReason, step: Step | None = None) -> None:
-        """Ends an episode: with its own outcome, or by a limit."""
-        rules, said = self.rules, step is not None and step.returned
+        """Ends an episode with the outcome of its environment, or by a limit."""
+        rules, returned = self.rules, step is not None and step.returned
         episode.finish = reason
-        if said:
+        if returned:
             episode.outcome = step.outcome
             episode.parts |= step.outcome_parts
         elif rules.on_limit is not None:
@@ -421,8 +427,8 @@ class Driver:
             self._drop(episode)
         self._over(episode)
 
-    def _fail(self, episode: Trajectory, why: str, kind: str) -> None:
-        episode.finish, episode.failure, episode.kind = FinishReason.ABORT, why, kind or "other"
+    def _fail(self, episode: Trajectory, message: str, kind: str) -> None:
+        episode.finish, episode.failure, episode.kind = FinishReason.ABORT, message, kind or "other"
         self._over(episode)
 
     def _over(self, episode: Trajectory) -> None:
@@ -437,7 +443,9 @@ class Driver:
 
     def _release(self, episode: Trajectory) -> None:
         for log in episode.logs:
-            self._deliveries = [one for one in self._deliveries if one[0] is not log.sample]
+            self._deliveries = [
+                delivery for delivery in self._deliveries if delivery[0] is not log.sample
+            ]
             if log.sample.finish_reason is None:
                 self.sampler.abort(log.sample)
             else:
@@ -465,8 +473,8 @@ def _waits(log: Log) -> bool:
     return bool(log.turns) and log.turns[-1].end == log.tokens
 
 
-def _step_of(told: dict) -> Step:
-    """A step as another host has told it."""
-    lists = {name: tuple(told[name]) for name in ("ids", "messages", "stop")}
-    texts = {name: bytes.fromhex(told[name]) for name in ("state", "mark")}
-    return Step(**{**told, **lists, **texts})
+def _step_of(record: dict) -> Step:
+    """Returns the Step that another host has sent as JSON."""
+    lists = {name: tuple(record[name]) for name in ("ids", "messages", "stop")}
+    texts = {name: bytes.fromhex(record[name]) for name in ("state", "mark")}
+    return Step(**{**record, **lists, **texts})

@@ -140,14 +140,14 @@ class Episodes:
         Returns the batch of P x n rows and the report, as `Reward` returns them. Raises InputError
         if too many episodes fail, or n is no whole number of episodes.
         """
-        each, waiting = self.episodes_of_a_prompt(n), {}
+        per_prompt, waiting = self.episodes_of_a_prompt(n), {}
         branches = None
         if tree is not None:
 
             def branches(e):
-                first = e.prompt * each
-                leaves = tree.siblings(e.number - first, e.turns)
-                return [waiting.pop(first + leaf) for leaf in leaves]
+                start = e.prompt * per_prompt
+                leaves = tree.siblings(e.number - start, e.turns)
+                return [waiting.pop(start + leaf) for leaf in leaves]
 
         with timed("generate"):
             sampler = self.sampler(self.engine(actor, len(prompts.records) * n))
@@ -155,8 +155,8 @@ class Episodes:
             driver, early = Driver(sampler, self.crew, rules, branches=branches), Outcomes(self)
             keys = RequestKeys(key)
             for p in range(len(prompts.records)):
-                for at, episode in enumerate(self.episodes(prompts.select([p]), p, p, keys, n)):
-                    if tree is None or at % tree.leaves == 0:
+                for number, episode in enumerate(self.episodes(prompts.select([p]), p, p, keys, n)):
+                    if tree is None or number % tree.leaves == 0:
                         driver.admit(episode)
                     else:
                         waiting[episode.number] = episode
@@ -171,7 +171,7 @@ class Episodes:
         episodes.sort(key=lambda episode: episode.number)
         with timed("reward"):
             scores, groups = early.scores(episodes), [episode.prompt for episode in episodes]
-            return self.reported(driver, episodes, scores, groups, tree, each)
+            return self.reported(driver, episodes, scores, groups, tree, per_prompt)
 
     def score(self, *_):
         """Raises InputError: a row is not a response."""
@@ -211,8 +211,8 @@ class Episodes:
                 steps = [step] if step.restart else [*steps, step]
                 if step.ended or len(steps) == 2:
                     return steps
-                left = limits.max_tokens - len(step.ids) - len(ids)
-                self.crew.reply(_TRIED, ids, "stop", limits.max_turns - 1, left)
+                tokens_left = limits.max_tokens - len(step.ids) - len(ids)
+                self.crew.reply(_TRIED, ids, "stop", limits.max_turns - 1, tokens_left)
         finally:
             self.crew.drop(_TRIED)
             self.crew.take_counts()
@@ -243,7 +243,7 @@ class Episodes:
             raise InputError(
                 "rows with images cannot be played in episodes", fix="rows of text alone"
             )
-        each, rows = self.episodes_of_a_prompt(n), self.rules.rows
+        per_prompt, rows = self.episodes_of_a_prompt(n), self.rules.rows
         drawn = np.asarray(fetch(jax.random.key_data(keys.root))).tobytes()
         record = prompts.records[0]
         start = dict(
@@ -252,13 +252,15 @@ class Episodes:
             seed=_seed(drawn, at),
             prompt_ids=prompts.tokens[0, : prompts.lengths[0]].tolist(),
         )
-        made = []
-        for s in range(each):
-            first = (at * each + s) * rows
-            of_rows = np.stack([keys.of(first + row) for row in range(rows)])
-            own = {**start, "sample_seed": _seed(drawn, at, s)}
-            made.append(Trajectory(group * each + s, group, record, own, of_rows))
-        return made
+        episodes = []
+        for s in range(per_prompt):
+            first = (at * per_prompt + s) * rows
+            row_keys = np.stack([keys.of(first + row) for row in range(rows)])
+            episode_start = {**start, "sample_seed": _seed(drawn, at, s)}
+            episodes.append(
+                Trajectory(group * per_prompt + s, group, record, episode_start, row_keys)
+            )
+        return episodes
 
     def episodes_of_a_prompt(self, n: int) -> int:
         """Returns the number of episodes that n rows are. Raises InputError if it is
@@ -275,8 +277,8 @@ class Episodes:
 
     def rules_of(self, sampling) -> EpisodeRules:
         """Returns the rules of a rollout whose turns are sampled so, such as greedy ones."""
-        own = self.rules.sampling
-        stops = dict(stop_ids=own.stop_ids, stop_strings=own.stop_strings)
+        turn_sampling = self.rules.sampling
+        stops = dict(stop_ids=turn_sampling.stop_ids, stop_strings=turn_sampling.stop_strings)
         turn = dataclasses.replace(sampling, **stops)
         return dataclasses.replace(self.rules, sampling=turn)
 
@@ -300,12 +302,12 @@ class Episodes:
 
     def refuse_failures(self, episodes: list[Trajectory]) -> None:
         """Raises InputError, the same on all hosts, if too many episodes have failed."""
-        broken = [one for one in episodes if one.failure and one.kind != "abstained"]
+        broken = [e for e in episodes if e.failure and e.kind != "abstained"]
         most = self.max_failed * len(episodes)
-        one = len(broken) == 1 < len(episodes) and self.max_failed > 0
-        if len(broken) <= most or one:  # one of a few is more than any small share
+        single = len(broken) == 1 < len(episodes) and self.max_failed > 0
+        if len(broken) <= most or single:  # one of a few is more than any small share
             return
-        reasons = {f"{one.kind}: {one.failure}" for one in broken}
+        reasons = {f"{episode.kind}: {episode.failure}" for episode in broken}
         raise InputError(
             f"{len(broken)} of {len(episodes)} episodes failed, each "
             f"{'once' if not self.crew.retries else f'{1 + self.crew.retries} times'}",
@@ -329,31 +331,35 @@ class Episodes:
         those that are compared. Those of a `tree` are leaves of prompts that have `each` of
         them at most.
         """
-        rules, seats, found = self.rules, len(self.rules.seats), []
-        every = [seat_scores(episode, rules, of_reward) for episode in episodes]
-        for episode, group, scores in zip(episodes, groups, every, strict=True):
+        rules, seats, scored = self.rules, len(self.rules.seats), []
+        episode_scores = [seat_scores(episode, rules, of_reward) for episode in episodes]
+        for episode, group, scores in zip(episodes, groups, episode_scores, strict=True):
             sample = self.fields(episode)
             for seat, score in enumerate(scores):
-                found.append(ScoredRow(sample, score, episode.record, group * seats + seat))
+                scored.append(ScoredRow(sample, score, episode.record, group * seats + seat))
                 if score.status != "ok" and not episode.failure:
                     kind = "abstained" if score.status == "abstained" else "reward"
                     episode.failure, episode.kind = score.message or score.status, kind
-        ok = np.array([[score.status == "ok" for score in scores] for scores in every])
-        totals = np.array([[score.value for score in scores] for scores in every])
-        parts = parts_of([score for scores in every for score in scores])
+        ok = np.array([[score.status == "ok" for score in scores] for scores in episode_scores])
+        totals = np.array([[score.value for score in scores] for scores in episode_scores])
+        parts = parts_of([score for scores in episode_scores for score in scores])
         if tree is None:
-            of_seats = np.where(ok, totals, 0.0).astype(np.float32).reshape(-1)
-            of_rows = [x if x is None else x.repeat(rules.max_rows, 0) for x in (of_seats, parts)]
-            batch = rows_of(episodes, rules, *of_rows, groups, mask_bad_turns=self.mask_bad_turns)
+            seat_totals = np.where(ok, totals, 0.0).astype(np.float32).reshape(-1)
+            row_values = [
+                x if x is None else x.repeat(rules.max_rows, 0) for x in (seat_totals, parts)
+            ]
+            batch = rows_of(
+                episodes, rules, *row_values, groups, mask_bad_turns=self.mask_bad_turns
+            )
         else:
-            worth = np.where(ok, totals, np.nan)
-            batch = self._rows_of_tree(tree, episodes, worth, parts, each)
+            values = np.where(ok, totals, np.nan)
+            batch = self._rows_of_tree(tree, episodes, values, parts, each)
         metrics = episode_metrics(episodes, groups, totals[:, 0].tolist(), self.correct_at)
         metrics |= self._counts(driver)
         if tree is not None:
             metrics["turn_tree/leaves"] = len(episodes) / len({*groups})
-        shown = summaries(episodes, rules, groups, totals, self.tokenizer)
-        return place(batch, self.mesh), RewardReport(tuple(found), (metrics,), shown)
+        transcripts = summaries(episodes, rules, groups, totals, self.tokenizer)
+        return place(batch, self.mesh), RewardReport(tuple(scored), (metrics,), transcripts)
 
     def _rows_of_tree(
         self,
@@ -361,32 +367,36 @@ class Episodes:
         episodes: list[Trajectory],
         totals: np.ndarray,
         parts: np.ndarray | None,
-        each: int,
+        per_prompt: int,
     ) -> Batch:
         """The rows of the nodes, of leaves with these totals [E, seats] and parts [E seats, K]."""
         prompts = episodes[-1].prompt + 1
         leaves = [{} for _ in range(prompts)]
-        of_leaves = np.full((prompts * each, totals.shape[1]), np.nan)
-        own = [episode.number for episode in episodes]
-        of_leaves[own] = totals
-        of_parts = None
+        leaf_totals = np.full((prompts * per_prompt, totals.shape[1]), np.nan)
+        numbers = [episode.number for episode in episodes]
+        leaf_totals[numbers] = totals
+        leaf_parts = None
         if parts is not None:
-            of_parts = np.full((*of_leaves.shape, parts.shape[-1]), np.nan)
-            of_parts[own] = parts.reshape(*totals.shape, -1)
-            of_parts[np.isnan(of_leaves)] = np.nan
-            of_parts = of_parts.reshape(prompts, each, *of_parts.shape[1:])
+            leaf_parts = np.full((*leaf_totals.shape, parts.shape[-1]), np.nan)
+            leaf_parts[numbers] = parts.reshape(*totals.shape, -1)
+            leaf_parts[np.isnan(leaf_totals)] = np.nan
+            leaf_parts = leaf_parts.reshape(prompts, per_prompt, *leaf_parts.shape[1:])
         for episode in episodes:
-            leaves[episode.prompt][episode.number - episode.prompt * each] = episode
-        worth, masks = of_leaves.reshape(prompts, each, -1), self.mask_bad_turns
-        return tree_rows(tree, leaves, each, self.rules, worth, of_parts, mask_bad_turns=masks)
+            leaves[episode.prompt][episode.number - episode.prompt * per_prompt] = episode
+        values, masks = leaf_totals.reshape(prompts, per_prompt, -1), self.mask_bad_turns
+        return tree_rows(
+            tree, leaves, per_prompt, self.rules, values, leaf_parts, mask_bad_turns=masks
+        )
 
     def _counts(self, driver: Driver) -> dict[str, float]:
         """Counts what the workers of all hosts did again, and how slots were used."""
-        told = hosts.gather(self.crew.take_counts())
-        again = ("retried", "replayed", "killed")
-        found = {f"env/{name}": float(sum(counts[name] for counts in told)) for name in again}
+        host_counts = hosts.gather(self.crew.take_counts())
+        names = ("retried", "replayed", "killed")
+        metrics = {
+            f"env/{name}": float(sum(counts[name] for counts in host_counts)) for name in names
+        }
         sampler = driver.sampler
-        return found | driver.take_use() | sampler.page_metrics() | sampler.draft_metrics()
+        return metrics | driver.take_use() | sampler.page_metrics() | sampler.draft_metrics()
 
 
 def _fields(record: PromptRecord) -> dict:
@@ -401,7 +411,7 @@ def _fields(record: PromptRecord) -> dict:
 
 
 def _messages_of(record: PromptRecord) -> list[dict] | None:
-    return None if record.messages is None else [dict(one) for one in record.messages]
+    return None if record.messages is None else [dict(message) for message in record.messages]
 
 
 def _seed(drawn: bytes, *numbers: int) -> int:

@@ -62,8 +62,8 @@ class EpisodesInFlight:
         self.driver = Driver(sampler, player.crew, rules, IN_FLIGHT, self.clock)
         unfinished = []
         for group in groups:
-            stood, group.stood = group.stood["episodes"], None
-            for episode, state in zip(self._new_episodes(group), stood, strict=True):
+            states, group.stood = group.stood["episodes"], None
+            for episode, state in zip(self._new_episodes(group), states, strict=True):
                 unfinished += self._brought_to(episode, state)
         sampler.restore(unfinished)
 
@@ -126,8 +126,13 @@ class EpisodesInFlight:
     def seat_values(self, group) -> set[tuple[int, float]]:
         """Returns the known scores, each with its seat."""
         scores, rules = self._scores([group]), self.player.rules
-        of_seats = [seat_scores(episode, rules, scores) for episode in self.members(group)]
-        return {(seat, s.value) for of in of_seats for seat, s in enumerate(of) if s.status == "ok"}
+        episode_scores = [seat_scores(episode, rules, scores) for episode in self.members(group)]
+        return {
+            (seat, s.value)
+            for seats in episode_scores
+            for seat, s in enumerate(seats)
+            if s.status == "ok"
+        }
 
     def tokens(self, group) -> int:
         """Counts the tokens of a group that the policy drew."""
@@ -151,9 +156,9 @@ class EpisodesInFlight:
         self.player.refuse_failures(self._dropped + episodes)
         self._dropped = []
         self.driver.rest()
-        of = np.repeat(np.arange(len(groups)), self.each).tolist()
+        group_index = np.repeat(np.arange(len(groups)), self.each).tolist()
         with timed("reward"):
-            return self.player.reported(self.driver, episodes, self._scores(groups), of)
+            return self.player.reported(self.driver, episodes, self._scores(groups), group_index)
 
     # -- a checkpoint
 
@@ -177,8 +182,8 @@ class EpisodesInFlight:
         group.keys = RequestKeys(jax.random.wrap_key_data(np.asarray(saved["key"], np.uint32)))
         group.stood = {name: saved[name] for name in ("at", "key", "episodes")}
         rules = self.player.rules_of(self.cfg.sampling)
-        for episode, one in zip(self._new_episodes(group), saved["episodes"], strict=True):
-            episode.set_state(one, rules.sampling)
+        for episode, state in zip(self._new_episodes(group), saved["episodes"], strict=True):
+            episode.set_state(state, rules.sampling)
             tokens = max((log.tokens for log in episode.logs), default=0)
             if tokens > (most := rules.limits.max_tokens):
                 rule = f"an episode in flight has a log of {tokens} tokens"
@@ -187,16 +192,16 @@ class EpisodesInFlight:
 
     def versions(self, group) -> set[int]:
         """Returns the versions of the tokens that the policy wrote, after `set_state`."""
-        logs = [log["sample"] for one in group.stood["episodes"] for log in one["logs"]]
-        samples = [Sample.from_state(one, self.cfg.sampling) for one in logs]
+        logs = [log["sample"] for episode in group.stood["episodes"] for log in episode["logs"]]
+        samples = [Sample.from_state(state, self.cfg.sampling) for state in logs]
         written = [sample.versions[sample.chosen] for sample in samples]
-        return {int(version) for of_sample in written for version in np.unique(of_sample)}
+        return {int(version) for versions in written for version in np.unique(versions)}
 
-    def _brought_to(self, episode: Trajectory, stood: dict) -> list[Sample]:
+    def _brought_to(self, episode: Trajectory, state: dict) -> list[Sample]:
         """Plays a new episode on from where one stood -> its samples that are in the sampler."""
         repeatable = spec(self.player.crew.component).repeatable
-        if stood["finish"] is not None or repeatable:
-            episode.set_state(stood, self.driver.rules.sampling)
+        if state["finish"] is not None or repeatable:
+            episode.set_state(state, self.driver.rules.sampling)
         self.driver.admit(episode)
         last = {log.seat: log.sample for log in episode.logs}  # the earlier ones have ended
         return [] if episode.finish is not None else list(last.values())

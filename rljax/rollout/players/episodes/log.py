@@ -51,8 +51,11 @@ class Transition:
     @classmethod
     def from_state(cls, state: dict) -> "Transition":
         """Returns the turn of a state."""
-        known = {"state": bytes.fromhex(state["state"]), "observation": tuple(state["observation"])}
-        return cls(**(state | known))
+        decoded = {
+            "state": bytes.fromhex(state["state"]),
+            "observation": tuple(state["observation"]),
+        }
+        return cls(**(state | decoded))
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,8 +88,11 @@ class Log:
         """Returns the log of a state, whose turns are sampled so."""
         turns = [Transition.from_state(turn) for turn in state["turns"]]
         sample = Sample.from_state(state["sample"], sampling)
-        next_state, said = bytes.fromhex(state["next_state"]), tuple(state["next_observation"])
-        return cls(state["seat"], sample, turns, next_state, said)
+        next_state, observation = (
+            bytes.fromhex(state["next_state"]),
+            tuple(state["next_observation"]),
+        )
+        return cls(state["seat"], sample, turns, next_state, observation)
 
 
 @dataclasses.dataclass(eq=False)
@@ -139,11 +145,11 @@ class Trajectory:
     def get_state(self, seconds: float) -> dict:
         """Returns the episode's state as JSON, when the driver's clock shows `seconds`."""
         reason = None if self.finish is None else int(self.finish)
-        begun = None if self.begun_s is None else seconds - self.begun_s
+        age_s = None if self.begun_s is None else seconds - self.begun_s
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             "finish": reason,
-            "age_s": begun,
+            "age_s": age_s,
             "marks": [mark.hex() for mark in self.marks],
             "logs": [log.get_state() for log in self.logs],
             "speaker": self.logs.index(self.speaker) if self.speaker in self.logs else None,
@@ -162,8 +168,8 @@ class Trajectory:
 
     def anew(self) -> "Trajectory":
         """Returns the same episode at its beginning; one with an origin is to be brought there."""
-        same = (self.number, self.prompt, self.record, self.start, self.keys)
-        return Trajectory(*same, self.attempt + 1, begun_s=self.begun_s, origin=self.origin)
+        identity = (self.number, self.prompt, self.record, self.start, self.keys)
+        return Trajectory(*identity, self.attempt + 1, begun_s=self.begun_s, origin=self.origin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,16 +192,16 @@ class EpisodeRules:
 
 def limited_sampling(sampling: Sampling, step: Step, room: int) -> Sampling:
     """Returns how the turn that answers a step is sampled, with `room` for so many tokens."""
-    asked = (step.max_tokens,) if step.max_tokens else ()
+    step_limit = (step.max_tokens,) if step.max_tokens else ()
     stops = tuple(dict.fromkeys((*sampling.stop_strings, *step.stop)))
-    most = min(sampling.max_response_tokens, room, *asked)
+    most = min(sampling.max_response_tokens, room, *step_limit)
     return dataclasses.replace(sampling, max_response_tokens=most, stop_strings=stops)
 
 
 def replies_of(episode: Trajectory, limits: EpisodeLimits) -> list[tuple]:
     """Returns what the environment of an episode was handed so far, in order."""
     turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
-    turns.sort(key=lambda one: one[0])
+    turns.sort(key=lambda entry: entry[0])
     return [reply_of(log, turn, limits) for _, log, turn in turns]
 
 

@@ -36,14 +36,14 @@ def episode_sample(episode: Trajectory, tokenizer, rubrics) -> RewardInput:
     """Returns what a reward function may read of an episode: its last turn, and the whole of it."""
     log = episode.speaker
     ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
-    asked = (episode.record.prompt_text, episode.record.messages)
-    text = functools.partial(response_of, tokenizer, ids, *asked)
+    prompt = (episode.record.prompt_text, episode.record.messages)
+    text = functools.partial(response_of, tokenizer, ids, *prompt)
     sample = sample_of(episode.record, text, ids, episode.finish, episode.prompt, rubrics)
-    turns = [turn for one in episode.logs for turn in one.turns]
-    said = []
+    turns = [turn for seat_log in episode.logs for turn in seat_log.turns]
+    conversation = []
     for turn in turns:
-        said += [*turn.observation, {"role": "assistant", "content": turn.text}]
-    return sample.adding(conversation=said, turns=len(turns), calls=episode.calls)
+        conversation += [*turn.observation, {"role": "assistant", "content": turn.text}]
+    return sample.adding(conversation=conversation, turns=len(turns), calls=episode.calls)
 
 
 def seat_scores(
@@ -52,20 +52,24 @@ def seat_scores(
     """Returns the total return of each seat: the rewards of its turns, and the outcome, that of the
     reward function in `of_reward` if the episode has none."""
     if episode.failure:
-        why = f"{episode.kind}: {episode.failure}"
-        return [Score(np.nan, {}, "error", episode.seconds, why)] * len(rules.seats)
-    given = of_reward[episode.number] if is_unscored(episode) else None
-    if given is not None and given.status != "ok":
-        return [given] * len(rules.seats)
-    found = []
+        message = f"{episode.kind}: {episode.failure}"
+        return [Score(np.nan, {}, "error", episode.seconds, message)] * len(rules.seats)
+    reward_score = of_reward[episode.number] if is_unscored(episode) else None
+    if reward_score is not None and reward_score.status != "ok":
+        return [reward_score] * len(rules.seats)
+    scores = []
     for seat, name in enumerate(rules.seats):
-        outcome = given.value if given is not None else float(episode.outcome.get(name, 0.0))
+        outcome = (
+            reward_score.value
+            if reward_score is not None
+            else float(episode.outcome.get(name, 0.0))
+        )
         logs = [log for log in episode.logs if log.seat == seat]
         paid = sum(turn.reward for log in logs for turn in log.turns)
-        parts = episode.parts | ({} if given is None else given.parts)
+        parts = episode.parts | ({} if reward_score is None else reward_score.parts)
         parts |= {"outcome": outcome, "turn_rewards": float(paid)}
-        found.append(Score(outcome + paid, parts, "ok", episode.seconds))
-    return found
+        scores.append(Score(outcome + paid, parts, "ok", episode.seconds))
+    return scores
 
 
 class Outcomes:
@@ -90,15 +94,15 @@ class Outcomes:
 
     def scores(self, episodes: list[Trajectory]) -> dict[int, Score]:
         """Returns the score of every episode that a reward function scores, by its number."""
-        asked = [episode for episode in episodes if is_unscored(episode)]
-        if not asked:
+        unscored = [episode for episode in episodes if is_unscored(episode)]
+        if not unscored:
             return {}
         pool = pool_of(self.player.open_reward())
-        mine = [episode for episode in asked if episode.is_here]
+        local = [episode for episode in unscored if episode.is_here]
         if pool.grouped:  # a group is scored where its first sample is
-            mine = [e for e in asked if e.prompt % hosts.count() == hosts.index()]
-        late = [episode for episode in mine if episode.number not in self._pending]
+            local = [e for e in unscored if e.prompt % hosts.count() == hosts.index()]
+        late = [episode for episode in local if episode.number not in self._pending]
         scored = pool.score([self.player.fields(episode) for episode in late])
-        own = {episode.number: score for episode, score in zip(late, scored, strict=True)}
-        own |= {number: of.result()[0] for number, of in self._pending.items()}
-        return own if hosts.count() == 1 else of_all_hosts(own)
+        scores = {episode.number: score for episode, score in zip(late, scored, strict=True)}
+        scores |= {number: pending.result()[0] for number, pending in self._pending.items()}
+        return scores if hosts.count() == 1 else of_all_hosts(scores)

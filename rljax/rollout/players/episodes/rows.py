@@ -150,38 +150,40 @@ def rows_of(
     every_row = np.arange(rows, dtype=np.int32)
     seat = every_row // rules.max_rows % len(rules.seats)
     states: dict[bytes, int] = {}
-    alone = (max(groups) + 1) * len(rules.seats)
-    group = alone + every_row
-    for at, episode in enumerate(episodes):
-        of_seat: dict[int, list[int]] = {}  # the rows of each
+    own_groups = (max(groups) + 1) * len(rules.seats)
+    group = own_groups + every_row
+    for index, episode in enumerate(episodes):
+        seat_rows: dict[int, list[int]] = {}  # the rows of each
         played = dict.fromkeys(range(len(rules.seats)), 0)  # turns
         for log in episode.logs:
-            own_rows = of_seat.setdefault(log.seat, [])
-            row = at * rules.rows + log.seat * rules.max_rows + len(own_rows)
+            own_rows = seat_rows.setdefault(log.seat, [])
+            row = index * rules.rows + log.seat * rules.max_rows + len(own_rows)
             own_rows.append(row)
             _fill(fields, row, log, states, mask_bad_turns, played[log.seat])
             played[log.seat] += len(log.turns)
             lengths[row] = log.tokens
             finish[row] = episode.finish
-        own = slice(at * rules.rows, (at + 1) * rules.rows)
+        span = slice(index * rules.rows, (index + 1) * rules.rows)
         if episode.failure:
-            fields["mask"][own] = fields["rewards"][own] = 0.0
+            fields["mask"][span] = fields["rewards"][span] = 0.0
             continue
-        group[own] = groups[at] * len(rules.seats) + seat[own]
-        for own_rows in of_seat.values():
+        group[span] = groups[index] * len(rules.seats) + seat[span]
+        for own_rows in seat_rows.values():
             learned = [row for row in own_rows if fields["mask"][row].any()]
             last = learned[-1] if learned else own_rows[-1]
             paid = sum(fields["rewards"][row].sum() for row in own_rows)
             _reward(fields, last, lengths[last], scores[own_rows[0]] - paid)
-    every = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
-    known = np.repeat(every, rules.max_rows)  # whether any row of the episode and seat is learned
+    seat_learned = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
+    is_learned = np.repeat(
+        seat_learned, rules.max_rows
+    )  # whether any row of the episode and seat is learned
     batch = batch_from_rows(
         fields.pop("tokens"),
         lengths,
         fields.pop("mask"),
-        group=np.where(known, group, alone + every_row).astype(np.int32),
+        group=np.where(is_learned, group, own_groups + every_row).astype(np.int32),
         finish_reason=finish,
-        scores=np.where(known, scores, 0.0).astype(np.float32),
+        scores=np.where(is_learned, scores, 0.0).astype(np.float32),
         reward_parts=None if parts is None else parts.astype(np.float32),
         episode=(every_row // rules.max_rows).astype(np.int32),
         seat=seat.astype(np.int32),
@@ -197,19 +199,19 @@ def _fill(
     sample, start = log.sample, len(log.sample.prompt)
     end = log.tokens
     fields["tokens"][row, :end] = sample.ids
-    for name, of_sample in _PER_TOKEN:
-        fields[name][row, start:end] = getattr(sample, of_sample)
+    for name, attribute in _PER_TOKEN:
+        fields[name][row, start:end] = getattr(sample, attribute)
     mask = fields["mask"][row]
     last = log.turns[-1].end if log.turns else start
     mask[last:] = 0.0  # what was begun when a limit ended the episode
     fields["policy_version"][row] *= mask > 0
     for number, turn in enumerate(log.turns, played + 1):
-        at = slice(turn.start, turn.end)
+        span = slice(turn.start, turn.end)
         if turn.bad and mask_bad_turns:
-            mask[at] = 0.0
-        fields["step_ids"][row, at] = number
+            mask[span] = 0.0
+        fields["step_ids"][row, span] = number
         if turn.state:  # 0 where the environment names none
-            fields["state_ids"][row, at] = states.setdefault(turn.state, len(states) + 1)
+            fields["state_ids"][row, span] = states.setdefault(turn.state, len(states) + 1)
     for turn in log.turns:
         _reward(fields, row, turn.end, turn.reward)
 
@@ -232,23 +234,23 @@ def summaries(
 ) -> tuple[EpisodeSummary, ...]:
     """Returns each seat of each episode, for the transcripts. groups: those of `rows_of`; totals:
     the return of each [E][seats]."""
-    found = []
-    for at, episode in enumerate(episodes):
+    entries = []
+    for index, episode in enumerate(episodes):
         for seat in sorted({log.seat for log in episode.logs}):
             logs = [log for log in episode.logs if log.seat == seat]
-            total = None if episode.failure else float(totals[at][seat])
-            group = groups[at] * len(rules.seats) + seat
+            total = None if episode.failure else float(totals[index][seat])
+            group = groups[index] * len(rules.seats) + seat
             record = functools.partial(
-                _record, at, episode, logs, group, rules.seats[seat], total, tokenizer
+                _record, index, episode, logs, group, rules.seats[seat], total, tokenizer
             )
             tokens = sum(log.tokens for log in logs)
             status = episode.kind or "ok"
-            found.append(EpisodeSummary(at, group, status, total, tokens, record))
-    return tuple(found)
+            entries.append(EpisodeSummary(index, group, status, total, tokens, record))
+    return tuple(entries)
 
 
 def _record(
-    at: int,
+    index: int,
     episode: Trajectory,
     logs: list[Log],
     group: int,
@@ -263,16 +265,16 @@ def _record(
     for log in logs:
         sample, read, start = log.sample, 0, len(log.sample.prompt)
         for turn in log.turns:
-            own = slice(turn.start - start, turn.end - start)
-            ids = [int(i) for i in sample.tokens[own]]
+            span = slice(turn.start - start, turn.end - start)
+            ids = [int(i) for i in sample.tokens[span]]
             turns.append(
                 turn_record(
                     observation=text(sample.ids[read : turn.start]),
                     tokens=ids,
                     pieces=[text([i]) for i in ids],
-                    logprobs=sample.logprobs[own],
-                    chosen=sample.chosen[own],
-                    versions=sample.versions[own],
+                    logprobs=sample.logprobs[span],
+                    chosen=sample.chosen[span],
+                    versions=sample.versions[span],
                     text=turn.text,
                     reward=turn.reward,
                     bad=turn.bad,
@@ -280,7 +282,7 @@ def _record(
             )
             read = turn.end
     return episode_record(
-        episode=at,
+        episode=index,
         group=group,
         turns=turns,
         seat=seat,
@@ -305,8 +307,8 @@ def episode_metrics(
     for episode in live:
         name = episode.finish.name.lower()
         ends[name if name in ends else "stop"] += 1
-    found = {f"episode/ended/{name}": number / count for name, number in ends.items()}
-    found |= {
+    metrics = {f"episode/ended/{name}": number / count for name, number in ends.items()}
+    metrics |= {
         "env/failed": float(len(episodes) - len(live)),
         "calls/per_episode": _mean([episode.calls for episode in live]),
         "env/seconds": _mean([episode.waited_s for episode in live]),
@@ -315,21 +317,23 @@ def episode_metrics(
     for name in ("bad", "unknown", "failed"):
         field = "bad_turns" if name == "bad" else f"{name}_calls"
         number = sum(getattr(episode, field) for episode in live)
-        found[f"calls/{name}"] = number / max(calls + (number if name == "bad" else 0), 1)
-    seconds = [one for episode in live for one in episode.call_seconds]
+        metrics[f"calls/{name}"] = number / max(calls + (number if name == "bad" else 0), 1)
+    seconds = [call_s for episode in live for call_s in episode.call_seconds]
     for share in (50, 99) if seconds else ():
-        found[f"calls/seconds_p{share}"] = float(np.percentile(seconds, share))
-    drift = [one for episode in live for one in episode.drift]
+        metrics[f"calls/seconds_p{share}"] = float(np.percentile(seconds, share))
+    drift = [kind for episode in live for kind in episode.drift]
     for name in ("same", "retokenized", "rewritten") if drift else ():
-        found[f"drift/{name}"] = drift.count(name) / len(drift)
-    failed, worth = np.array([bool(e.failure) for e in episodes]), np.asarray(returns)
+        metrics[f"drift/{name}"] = drift.count(name) / len(drift)
+    failed, totals = np.array([bool(e.failure) for e in episodes]), np.asarray(returns)
     number = np.asarray(groups)
-    of_groups = [(worth[number == g], failed[number == g]) for g in dict.fromkeys(groups)]
-    found["group/partial"] = _mean([lost.any() and not lost.all() for _, lost in of_groups])
-    found["group/dead"] = _mean([len({*of[~lost].tolist()}) < 2 for of, lost in of_groups])
+    group_values = [(totals[number == g], failed[number == g]) for g in dict.fromkeys(groups)]
+    metrics["group/partial"] = _mean([lost.any() and not lost.all() for _, lost in group_values])
+    metrics["group/dead"] = _mean(
+        [len({*values[~lost].tolist()}) < 2 for values, lost in group_values]
+    )
     if live:
         scored = [x for x, episode in zip(returns, episodes, strict=True) if not episode.failure]
-        found |= {
+        metrics |= {
             "episode/turns": _mean([episode.turns for episode in live]),
             "episode/tokens": _mean([e.tokens for e in live]),
             "episode/seconds": _mean([episode.seconds for episode in live]),
@@ -337,7 +341,7 @@ def episode_metrics(
             "episode/success": _mean([x >= correct_at for x in scored]),
             "drift/new_rows": _mean([len(e.logs) for e in live]),
         }
-    return found
+    return metrics
 
 
 def _mean(values: Sequence) -> float:

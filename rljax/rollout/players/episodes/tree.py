@@ -47,8 +47,8 @@ class TurnTree:
                 rule="a whole number, at least 2",
                 fix="branches=2, or more",
             )
-        whole = isinstance(self.at, tuple) and all(isinstance(k, int) for k in self.at)
-        if not whole or not self.at or self.at[0] < 1 or list(self.at) != sorted({*self.at}):
+        valid = isinstance(self.at, tuple) and all(isinstance(k, int) for k in self.at)
+        if not valid or not self.at or self.at[0] < 1 or list(self.at) != sorted({*self.at}):
             raise InputError(
                 "turn_tree(at)",
                 value=self.at,
@@ -89,15 +89,15 @@ class TurnTree:
 
     def of_prompt(self, leaves: int) -> list[Node]:
         """Returns the nodes of a prompt with `leaves` leaves."""
-        found, group, ends = [], 0, (0, *self.at, None)
+        nodes, group, ends = [], 0, (0, *self.at, None)
         for level in range(len(self.at) + 1):
-            own = self._leaves_below(level)
-            family = own * self.branches if level else leaves
-            for leaf in range(0, leaves, own):
+            leaves_below = self._leaves_below(level)
+            family = leaves_below * self.branches if level else leaves
+            for leaf in range(0, leaves, leaves_below):
                 number = group + leaf // family
-                found.append(Node(level, leaf, number, own, ends[level], ends[level + 1]))
+                nodes.append(Node(level, leaf, number, leaves_below, ends[level], ends[level + 1]))
             group += leaves // family
-        return found
+        return nodes
 
     def groups(self, leaves: int) -> int:
         """Returns how many groups of siblings a prompt with `leaves` leaves has."""
@@ -122,8 +122,8 @@ class TurnTree:
 def _mean_over(x: np.ndarray, children: int) -> np.ndarray:
     """Means of each `children` neighbours that are not NaN; NaN where all are."""
     x = x.reshape(-1, children, *x.shape[1:])
-    known = ~np.isnan(x)
-    total, count = np.where(known, x, 0.0).sum(axis=1), known.sum(axis=1)
+    valid = ~np.isnan(x)
+    total, count = np.where(valid, x, 0.0).sum(axis=1), valid.sum(axis=1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -156,22 +156,26 @@ def tree_rows(
     over all rows is one over episodes.
     """
     nodes, seats, groups = tree.of_prompt(each), len(rules.seats), tree.groups(each)
-    views, of_group, scores, shares, weights = [], [], [], [], []
-    for prompt, own in enumerate(leaves):
+    views, row_groups, scores, shares, weights = [], [], [], [], []
+    for prompt, prompt_leaves in enumerate(leaves):
         means = tree.means(totals[prompt])
-        of_parts = None if parts is None else tree.means(parts[prompt])
+        part_means = None if parts is None else tree.means(parts[prompt])
         for node in nodes:
-            at = node.leaf // node.leaves
-            value = means[node.level][at]
-            views.append(_view(tree, node, own, len(views), bool(np.isnan(value).any())))
-            of_group.append(prompt * groups + node.group)
-            scores += list(value - _paid(own.get(node.leaf), node, seats))
+            index = node.leaf // node.leaves
+            value = means[node.level][index]
+            views.append(_view(tree, node, prompt_leaves, len(views), bool(np.isnan(value).any())))
+            row_groups.append(prompt * groups + node.group)
+            scores += list(value - _paid(prompt_leaves.get(node.leaf), node, seats))
             weights.append(node.leaves)
-            if of_parts is not None:
-                shares += list(np.where(np.isnan(value)[:, None], 0.0, of_parts[node.level][at]))
-    of_rows = None if parts is None else np.repeat(np.array(shares, np.float32), rules.max_rows, 0)
-    worth = np.repeat(np.nan_to_num(np.array(scores, np.float32)), rules.max_rows)
-    batch = rows_of(views, rules, worth, of_rows, of_group, mask_bad_turns=mask_bad_turns)
+            if part_means is not None:
+                shares += list(
+                    np.where(np.isnan(value)[:, None], 0.0, part_means[node.level][index])
+                )
+    row_parts = (
+        None if parts is None else np.repeat(np.array(shares, np.float32), rules.max_rows, 0)
+    )
+    row_scores = np.repeat(np.nan_to_num(np.array(scores, np.float32)), rules.max_rows)
+    batch = rows_of(views, rules, row_scores, row_parts, row_groups, mask_bad_turns=mask_bad_turns)
     share = np.repeat(np.array(weights, np.float32), rules.rows)[:, None]
     return batch.replace(weights=np.broadcast_to(share, batch.mask.shape).copy())
 
@@ -181,8 +185,8 @@ def _view(
 ) -> Trajectory:
     """The turns of a node as an episode. Without logs where there is no such node: its parent has
     ended before it could branch."""
-    some = next(iter(leaves.values()))
-    view = Trajectory(number, some.prompt, some.record, some.start, some.keys)
+    first = next(iter(leaves.values()))
+    view = Trajectory(number, first.prompt, first.record, first.start, first.keys)
     view.finish = FinishReason.ABORT
     if not _is_there(tree, node, leaves):
         return view
