@@ -76,11 +76,11 @@ class Conversation:
         self.ids, self._written = [*self.ids, *ids], text
         if self.messages is None:
             return
-        apart = bool(parsed.reasoning) and _reads_reasoning_apart(self.tokenizer)
-        message = assistant_message(text, parsed, apart=apart)
+        separate = bool(parsed.reasoning) and _reads_reasoning_apart(self.tokenizer)
+        message = assistant_message(text, parsed, apart=separate)
         if self.messages[-1]["role"] == "assistant":  # which it has gone on with
-            begun = self.messages.pop()
-            message = {**begun, **message, "content": _joined(begun, message)}
+            opened = self.messages.pop()
+            message = {**opened, **message, "content": _joined(opened, message)}
         self.messages.append(message)
 
     def append(self, new: Sequence[Mapping], *, look: bool) -> tuple[list[int], bool, str]:
@@ -92,20 +92,22 @@ class Conversation:
             ids = encode_after(self.tokenizer, self.ids[-1], text)[0] if text else []
             self.ids = [*self.ids, *ids]
             return ids, False, ""
-        before, how = self._rendered, dict(written=self._written, **self._options)
-        ids, whole, kept = appended_after(
-            self.tokenizer, self.ids[-1], before, self.messages, new, **how
+        before, options = self._rendered, dict(written=self._written, **self._options)
+        ids, rendered, unchanged = appended_after(
+            self.tokenizer, self.ids[-1], before, self.messages, new, **options
         )
         check_messages(
-            self.tokenizer, new, whole[len(before) :] if whole.startswith(before) else whole
+            self.tokenizer,
+            new,
+            rendered[len(before) :] if rendered.startswith(before) else rendered,
         )
         self.messages += [dict(message) for message in new]
-        self._rendered = whole
+        self._rendered = rendered
         drift = ""
         if look:
-            drift = compare_log(self.tokenizer, [*self.ids, *ids], whole)[0].value
-        if self.rewrite and not kept:
-            self.ids = self.tokenizer.encode(whole)
+            drift = compare_log(self.tokenizer, [*self.ids, *ids], rendered)[0].value
+        if self.rewrite and not unchanged:
+            self.ids = self.tokenizer.encode(rendered)
             return self.ids, True, drift
         self.ids = [*self.ids, *ids]
         return ids, False, drift
@@ -115,12 +117,12 @@ class Conversation:
         if self.messages is None or self.messages[-1]["role"] != "assistant":
             return ""
         try:
-            whole = self.tokenizer.render_chat(
+            rendered = self.tokenizer.render_chat(
                 self.messages, add_generation_prompt=False, **self._options
             )
         except InputError:  # a template that refuses what the policy wrote
             return "rewritten"
-        return compare_log(self.tokenizer, self.ids, whole, complete=False)[0].value
+        return compare_log(self.tokenizer, self.ids, rendered, complete=False)[0].value
 
     def shortened(self, messages: Sequence[Mapping]) -> list[dict]:
         """The messages of an observation with at most `limit` tokens of content: the longest ones
@@ -128,25 +130,25 @@ class Conversation:
         return shortened(self.tokenizer, messages, self.limit)
 
 
-def _joined(begun: Mapping, message: Mapping) -> str:
+def _joined(opened: Mapping, message: Mapping) -> str:
     """The content of a turn that was begun, and of what the policy wrote behind it."""
-    first = begun.get("content") or ""
-    if not isinstance(first, str):
-        first = "".join(part.get("text") or "" for part in first)
-    return first + (message.get("content") or "")
+    text = opened.get("content") or ""
+    if not isinstance(text, str):
+        text = "".join(part.get("text") or "" for part in text)
+    return text + (message.get("content") or "")
 
 
 @functools.lru_cache(maxsize=8)
 def _reads_reasoning_apart(tokenizer) -> bool:
     """Returns whether the chat template writes a turn's reasoning_content, and another text where
     the reasoning stands in the content, in its marks."""
-    asked = {"role": "user", "content": "Q"}
-    told = {"role": "assistant", "content": "<think>\nWHY\n</think>\n\nANSWER"}
-    apart = {"role": "assistant", "content": "ANSWER", "reasoning_content": "WHY"}
+    question = {"role": "user", "content": "Q"}
+    inline = {"role": "assistant", "content": "<think>\nWHY\n</think>\n\nANSWER"}
+    separate = {"role": "assistant", "content": "ANSWER", "reasoning_content": "WHY"}
     try:
         first, second = (
-            tokenizer.render_chat([asked, message], add_generation_prompt=False)
-            for message in (told, apart)
+            tokenizer.render_chat([question, message], add_generation_prompt=False)
+            for message in (inline, separate)
         )
     except InputError:
         return False
@@ -181,38 +183,38 @@ def _control(tokenizer, message: Mapping) -> frozenset[int]:
 
 def _share(sizes: Sequence[int], limit: int) -> int:
     """The greatest number c with sum(min(size, c)) <= limit."""
-    left, count = limit, len(sizes)
+    remaining, count = limit, len(sizes)
     for size in sorted(sizes):
-        if size * count > left:
-            return left // count
-        left, count = left - size, count - 1
+        if size * count > remaining:
+            return remaining // count
+        remaining, count = remaining - size, count - 1
     return limit
 
 
 def _cut(tokenizer, text: str, limit: int, control: frozenset[int]) -> str:
     """Head and tail of a text, with how much was left out between them."""
     most = CHARACTERS_PER_TOKEN * limit
-    whole = len(text) <= most
-    head_ids = tokenizer.encode(text if whole else text[:most])
-    tail_ids = head_ids if whole else tokenizer.encode(text[-most:])
+    complete = len(text) <= most
+    head_ids = tokenizer.encode(text if complete else text[:most])
+    tail_ids = head_ids if complete else tokenizer.encode(text[-most:])
     room = limit
     while room > 0:
         head, tail = head_ids[: (room + 1) // 2], tail_ids[len(tail_ids) - room // 2 :]
         # Half a character at a cut decodes to U+FFFD.
         first, last = (tokenizer.decode(ids).strip("\ufffd") for ids in (head, tail))
-        if whole:
+        if complete:
             left_out = f"[{len(head_ids) - room} tokens cut]"
         else:
             left_out = f"[{len(text) - len(first) - len(last)} characters cut]"
-        over = 1
+        excess = 1
         for between in (left_out, ""):  # an alphabet may not have these characters
             try:
-                made = "".join(parted_pieces(tokenizer, [first, between, last], control))
-                over = len(tokenizer.encode(made)) - limit
+                joined = "".join(parted_pieces(tokenizer, [first, between, last], control))
+                excess = len(tokenizer.encode(joined)) - limit
             except InputError:
                 continue
-            if over <= 0:
-                return made
+            if excess <= 0:
+                return joined
             break
-        room -= over
+        room -= excess
     return ""

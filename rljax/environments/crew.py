@@ -52,8 +52,8 @@ class EpisodeCrew:
         self.text, self.limits, self.retries = text, limits, retries
         self.component = resolve_for_workers("environment", text, HOME)
         self._owner = os.getpid()
-        how = limits, workers, retries, int(memory_gb * (1 << 30)), log and Prints(log)
-        self._supervisor = EpisodeSupervisor(self.component, pickle.dumps(tokenizer), *how)
+        settings = limits, workers, retries, int(memory_gb * (1 << 30)), log and Prints(log)
+        self._supervisor = EpisodeSupervisor(self.component, pickle.dumps(tokenizer), *settings)
         self._played: dict[int, OpenEpisode] = {}
         self._attempts: dict[int, int] = {}  # the one whose Step was last handed out
         self._owing: set[int] = set()
@@ -102,20 +102,22 @@ class EpisodeCrew:
         assert number not in self._played, f"episode {number} is open"
         self._require_own_process()
         chosen = chosen_fields(self.component, fields, seed=seed, sample_seed=sample_seed)
-        own = {name: value for name, value in chosen.items() if name not in ("seed", "sample_seed")}
+        row_fields = {
+            name: value for name, value in chosen.items() if name not in ("seed", "sample_seed")
+        }
         ids = None if prompt_ids is None else [int(i) for i in prompt_ids]
-        start = dict(fields=own, seed=seed, sample_seed=sample_seed)
+        start = dict(fields=row_fields, seed=seed, sample_seed=sample_seed)
         start |= dict(messages=messages, prompt_ids=ids)
         try:
             blob = pickle.dumps(start, protocol=5)
         except Exception as error:
             raise InputError(
                 "the fields of a row cannot be sent to a worker",
-                value=sorted(own),
+                value=sorted(row_fields),
                 rule=f"{type(error).__name__}: {error}",
                 fix="use plain values: text, numbers, lists, dicts",
             ) from error
-        replies = [([int(i) for i in ids], *left) for ids, *left in replies]
+        replies = [([int(i) for i in ids], *status) for ids, *status in replies]
         played = self._played[number] = OpenEpisode(number, blob, attempt, replies, list(marks))
         self._attempts[number] = attempt
         if played.owes:
@@ -140,21 +142,21 @@ class EpisodeCrew:
         for a later call. Raises the error by which the workers have failed."""
         steps: list[Step] = []
         until = time.monotonic() + wait_s
-        kept, self._kept = collections.deque(self._kept), []
+        queued, self._kept = collections.deque(self._kept), []
         while True:
-            left = 0.0 if steps or kept else until - time.monotonic()
+            remaining_s = 0.0 if steps or queued else until - time.monotonic()
             try:
-                wait = dict(block=left > 0, timeout=max(left, 0.0) or None)
-                one = kept.popleft() if kept else self._supervisor.news.get(**wait)
+                wait = dict(block=remaining_s > 0, timeout=max(remaining_s, 0.0) or None)
+                item = queued.popleft() if queued else self._supervisor.news.get(**wait)
             except queue.Empty:
                 return steps
-            if isinstance(one, BaseException):
-                raise one
-            played, attempt, step = one
+            if isinstance(item, BaseException):
+                raise item
+            played, attempt, step = item
             if self._played.get(step.episode) is not played:
                 continue  # it was dropped
             if numbers is not None and step.episode not in numbers:
-                self._kept.append(one)
+                self._kept.append(item)
                 continue
             self._owing.discard(step.episode)
             self._attempts[step.episode] = attempt
@@ -186,9 +188,9 @@ class EpisodeCrew:
         were `killed`."""
         supervisor = self._supervisor
         with supervisor.lock:
-            taken, supervisor.counts = dict(supervisor.counts), type(supervisor.counts)()
+            counts, supervisor.counts = dict(supervisor.counts), type(supervisor.counts)()
         names = ("seconds", "failed", "retried", "replayed", "killed")
-        return dict.fromkeys(names, 0.0) | taken
+        return dict.fromkeys(names, 0.0) | counts
 
     def _close(self, number: int) -> None:
         del self._played[number], self._attempts[number]

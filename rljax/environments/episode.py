@@ -39,12 +39,12 @@ def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
     field that the row lacks."""
     extra, truth = fields.get("extra_info"), fields.get("ground_truth")
     columns = truth.columns if isinstance(truth, GroundTruth) else {}
-    known = {**(extra if isinstance(extra, Mapping) else {}), **columns, **fields, **seeds}
+    available = {**(extra if isinstance(extra, Mapping) else {}), **columns, **fields, **seeds}
     chosen = {}
     for name, parameter in component.signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            of_row = {k: v for k, v in known.items() if k not in seeds}
-            chosen |= {k: v for k, v in of_row.items() if k not in component.options}
+            row_fields = {k: v for k, v in available.items() if k not in seeds}
+            chosen |= {k: v for k, v in row_fields.items() if k not in component.options}
         elif name in component.options or parameter.kind is parameter.VAR_POSITIONAL:
             continue
         elif parameter.kind is parameter.POSITIONAL_ONLY:
@@ -53,12 +53,12 @@ def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
                 rule="an environment is called with keywords",
                 fix="remove the '/' from its signature",
             )
-        elif name in known:
-            chosen[name] = known[name]
+        elif name in available:
+            chosen[name] = available[name]
         elif parameter.default is parameter.empty:
             raise InputError(
                 f"environment {component.name!r} needs {name!r}, which this row lacks",
-                value=sorted(map(str, known.keys() - seeds.keys())),
+                value=sorted(map(str, available.keys() - seeds.keys())),
                 fix=f"add {name!r} to the data, give the parameter a default, or bind it: "
                 f"'{component.name}({name}=...)'",
             )
@@ -141,16 +141,16 @@ class Episode:
         """Calls the environment's function. Returns None, or a failed Step for an error in it and
         for a function that is no generator function."""
         try:
-            made = self.component(**self._arguments)
-            if not (hasattr(made, "send") or hasattr(made, "asend")):
+            generator = self.component(**self._arguments)
+            if not (hasattr(generator, "send") or hasattr(generator, "asend")):
                 raise BadYield(
-                    f"environment {self.component.name!r} returned {shown(made)}: it is no "
+                    f"environment {self.component.name!r} returned {shown(generator)}: it is no "
                     "generator function, one that yields what the policy reads"
                 )
         except BaseException as error:
             kind = "not a generator" if isinstance(error, BadYield) else "raised"
             return self._failed(error, kind)
-        self._generator = made
+        self._generator = generator
         return None
 
     @property
@@ -168,8 +168,11 @@ class Episode:
     def finished(self) -> bool:
         """Returns whether the generator has run to its end, so that nothing of it is left to
         close."""
-        made = self._generator
-        return made is None or None in (getattr(made, "gi_frame", 0), getattr(made, "ag_frame", 0))
+        generator = self._generator
+        return generator is None or None in (
+            getattr(generator, "gi_frame", 0),
+            getattr(generator, "ag_frame", 0),
+        )
 
     async def close_async(self) -> None:
         """Closes the episode on the loop of the caller."""
@@ -188,15 +191,15 @@ class Episode:
         """Replies on the loop of the caller."""
         assert not self.ended, "a reply to an episode that has ended"
         try:
-            left = dict(finish=finish, turns_left=turns_left, tokens_left=tokens_left)
-            reply = self._read([int(i) for i in ids], left)
+            budget = dict(finish=finish, turns_left=turns_left, tokens_left=tokens_left)
+            reply = self._read([int(i) for i in ids], budget)
             if reply.problem and reply.calls:  # the others are made, and it is told beside them
                 self._untold = f"{_UNREADABLE}{reply.problem}"
             elif reply.problem and not self._limit:
-                told = [{"role": "user", "content": f"{_UNREADABLE}{reply.problem}"}]
+                messages = [{"role": "user", "content": f"{_UNREADABLE}{reply.problem}"}]
                 try:
-                    how = dict(stop=self._stop, max_tokens=self._max_tokens)
-                    step = self._step(Turn(told, seat=self._seat, **how))
+                    limits = dict(stop=self._stop, max_tokens=self._max_tokens)
+                    step = self._step(Turn(messages, seat=self._seat, **limits))
                     return dataclasses.replace(step, state=self._state)  # the world has not moved
                 except InputError:  # an alphabet without these letters; no way to hide from a score
                     self._limit = "bad calls"
@@ -274,22 +277,24 @@ class Episode:
             look = zlib.crc32(b"%d %d" % (self.sample_seed, self._turns)) % LOOKED_AT == 0
             ids, new_row, drift = conversation.append(messages, look=look)
         self._state = state_hash(turn.state)
-        read = dict(messages=tuple(messages), drift=drift, failed_calls=failures.count("failed"))
-        earned = dict(reward=turn.reward, parts=dict(turn.parts), state=self._state)
+        read_fields = dict(
+            messages=tuple(messages), drift=drift, failed_calls=failures.count("failed")
+        )
+        reply_fields = dict(reward=turn.reward, parts=dict(turn.parts), state=self._state)
         self._stop, self._max_tokens = tuple(turn.stop), turn.max_tokens
         limits = dict(stop=self._stop, max_tokens=self._max_tokens)
-        how = dict(seconds=seconds, **read, **earned, **limits, **self._told())
-        return Step(self.number, turn.seat, tuple(ids), new_row, **how)
+        fields = dict(seconds=seconds, **read_fields, **reply_fields, **limits, **self._told())
+        return Step(self.number, turn.seat, tuple(ids), new_row, **fields)
 
     def _with_problem(self, messages: Sequence[Mapping]) -> list[Mapping]:
-        """An observation that says, too, which call of the reply before could not be read: in its
-        last message, since templates differ in what they let follow it."""
+        """Returns an observation that also says which call of the reply before could not be read.
+        The last message says so, since templates differ in what they let follow it."""
         problem, self._untold = self._untold, ""
         if not problem:
             return list(messages)
         *others, last = messages or [{"role": "user", "content": ""}]
-        told = "\n".join(filter(None, (last.get("content") or "", problem)))
-        return [*others, {**last, "content": told}]
+        content = "\n".join(filter(None, (last.get("content") or "", problem)))
+        return [*others, {**last, "content": content}]
 
     def _without_control(self, messages: Sequence[Mapping]) -> list[dict]:
         """Returns what the environment yielded, without control tokens in texts that are not the
@@ -344,11 +349,12 @@ class Episode:
             raise BadYield("it returned before the policy wrote anything")
         outcome, parts = outcome_of(outcome, self.seats)
         drift = max((c.final_drift() for c in self._conversations.values()), key=DRIFTS.index)
-        how = dict(limit=limit, returned=returned, drift=drift)
-        return self._over(seconds, outcome=outcome, outcome_parts=parts, **how)
+        fields = dict(limit=limit, returned=returned, drift=drift)
+        return self._over(seconds, outcome=outcome, outcome_parts=parts, **fields)
 
     def _failed(self, error: BaseException, kind: str, seconds: float = 0.0) -> Step:
-        """The Step of an episode that fails: no fault of the policy, and no score."""
+        """Returns the Step of an episode that fails, which is not the policy's fault and has no
+        score."""
         _let_through(error)
         failure = describe(error)
         if kind in ("raised", "unreadable"):
@@ -357,36 +363,36 @@ class Episode:
             failure += f"\n{trace[-TRACEBACK_CHARS:]}"
         return self._over(seconds, failure=failure, kind=kind)
 
-    def _over(self, seconds: float, **how) -> Step:
+    def _over(self, seconds: float, **fields) -> Step:
         """The last Step."""
         self.ended = True
-        how |= self._told()
-        return Step(self.number, self._seat, ended=True, seconds=seconds, **how)
+        fields |= self._told()
+        return Step(self.number, self._seat, ended=True, seconds=seconds, **fields)
 
     def _told(self) -> dict:
-        said, self._said = self._said, {}
-        return said
+        fields, self._said = self._said, {}
+        return fields
 
     # -- the policy's turn
 
-    def _read(self, ids: list[int], left: Mapping) -> Reply:
+    def _read(self, ids: list[int], budget: Mapping) -> Reply:
         """Appends what the policy wrote, with the calls in it, to its player's log."""
         self._turns += 1
         ends = ids[-1:] and ids[-1] in self.tokenizer.eos_ids
         written = ids[:-1] if ends else ids
         conversation = self._conversations[self._seat]
-        whole, begun = self.tokenizer.decode(written), conversation.begun
+        raw_text, opening = self.tokenizer.decode(written), conversation.begun
         counts = dict(num_tokens=len(ids), prompt_tokens=len(conversation.ids))
-        parsed = Parsed(conversation.answer(written), said=whole)
+        parsed = Parsed(conversation.answer(written), said=raw_text)
         if self._format is not None:
-            whole = self._format.decode(self.tokenizer, ids)
-            parsed = self._format.parse(whole, self._schemas[self._seat], begun=begun)
+            raw_text = self._format.decode(self.tokenizer, ids)
+            parsed = self._format.parse(raw_text, self._schemas[self._seat], begun=opening)
             calls = tuple(self._with_id(i, call) for i, call in enumerate(parsed.calls))
             parsed = dataclasses.replace(parsed, calls=calls)
         text, calls, problem = parsed.said, parsed.calls, parsed.problem
         if problem and not calls:
-            text = whole
-        conversation.said(ids, whole, parsed)
+            text = raw_text
+        conversation.said(ids, raw_text, parsed)
         names = {schema.get("function", schema).get("name") for schema in self._schemas[self._seat]}
         unknown = sum(call.name not in names for call in calls) if names else 0
         self._said = dict(
@@ -396,10 +402,10 @@ class Episode:
             text,
             calls=self._allowed(calls, bool(problem)),
             problem=problem,
-            whole=whole,
+            whole=raw_text,
             answer=parsed.content,
             **counts,
-            **left,
+            **budget,
         )
 
     def _with_id(self, index: int, call: Call) -> Call:

@@ -28,14 +28,14 @@ _HELP_KUHN = (
 def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05):
     """A number from 1 to `high`, found by halving. The score is 1 - price x (guesses before the
     right one), and 0 after `turns` wrong ones."""
-    told = f"Guess my number, 1 to {high}."
+    message = f"Guess my number, 1 to {high}."
     for turn in range(turns):
-        reply = yield told
+        reply = yield message
         text = answer_of(reply).strip()
         guess = int(text) if text.isdecimal() and len(text) < 10 else 0
         if guess == secret:
             return 1.0 - price * turn
-        told = "higher" if guess < secret else "lower"
+        message = "higher" if guess < secret else "lower"
     return 0.0
 
 
@@ -60,23 +60,23 @@ def tic_tac_toe(
     check_choice("tic_tac_toe", "style", style, "words", "short")
     check_choice("tic_tac_toe", "opponent", opponent, "self", "random")
     board, rng = ["."] * 9, random.Random(sample_seed)
-    ours = MARKS[random.Random(seed).randrange(2)] if opponent == "random" else ""
+    policy_mark = MARKS[random.Random(seed).randrange(2)] if opponent == "random" else ""
     for number in range(9):
         mark, other = MARKS[number % 2], MARKS[1 - number % 2]
-        if ours and mark != ours:
+        if policy_mark and mark != policy_mark:
             cell = rng.choice([i for i in range(9) if board[i] == "."])
         else:
-            shown = _position(board, mark, style)
-            reply = yield Turn(shown, state="".join(board), seat="" if ours else mark)
+            position = _position(board, mark, style)
+            reply = yield Turn(position, state="".join(board), seat="" if policy_mark else mark)
             cell = free_cell(reply, board)
         if cell is None:
-            return -1.0 if ours else {mark: -1.0, other: 0.0}
+            return -1.0 if policy_mark else {mark: -1.0, other: 0.0}
         board[cell] = mark
         if any(all(board[int(i)] == mark for i in line) for line in LINES):
-            if ours:
-                return 1.0 if mark == ours else -1.0
+            if policy_mark:
+                return 1.0 if mark == policy_mark else -1.0
             return {mark: 1.0, other: -1.0}
-    return 0.0 if ours else dict.fromkeys(MARKS, 0.0)
+    return 0.0 if policy_mark else dict.fromkeys(MARKS, 0.0)
 
 
 def free_cell(reply: str, board: list[str]) -> int | None:
@@ -90,8 +90,8 @@ def _position(board: list[str], mark: str, style: str) -> str:
     if style == "short":
         return "".join(board) + mark
     rows = "\n".join("".join(board[i : i + 3]) for i in (0, 3, 6))
-    begun = board.count(mark) > 0
-    return f"{'' if begun else _HELP_TIC_TAC_TOE.format(mark)}{rows}\n"
+    has_moved = board.count(mark) > 0
+    return f"{'' if has_moved else _HELP_TIC_TAC_TOE.format(mark)}{rows}\n"
 
 
 # -- Kuhn poker
@@ -107,10 +107,10 @@ def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
     history = ""
     while (won := chips(history, deal)) is None:
         seat = len(history) % 2
-        shown = f"{deal[seat]}{history}"
+        position = f"{deal[seat]}{history}"
         if style == "words":
-            shown = _HELP_KUHN.format(deal[seat], history or "none")
-        reply = yield Turn(shown, state=(deal[seat], history), seat=PLAYERS[seat])
+            position = _HELP_KUHN.format(deal[seat], history or "none")
+        reply = yield Turn(position, state=(deal[seat], history), seat=PLAYERS[seat])
         move = answer_of(reply).strip()
         if move not in ("p", "b"):
             won = 2.0 if seat else -2.0

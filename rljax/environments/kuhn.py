@@ -25,19 +25,22 @@ def exploitability(policy: Mapping[tuple[str, str], tuple[float, float]]) -> flo
     `policy` gives for each of the SITUATIONS the probabilities of p and b; the rest up to 1 are
     texts that are no moves.
     """
-    full = {at: (*policy[at], max(0.0, 1.0 - sum(policy[at]))) for at in SITUATIONS}
+    full = {
+        situation: (*policy[situation], max(0.0, 1.0 - sum(policy[situation])))
+        for situation in SITUATIONS
+    }
     return sum(_best_answer(full, seat) for seat in (0, 1)) / 2
 
 
 def _best_answer(policy: dict, seat: int) -> float:
     """The greatest mean of what a seat can win of the policy: one of its 64 pure strategies."""
-    own = [at for at in SITUATIONS if len(at[1]) % 2 == seat]
-    won = []
-    for moves in itertools.product(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0)), repeat=len(own)):
-        play = {**policy, **dict(zip(own, moves, strict=True))}
+    situations = [situation for situation in SITUATIONS if len(situation[1]) % 2 == seat]
+    gains = []
+    for moves in itertools.product(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0)), repeat=len(situations)):
+        play = {**policy, **dict(zip(situations, moves, strict=True))}
         mean = sum(_value(play, "", deal) for deal in DEALS) / len(DEALS)
-        won.append(mean if seat == 0 else -mean)
-    return max(won)
+        gains.append(mean if seat == 0 else -mean)
+    return max(gains)
 
 
 def _value(policy: dict, history: str, deal: str) -> float:

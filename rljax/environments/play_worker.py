@@ -58,9 +58,9 @@ def main(spec_text: str) -> None:
             Episode, component=component, tokenizer=pickle.loads(tokenizer), limits=limits
         )
     except BaseException as error:
-        known = isinstance(error, InputError)
-        said = known, str(error) if known else describe(error)
-        context.socket.sendall(frame(("failed", said)))
+        has_fix = isinstance(error, InputError)
+        reason = has_fix, str(error) if has_fix else describe(error)
+        context.socket.sendall(frame(("failed", reason)))
         return
     context.socket.sendall(frame(("ready", notes)))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed it
@@ -73,10 +73,12 @@ _LATER = ("stop", "max_tokens")  # fields that marks of older checkpoints do not
 def mark_of(step: Step) -> bytes:
     """A digest that is equal for steps with the same content, in whatever time, process and episode
     they were made."""
-    told = dataclasses.replace(step, episode=0, ids=(), seconds=0.0, drift="", messages=(), text="")
+    content = dataclasses.replace(
+        step, episode=0, ids=(), seconds=0.0, drift="", messages=(), text=""
+    )
     hashed = hashlib.blake2b(np.asarray(step.ids, np.int64).tobytes(), digest_size=16)
-    for field in dataclasses.fields(told):
-        value = getattr(told, field.name)
+    for field in dataclasses.fields(content):
+        value = getattr(content, field.name)
         if field.name in _LATER and not value:
             continue
         value = sorted(value.items()) if isinstance(value, dict) else value
@@ -183,13 +185,13 @@ class Player:
             self._close(ticket, hosted.episode)
 
     def _go_on(self, ticket: int, hosted: Hosted) -> None:
-        """The next reply, once the step before it is over."""
+        """Queues the next reply of an episode, once the step before it is over."""
         if hosted.replies and not hosted.busy:
             hosted.busy = True
             self._todo.append((ticket, hosted, hosted.replies.popleft()))
 
     def _step(self, ticket: int, hosted: Hosted, reply: Reply | None) -> None:
-        """One step of an episode, or its beginning."""
+        """Runs one step of an episode, or its beginning."""
         if self._hosted.get(ticket) is not hosted:
             return
         episode = hosted.episode
@@ -206,16 +208,17 @@ class Player:
         hosted.timer = self._loop.call_later(self.timeout_s, self._late, ticket, hosted)
 
     def _over(self, ticket: int, hosted: Hosted, step: Step) -> None:
-        """A step is over: told, or compared with what was said when it was first played."""
+        """Ends a step: sends it to the parent, or, if it is played again, compares its mark with
+        that of the first time."""
         hosted.busy, mark = False, mark_of(step)
         if not hosted.marks:
             self._said.append((ticket, step, mark))
         elif hosted.marks.popleft() != mark:
-            why = (
+            message = (
                 f"played again with the same replies, {hosted.episode.component.name!r} said "
                 "something else; @contract(repeatable=False) says that it may"
             )
-            step = failed_step(step.episode, "not repeatable", why)
+            step = failed_step(step.episode, "not repeatable", message)
             self._said.append((ticket, step, mark_of(step)))
         if step.ended:
             del self._hosted[ticket]
@@ -225,7 +228,7 @@ class Player:
             self._go_on(ticket, hosted)
 
     def _close(self, ticket: int, episode: Episode) -> None:
-        """Runs what an episode's `finally` holds, whose step has been told by then."""
+        """Runs the `finally` of an episode, after its last step has been sent."""
         if episode.finished:
             return
         self._flush()
@@ -279,19 +282,19 @@ class Player:
         self._loop.stop()
 
     def _late(self, ticket: int, hosted: Hosted) -> None:
-        """An asynchronous step is over its time: it alone ends."""
+        """Ends an asynchronous step that is over its time; those of other episodes go on."""
         if self._hosted.get(ticket) is not hosted or hosted.task is None:
             return
         del self._hosted[ticket]
         self._suspects.discard(ticket)
-        why = f"over environment.turn_timeout_s={self.timeout_s}"
-        step = failed_step(hosted.episode.number, "timeout", why, self.timeout_s)
+        message = f"over environment.turn_timeout_s={self.timeout_s}"
+        step = failed_step(hosted.episode.number, "timeout", message, self.timeout_s)
         self._said.append((ticket, step, mark_of(step)))
         hosted.task.cancel()
         self._loop.stop()
 
     def _run_loop(self, wait: bool) -> None:
-        """Runs what waits: until something happens, or for what is ready now."""
+        """Runs the event loop until something happens or, without `wait`, for what is ready now."""
         if wait:
             timer = self._loop.call_later(ORPHAN_POLL_S, self._loop.stop)
         else:
@@ -340,9 +343,9 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout=None):
         self._progress.write(_BETWEEN, time.monotonic())
-        found = super().select(timeout)
+        events = super().select(timeout)
         self._progress.write(ON_LOOP, time.monotonic())
-        return found
+        return events
 
 
 def _identity(sock: socket.socket) -> tuple[int, int]:

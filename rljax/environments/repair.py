@@ -37,16 +37,16 @@ def repair(
     if around and "$line" not in around:
         fix = "put $line where the line of the program belongs, or leave around out"
         raise InputError("repair(around)", value=around, rule="it says where $line stands", fix=fix)
-    tests, told = read_tests(ground_truth), prompt
+    tests, observation = read_tests(ground_truth), prompt
     for number in range(tries):
-        reply = yield Turn(told, state=told)
+        reply = yield Turn(observation, state=observation)
         text = answer_of(reply).strip()
         program = string.Template(around).safe_substitute(line=text) if around else None
         program = program or extract_program(text)
         failing = first_failure(program, tests, timeout_s)
         if failing is None:
             return {"score": 1.0, "first_try": float(number == 0)}
-        told = described(tests, *failing, style)
+        observation = described(tests, *failing, style)
     return {"score": 0.0, "first_try": 0.0}
 
 
@@ -76,17 +76,17 @@ def _first_failure(program: str, tests: _Equal, timeout_s: float) -> tuple[int, 
 def described(tests: Tests, index: int, message: str, style: str) -> str:
     """The text of a test with its right answer, and in "words" what the program did."""
     if tests.kind == "calls":
-        given = ", ".join(map(repr, tests.inputs[index]))
-        wanted = tests.outputs[index]
-        wanted = repr(wanted[0] if tests.wrapped else wanted)
+        input_text = ", ".join(map(repr, tests.inputs[index]))
+        expected = tests.outputs[index]
+        expected = repr(expected[0] if tests.wrapped else expected)
         if style == "short":
-            return f"{given}:{wanted}>"
-        shown = f"{tests.function}({given}) should be {wanted}"
+            return f"{input_text}:{expected}>"
+        text = f"{tests.function}({input_text}) should be {expected}"
     elif tests.kind == "stdin":
-        given, wanted = tests.inputs[index].strip(), tests.outputs[index].strip()
+        input_text, expected = tests.inputs[index].strip(), tests.outputs[index].strip()
         if style == "short":
-            return f"{given}:{wanted}>"
-        shown = f"for the input\n{given}\nit should print\n{wanted}"
+            return f"{input_text}:{expected}>"
+        text = f"for the input\n{input_text}\nit should print\n{expected}"
     else:
-        shown = tests.inputs[index]
-    return f"A test fails: {shown}\nIt ended with: {message}\nTry again.\n"
+        text = tests.inputs[index]
+    return f"A test fails: {text}\nIt ended with: {message}\nTry again.\n"

@@ -167,16 +167,16 @@ def read_object(name, value) -> dict:
 
 
 def _stream_options(name, value) -> str:
-    known = ("include_usage", "continuous_usage_stats")
+    names = ("include_usage", "continuous_usage_stats")
     obscured = read_object(name, value).get("include_obfuscation")
     hidden = {"include_obfuscation"} if obscured else set()
-    unknown = sorted(set(value) - {*known, "include_obfuscation"} | hidden)
+    unknown = sorted(set(value) - {*names, "include_obfuscation"} | hidden)
     if unknown:
         field = unknown[0][:NAME_CHARACTERS]
-        rule = f"known are {', '.join(known)}"
+        rule = f"known are {', '.join(names)}"
         refuse(f"{name}.{field}", value[unknown[0]], rule, fix="leave it out")
-    last, each = (read_flag(f"{name}.{field}", value.get(field, False)) for field in known)
-    return ("each" if each else "last") if last else ""
+    at_end, in_each = (read_flag(f"{name}.{field}", value.get(field, False)) for field in names)
+    return ("each" if in_each else "last") if at_end else ""
 
 
 def _messages(name, value) -> object:
@@ -275,7 +275,7 @@ def _without_effect(name: str, value: object, neutral: dict) -> bool:
     """Returns whether a field's value changes nothing. 1 is not true, and 0 not false."""
     values = neutral.get(name, ())
 
-    def same(one):
-        return one == value and isinstance(one, bool) == isinstance(value, bool)
+    def same(neutral_value):
+        return neutral_value == value and isinstance(neutral_value, bool) == isinstance(value, bool)
 
     return values is _ANY or any(map(same, values))

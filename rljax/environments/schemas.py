@@ -62,7 +62,7 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
             fix="wrap it in a function with type hints",
         ) from None
     hidden = set(hidden)
-    description, told = _docstring(inspect.getdoc(function) or "")
+    description, descriptions = _docstring(inspect.getdoc(function) or "")
     properties, required = {}, []
     for parameter in parameters.values():
         if parameter.name in hidden:
@@ -70,7 +70,7 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
         _check_kind(parameter, hints, location)
         where = f"{location}: parameter {parameter.name!r}"
         property_ = _schema(hints[parameter.name], where)
-        if text := told.get(parameter.name):
+        if text := descriptions.get(parameter.name):
             if choices := _choices(text):
                 property_["enum"] = choices
                 text = _CHOICES.sub("", text).strip()
@@ -137,8 +137,8 @@ def _schema(hint: object, where: str) -> dict:
     if kind in (dict, Mapping):
         if arguments and arguments[0] is not str:
             raise _unknown(hint, where)
-        more = {"additionalProperties": _schema(arguments[1], where)} if arguments else {}
-        return {"type": "object"} | more
+        value_schema = {"additionalProperties": _schema(arguments[1], where)} if arguments else {}
+        return {"type": "object"} | value_schema
     raise _unknown(hint, where)
 
 
@@ -205,27 +205,29 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
     :param x:, or without either."""
     sections = [*_SECTION.finditer(text)]
     description = text[: sections[0].start()] if sections else text
-    told: dict[str, list[str]] = {}
+    descriptions: dict[str, list[str]] = {}
     ends = [section.start() for section in sections[1:]] + [len(text)]
     for section, end in zip(sections, ends, strict=False):
         if section[1] in ("Args", "Arguments", "Parameters"):
-            _read_arguments(text[section.end() : end].splitlines(), told)
-    kept = []
+            _read_arguments(text[section.end() : end].splitlines(), descriptions)
+    description_lines = []
     current: list[str] | None = None
     for line in description.splitlines():
         if field := _FIELD.match(line):
-            current = told.setdefault(field[1], [])
+            current = descriptions.setdefault(field[1], [])
             current.append(field[2])
         elif line.lstrip().startswith((":return", ":rtype", ":raise", ":type")):
             current = []
         elif current is not None and line.strip():
             current.append(line.strip())
         elif current is None:
-            kept.append(line)
-    return "\n".join(kept).strip(), {name: " ".join(lines).strip() for name, lines in told.items()}
+            description_lines.append(line)
+    return "\n".join(description_lines).strip(), {
+        name: " ".join(lines).strip() for name, lines in descriptions.items()
+    }
 
 
-def _read_arguments(lines: Sequence[str], told: dict[str, list[str]]) -> None:
+def _read_arguments(lines: Sequence[str], descriptions: dict[str, list[str]]) -> None:
     """`name (type): text` at the least indentation; deeper lines go on with the one before."""
     filled = [line for line in lines if line.strip()]
     if not filled:
@@ -233,21 +235,21 @@ def _read_arguments(lines: Sequence[str], told: dict[str, list[str]]) -> None:
     least = min(len(line) - len(line.lstrip()) for line in filled)
     current: list[str] = []
     for line in filled:
-        found = _ARGUMENT.match(line)
-        if found and len(found[1]) == least:
-            current = told.setdefault(found[2], [])
-            current.append(found[3])
+        match = _ARGUMENT.match(line)
+        if match and len(match[1]) == least:
+            current = descriptions.setdefault(match[2], [])
+            current.append(match[3])
         else:
             current.append(line.strip())
 
 
 def _choices(text: str) -> list | None:
     """The list of `(choices: ["a", "b"])` at the end of a parameter's text."""
-    found = _CHOICES.search(text)
-    if not found:
+    match = _CHOICES.search(text)
+    if not match:
         return None
     try:
-        return parse_json(found[1], "choices")
+        return parse_json(match[1], "choices")
     except InputError:
         return None
 
@@ -278,8 +280,8 @@ def checked_arguments(schema: Mapping, arguments: Mapping) -> tuple[dict, str]:
         problems.append(f"missing: {', '.join(missing)}")
     unknown = [name for name in arguments if name not in properties]
     if unknown and parameters.get("additionalProperties") in (None, False):
-        known = ", ".join(properties) or "none"
-        problems.append(f"unknown: {', '.join(map(_short, unknown[:8]))} (parameters: {known})")
+        names = ", ".join(properties) or "none"
+        problems.append(f"unknown: {', '.join(map(_short, unknown[:8]))} (parameters: {names})")
     checked = dict(arguments)
     for name, value in arguments.items():
         if name in properties:
@@ -298,11 +300,11 @@ def _kinds(schema: Mapping) -> list[str]:
     """The types that a schema allows; none: any."""
     kinds = schema.get("type", [])
     kinds = list(kinds) if isinstance(kinds, (list, tuple)) else [kinds]
-    for one in schema.get("anyOf", ()):
-        more = _kinds(one)
-        if not more:
+    for option in schema.get("anyOf", ()):
+        option_kinds = _kinds(option)
+        if not option_kinds:
             return []
-        kinds += more
+        kinds += option_kinds
     if kinds and schema.get("nullable"):
         kinds.append("null")
     return kinds
@@ -359,11 +361,15 @@ def _wrong(value: object, schema: Mapping, depth: int) -> str:
         return f"must be one of {json.dumps(schema['enum'], ensure_ascii=False)[:400]}"
     if "const" in schema and value != schema["const"]:
         return f"must be {json.dumps(schema['const'], ensure_ascii=False)[:400]}"
-    known = [kind for kind in kinds if kind in _TYPES]
-    if known and len(known) == len(kinds) and not any(_TYPES[kind](value) for kind in known):
-        return f"must be {_article(' or '.join(known))}"
+    checkable = [kind for kind in kinds if kind in _TYPES]
+    if (
+        checkable
+        and len(checkable) == len(kinds)
+        and not any(_TYPES[kind](value) for kind in checkable)
+    ):
+        return f"must be {_article(' or '.join(checkable))}"
     if "anyOf" in schema:
-        reasons = [_wrong(value, one, depth + 1) for one in schema["anyOf"]]
+        reasons = [_wrong(value, option, depth + 1) for option in schema["anyOf"]]
         return reasons[0] if all(reasons) else ""
     if depth > 32:
         return ""

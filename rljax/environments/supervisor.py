@@ -113,16 +113,16 @@ class EpisodeSupervisor(Supervisor):
         pending messages."""
         while self._homeless and self.workers:
             played = self._homeless.popleft()
-            worker = min(self.workers, key=lambda one: len(one.played))
+            worker = min(self.workers, key=lambda w: len(w.played))
             played.ticket, played.worker = self._tickets, worker
             self._tickets += 1
             worker.played[played.ticket] = played
-            again = list(played.marks), list(played.replies)
+            history = list(played.marks), list(played.replies)
             suspect = played.strikes > 0
             worker.mail.append(
-                ("open", played.ticket, played.number, played.start, *again, suspect)
+                ("open", played.ticket, played.number, played.start, *history, suspect)
             )
-        for worker in [one for one in self.workers if one.mail]:
+        for worker in [w for w in self.workers if w.mail]:
             mail, worker.mail = worker.mail, []
             try:
                 worker.post(frame(mail))
@@ -148,8 +148,8 @@ class EpisodeSupervisor(Supervisor):
             return worker.state == "ready" and type(content) is int
         return (
             (kind, worker.state, type(content)) == ("steps", "ready", list)
-            and all(type(said) is tuple and len(said) == 3 for said in content)
-            and all(self._is_told(worker, *said) for said in content)
+            and all(type(result) is tuple and len(result) == 3 for result in content)
+            and all(self._is_told(worker, *result) for result in content)
         )
 
     def _is_told(self, worker: PlayWorker, ticket: object, step: object, mark: object) -> bool:
@@ -176,13 +176,13 @@ class EpisodeSupervisor(Supervisor):
         played.marks.append(mark)
         played.strikes = 0
         if step.ended:
-            self._forget(played, told=False)
+            self._forget(played, notify=False)
         step = dataclasses.replace(step, restart=restart, mark=mark)
         self.news.put((played, played.attempt, step))
 
     def _fail_attempt(self, played: OpenEpisode, step: Step) -> None:
-        """An episode has failed: it is played anew, with the same seeds, or that is its end."""
-        self._forget(played, told=False)
+        """Plays a failed episode anew, with the same seeds, or ends it after the last retry."""
+        self._forget(played, notify=False)
         if played.attempt < self.retries:
             played.over = False
             played.attempt += 1
@@ -194,18 +194,18 @@ class EpisodeSupervisor(Supervisor):
         self._count(f"failed/{step.kind.replace(' ', '_')}")
         self.news.put((played, played.attempt, step))
 
-    def _forget(self, played: OpenEpisode, told: bool = True) -> None:
-        """Nobody wants an episode any more; its worker is `told` where it does not know."""
+    def _forget(self, played: OpenEpisode, notify: bool = True) -> None:
+        """Closes an episode, and with `notify` tells its worker so."""
         played.over, worker = True, played.worker
         if worker is None:
             self._homeless = collections.deque(p for p in self._homeless if p is not played)
-        elif worker.played.pop(played.ticket, None) is not None and told:
+        elif worker.played.pop(played.ticket, None) is not None and notify:
             worker.mail.append(("drop", played.ticket))
         played.worker = None
 
-    def _count(self, name: str, more: float = 1) -> None:
+    def _count(self, name: str, amount: float = 1) -> None:
         with self.lock:
-            self.counts[name] += more
+            self.counts[name] += amount
 
     # -- ends of workers
 
@@ -243,8 +243,9 @@ class EpisodeSupervisor(Supervisor):
             self._fail_attempt(played, failed_step(played.number, kind, why, seconds))
 
     def _struck(self, worker: PlayWorker) -> list[OpenEpisode]:
-        """Those that owed a step once too often when a worker ended for no reason to be seen.
-        Where they are played next, the worker says before each step whose code it runs."""
+        """Returns the episodes that owed a step too many times when a worker ended without a cause
+        that can be seen. The next worker that plays one of the others announces before each step
+        whose code it runs."""
         owing = [played for played in worker.played.values() if played.owes]
         for played in owing:
             played.strikes += 1

@@ -83,18 +83,18 @@ def toolbox(functions: Sequence[str | Callable]) -> "Toolbox":
         rule = "a tuple of their names"
         fix = "functions=('my_tools.multiply', 'python()')"
         raise InputError("a toolbox needs functions", value=functions, rule=rule, fix=fix)
-    found: dict[str, Tool] = {}
+    tools_by_name: dict[str, Tool] = {}
     for function in functions:
         tool = _tool(function)
         name = tool.schema["function"]["name"]
-        if name in found:
+        if name in tools_by_name:
             raise InputError(
                 f"two tools are called {name!r}",
                 rule="the policy calls them by name",
                 fix="rename one of the functions, or leave it out",
             )
-        found[name] = tool
-    return Toolbox(found)
+        tools_by_name[name] = tool
+    return Toolbox(tools_by_name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Toolbox:
 
     def _result(self, call: Call) -> tuple[str, str]:
         if call.name not in self.tools:
-            known = ", ".join(self.tools)
-            return f"there is no tool {_name(call)}; there are {known}", "unknown"
+            names = ", ".join(self.tools)
+            return f"there is no tool {_name(call)}; there are {names}", "unknown"
         tool = self.tools[call.name]
         arguments, misfit = checked_arguments(tool.schema, call.arguments)
         if misfit:
@@ -191,17 +191,17 @@ def _as_text(value: object) -> str:
     if not isinstance(value, dict | list | tuple | int | float | None):
         return str(value)
     try:
-        return json.dumps(value, ensure_ascii=False, default=lambda one: _plain(one, str))
+        return json.dumps(value, ensure_ascii=False, default=lambda item: _plain(item, str))
     except (TypeError, ValueError, RecursionError):  # keys that are no texts, a circle
         return str(value)
 
 
-def _plain(value: object, other: Callable = lambda value: value) -> object:
+def _plain(value: object, convert: Callable = lambda value: value) -> object:
     """A value of NumPy as Python's own, any other one by `other`."""
     if isinstance(value, np.generic | np.ndarray):
         plain = value.tolist()
-        return other(plain) if isinstance(plain, np.generic) else plain
-    return other(value)
+        return convert(plain) if isinstance(plain, np.generic) else plain
+    return convert(value)
 
 
 def described(error: BaseException) -> str:

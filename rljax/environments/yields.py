@@ -32,8 +32,8 @@ def turn_of(yielded: object) -> Turn:
     type."""
     if isinstance(yielded, Opening):
         limits = dict(stop=yielded.stop, max_tokens=yielded.max_tokens)
-        own = dict(reward=yielded.reward, state=yielded.state, seat=yielded.seat)
-        turn = Turn(yielded.messages, **own, **limits)
+        fields = dict(reward=yielded.reward, state=yielded.state, seat=yielded.seat)
+        turn = Turn(yielded.messages, **fields, **limits)
     elif isinstance(yielded, Turn):
         turn = yielded
     else:
@@ -43,9 +43,9 @@ def turn_of(yielded: object) -> Turn:
     parts = turn.parts
     if not isinstance(parts, Mapping):
         raise BadYield(f"the parts of a turn are named numbers, not {shown(parts)}")
-    most = turn.max_tokens
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise BadYield(f"max_tokens of a turn is a whole number from 0, not {shown(most)}")
+    max_tokens = turn.max_tokens
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+        raise BadYield(f"max_tokens of a turn is a whole number from 0, not {shown(max_tokens)}")
     return dataclasses.replace(
         turn,
         seat=str(turn.seat),
@@ -53,13 +53,13 @@ def turn_of(yielded: object) -> Turn:
         reward=finite(turn.reward, "the reward of a turn"),
         parts=_parts(parts),
         stop=_stops(turn.stop),
-        max_tokens=int(most),
+        max_tokens=int(max_tokens),
     )
 
 
 def _stops(stops: object) -> tuple[str, ...]:
     if not isinstance(stops, list | tuple) or not all(
-        isinstance(one, str) and one for one in stops
+        isinstance(text, str) and text for text in stops
     ):
         raise BadYield(f"stop of a turn is a list of texts, none of them empty, not {shown(stops)}")
     return tuple(map(str.__str__, stops))
@@ -120,8 +120,8 @@ def outcome_of(returned: object, seats: Sequence[str]) -> tuple[dict | None, dic
         )
     scores, parts = {}, {}
     for seat in seats:
-        scores[seat], own = _with_parts(returned[seat])
-        parts |= {f"{seat}/{name}": value for name, value in own.items()}
+        scores[seat], seat_parts = _with_parts(returned[seat])
+        parts |= {f"{seat}/{name}": value for name, value in seat_parts.items()}
     return scores, parts
 
 
@@ -135,8 +135,10 @@ def _with_parts(returned: object) -> tuple[float, dict[str, float]]:
 
 def _parts(parts: Mapping) -> dict[str, float]:
     """Named parts as floats."""
-    if taken := [name for name in parts if name in OWN_PARTS]:
-        raise BadYield(f"a part is called {taken[0]!r}, as one that every episode has: rename it")
+    if reserved := [name for name in parts if name in OWN_PARTS]:
+        raise BadYield(
+            f"a part is called {reserved[0]!r}, as one that every episode has: rename it"
+        )
     return {str(name): finite(value, name) for name, value in parts.items()}
 
 
@@ -195,8 +197,8 @@ def _pieces(value: object) -> list[bytes]:
     if isinstance(value, set | frozenset):
         return [b"set", *sorted(map(_digest, value))]
     if isinstance(value, np.ndarray) and value.dtype != object:
-        same = value + 0 if value.dtype.kind in "fc" else value  # -0.0 is 0.0
-        return [b"array", str(value.dtype).encode(), str(value.shape).encode(), same.tobytes()]
+        array = value + 0 if value.dtype.kind in "fc" else value  # -0.0 is 0.0
+        return [b"array", str(value.dtype).encode(), str(value.shape).encode(), array.tobytes()]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
         return [type(value).__qualname__.encode(), *(_digest(getattr(value, n)) for n in names)]

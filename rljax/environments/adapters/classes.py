@@ -29,73 +29,75 @@ def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
     "my_envs.Counter(start=1)". Raises InputError for a class without `reset`, and for a `step` that
     returns something else.
     """
-    made = resolve(cls, __name__)()
-    if not hasattr(made, "reset"):
+    env = resolve(cls, __name__)()
+    if not hasattr(env, "reset"):
         raise InputError(
             f"{cls} has no reset",
             rule="a class with reset and step, or tools",
             fix=f"define reset(self, ...) and step(self, reply) in {cls.partition('(')[0]}",
         )
     try:
-        first = awaited(made.reset(**declared(made.reset, row)))
-        first = first[0] if isinstance(first, tuple) else first  # observation, info
-        prompt, steps = row.get("prompt", ""), hasattr(made, "step")
-        if isinstance(first, str) or _parts(first):
-            behind = with_prompt if steps or isinstance(prompt, str) else _in_last
-            first = behind(prompt, first)
-        return (yield from (_stepped if steps else _called)(made, first))
+        observation = awaited(env.reset(**declared(env.reset, row)))
+        observation = (
+            observation[0] if isinstance(observation, tuple) else observation
+        )  # observation, info
+        prompt, has_step = row.get("prompt", ""), hasattr(env, "step")
+        if isinstance(observation, str) or _parts(observation):
+            join = with_prompt if has_step or isinstance(prompt, str) else _in_last
+            observation = join(prompt, observation)
+        return (yield from (_stepped if has_step else _called)(env, observation))
     finally:
-        if _closes(made):
-            awaited(made.close())
+        if _closes(env):
+            awaited(env.close())
 
 
-def _parts(first: object) -> bool:
+def _parts(observation: object) -> bool:
     """Returns whether what `reset` returned is a list of content parts, not of messages."""
-    listed = isinstance(first, list) and bool(first)
-    return listed and all(isinstance(one, Mapping) and "role" not in one for one in first)
+    is_list = isinstance(observation, list) and bool(observation)
+    return is_list and all(isinstance(part, Mapping) and "role" not in part for part in observation)
 
 
-def _in_last(prompt: Sequence[Mapping], seen: str | list) -> list[dict]:
+def _in_last(prompt: Sequence[Mapping], observation: str | list) -> list[dict]:
     """TRL's first prompt: the observation at the end of the last message, as it is."""
     *others, last = map(dict, prompt)
-    return [*others, {**last, "content": joined_contents(last.get("content") or "", seen)}]
+    return [*others, {**last, "content": joined_contents(last.get("content") or "", observation)}]
 
 
-def _closes(made) -> bool:
+def _closes(env) -> bool:
     """Returns whether the object has a `close` to be called at the end: one that needs arguments
     is a tool."""
-    if not hasattr(made, "close"):
+    if not hasattr(env, "close"):
         return False
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(made.close).parameters.values()
+    parameters = inspect.signature(env.close).parameters.values()
     return all(p.default is not p.empty or p.kind in optional for p in parameters)
 
 
-def _stepped(made, observation) -> Generator[object, Reply, float]:
+def _stepped(env, observation) -> Generator[object, Reply, float]:
     reply = yield observation
     while True:
-        observation, reward, ended, *more = _taken(made, reply)
-        if ended or (len(more) == 2 and more[0]):  # terminated, truncated, info
+        observation, reward, ended, *extra = _taken(env, reply)
+        if ended or (len(extra) == 2 and extra[0]):  # terminated, truncated, info
             return reward
         reply = yield Turn(observation, reward=reward)
 
 
-def _taken(made, reply: Reply) -> tuple:
+def _taken(env, reply: Reply) -> tuple:
     """Returns what `step` returned. Raises InputError for what is no step, such as a tool of that
     name."""
     try:
-        inspect.signature(made.step).bind(reply)
+        inspect.signature(env.step).bind(reply)
     except TypeError as error:
-        raise _no_step(made, f"step{inspect.signature(made.step)}", str(error)) from None
-    taken = awaited(made.step(reply))
-    if not isinstance(taken, tuple | list) or not 3 <= len(taken) <= 5:
-        raise _no_step(made, taken, "it returned something else")
-    return tuple(taken)
+        raise _no_step(env, f"step{inspect.signature(env.step)}", str(error)) from None
+    result = awaited(env.step(reply))
+    if not isinstance(result, tuple | list) or not 3 <= len(result) <= 5:
+        raise _no_step(env, result, "it returned something else")
+    return tuple(result)
 
 
-def _no_step(made, value: object, why: str) -> InputError:
+def _no_step(env, value: object, problem: str) -> InputError:
     return InputError(
-        f"{type(made).__name__}.step is no step of an environment: {why}",
+        f"{type(env).__name__}.step is no step of an environment: {problem}",
         value=value,
         rule="step(reply) returns (observation, reward, ended), or Gymnasium's five values",
         fix="return these, or give a tool that is called step another name",
@@ -106,12 +108,12 @@ def _is_method(member: object) -> bool:
     return inspect.isfunction(member) or inspect.ismethod(member)
 
 
-def _called(made, first) -> Generator[object, Reply, object]:
+def _called(env, observation) -> Generator[object, Reply, object]:
     # Of the class: members of the object are looked at by calling its properties.
-    names = [name for name, _ in inspect.getmembers(type(made), _is_method)]
-    own = ("reset", "get_reward", *(["close"] if _closes(made) else []))
-    box = toolbox([getattr(made, n) for n in names if not n.startswith("_") and n not in own])
-    reply = yield Opening(first, tools=box.schemas)
+    names = [name for name, _ in inspect.getmembers(type(env), _is_method)]
+    not_tools = ("reset", "get_reward", *(["close"] if _closes(env) else []))
+    box = toolbox([getattr(env, n) for n in names if not n.startswith("_") and n not in not_tools])
+    reply = yield Opening(observation, tools=box.schemas)
     while reply.calls:
         reply = yield [box.answer(call) for call in reply.calls]
-    return awaited(made.get_reward()) if hasattr(made, "get_reward") else None
+    return awaited(env.get_reward()) if hasattr(env, "get_reward") else None

@@ -88,7 +88,7 @@ class Endpoint:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                first, *lines = head.strip().split("\r\n")
+                request_line, *lines = head.strip().split("\r\n")
                 headers = {
                     k.strip().lower(): v.strip()
                     for k, _, v in (line.partition(":") for line in lines)
@@ -97,7 +97,7 @@ class Endpoint:
                 if not 0 <= length <= LARGEST_BODY or "transfer-encoding" in headers:
                     return
                 body = await reader.readexactly(length)
-                kind, content = await self._respond(*first.split()[:2], body)
+                kind, content = await self._respond(*request_line.split()[:2], body)
                 status = "200 OK" if kind != "error" else "400 Bad Request"
                 mime = "text/event-stream" if kind == "stream" else "application/json"
                 writer.write(
@@ -130,8 +130,8 @@ class Endpoint:
         self.requests.put_nowait(request)
         message, finish, usage = await request.answered
         if fields["stream"]:
-            how = usage, fields["stream_options"]
-            return "stream", _streamed(message, finish, fields["model"], *how)
+            usage_options = usage, fields["stream_options"]
+            return "stream", _streamed(message, finish, fields["model"], *usage_options)
         return "json", _encoded(_completion(message, finish, fields["model"], usage))
 
 
@@ -150,8 +150,8 @@ def _request(fields: Mapping) -> Request:
 
 
 def _as_call(number: int, call: Call) -> dict:
-    written = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-    return {"id": call.id or f"call_{number}", "type": "function", "function": written}
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": call.id or f"call_{number}", "type": "function", "function": function}
 
 
 def _usage(reply: Reply) -> dict | None:
@@ -168,7 +168,7 @@ def _completion(message: Mapping, finish: str, model: str | None, usage: dict | 
 
 
 def _streamed(
-    message: Mapping, finish: str, model: str | None, usage: dict | None, told: str
+    message: Mapping, finish: str, model: str | None, usage: dict | None, usage_mode: str
 ) -> bytes:
     """The whole message as one event, then its end. `told`: where the usage stands, "last" for an
     event of its own, "each" for every one, too."""
@@ -179,9 +179,9 @@ def _streamed(
         {"index": 0, "delta": {}, "finish_reason": finish},
     )
     about = _about(model, "chat.completion.chunk")
-    used = {"usage": usage} if told == "each" else {}
-    lines = [_encoded({**about, "choices": [event], **used}) for event in events]
-    if told:
+    usage_field = {"usage": usage} if usage_mode == "each" else {}
+    lines = [_encoded({**about, "choices": [event], **usage_field}) for event in events]
+    if usage_mode:
         lines.append(_encoded({**about, "choices": [], "usage": usage}))
     return b"".join(b"data: " + line + b"\n\n" for line in (*lines, b"[DONE]"))
 
@@ -191,8 +191,8 @@ def _about(model: str | None, kind: str) -> dict:
     return {"id": f"chatcmpl-{now:.6f}", "object": kind, "created": int(now), "model": model or ""}
 
 
-def _refused(why: str) -> tuple[str, bytes]:
-    return "error", _encoded({"error": {"message": why, "type": "invalid_request_error"}})
+def _refused(message: str) -> tuple[str, bytes]:
+    return "error", _encoded({"error": {"message": message, "type": "invalid_request_error"}})
 
 
 def _encoded(value: object) -> bytes:

@@ -44,8 +44,8 @@ class Guarded:
         try:
             guarded = sys.executable, "-S", "-E", "-c", _GUARD, str(end), *self._command
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
-            own = dict(env=self._environment, pass_fds=(end,), start_new_session=True)
-            self._process = await asyncio.create_subprocess_exec(*guarded, **pipes, **own)
+            options = dict(env=self._environment, pass_fds=(end,), start_new_session=True)
+            self._process = await asyncio.create_subprocess_exec(*guarded, **pipes, **options)
         except BaseException:
             os.close(self._lifeline)
             raise
@@ -65,12 +65,12 @@ class Guarded:
             process.stdin.write(self._line.encode() + b"\n")
             await process.stdin.drain()
         process.stdin.close()
-        said, complaint = await texts
-        return await process.wait(), said, complaint
+        output, errors = await texts
+        return await process.wait(), output, errors
 
 
 async def _end_of(stream: asyncio.StreamReader) -> str:
-    kept = b""
+    tail = b""
     while data := await stream.read(_KEPT):
-        kept = (kept + data)[-_KEPT:]
-    return kept.decode("utf-8", "replace")
+        tail = (tail + data)[-_KEPT:]
+    return tail.decode("utf-8", "replace")

@@ -31,18 +31,18 @@ def gymnasium(
     show, action_of = written(render, act)
     env = _made(id, options)
     try:
-        seen = env.reset(seed=seed)[0]
-        reply = yield Turn(with_prompt(prompt, show(env, seen)), state=seen)
+        observation = env.reset(seed=seed)[0]
+        reply = yield Turn(with_prompt(prompt, show(env, observation)), state=observation)
         while True:
             try:
                 action = action_of(reply, env.action_space)
             except ValueError as error:
-                reply = yield Turn(f"This is no action: {error}", state=seen)
+                reply = yield Turn(f"This is no action: {error}", state=observation)
                 continue
-            seen, reward, terminated, truncated, _ = env.step(action)
+            observation, reward, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 return float(reward)
-            reply = yield Turn(show(env, seen), reward=float(reward), state=seen)
+            reply = yield Turn(show(env, observation), reward=float(reward), state=observation)
     finally:
         env.close()
 

@@ -43,21 +43,21 @@ def observation_text(env, observation) -> str:
     return _written(observation, str)
 
 
-def _written(value: object, other: Callable = repr) -> str:
+def _written(value: object, convert: Callable = repr) -> str:
     if isinstance(value, np.generic):
-        return other(value.item()) if isinstance(value, str | bytes) else str(value)
+        return convert(value.item()) if isinstance(value, str | bytes) else str(value)
     if hasattr(value, "__array__"):  # of JAX or of torch, too
         return np.array2string(np.asarray(value), threshold=sys.maxsize)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_written(k)}: {_written(v)}' for k, v in value.items())}}}"
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named = zip(value._fields, value, strict=True)
-        return f"{type(value).__name__}({', '.join(f'{n}={_written(v)}' for n, v in named)})"
+        items = zip(value._fields, value, strict=True)
+        return f"{type(value).__name__}({', '.join(f'{n}={_written(v)}' for n, v in items)})"
     if isinstance(value, tuple):
         return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})"
     if isinstance(value, list):
         return f"[{', '.join(map(_written, value))}]"
-    return other(value)
+    return convert(value)
 
 
 def action_in(reply: str, space) -> object:
@@ -82,7 +82,7 @@ def action_in(reply: str, space) -> object:
 
 
 def _numbers(reply: str, count: int) -> list[float]:
-    found = _NUMBER.findall(reply)
-    if len(found) < count:
-        raise ValueError(f"{len(found)} of the {count} numbers that it takes")
-    return [float(number) for number in found[-count:]]
+    matches = _NUMBER.findall(reply)
+    if len(matches) < count:
+        raise ValueError(f"{len(matches)} of the {count} numbers that it takes")
+    return [float(number) for number in matches[-count:]]

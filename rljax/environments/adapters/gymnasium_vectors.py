@@ -34,18 +34,18 @@ async def gymnasium_vector(
     show, action_of = written(render or f"{observation_text.__module__}.observation_text", act)
     vector, index = Vector.free(id, lanes, mode, options)
     try:
-        seen = vector.reset(index, seed)
-        reply = yield Turn(with_prompt(prompt, show(vector.env, seen)), state=seen)
+        observation = vector.reset(index, seed)
+        reply = yield Turn(with_prompt(prompt, show(vector.env, observation)), state=observation)
         while True:
             try:
                 action = action_of(reply, vector.env.single_action_space)
             except ValueError as error:
-                reply = yield Turn(f"This is no action: {error}", state=seen)
+                reply = yield Turn(f"This is no action: {error}", state=observation)
                 continue
-            seen, reward, ended = await vector.act(index, action)
+            observation, reward, ended = await vector.act(index, action)
             if ended:
                 break
-            reply = yield Turn(show(vector.env, seen), reward=reward, state=seen)
+            reply = yield Turn(show(vector.env, observation), reward=reward, state=observation)
     finally:
         vector.leave(index)
     yield Done(reward)
@@ -80,7 +80,7 @@ class Vector:
         """Resets a sub-environment and returns its first observation; the others stay as they
         are."""
         mask = np.arange(self.env.num_envs) == index
-        seeds = [seed if here else None for here in mask]
+        seeds = [seed if selected else None for selected in mask]
         return self._of(index, self.env.reset(seed=seeds, options={"reset_mask": mask})[0])
 
     async def act(self, index: int, action) -> tuple[object, float, bool]:
@@ -98,12 +98,12 @@ class Vector:
     def _step(self) -> None:
         if not self.used or None in self.used.values():
             return
-        some = next(iter(self.used.values()))[0]  # one that nobody plays does as another
-        actions = [self.used[i][0] if i in self.used else some for i in range(self.env.num_envs)]
+        filler = next(iter(self.used.values()))[0]  # one that nobody plays does as another
+        actions = [self.used[i][0] if i in self.used else filler for i in range(self.env.num_envs)]
         acted, self.used = self.used, dict.fromkeys(self.used)
         waiting = {index: future for index, (_, future) in acted.items() if not future.done()}
         try:
-            seen, rewards, terminated, truncated, _ = self.env.step(np.asarray(actions))
+            observations, rewards, terminated, truncated, _ = self.env.step(np.asarray(actions))
         except Exception as error:  # it fails for all of them
             self.broken = True
             for future in waiting.values():
@@ -111,7 +111,7 @@ class Vector:
             return
         for index, future in waiting.items():
             ended = bool(terminated[index] or truncated[index])
-            future.set_result((self._of(index, seen), float(rewards[index]), ended))
+            future.set_result((self._of(index, observations), float(rewards[index]), ended))
 
     def _has_room(self) -> bool:
         return not self.broken and len(self.used) < self.env.num_envs

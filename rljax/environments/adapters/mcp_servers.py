@@ -24,9 +24,9 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
     """
     lib = _library()
     command, *arguments = shlex.split(server)
-    own = lib.StdioServerParameters(command=command, args=arguments)
-    where = server if "://" in server else own
-    async with Session(lambda: lib.Client(where, read_timeout_seconds=timeout_s)) as session:
+    parameters = lib.StdioServerParameters(command=command, args=arguments)
+    target = server if "://" in server else parameters
+    async with Session(lambda: lib.Client(target, read_timeout_seconds=timeout_s)) as session:
         tools = await session.ask(_tools)
         reply = yield Opening(tools=[_schema(tool) for tool in tools])
         while reply.calls:
@@ -48,11 +48,11 @@ def _library():
 
 async def _tools(client) -> list:
     page = await client.list_tools()
-    found = list(page.tools)
+    tools = list(page.tools)
     while page.next_cursor:
         page = await client.list_tools(cursor=page.next_cursor)
-        found += page.tools
-    return found
+        tools += page.tools
+    return tools
 
 
 def _schema(tool) -> dict:
@@ -73,29 +73,29 @@ async def _answer(session: Session, call: Call, names: list[str]) -> dict:
 def _read(result) -> tuple[str, str]:
     """(a result as text, how it failed or ""). Structured content is read where there is no text;
     what is no text, such as an image, is named, and is a failure where it is all that there is."""
-    found = [_text(part) for part in result.content]
-    texts = [text for text in found if text is not None]
+    parts = [_text(part) for part in result.content]
+    texts = [text for text in parts if text is not None]
     if result.structured_content is not None and not any(map(str.strip, texts)):
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]
     left_out = [
         f"[{part.type}: {_kind(part)}, which cannot be shown as text]"
-        for part, text in zip(result.content, found, strict=True)
+        for part, text in zip(result.content, parts, strict=True)
         if text is None
     ]
-    lost = bool(left_out) and not any(map(str.strip, texts))
-    return "\n".join([*texts, *left_out]), "failed" if result.is_error or lost else ""
+    unreadable = bool(left_out) and not any(map(str.strip, texts))
+    return "\n".join([*texts, *left_out]), "failed" if result.is_error or unreadable else ""
 
 
 def _text(part) -> str | None:
     """The text of a part of a result: of a link its name and address. None for what is no text."""
     if part.type == "resource_link":
         return f"{part.name}: {part.uri}"
-    held = part.resource if part.type == "resource" else part
-    return getattr(held, "text", None)
+    content = part.resource if part.type == "resource" else part
+    return getattr(content, "text", None)
 
 
 def _kind(part) -> str:
     """The media type of a part that is no text, behind the address of a resource."""
-    held = part.resource if part.type == "resource" else part
-    address = f"{held.uri}, " if part.type == "resource" else ""
-    return f"{address}{getattr(held, 'mime_type', None) or 'of no known type'}"
+    content = part.resource if part.type == "resource" else part
+    address = f"{content.uri}, " if part.type == "resource" else ""
+    return f"{address}{getattr(content, 'mime_type', None) or 'of no known type'}"

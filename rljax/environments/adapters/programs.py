@@ -34,20 +34,24 @@ async def program(
     """
     line = json.dumps({**row, "seed": seed, "sample_seed": sample_seed}, default=str)
     async with Endpoint() as endpoint:
-        own = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": "none", "no_proxy": "127.0.0.1"}
-        async with Guarded(shlex.split(command), {**os.environ, **own}, line) as agent:
+        variables = {
+            "OPENAI_BASE_URL": endpoint.url,
+            "OPENAI_API_KEY": "none",
+            "no_proxy": "127.0.0.1",
+        }
+        async with Guarded(shlex.split(command), {**os.environ, **variables}, line) as agent:
             log = Log()
             while (request := await first_of(endpoint, agent.ended)) is not None:
                 reply = yield log.read(request)
                 log.messages.append(request.answer(reply))
-    status, said, complaint = agent.ended.result()
+    status, output, complaint = agent.ended.result()
     if status != 0 and failed is not None:
         yield Done(failed)
     elif status != 0 or not log.messages:
-        asked = "asked nothing and " if not log.messages else ""
-        raise RuntimeError(f"the program {asked}ended with status {status}: {complaint[-2000:]}")
+        detail = "asked nothing and " if not log.messages else ""
+        raise RuntimeError(f"the program {detail}ended with status {status}: {complaint[-2000:]}")
     else:
-        yield Done(_outcome(said))
+        yield Done(_outcome(output))
 
 
 class Log:
@@ -60,28 +64,28 @@ class Log:
     def read(self, request: Request) -> Turn | Opening:
         """Returns what the policy reads next for a request: the new messages, or, if they do not
         continue the last request, a whole new row."""
-        new = followed(self.messages, request.messages) if self.messages else None
-        goes_on = bool(new) and all(message["role"] != "assistant" for message in new)
+        added = followed(self.messages, request.messages) if self.messages else None
+        goes_on = bool(added) and all(message["role"] != "assistant" for message in added)
         same_tools = request.tools == self.tools
         self.messages, self.tools = list(request.messages), request.tools
         limits = dict(stop=request.stop, max_tokens=request.max_tokens)
         if goes_on and same_tools:
-            return Turn(new, **limits)
+            return Turn(added, **limits)
         return Opening(request.messages, tools=request.tools, **limits)
 
 
 async def first_of(endpoint: Endpoint, ended: asyncio.Future) -> Request | None:
     """The next request; None if the agent ends without one."""
-    getting = asyncio.ensure_future(endpoint.requests.get())
-    await asyncio.wait([getting, ended], return_when=asyncio.FIRST_COMPLETED)
-    if getting.done():
-        return getting.result()
-    getting.cancel()
+    request = asyncio.ensure_future(endpoint.requests.get())
+    await asyncio.wait([request, ended], return_when=asyncio.FIRST_COMPLETED)
+    if request.done():
+        return request.result()
+    request.cancel()
     return None
 
 
-def _outcome(said: str) -> float | Mapping | None:
-    lines = said.strip().split("\n")
+def _outcome(output: str) -> float | Mapping | None:
+    lines = output.strip().split("\n")
     try:
         outcome = parse_json(lines[-1], "outcome") if lines else None
     except InputError:

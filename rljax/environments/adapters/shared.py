@@ -45,9 +45,9 @@ def joined_contents(one: str | list, other: str | list, between: str = "") -> st
     if isinstance(one, str) and isinstance(other, str):
         return f"{one}{between}{other}"
     texts = [{"type": "text", "text": text} for text in (one, between) if isinstance(text, str)]
-    begun = [part for part in texts if part["text"]]
-    ended = [{"type": "text", "text": other}] if isinstance(other, str) else other
-    return [*(one if isinstance(one, list) else []), *begun, *ended]
+    first_parts = [part for part in texts if part["text"]]
+    last_parts = [{"type": "text", "text": other}] if isinstance(other, str) else other
+    return [*(one if isinstance(one, list) else []), *first_parts, *last_parts]
 
 
 def declared(function: Callable, fields: Mapping) -> dict:
@@ -60,8 +60,8 @@ def declared(function: Callable, fields: Mapping) -> dict:
 def followed(before: Sequence[Mapping], after: Sequence[Mapping]) -> list[Mapping] | None:
     """The messages that `after` has behind `before`; None if it does not begin with them."""
     old, new = map(essence, before), map(essence, after[: len(before)])
-    same = len(after) >= len(before) and all(a == b for a, b in zip(old, new, strict=True))
-    return list(after[len(before) :]) if same else None
+    matches = len(after) >= len(before) and all(a == b for a, b in zip(old, new, strict=True))
+    return list(after[len(before) :]) if matches else None
 
 
 def essence(message: Mapping) -> tuple:
@@ -71,15 +71,15 @@ def essence(message: Mapping) -> tuple:
     if not isinstance(content, str):
         content = "".join(part.get("text", "") for part in content)
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    named = [(call.get("name"), _arguments(call.get("arguments"))) for call in calls]
-    return message.get("role"), content.strip(), named
+    functions = [(call.get("name"), _arguments(call.get("arguments"))) for call in calls]
+    return message.get("role"), content.strip(), functions
 
 
-def _arguments(written: object) -> object:
+def _arguments(arguments: object) -> object:
     try:
-        return parse_json(written, "arguments") if isinstance(written, str) else written
+        return parse_json(arguments, "arguments") if isinstance(arguments, str) else arguments
     except InputError:
-        return written
+        return arguments
 
 
 class Session:
@@ -124,12 +124,12 @@ class Session:
         return answer.result()
 
     async def _live(self) -> None:
-        async with self._make() as held:
+        async with self._make() as resource:
             self._ready.set_result(None)
-            while (asked := await self._asked.get()) is not None:
-                what, answer = asked
+            while (request := await self._asked.get()) is not None:
+                function, answer = request
                 try:
-                    result = await what(held)
+                    result = await function(resource)
                 except Exception as error:
                     answer.done() or answer.set_exception(error)
                 else:

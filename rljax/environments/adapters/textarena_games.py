@@ -31,18 +31,18 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
         env.reset(num_players=players, seed=seed)
     done = False
     while not done:
-        player, said = env.get_observation()
-        reply = yield Turn(_text(env, arena, player, said), seat=str(player))
+        player, messages = env.get_observation()
+        reply = yield Turn(_text(env, arena, player, messages), seat=str(player))
         with draws:
             done, _ = env.step(reply.answer)
     rewards, _ = env.close()
     return {str(player): float(rewards[player]) for player in range(players)}
 
 
-def _text(env, arena, player: int, said: list) -> str:
+def _text(env, arena, player: int, messages: list) -> str:
     """Joins the messages since then, without those of the player itself, which its log has."""
     lines = []
-    for sender, message, _ in said:
+    for sender, message, _ in messages:
         if sender == arena.GAME_ID:
             lines.append(message)
         elif sender != player:

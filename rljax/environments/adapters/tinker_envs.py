@@ -23,25 +23,27 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     """
     renderer = _Messages(_library().ParseTermination)
     make = resolve(env, "rljax.environments.adapters")
-    made = make(**declared(make.function, {**row, "seed": seed, "renderer": renderer}))
-    made = getattr(made, "message_env", made)  # EnvFromMessageEnv would count tokens
-    of_messages = hasattr(made, "add_messages")
-    first = await made.initial_observation()
-    history = first if of_messages else first[0]
+    environment = make(**declared(make.function, {**row, "seed": seed, "renderer": renderer}))
+    environment = getattr(
+        environment, "message_env", environment
+    )  # EnvFromMessageEnv would count tokens
+    of_messages = hasattr(environment, "add_messages")
+    observation = await environment.initial_observation()
+    history = observation if of_messages else observation[0]
     reply = yield Opening(history)
     while True:
-        said = {"role": "assistant", "content": str(reply)}
+        message = {"role": "assistant", "content": str(reply)}
         extra = {} if of_messages else {"extra": {"stop_reason": reply.finish}}
-        result = await made.step(said if of_messages else reply, **extra)
+        result = await environment.step(message if of_messages else reply, **extra)
         if result.episode_done:
             break
-        following = result.next_messages if of_messages else result.next_observation
+        next_history = result.next_messages if of_messages else result.next_observation
         # Some write the reply under another role ("player").
-        new, history = followed(history, following), following
-        goes_on = bool(new) and new[0].get("content") == str(reply)
+        added, history = followed(history, next_history), next_history
+        goes_on = bool(added) and added[0].get("content") == str(reply)
         reward = float(result.reward)
-        goes = Turn(new[1:] or None, reward) if goes_on else Opening(history, reward=reward)
-        reply = yield goes
+        next_turn = Turn(added[1:] or None, reward) if goes_on else Opening(history, reward=reward)
+        reply = yield next_turn
     yield Done({"score": float(result.reward), **result.metrics})
 
 

@@ -25,15 +25,15 @@ async def verifiers(
     lib, loaders = _library()
     seat = {"runtime": {"type": runtime}, **({"harness": {"id": harness}} if harness else {})}
     config = loaders.resolve_env_config({"id": env, "taskset": {"id": id}, "agent": seat})
-    made = loaders.load_environment(config)
-    one = next(itertools.islice(iter(made.taskset), task, None))
+    environment = loaders.load_environment(config)
+    chosen_task = next(itertools.islice(iter(environment.taskset), task, None))
     async with Endpoint() as endpoint:
         client = lib.EvalClientConfig(base_url=endpoint.url, api_key_var="OPENAI_API_KEY")
         context = lib.ModelContext(model="policy", client=client)
 
         async def played():
-            async with made.serving():
-                return await made.run_episode(one, context)
+            async with environment.serving():
+                return await environment.run_episode(chosen_task, context)
 
         running, log = asyncio.create_task(played()), Log()
         try:

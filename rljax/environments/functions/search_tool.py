@@ -39,8 +39,8 @@ def search(*, corpus: str, k: int = 3) -> Callable:
         Args:
             query: A few words to search for.
         """
-        found = index.best(query[:_LONGEST_QUERY], k)
-        texts = [f"[{rank}] {index.texts[i]}" for rank, i in enumerate(found, 1)]
+        indices = index.best(query[:_LONGEST_QUERY], k)
+        texts = [f"[{rank}] {index.texts[i]}" for rank, i in enumerate(indices, 1)]
         return "\n".join(texts) or "Nothing was found."
 
     return search
@@ -57,8 +57,8 @@ class _Index:
                 "the tool search needs the library bm25s", fix="pip install 'bm25s>=0.2.14'"
             ) from None
         self.texts = _texts_of(path)
-        how = dict(token_pattern=_WORD, stopwords=None, show_progress=False)
-        self._split = functools.partial(bm25s.tokenize, **how)
+        options = dict(token_pattern=_WORD, stopwords=None, show_progress=False)
+        self._split = functools.partial(bm25s.tokenize, **options)
         self._scores = bm25s.BM25()
         self._scores.index(self._split(self.texts), show_progress=False)
 
@@ -69,8 +69,8 @@ class _Index:
             return ()
         scores = self._scores.get_scores(words)
         border = np.partition(scores, -k)[-k] if k < len(scores) else 0.0
-        found = np.flatnonzero((scores >= border) & (scores > 0))
-        return found[np.argsort(-scores[found], kind="stable")][:k]
+        candidates = np.flatnonzero((scores >= border) & (scores > 0))
+        return candidates[np.argsort(-scores[candidates], kind="stable")][:k]
 
 
 _index = functools.lru_cache(maxsize=4)(_Index)  # each process makes it once
@@ -82,7 +82,7 @@ def _texts_of(path: str) -> list[str]:
     if path.endswith(".txt"):
         texts = [line.strip() for _, line in lines]
     elif path.endswith(".jsonl"):
-        texts = [_text_of(parse_json(line, where), where) for where, line in lines]
+        texts = [_text_of(parse_json(line, location), location) for location, line in lines]
     else:
         raise InputError(
             "search: unknown kind of corpus",
@@ -96,12 +96,12 @@ def _texts_of(path: str) -> list[str]:
     return texts
 
 
-def _text_of(row: object, where: str) -> str:
+def _text_of(row: object, location: str) -> str:
     fields = row if isinstance(row, dict) else {}
     text = next((fields[name] for name in _FIELDS if isinstance(fields.get(name), str)), None)
     if text is None:
         rule = f"one of {', '.join(_FIELDS)}"
         fix = 'rename the field that holds the text to "text"'
-        raise InputError(f"{where}: this row has no text", value=row, rule=rule, fix=fix)
+        raise InputError(f"{location}: this row has no text", value=row, rule=rule, fix=fix)
     title = fields.get("title")
     return f"{title}: {text}" if isinstance(title, str) and title else text

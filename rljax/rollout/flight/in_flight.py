@@ -174,7 +174,7 @@ class InFlight:
         return jax.default_device(self._mesh.devices.flat[0])
 
     def _dispatch(self) -> bool:
-        """Decodes one dispatch and handles what has ended. Returns whether something was decoded."""
+        """Decodes one dispatch and handles what has ended. Returns whether it decoded."""
         decoded = self.flight.dispatch(self._weights, self._version, not self.reread)
         self._look()
         self._admit()
