@@ -194,14 +194,14 @@ BREAKS = {
     ),
     "tokenizers are compared by their sizes": (
         "rljax/setup/same_ids.py",
-        "        if token != theirs.get(i)\n",
+        "        if token != tokens.get(i)\n",
         "        if False\n",
         ["tests/setup/test_same_ids.py"],
     ),
     "an export stops where the base does": (
         "rljax/setup/images.py",
-        "{**ids, **written, **kept, **ends}",
-        "{**ids, **written, **ends, **kept}",
+        "{**ids, **exported, **base, **ends}",
+        "{**ids, **exported, **ends, **base}",
         ["tests/setup/test_exports.py"],
     ),
     "data.turns is not read by offline rows": (
@@ -464,7 +464,7 @@ BREAKS = {
     ),
     "a worker's error has two fixes": (
         "rljax/workers/function.py",
-        "    if known:\n",
+        "    if has_fix:\n",
         "    if False:\n",
         ["tests/rewards/test_reward_pool.py", "-k", "cannot_be_loaded"],
     ),
@@ -482,8 +482,8 @@ BREAKS = {
     ),
     "a base that stays in the layout of decoding is not planned": (
         "rljax/setup/held.py",
-        "    if kept := _kept_copy(setup, roles):\n",
-        "    if kept := {}:\n",
+        "    if base_copy := _kept_copy(setup, roles):\n",
+        "    if base_copy := {}:\n",
         ["tests/plan/test_plan.py", "-k", "base_in_the_layout"],
     ),
     "a fence within reasoning fences the next block": (

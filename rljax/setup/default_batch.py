@@ -50,8 +50,8 @@ def with_default_batch(
     check(config)
     model = load_model(config, load_run_tokenizer(config), devices)
     weights = sum(math.prod(x.shape) for x in jax.tree.leaves(model.abstract()))
-    most = _most_rows(config, model, weights, devices)
-    sizes = _sizes(config, unset, most, row_shards(model.mesh))
+    most_rows = _most_rows(config, model, weights, devices)
+    sizes = _sizes(config, unset, most_rows, row_shards(model.mesh))
     config = _with(config, sizes)
     batch = config.batch
     sequences = batch.prompts_per_step * batch.samples_per_prompt
@@ -95,8 +95,8 @@ def _most_rows(config: Config, model: Model, weights: int, devices) -> float:
     if cpu:  # its devices may be virtual: they share the cores
         speed, seconds = CPU_FLOPS * _cores() * hosts.count(), CPU_STEP_S
     else:
-        each = PEAK_SHARE * chip.flops_per_s if chip else OTHER_FLOPS
-        speed, seconds = each * len(devices), STEP_S
+        flops_per_device = PEAK_SHARE * chip.flops_per_s if chip else OTHER_FLOPS
+        speed, seconds = flops_per_device * len(devices), STEP_S
     rows = speed * seconds / (FLOPS_PER_WEIGHT * weights * tokens)
     if chip is not None:
         shape = model.config
@@ -116,7 +116,7 @@ def _machine(devices) -> str:
     return f"{len(devices)} x {devices[0].device_kind}"
 
 
-def _sizes(config: Config, unset: Collection[str], most: float, shards: int) -> dict[str, int]:
+def _sizes(config: Config, unset: Collection[str], most_rows: float, shards: int) -> dict[str, int]:
     """{field of batch: its number}: the most prompts of PROMPTS whose sequences are at most `most`,
     and at most 256 of them in an optimizer step; both divide over the shards of the mesh."""
     batch, out = config.batch, {}
@@ -125,10 +125,12 @@ def _sizes(config: Config, unset: Collection[str], most: float, shards: int) -> 
         return {}  # the check says so
     if "prompts_per_step" in unset:
         fit = [n for n in PROMPTS if n * samples % shards == 0]
-        small = [n for n in fit if n * samples <= most]
+        small = [n for n in fit if n * samples <= most_rows]
         out["prompts_per_step"] = small[0] if small else fit[-1] if fit else shards
-    made = out.get("prompts_per_step", batch.prompts_per_step) * samples
+    sequences = out.get("prompts_per_step", batch.prompts_per_step) * samples
     if "sequences_per_optimizer_step" in unset:
-        whole = (n for n in range(min(step, made), 0, -1) if made % n == 0 and n % shards == 0)
-        out["sequences_per_optimizer_step"] = next(whole, made)
+        divisors = (
+            n for n in range(min(step, sequences), 0, -1) if sequences % n == 0 and n % shards == 0
+        )
+        out["sequences_per_optimizer_step"] = next(divisors, sequences)
     return out

@@ -89,7 +89,7 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
         sizes |= images.fields
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
     fields = {}
-    for field in (one for one in dataclasses.fields(Batch) if one.name in names):
+    for field in (declared for declared in dataclasses.fields(Batch) if declared.name in names):
         shape = [sizes[axis] for axis in field.metadata["axes"]]
         fields[field.name] = jax.ShapeDtypeStruct(shape, dtypes[field.name], sharding=layout)
     return Batch(**fields)
@@ -98,9 +98,9 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
 def parts_readers(phase: Phase) -> list[Component]:
     """Returns the components of a phase that read the parts of a reward."""
     values = [phase.dataflow, *(vars(phase.algorithm)[name] for name in sorted(FIELDS))]
-    named = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
-    stages = [one for one in named if isinstance(one, Component)]
-    return [one for one in stages if "reward_parts" in spec(one).reads]
+    items = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    stages = [item for item in items if isinstance(item, Component)]
+    return [stage for stage in stages if "reward_parts" in spec(stage).reads]
 
 
 def abstract_key() -> jax.ShapeDtypeStruct:
@@ -110,8 +110,8 @@ def abstract_key() -> jax.ShapeDtypeStruct:
 
 def roles_read(phase: Phase, roles: dict[str, Role]) -> dict[str, Role]:
     """Returns the roles that the phase's dataflow names, as its program gets them."""
-    named = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
-    return {name: role.in_program() for name, role in named.items()}
+    read_roles = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
+    return {name: role.in_program() for name, role in read_roles.items()}
 
 
 def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
@@ -137,48 +137,48 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
         if not hasattr(function, "arguments"):  # no rljax.roles.program
             _, metrics = jax.eval_shape(page, batch, key, roles)
         else:
-            named = {**roles, **dataflow.options}
-            arguments, static = function.arguments(batch, key, noting, **named)
+            keywords = {**roles, **dataflow.options}
+            arguments, static = function.arguments(batch, key, noting, **keywords)
             with checking_returned(check):
                 _, metrics = function.run.trace(*arguments, **static).out_info
     except InputError:
         raise
     except Exception as error:  # of the user's code, or of an option's value
         raise _fails(f"dataflow={dataflow.text!r} fails on shapes", error, dataflow) from error
-    read = frozenset(noting.fields_read)
+    fields_read = frozenset(noting.fields_read)
     noting.become_plain()
-    return metrics, read
+    return metrics, fields_read
 
 
-def _fails(what: str, error: Exception, component: Component) -> InputError:
+def _fails(problem: str, error: Exception, component: Component) -> InputError:
     """The exception of a component in one line, with its location in the user's file."""
-    first = next(iter(str(error).splitlines()), "")
+    summary = next(iter(str(error).splitlines()), "")
     location = location_in(error, [component.function])
     signature = f"{component.short_name}{component.signature}"
     fix = mending(error) if location else f"correct its options: its signature is {signature}"
-    return InputError(what, rule=f"{type(error).__name__}: {first}{location}", fix=fix)
+    return InputError(problem, rule=f"{type(error).__name__}: {summary}{location}", fix=fix)
 
 
 def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:
     """Raises InputError unless a dataflow returned new roles by name, None for one that it was not
     given, and metrics that are numbers."""
-    what = f"dataflow={dataflow.text!r} returns the wrong things"
+    problem = f"dataflow={dataflow.text!r} returns the wrong things"
     location = location_of(dataflow.function)
     pair = isinstance(returned, tuple) and len(returned) == 2
-    if not pair or not all(isinstance(one, dict) for one in returned):
+    if not pair or not all(isinstance(part, dict) for part in returned):
         rule = f"(new roles by name, metrics by name){location}"
         raise InputError(
-            what,
+            problem,
             value=_kind(returned),
             rule=rule,
             fix='return ({"actor": new_actor}, {"loss": ...}) from the dataflow',
         )
-    new, metrics = returned
-    for name, role in new.items():
+    new_roles, metrics = returned
+    for name, role in new_roles.items():
         if role is not None and type(role) is not type(roles.get(name)):
             rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{location}"
             raise InputError(
-                f"{what}: role {name!r}",
+                f"{problem}: role {name!r}",
                 value=_kind(role),
                 rule=rule,
                 fix=f"return what {name!r} makes of itself, such as the first value of "
@@ -188,7 +188,7 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
         if not _is_array(value) or jnp.shape(value) != ():
             rule = f"a metric is one number{location}"
             raise InputError(
-                f"{what}: metric {name!r}",
+                f"{problem}: metric {name!r}",
                 value=_kind(value),
                 rule=rule,
                 fix="reduce it, such as by jnp.mean(x), and call lists by several names",
@@ -236,19 +236,21 @@ def check_fields_read(setup: Setup) -> set[str]:
     """Dry runs every phase; returns the fields of config.algorithm that neither the dataflow nor
     its rollout reads, whatever their values. Raises InputError if a phase fails, and for all such
     fields that are set."""
-    read: set[str] = set()
+    fields_read: set[str] = set()
     if setup.config.reward.process_model:
         _check_process_reward(setup.config.reward.process_reward)
     _check_placed(setup)
     for phase in setup.phases:
         _, fields = dry_run(setup, phase)
-        read |= fields if phase is setup.main else set()
-    read |= {"collect"} if setup.main.samples else set()
+        fields_read |= fields if phase is setup.main else set()
+    fields_read |= {"collect"} if setup.main.samples else set()
     if "kl_controller" in abstract_roles(setup):
-        read |= {"kl_target", "kl_horizon"}
+        fields_read |= {"kl_target", "kl_horizon"}
     settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
-    usual = {name: value for name, value in default.items() if name not in read}
-    unread = [name for name in usual if not _same(name, settings[name], usual[name])]
+    unread_defaults = {name: value for name, value in default.items() if name not in fields_read}
+    unread = [
+        name for name in unread_defaults if not _same(name, settings[name], unread_defaults[name])
+    ]
     if unread:
         raise InputError(
             ", ".join(f"algorithm.{name}={settings[name]!r}" for name in unread),
@@ -256,7 +258,7 @@ def check_fields_read(setup: Setup) -> set[str]:
             + ("it" if len(unread) == 1 else "them"),
             fix=", ".join(_fix_of_unread(name, settings[name], default[name]) for name in unread),
         )
-    return {f"algorithm.{name}" for name in default if name not in read}
+    return {f"algorithm.{name}" for name in default if name not in fields_read}
 
 
 # A formula of Algorithm that decides what is learned -> a dataflow that reads it.
@@ -269,24 +271,24 @@ _READERS = {
 }
 
 
-def _fix_of_unread(name: str, value, usual) -> str:
+def _fix_of_unread(name: str, value, default) -> str:
     """Returns what mends a field that the dataflow does not read: the dataflow that does, where the
     field says what somebody wants to learn by, else the default."""
     reader = _READERS.get(name)
     if name == "preference_loss" and (loss := resolve(value, NAMESPACES[name])):
         reader = "bco" if "delta" in loss.positional else "kto"  # it is handed a running mean
         reader = "preference" if spec(loss).rows > 1 else reader
-    back = f"algorithm.{name}={usual!r}"
-    return f"dataflow={reader!r}, which reads algorithm.{name}, or {back}" if reader else back
+    reset = f"algorithm.{name}={default!r}"
+    return f"dataflow={reader!r}, which reads algorithm.{name}, or {reset}" if reader else reset
 
 
-def _same(field: str, value, usual) -> bool:
+def _same(field: str, value, default) -> bool:
     """Returns whether two values of a field say the same: "dpo" and "dpo(beta=0.1)" may."""
     home = NAMESPACES.get(field)
-    if home is None or value == usual or not value or not usual:
-        return value == usual
-    one, other = (_meaning(resolve(text, home)) for text in (value, usual))
-    return one == other
+    if home is None or value == default or not value or not default:
+        return value == default
+    meaning, default_meaning = (_meaning(resolve(text, home)) for text in (value, default))
+    return meaning == default_meaning
 
 
 def _meaning(component: Component) -> tuple:
@@ -328,7 +330,7 @@ class _Noting(Algorithm):
             return value
         object.__getattribute__(self, "fields_read").add(name)
         if isinstance(value, tuple):
-            return tuple(_Checked(one, name) for one in value)
+            return tuple(_Checked(component, name) for component in value)
         return _Checked(value, name) if isinstance(value, Component) else value
 
     def __eq__(self, other):
@@ -347,36 +349,36 @@ class _Checked(Component):
         vars(self).update(vars(component), field=field, stage=stage)
 
     def __call__(self, *args, **kwargs):
-        named = f"algorithm.{self.field}={self.text!r}"
+        label = f"algorithm.{self.field}={self.text!r}"
         try:
             result = super().__call__(*args, **kwargs)
         except InputError:
             raise
         except Exception as error:
-            raise _fails(f"{named} fails when it is called", error, self) from error
-        first = self._first_of(result, named)
+            raise _fails(f"{label} fails when it is called", error, self) from error
+        array = self._first_of(result, label)
         if not self.stage.axes:  # a correction returns a batch
             return result
         batch = next(x for x in args if isinstance(x, Batch))
         rows, columns = batch.tokens.shape
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
-        wanted = [shapes[axis] for axis in self.stage.axes]
-        checked = {"returns": first}
+        allowed = [shapes[axis] for axis in self.stage.axes]
+        parts = {"returns": array}
         if isinstance(result, tuple) and isinstance(result[-1], dict):
-            checked |= {f"returns a metric {name!r}, of": v for name, v in result[-1].items()}
-        for what, value in checked.items():
-            if jnp.shape(value) not in wanted:
+            parts |= {f"returns a metric {name!r}, of": v for name, v in result[-1].items()}
+        for part, value in parts.items():
+            if jnp.shape(value) not in allowed:
                 raise InputError(
-                    f"{named} {what} the wrong shape",
+                    f"{label} {part} the wrong shape",
                     value=jnp.shape(value),
-                    rule=f"one of {wanted} for a batch of [{rows}, {columns}], which learning "
+                    rule=f"one of {allowed} for a batch of [{rows}, {columns}], which learning "
                     f"averages: no mean or sum of your own{location_of(self.function)}",
                     fix="return the array as it is, one value for each row or token, and take the "
                     "mean or sum out",
                 )
         return result
 
-    def _first_of(self, result: object, named: str):
+    def _first_of(self, result: object, label: str):
         """The array that a stage is about, of what its function returned. Raises InputError where
         that is something else."""
         forms = self.stage.returns
@@ -389,7 +391,7 @@ class _Checked(Component):
             rule = " or ".join(f"({form})" if ", " in form else form for form in forms)
             rule += ": metrics are a dict of arrays" if "metrics" in forms[0] else ""
             raise InputError(
-                f"{named} returns the wrong things",
+                f"{label} returns the wrong things",
                 value=_kind(result),
                 rule=f"{rule}{location_of(self.function)}",
                 fix="algorithm.correction='rollout_correction()', which measures as well"
@@ -398,7 +400,7 @@ class _Checked(Component):
             )
         if names[0] == "loss" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
             raise InputError(
-                f"{named} returns {_kind(parts[0])}",
+                f"{label} returns {_kind(parts[0])}",
                 rule="a loss has a gradient: it is an array of floating-point numbers"
                 f"{location_of(self.function)}",
                 fix="return floats, such as x.astype(jnp.float32)",

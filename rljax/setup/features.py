@@ -71,8 +71,8 @@ def _or_none(function: Callable, *args):
 
 def contract_of(component: Component | None) -> Contract:
     """Returns the contract of a component; an empty one for None, or if its options are wrong."""
-    found = _or_none(spec, component) if component is not None else None
-    return Contract() if found is None else found
+    contract = _or_none(spec, component) if component is not None else None
+    return Contract() if contract is None else contract
 
 
 class Feature(NamedTuple):
@@ -94,8 +94,8 @@ def _rollout(name: str) -> Feature:
 
 def _reads_draws(component: Component | None) -> bool:
     """Returns whether it reads what is not known of tokens where whole texts are chosen."""
-    of_draws = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
-    return not of_draws.isdisjoint(contract_of(component).reads)
+    draw_fields = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
+    return not draw_fields.isdisjoint(contract_of(component).reads)
 
 
 def _fresh_fields(parts: Parts) -> list[str]:
@@ -105,7 +105,7 @@ def _fresh_fields(parts: Parts) -> list[str]:
     filled = {"entropy", *(parts.rolls("fills") or ())} - {"kept_tokens"}
     filled -= {*(contract_of(parts.dataflow).fills or ())}
     readers = (parts.dataflow, parts.advantage, parts.policy_loss)
-    return sorted(filled & {name for one in readers for name in contract_of(one).reads})
+    return sorted(filled & {name for reader in readers for name in contract_of(reader).reads})
 
 
 def _compares_batch(parts: Parts, text: object) -> bool:
@@ -122,9 +122,9 @@ def _asks_for_more(parts: Parts, _) -> bool:
         return False
     parameters = parts.collect.signature.parameters.values()
     needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-    around = parts.rollout if contract_of(parts.dataflow).rollout else None
-    handed = ("actor", "reward", "sample", "draw") if around is None else around.parameters
-    return not needed <= {*handed}
+    outer = parts.rollout if contract_of(parts.dataflow).rollout else None
+    passed = ("actor", "reward", "sample", "draw") if outer is None else outer.parameters
+    return not needed <= {*passed}
 
 
 def _places_reference(parts: Parts, texts: object) -> bool:
@@ -257,7 +257,7 @@ FEATURES = {
     "adapters": Feature("lora.rank", every_run=True),
     "router bias": Feature("model_settings.router_bias_update_speed", every_run=True),
     "weights in bfloat16": Feature(
-        "model_settings.weight_dtype", lambda parts, held: held != "float32", every_run=True
+        "model_settings.weight_dtype", lambda parts, dtype: dtype != "float32", every_run=True
     ),
     "reference on the host": Feature("memory.reference_on_host", every_run=True),
     "batch invariance": Feature("model_settings.batch_invariant", every_run=True),
@@ -601,9 +601,9 @@ def turned_on(parts: Parts) -> dict[str, list[tuple[str, object]]]:
     for name, feature in FEATURES.items():
         if not (parts.samples or feature.every_run):
             continue
-        held = [(field, value_of(parts.config, field)) for field in feature.fields]
+        settings = [(field, value_of(parts.config, field)) for field in feature.fields]
         if feature.field == "algorithm.reward_shaping":
-            held = [(feature.field, value) for value in held[0][1]]
-        if held := [one for one in held if feature.is_on(parts, one[1])]:
-            out[name] = held
+            settings = [(feature.field, value) for value in settings[0][1]]
+        if settings := [setting for setting in settings if feature.is_on(parts, setting[1])]:
+            out[name] = settings
     return out

@@ -28,7 +28,7 @@ def build(config: Config, devices=None) -> Setup:
         row = row_tokens(config)
         check_context("episode", row, model, "lower environment.max_tokens or max_turns")
     if kind not in SAMPLED:
-        every = [x["item"] for x in [*data.prompts, *data.held_out]]
+        items = [x["item"] for x in [*data.prompts, *data.held_out]]
         # (The longest row of a stream is not known.)
-        row = config.offline.max_tokens if data.endless else longest_row(kind, every)
+        row = config.offline.max_tokens if data.endless else longest_row(kind, items)
     return with_decode_layout(assemble(config, tokenizer, data, model, row, groups))

@@ -30,8 +30,8 @@ def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
 
     def own(tree) -> bool:
         layouts = (x.sharding for x in jax.tree.leaves(tree))
-        found = next((layout.mesh for layout in layouts if layout is not None), mesh)
-        return found == mesh or set(found.devices.flat) == set(mesh.devices.flat)
+        layout_mesh = next((layout.mesh for layout in layouts if layout is not None), mesh)
+        return layout_mesh == mesh or set(layout_mesh.devices.flat) == set(mesh.devices.flat)
 
     return {name: tree for name, tree in parts.items() if own(tree)}
 
@@ -42,12 +42,12 @@ def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
     parts = abstract_scorers(setup)
     for name, role in roles.items():
         for part, arrays in role.parts().items():
-            own = name != "actor" and bool(setup.config.critic_model)
-            shared = part == "base" and not own and any(n.endswith("base") for n in parts)
+            has_own_base = name != "actor" and bool(setup.config.critic_model)
+            shared = part == "base" and not has_own_base and any(n.endswith("base") for n in parts)
             if not shared:
                 parts[f"{name} {part}".rstrip()] = arrays
-    if kept := _kept_copy(setup, roles):
-        parts[KEPT_COPY] = kept
+    if base_copy := _kept_copy(setup, roles):
+        parts[KEPT_COPY] = base_copy
     return parts
 
 

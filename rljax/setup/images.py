@@ -67,15 +67,15 @@ def save_tokenizer(folder: Path, config: Config, tokenizer: Tokenizer) -> None:
     the end of a text where the run has learned the end of a turn.
     """
     path = folder / _GENERATION
-    written = read_json_object(path) if path.exists() else {}
+    exported = read_json_object(path) if path.exists() else {}
     path.unlink(missing_ok=True)
     tokenizer.save(folder)  # with the generation_config.json that lies beside it, if there is one
-    kept = read_json_object(path) if path.exists() else _of_model(config)
-    kept.pop("_from_model_config", None)  # transformers would make it anew from config.json
+    base = read_json_object(path) if path.exists() else _of_model(config)
+    base.pop("_from_model_config", None)  # transformers would make it anew from config.json
     ends = list(stop_ids(config, tokenizer))
     ids = {"bos_token_id": tokenizer.bos_id, "pad_token_id": tokenizer.pad_id}
     ends = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
-    write_json(path, {**ids, **written, **kept, **ends})
+    write_json(path, {**ids, **exported, **base, **ends})
     reader = image_reader(config, tokenizer)
     if reader is not None:
         write_json(folder / PROCESSOR, to_hf_processor(reader.processing))

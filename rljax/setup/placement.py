@@ -82,20 +82,20 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
         )
     for role in roles:
         _check_role(role, text, own_roles)
-    made = resolve(call.strip(), NAMESPACES["placement"])
-    if not spec(made).places:
+    component = resolve(call.strip(), NAMESPACES["placement"])
+    if not spec(component).places:
         raise InputError(
             f"placement={text!r}",
-            value=made.name,
+            value=component.name,
             rule=_FORM,
             fix='write such as "reference=group(devices=2)"',
         )
-    if "devices" not in made.options:
+    if "devices" not in component.options:
         raise InputError(
             f"placement={text!r}", rule="a group says how many devices it has", fix=_FORM
         )
-    sizes = {"fsdp": -1, **{k: v for k, v in made.options.items() if k in MESH_AXES}}
-    devices = made.options["devices"]
+    sizes = {"fsdp": -1, **{k: v for k, v in component.options.items() if k in MESH_AXES}}
+    devices = component.options["devices"]
     if devices < 1:
         raise InputError(
             f"placement={text!r}: a group with no devices",
@@ -112,17 +112,17 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     if list(sizes.values()).count(-1) > 1:
         fix = "fsdp=1 beside the other"
         raise InputError(f"placement={text!r}", rule="at most one size is -1, as fsdp is", fix=fix)
-    known = math.prod(size for size in sizes.values() if size > 0)
-    fits = devices % known == 0 if -1 in sizes.values() else devices == known
+    product = math.prod(size for size in sizes.values() if size > 0)
+    fits = devices % product == 0 if -1 in sizes.values() else devices == product
     if not fits:
-        most = "devices must be a multiple of" if -1 in sizes.values() else "devices must be"
+        requirement = "devices must be a multiple of" if -1 in sizes.values() else "devices must be"
         raise InputError(
             f"placement={text!r}: the sizes do not divide the group",
             value=devices,
-            rule=f"{most} {known}, the product of the sizes",
-            fix=f"devices={-(-devices // known) * known if -1 in sizes.values() else known}",
+            rule=f"{requirement} {product}, the product of the sizes",
+            fix=f"devices={-(-devices // product) * product if -1 in sizes.values() else product}",
         )
-    return roles, made
+    return roles, component
 
 
 def _check_role(role: str, text: str, own_roles) -> None:
@@ -150,17 +150,17 @@ def devices_apart(config: Config) -> int:
 def divided(config: Config, devices: list) -> tuple[list, tuple[RoleGroup, ...]]:
     """Returns (the devices of config.mesh, the groups behind them). Raises InputError if the groups
     leave none, and for rollouts.sampler_devices on several processes."""
-    wanted, left = devices_apart(config), list(devices)
-    check_room(config, len(left))
-    main, left = left[: len(left) - wanted], left[len(left) - wanted :]
+    apart, remaining = devices_apart(config), list(devices)
+    check_room(config, len(remaining))
+    main, remaining = remaining[: len(remaining) - apart], remaining[len(remaining) - apart :]
     groups = []
     for text in config.placement:
-        roles, made = parsed(text)
-        groups.append(RoleGroup(roles, made(left)))
-        left = left[made.options["devices"] :]
-    if left:
+        roles, component = parsed(text)
+        groups.append(RoleGroup(roles, component(remaining)))
+        remaining = remaining[component.options["devices"] :]
+    if remaining:
         _check_one_process(config, devices)
-        groups.append(RoleGroup((SAMPLER,), make_mesh(len(left), 1, devices=left)))
+        groups.append(RoleGroup((SAMPLER,), make_mesh(len(remaining), 1, devices=remaining)))
     return main, tuple(groups)
 
 
@@ -183,18 +183,18 @@ def _check_one_process(config: Config, devices: list) -> None:
 
 def check_room(config: Config, devices: int) -> None:
     """Raises InputError unless the groups leave a device for the actor."""
-    wanted, sampling = devices_apart(config), config.rollouts.sampler_devices
-    there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
+    apart, sampling = devices_apart(config), config.rollouts.sampler_devices
+    available = f"{devices} device{'s are' if devices > 1 else ' is'} there"
     if sampling >= devices:
         fix = f"{f'1 to {devices - 1}, or ' if devices > 1 else ''}0: one mesh"
-        rule = f"{there}, and training needs one of them"
+        rule = f"{available}, and training needs one of them"
         raise InputError("rollouts.sampler_devices", value=sampling, rule=rule, fix=fix)
-    if wanted >= devices and config.placement:
+    if apart >= devices and config.placement:
         fix = f"groups of {devices - 1} devices together at most" if devices > 1 else "placement=()"
         raise InputError(
             "placement",
             value=config.placement,
-            rule=f"its groups take {wanted} devices, {there}, and the actor needs one",
+            rule=f"its groups take {apart} devices, {available}, and the actor needs one",
             fix=fix,
         )
 

@@ -36,8 +36,8 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
     """
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
-    there = setup.model_on("reward_model")
-    scorer = model_scorer(setup.config, there, setup.tokenizer, text, rows)
+    scorer_model = setup.model_on("reward_model")
+    scorer = model_scorer(setup.config, scorer_model, setup.tokenizer, text, rows)
     if text:
         evolving = dense and bool(reward.rubrics)
         if spec(resolve(text, NAMESPACES["reward"])).rubrics and not evolving:
@@ -46,14 +46,14 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
         pool = text_scorer(setup.config, text, judge_mesh, log, apart=judge_mesh != mesh)
     else:
         pool, scorer = scorer, None
-    scored = _process_scorer(setup, rows) if dense and reward.process_model else None
+    process = _process_scorer(setup, rows) if dense and reward.process_model else None
     rubrics = None
     if dense and reward.rubrics:
         rubrics = resolve(reward.rubrics, NAMESPACES["rubrics"])(_share(reward.workers))
     costs = {}
     if dense and setup.needs_costs:
         costs = dict(needs_costs=True, cost_model=_cost_model(setup, rows))
-    return Reward(pool, setup.tokenizer, mesh, scored, rubrics, scorer, **costs)
+    return Reward(pool, setup.tokenizer, mesh, process, rubrics, scorer, **costs)
 
 
 def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
@@ -62,8 +62,8 @@ def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
     if not folder:
         return None
     policy = setup.model_on("cost_model")
-    asked = (setup.config, policy, setup.tokenizer, field, folder)
-    model, params = scalar_model(*asked, adapted=False)
+    source = (setup.config, policy, setup.tokenizer, field, folder)
+    model, params = scalar_model(*source, adapted=False)
     return ModelScorer(model, _kept(setup.config, params), rows, "cost_model")
 
 
@@ -100,8 +100,8 @@ def model_scorer(
         rule = "it reads the score of a reward model, and reward.model is ''"
         fix = "a run whose config has reward.model, or another reward"
         raise InputError("reward", value=text, rule=rule, fix=fix)
-    asked = (config, policy, tokenizer, "reward.model", folder)
-    model, params = scalar_model(*asked, adapted=False)
+    source = (config, policy, tokenizer, "reward.model", folder)
+    model, params = scalar_model(*source, adapted=False)
     return ModelScorer(model, _kept(config, params), rows)
 
 
@@ -126,10 +126,10 @@ def text_scorer(
         )
     folder = reward.judge_model
     tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
-    facts = load_config(folder, **dataclasses.asdict(config.model_settings))
-    if tokenizer.vocab_size <= facts.vocab_size:
-        facts = dataclasses.replace(facts, known_ids=tokenizer.vocab_size)
-    model = Model(facts, mesh)
+    model_config = load_config(folder, **dataclasses.asdict(config.model_settings))
+    if tokenizer.vocab_size <= model_config.vocab_size:
+        model_config = dataclasses.replace(model_config, known_ids=tokenizer.vocab_size)
+    model = Model(model_config, mesh)
     tokens = microbatch_tokens(config)
     return MeshJudge(
         model,
@@ -144,17 +144,17 @@ def text_scorer(
 
 def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
     """The model of reward.process_model, which scores lines."""
-    wish, home = setup.config.reward, NAMESPACES["process_reward"]
+    reward, home = setup.config.reward, NAMESPACES["process_reward"]
     policy = setup.model_on("process_model")
-    asked = (setup.config, policy, setup.tokenizer, "reward.process_model", wish.process_model)
-    model, params = scalar_model(*asked, adapted=False)
+    source = (setup.config, policy, setup.tokenizer, "reward.process_model", reward.process_model)
+    model, params = scalar_model(*source, adapted=False)
     return ProcessScorer(
         model,
         _kept(setup.config, params),
         rows,
         setup.tokenizer,
-        lines=resolve(wish.process_lines, home),
-        reward=resolve(wish.process_reward, home),
+        lines=resolve(reward.process_lines, home),
+        reward=resolve(reward.process_reward, home),
         home=setup.model.mesh,
     )
 
@@ -164,24 +164,24 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
     reward.cost_model, reward.process_model, reward.judge_model)."""
     if not setup.needs_reward:
         return {}
-    wish, found = setup.config.reward, {}
+    reward, weights = setup.config.reward, {}
     settings = model_fields(setup.config)
-    waits = setup.config.memory.scorers_on_host
+    is_on_host = setup.config.memory.scorers_on_host
     for name, role, folder in (
-        ("reward model", "reward_model", wish.model),
-        ("cost model", "cost_model", wish.cost_model),
-        ("process model", "process_model", wish.process_model),
-        ("judge", "judge", wish.judge_model),
+        ("reward model", "reward_model", reward.model),
+        ("cost model", "cost_model", reward.cost_model),
+        ("process model", "process_model", reward.process_model),
+        ("judge", "judge", reward.judge_model),
     ):
         if folder:
-            facts, mesh = load_config(folder, **settings), setup.model_on(role).mesh
-            one = Model(facts, mesh)
+            model_config, mesh = load_config(folder, **settings), setup.model_on(role).mesh
+            model = Model(model_config, mesh)
             if role != "judge":
-                one = Model(dataclasses.replace(facts, labels=1), mesh, "scalar")
+                model = Model(dataclasses.replace(model_config, labels=1), mesh, "scalar")
 
             def held(x):
                 return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_host(x.sharding))
 
-            arrays = one.abstract()
-            found[f"{name} weights"] = jax.tree.map(held, arrays) if waits else arrays
-    return found
+            arrays = model.abstract()
+            weights[f"{name} weights"] = jax.tree.map(held, arrays) if is_on_host else arrays
+    return weights

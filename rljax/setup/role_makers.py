@@ -64,14 +64,14 @@ def trained_policy(
     those of OptimizerConfig."""
     model, params = inputs.setup.model, inputs.params
     if folder:
-        wanted = load_config(folder, **model_fields(inputs.config))
+        model_config = load_config(folder, **model_fields(inputs.config))
         field, tokenizer = f"role {inputs.name}", inputs.setup.tokenizer
-        wanted = reading_same_ids(field, folder, wanted, model, tokenizer)
-        model = Model(wanted, model.mesh)
+        model_config = reading_same_ids(field, folder, model_config, model, tokenizer)
+        model = Model(model_config, model.mesh)
         params = inputs.loaded(folder, model)
     else:
-        own, base = model.split(params)
-        params = merged(inputs.copied(own), base)
+        trained, base = model.split(params)
+        params = merged(inputs.copied(trained), base)
     settings = OptimizerConfig(
         name=optimizer,
         lr=lr,
@@ -80,10 +80,10 @@ def trained_policy(
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-    made = inputs.optimizer(settings)
+    transform = inputs.optimizer(settings)
     temperature = inputs.config.sampler.temperature
-    state = inputs.training(model, params, made)
-    return Actor(state, model, made, temperature, inputs.setup.decoding, f"{inputs.name}/")
+    state = inputs.training(model, params, transform)
+    return Actor(state, model, transform, temperature, inputs.setup.decoding, f"{inputs.name}/")
 
 
 @contract(safe=True)
@@ -109,9 +109,9 @@ def trained_values(
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-    made = inputs.optimizer(settings)
+    transform = inputs.optimizer(settings)
     model, body = scalar_start(inputs, folder=folder, field=f"role {inputs.name}")
-    return Critic(inputs.training(model, body, made), model, made, f"{inputs.name}/")
+    return Critic(inputs.training(model, body, transform), model, transform, f"{inputs.name}/")
 
 
 @contract(safe=True)
@@ -177,14 +177,14 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
     the last token ("outcome"), or a process reward model, read at the ends of lines ("process")."""
     setup, field = inputs.setup, f"role {inputs.name}"
     settings = model_fields(inputs.config)
-    wanted = dataclasses.replace(load_config(folder, **settings), labels=1)
-    wanted = reading_same_ids(field, folder, wanted, setup.model, setup.tokenizer)
-    model = Model(wanted, setup.model.mesh, "scalar")
+    model_config = dataclasses.replace(load_config(folder, **settings), labels=1)
+    model_config = reading_same_ids(field, folder, model_config, setup.model, setup.tokenizer)
+    model = Model(model_config, setup.model.mesh, "scalar")
     params = model.abstract()
     if not inputs.abstract:
-        asked = (inputs.config, setup.model, setup.tokenizer, field, folder)
-        params = scalar_model(*asked, adapted=False)[1]
-    lines = line_ids_of(setup.tokenizer, wanted.vocab_size) if reads == "process" else ()
+        source = (inputs.config, setup.model, setup.tokenizer, field, folder)
+        params = scalar_model(*source, adapted=False)[1]
+    lines = line_ids_of(setup.tokenizer, model_config.vocab_size) if reads == "process" else ()
     return Guide(params, model, reads, lines)
 
 

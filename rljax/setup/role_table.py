@@ -66,17 +66,17 @@ class RoleInputs:
         """Returns fresh optimizer state around `params`, on the layout that programs keep."""
         mesh = self.config.mesh
         crosses = slice_count(model.mesh, mesh.slices) > 1
-        how = dict(
+        options = dict(
             optimizer_on_host=self.config.memory.optimizer_on_host,
             spread=DataParallel(moments=mesh.shard_optimizer, sum_once=crosses),
         )
         if self.abstract:
-            return training_layout(model, optimizer, **how)
+            return training_layout(model, optimizer, **options)
         rounding = None
         if model.config.weight_dtype == "bfloat16" and not model.config.lora:
             purpose = f"rounding {self.phase.name} {self.name}"
             rounding = stream(root_key(self.config.seed), purpose)
-        return start_training(model, params, optimizer, rounding=rounding, **how)
+        return start_training(model, params, optimizer, rounding=rounding, **options)
 
     def loaded(self, folder: str, model: Model) -> dict:
         """Returns the weights of a Hugging Face folder."""
@@ -89,27 +89,27 @@ class RoleInputs:
 
     def number(self, value) -> jax.Array:
         """Returns a value of any shape as a float32 array on every device, for small roles."""
-        value, whole = np.asarray(value, np.float32), replicated(self.setup.model.mesh)
+        value, layout = np.asarray(value, np.float32), replicated(self.setup.model.mesh)
         if self.abstract:
-            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=whole)
-        return put_whole(value, whole)
+            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=layout)
+        return put_whole(value, layout)
 
     def frozen(self, model: Model) -> dict:
         """Returns the policy as it is now, in the dtype that the model multiplies in, on the mesh
         of `model`. Under adapters the base is shared on the same mesh, and only the adapters are
         copied: fresh ones add exactly 0."""
-        own, base = model.split(self.params)
+        trained, base = model.split(self.params)
         elsewhere = model.mesh != self.setup.model.mesh
         if model.config.lora and not elsewhere:
-            return merged(self.copied(own), base)
-        waits, layouts = self.config.memory.reference_on_host, flattened(model.shardings())
+            return merged(self.copied(trained), base)
+        keeps_on_host, layouts = self.config.memory.reference_on_host, flattened(model.shardings())
 
         def rounded(path, x):
             low = multiplied_in_dtype(path, model.config) and not model.config.lora
             dtype = jnp.dtype(self.config.model_settings.dtype)
             dtype = dtype if low and dtype.itemsize < x.dtype.itemsize else x.dtype
             layout = layouts[path] if elsewhere else x.sharding
-            layout = on_host(layout) if waits else layout
+            layout = on_host(layout) if keeps_on_host else layout
             return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)
 
         like = nested({path: rounded(path, x) for path, x in flattened(self.params).items()})
@@ -174,16 +174,18 @@ def scalar_start(
         settings = model_fields(config) | adapter_fields(config)
         tokenizer = inputs.setup.tokenizer
         if inputs.abstract:
-            wanted = load_config(folder, **settings)
-            wanted = reading_same_ids(field, folder, wanted, policy, tokenizer)
-            wanted = dataclasses.replace(wanted, labels=1, **squashed)  # two logits are one number
-            model = Model(wanted, policy.mesh, "scalar")
+            model_config = load_config(folder, **settings)
+            model_config = reading_same_ids(field, folder, model_config, policy, tokenizer)
+            model_config = dataclasses.replace(
+                model_config, labels=1, **squashed
+            )  # two logits are one number
+            model = Model(model_config, policy.mesh, "scalar")
             return model, model.abstract()
         loaded, params = scalar_model(config, policy, tokenizer, field, folder, adapted=True)
-        own = dataclasses.replace(loaded.config, **squashed)
-        return dataclasses.replace(loaded, config=own), params
-    own = dataclasses.replace(policy.config, labels=labels, **squashed)
-    model = dataclasses.replace(policy, head="scalar", config=own)
+        scalar_config = dataclasses.replace(loaded.config, **squashed)
+        return dataclasses.replace(loaded, config=scalar_config), params
+    scalar_config = dataclasses.replace(policy.config, labels=labels, **squashed)
+    model = dataclasses.replace(policy, head="scalar", config=scalar_config)
     if inputs.abstract:
         return model, model.abstract()
     body = {k: v for k, v in inputs.params.items() if k != "head"}
@@ -223,9 +225,9 @@ def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
     """Makes a frozen model of another folder, of its own size and family and the policy's
     vocabulary. Raises InputError if it reads other ids than the policy."""
     policy, tokenizer = inputs.setup.model, inputs.setup.tokenizer
-    wanted = load_config(folder, **model_fields(inputs.config))
-    wanted = reading_same_ids(field, folder, wanted, policy, tokenizer)
-    model = Model(wanted, policy.mesh)
+    model_config = load_config(folder, **model_fields(inputs.config))
+    model_config = reading_same_ids(field, folder, model_config, policy, tokenizer)
+    model = Model(model_config, policy.mesh)
     temperature = inputs.config.sampler.temperature
     return Reference(inputs.loaded(folder, model), model, temperature, checkpointed=False)
 
@@ -336,9 +338,9 @@ def role_names(setup: Setup, phase: Phase) -> list[str]:
     drawing = "actor" if any("sample" in reader.parameters for reader in readers) else None
     names = []
     for name, role in role_table(setup.config).items():
-        asked = [r.signature.parameters[name] for r in readers if name in r.parameters]
-        always = name == drawing or any(parameter.default is not None for parameter in asked)
-        if always or (asked and role.needed(setup)):
+        parameters = [r.signature.parameters[name] for r in readers if name in r.parameters]
+        always = name == drawing or any(parameter.default is not None for parameter in parameters)
+        if always or (parameters and role.needed(setup)):
             names.append(name)
     return names
 

@@ -22,8 +22,8 @@ def tokenizer_of(folder: str) -> Tokenizer | str:
     be read."""
     try:
         if hub.model_name(folder) is None:
-            here, files = hub.model_folder(folder), ("tokenizer.json", CHAR_FILE)
-            if not any(os.path.lexists(here / file) for file in files):
+            path, files = hub.model_folder(folder), ("tokenizer.json", CHAR_FILE)
+            if not any(os.path.lexists(path / file) for file in files):
                 return "no tokenizer.json"
         return load_tokenizer(folder)
     except InputError as error:
@@ -34,17 +34,17 @@ def differing_ids(tokenizer: Tokenizer, other: Tokenizer, *, may_lack: bool = Fa
     """Returns a text with the first ids of `tokenizer` that are another token to `other`, or none;
     "" if there are none. Special tokens, templates and ids that only `other` has may differ: none
     of them changes what an id means. `may_lack`: so may ids that only `tokenizer` has."""
-    theirs = other.vocabulary()
-    wrong = [
-        f"id {i} is {token!r}, there {'none' if theirs.get(i) is None else repr(theirs[i])}"
+    tokens = other.vocabulary()
+    differences = [
+        f"id {i} is {token!r}, there {'none' if tokens.get(i) is None else repr(tokens[i])}"
         for i, token in sorted(tokenizer.vocabulary().items())
-        if token != theirs.get(i)
-        and (i in theirs or not may_lack)
+        if token != tokens.get(i)
+        and (i in tokens or not may_lack)
         # A name of a token that nobody has used yet says nothing: Llama 3.1 has renamed some.
-        and not (i in theirs and (_RESERVED.search(token) or _RESERVED.search(theirs[i])))
+        and not (i in tokens and (_RESERVED.search(token) or _RESERVED.search(tokens[i])))
     ]
-    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return "; ".join(wrong[:_SHOWN]) + more
+    suffix = f", and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return "; ".join(differences[:_SHOWN]) + suffix
 
 
 def line_ids_of(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:

@@ -22,17 +22,17 @@ from rljax.setup.setup import Setup
 
 def limits_of(config: Config) -> EpisodeLimits:
     """Returns the limits of an episode, and how its texts are read."""
-    own = config.environment
+    environment = config.environment
     names = {field.name for field in dataclasses.fields(EpisodeLimits)}
-    given = {name: value for name, value in vars(own).items() if name in names}
-    return EpisodeLimits(**{**given, "max_tokens": row_tokens(config)})
+    fields = {name: value for name, value in vars(environment).items() if name in names}
+    return EpisodeLimits(**{**fields, "max_tokens": row_tokens(config)})
 
 
 def turn_sampling(config: Config, sampling: Sampling, tokenizer: Tokenizer) -> Sampling:
     """Returns the sampling of a turn: it also ends where a tool call does."""
-    found = parser(config.environment.calls, tokenizer)
-    ids = dict.fromkeys((*sampling.stop_ids, *found.stop_ids(tokenizer)))
-    texts = dict.fromkeys((*sampling.stop_strings, *found.stop_strings))
+    call_format = parser(config.environment.calls, tokenizer)
+    ids = dict.fromkeys((*sampling.stop_ids, *call_format.stop_ids(tokenizer)))
+    texts = dict.fromkeys((*sampling.stop_strings, *call_format.stop_strings))
     return dataclasses.replace(sampling, stop_ids=tuple(ids), stop_strings=tuple(texts))
 
 
@@ -47,24 +47,24 @@ def make_episodes(
     """Makes the player of config.environment and starts its workers. What an environment
     prints goes to the file `log`, or to stderr. `open_reward` makes the reward of episodes
     that return None."""
-    own = config.environment
-    declared = spec(resolve(own.function, NAMESPACES["environment"]))
+    environment = config.environment
+    declared = spec(resolve(environment.function, NAMESPACES["environment"]))
     limits = limits_of(config)
     rules = EpisodeRules(
         limits,
         turn_sampling(config, sampling, tokenizer),
         declared.seats,
-        own.max_rows,
-        own.episode_timeout_s,
+        environment.max_rows,
+        environment.episode_timeout_s,
         declared.on_limit,
     )
     crew = EpisodeCrew(
-        own.function,
+        environment.function,
         tokenizer,
         limits,
-        workers=own.workers,
-        retries=own.retries,
-        memory_gb=own.memory_gb,
+        workers=environment.workers,
+        retries=environment.retries,
+        memory_gb=environment.memory_gb,
         log=log,
     )
     crew.start()
@@ -74,8 +74,8 @@ def make_episodes(
         tokenizer,
         mesh,
         open_reward,
-        mask_bad_turns=own.mask_bad_turns,
-        max_failed=own.max_failed,
+        mask_bad_turns=environment.mask_bad_turns,
+        max_failed=environment.max_failed,
         correct_at=config.evaluate.correct_at,
     )
 
@@ -90,8 +90,8 @@ def open_players(setup: Setup, log: Path) -> list[Player]:
     text = training_text(config) if setup.needs_reward else reward_text(config)
     opened = [reward_role(setup, text, dense=setup.needs_reward, log=log)]
     try:
-        if (other := evaluation_text(config)) not in ("", text):
-            opened.append(reward_role(setup, other, log=log))
+        if (evaluation := evaluation_text(config)) not in ("", text):
+            opened.append(reward_role(setup, evaluation, log=log))
     except BaseException:
         opened[0].close()
         raise

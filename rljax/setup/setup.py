@@ -105,8 +105,8 @@ class Setup:
                 fix=f"so many of these, the others as tensor=...: "
                 f"{dividing(rows // self.rows_per_example, model.mesh.size)}",
             )
-        there = assemble(self.config, self.tokenizer, self.data, model, self.row_tokens)
-        return there.algorithm.steps
+        setup = assemble(self.config, self.tokenizer, self.data, model, self.row_tokens)
+        return setup.algorithm.steps
 
     @property
     def main(self) -> Phase:
@@ -165,10 +165,10 @@ class Setup:
 def sampled_prompts(config: Config) -> int:
     """Returns the number of prompts of a step that the policy answers; the others come with
     stored rollouts."""
-    every, share = config.batch.prompts_per_step, config.rollouts.replay_share
+    prompts, share = config.batch.prompts_per_step, config.rollouts.replay_share
     if not config.rollouts.replay or share == 1:
-        return 0 if config.rollouts.replay else every
-    return every - min(max(round(share * every), 1), every - 1)
+        return 0 if config.rollouts.replay else prompts
+    return prompts - min(max(round(share * prompts), 1), prompts - 1)
 
 
 def adapter_fields(config: Config) -> dict:
@@ -176,9 +176,9 @@ def adapter_fields(config: Config) -> dict:
     lora = config.lora
     if not lora.rank:
         return {}
-    made = LoraConfig(lora.rank, float(lora.alpha), tuple(lora.targets), lora.base)
+    adapters = LoraConfig(lora.rank, float(lora.alpha), tuple(lora.targets), lora.base)
     return {
-        "lora": made,
+        "lora": adapters,
         "weight_dtype": lora.base if lora.base in ("float32", "bfloat16") else "bfloat16",
     }
 
@@ -192,7 +192,7 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
     mesh = make_mesh(**config.mesh.sizes(), slices=config.mesh.slices, devices=devices)
     wanted_memory = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
     wanted_memory["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
-    for name in (name for name, wanted in wanted_memory.items() if wanted):
+    for name in (name for name, is_set in wanted_memory.items() if is_set):
         check_host_memory(mesh, name)
     if is_path(config.model):
         model_config = load_config(config.model, **settings)
@@ -223,10 +223,10 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
 def _check_own_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
     """Raises InputError where the model's own tokenizer, if its folder has one, has other tokens at
     the ids of the run's, which may have more: padding of the embedding is there for new tokens."""
-    own = tokenizer_of(config.model)
-    if isinstance(own, str):
+    model_tokenizer = tokenizer_of(config.model)
+    if isinstance(model_tokenizer, str):
         return
-    if differ := differing_ids(tokenizer, own, may_lack=True):
+    if differ := differing_ids(tokenizer, model_tokenizer, may_lack=True):
         raise InputError(
             f"the tokenizer of {config.tokenizer} is not that of {config.model}",
             value=differ,
@@ -274,23 +274,31 @@ def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None
 
 
 def _steps(
-    config: Config, rows: int, tokens: int, model: Model, epochs: int, together: int = 1, **shared
+    config: Config,
+    rows: int,
+    tokens: int,
+    model: Model,
+    epochs: int,
+    rows_per_example: int = 1,
+    **shared,
 ) -> Steps:
     """`together` rows are one example and stay in one microbatch. `shared` says what of a row is a
     prompt that others have, too (rljax.learn.packing)."""
-    shards = row_shards(model.mesh) * together
+    shards = row_shards(model.mesh) * rows_per_example
     if rows % shards:
         raise InputError(
             f"{rows} sequences of an optimizer step do not divide over {shards} devices",
             rule="mesh.data x fsdp x expert splits the rows"
-            + (f", and {together} of them are one example" if together > 1 else ""),
+            + (f", and {rows_per_example} of them are one example" if rows_per_example > 1 else ""),
             fix=f"a multiple of {shards}, or a smaller mesh",
         )
     part, packing = microbatch_rows(config, rows, tokens, shards), None
     if config.batch.packing:
         if in_a_ring(model.mesh, model.config.heads, model.config.context_attention):
             shared = {}  # no kernel reads shared prefixes there
-        packing = packing_for(rows, tokens, part, model.mesh, rows_per_example=together, **shared)
+        packing = packing_for(
+            rows, tokens, part, model.mesh, rows_per_example=rows_per_example, **shared
+        )
     return Steps(rows=rows, microbatch_rows=part, epochs=epochs, packing=packing)
 
 
@@ -302,17 +310,17 @@ def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     if sampler.thinking_tokens:
         phrase = tuple(tokenizer.encode(sampler.interrupt_phrase))
         end = tuple(tokenizer.encode(sampler.end_of_thinking))
-        left = sampler.max_response_tokens - max(sampler.thinking_tokens) - len(phrase)
+        answer_tokens = sampler.max_response_tokens - max(sampler.thinking_tokens) - len(phrase)
         for name, ids in (("interrupt_phrase", phrase), ("end_of_thinking", end)):
             if not ids:
                 raise InputError(f"sampler.{name} has no tokens", fix="give it a text")
-        if left < 1:
+        if answer_tokens < 1:
             raise InputError(
                 "sampler.max_response_tokens leaves no room for an answer",
                 value=sampler.max_response_tokens,
                 rule=f"{max(sampler.thinking_tokens)} thinking tokens and {len(phrase)} of "
                 "interrupt_phrase come before it",
-                fix=f"at least {sampler.max_response_tokens - left + 1}",
+                fix=f"at least {sampler.max_response_tokens - answer_tokens + 1}",
             )
         thinking = dict(
             thinking_tokens=tuple(sampler.thinking_tokens),
@@ -382,12 +390,12 @@ def _resolved(value: str | tuple[str, ...], stage: str) -> Component | tuple[Com
 def rollout_of(config: Config, dataflow: Component) -> Component:
     """Returns the rollout of a config: algorithm.collect, inside the one that the
     dataflow needs."""
-    around = spec(dataflow).rollout
-    if not around:
+    outer = spec(dataflow).rollout
+    if not outer:
         return resolve(config.algorithm.collect, NAMESPACES["collect"])
-    options = resolve(around, NAMESPACES["collect"]).options
+    options = resolve(outer, NAMESPACES["collect"]).options
     options = {**options, "inner": config.algorithm.collect}
-    name = around.partition("(")[0]
+    name = outer.partition("(")[0]
     text = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return resolve(f"{name}({text})", NAMESPACES["collect"])
 
@@ -433,13 +441,13 @@ def assemble(
         rows = config.offline.examples_per_step * (1 if data.kind == "unpaired" else together)
         unit = 1 if data.kind == "unpaired" else together
         # The rows of a pair begin with one prompt: half of the longest row has room for most.
-        half = dict(prompt_tokens=row // 2, samples=together) if data.kind in PAIRED else {}
-        steps = _steps(config, rows, row, model, 1, unit, **half)
+        pair_prefix = dict(prompt_tokens=row // 2, samples=together) if data.kind in PAIRED else {}
+        steps = _steps(config, rows, row, model, 1, unit, **pair_prefix)
     algorithm = make_algorithm(config, steps)
     main = Phase(
         "rl", dataflow, algorithm, config.steps, optimizer_steps, config.actor_optimizer, data.kind
     )
-    before = (_sft_phase(config, data, model, algorithm),) if config.sft.steps else ()
+    sft_phases = (_sft_phase(config, data, model, algorithm),) if config.sft.steps else ()
     rollouts = RolloutConfig(
         prompts_per_step=batch.prompts_per_step,
         samples_per_prompt=batch.samples_per_prompt,
@@ -456,7 +464,7 @@ def assemble(
         model,
         tokenizer,
         data,
-        (*before, main),
+        (*sft_phases, main),
         rollout_of(config, dataflow),
         rollouts,
         decoding,

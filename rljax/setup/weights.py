@@ -103,10 +103,12 @@ def scalar_model(
     if it reads other ids than the policy."""
     settings = model_fields(config)
     settings |= adapter_fields(config) if adapted else {}
-    wanted = reading_same_ids(field, folder, load_config(folder, **settings), policy, tokenizer)
-    params = load_scalar(field, folder, lora.without(wanted), policy.mesh)[1]
-    model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
-    if wanted.lora:
+    model_config = reading_same_ids(
+        field, folder, load_config(folder, **settings), policy, tokenizer
+    )
+    params = load_scalar(field, folder, lora.without(model_config), policy.mesh)[1]
+    model = Model(dataclasses.replace(model_config, labels=1), policy.mesh, "scalar")
+    if model_config.lora:
         key = stream(root_key(config.seed), f"adapters of {field}")
         params = lora.attach(model, params, key)
     return model, params
@@ -117,9 +119,9 @@ def reading_same_ids(
 ) -> ModelConfig:
     """Returns the config of another folder's model, set to read the ids of the run's tokenizer.
     Raises InputError if they mean something else to it."""
-    known = dataclasses.replace(wanted, known_ids=min(policy.config.ids, wanted.vocab_size))
+    checked = dataclasses.replace(wanted, known_ids=min(policy.config.ids, wanted.vocab_size))
     if not tokenizer.vocab_size:  # a plan reads no tokenizer
-        return known
+        return checked
     fix, other = "a model with the run's tokenizer: both read the same ids", tokenizer_of(folder)
     if isinstance(other, str):
         if wanted.vocab_size != policy.config.vocab_size:
@@ -151,4 +153,4 @@ def reading_same_ids(
             rule=f"the run's tokenizer has {tokenizer.vocab_size} ids",
             fix=fix,
         )
-    return known
+    return checked
