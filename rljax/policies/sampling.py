@@ -112,8 +112,8 @@ def sample_all(
     player, samples = player_of(scorer), []
     sample = make_sample(policy.actor, player, policy.sampling)
     for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
-        how = dict(length=policy.prompt_tokens, images=policy.images)
-        part = Prompts.from_records([p for p, _ in chunk], **how)
+        shape = dict(length=policy.prompt_tokens, images=policy.images)
+        part = Prompts.from_records([p for p, _ in chunk], **shape)
         part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
         batch, report = sample(part, fold_in(key, first), n=n * player.rows)
         live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
@@ -132,9 +132,9 @@ def _scores(scored: Sequence[ScoredRow], count: int, player: Player) -> list[tup
     """The reward of each of the first samples, its parts, and the turns and calls of an episode."""
     if not scored:
         return [(float("nan"), {})] * count
-    told = ("turns", "calls") if player.has_turns else ()
+    names = ("turns", "calls") if player.has_turns else ()
     return [
-        (row.score.value, row.score.parts, *(row.sample[name] for name in told))
+        (row.score.value, row.score.parts, *(row.sample[name] for name in names))
         for row in scored[:count]
     ]
 
@@ -150,11 +150,11 @@ def _read_rows(
     if batch.sampler_logprobs is not None:
         logprobs = np.where(mask > 0, fetch(batch.sampler_logprobs), np.nan)
     for row, (start, record) in enumerate(zip(lengths, records, strict=False)):
-        at = slice(int(start), int(np.sum(segments[row] > 0)))
-        ids = tokens[row, at].tolist()
+        span = slice(int(start), int(np.sum(segments[row] > 0)))
+        ids = tokens[row, span].tolist()
         yield (
             response_of(tokenizer, ids, record.prompt_text, record.messages),
             tuple(ids),
-            tuple(logprobs[row, at].tolist()),
+            tuple(logprobs[row, span].tolist()),
             FinishReason(int(finish[row])).name.lower(),
         )

@@ -75,25 +75,25 @@ class SavedPolicy:
         prompts of more than `max_tokens` (None: data.max_prompt_tokens), as data.overlong does.
         Raises InputError if no prompt is left."""
         limit = max_tokens or self.config.data.max_prompt_tokens
-        how = dict(max_prompt_tokens=limit, overlong=overlong, images=self.images)
-        return encode_prompts(records, self.tokenizer, **how)
+        options = dict(max_prompt_tokens=limit, overlong=overlong, images=self.images)
+        return encode_prompts(records, self.tokenizer, **options)
 
     def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
         """Returns the policy that samples on `prompts`; `sampling` are arguments of `sampling`. It
         has as many slots as have room in memory, if the config does not say how many: they change
         no sample. Raises InputError if a response would not fit into the model's context."""
         longest = max(len(prompt.token_ids) for prompt in prompts)
-        how = self.sampling(**sampling)
-        check_length(longest, how.max_response_tokens, self.model)
+        rules = self.sampling(**sampling)
+        check_length(longest, rules.max_response_tokens, self.model)
         images = layout_of(self.images, [prompt.images for prompt in prompts])
-        actor, columns = self.actor(), longest + how.max_response_tokens
+        actor, columns = self.actor(), longest + rules.max_response_tokens
         decoding = actor.decoding
         if not decoding.slots and not decoding.page_tokens:
-            room = (decoding.of(self.model), ROWS_PER_CALL, columns, decoding.kv_dtype)
-            if (slots := slots_that_fit(*room)) < ROWS_PER_CALL:
+            slot_sizes = (decoding.of(self.model), ROWS_PER_CALL, columns, decoding.kv_dtype)
+            if (slots := slots_that_fit(*slot_sizes)) < ROWS_PER_CALL:
                 decoding = dataclasses.replace(decoding, slots=slots)
                 actor = dataclasses.replace(actor, decoding=decoding)
-        return Policy(actor, self.tokenizer, how, longest, images)
+        return Policy(actor, self.tokenizer, rules, longest, images)
 
     def player(self, text: str) -> Player:
         """Returns the player of this policy's samples: responses that the reward `text` scores,
@@ -108,8 +108,8 @@ class SavedPolicy:
 
         if not self.config.environment.function:
             return player_of(opened())
-        how = self.sampling()
-        return make_episodes(self.config, self.tokenizer, mesh, how, opened)
+        rules = self.sampling()
+        return make_episodes(self.config, self.tokenizer, mesh, rules, opened)
 
 
 # -- opening --
@@ -140,19 +140,19 @@ def load_policy(
         raise InputError("no such folder", value=str(folder), fix=fix)
     if not is_url(folder):
         folder = hub.model_folder(folder)
-    with local_copy(folder) as here:
-        look_for_adapter(Path(here))
-        saved = read_json_object(here / "config.json")
+    with local_copy(folder) as local:
+        look_for_adapter(Path(local))
+        saved = read_json_object(local / "config.json")
         if "model_type" not in saved:
-            path = here / "config.json"
+            path = local / "config.json"
             return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code, read)
-        config = Config(model=str(here))
+        config = Config(model=str(local))
         tokenizer = load_run_tokenizer(config)
         model = load_model(config, tokenizer)
         reader = image_reader(config, tokenizer)
-        path = here / "generation_config.json"
+        path = local / "generation_config.json"
         generation = read_json_object(path) if path.is_file() else {}
-        params = load_params(here, model)
+        params = load_params(local, model)
         return SavedPolicy(config, model, params, tokenizer, None, reader, generation)
 
 
@@ -173,25 +173,25 @@ def _run_policy(
         )
     config = from_dict(saved, str(path))
     source = f"{checkpoints.removesuffix('checkpoints')}config.json"
-    known = trust_code or vouched(config, source, path.parent)
+    is_trusted = trust_code or vouched(config, source, path.parent)
     config = read(config)
-    if not known:
+    if not is_trusted:
         refuse_own_code(config, str(path))
     # The run's layouts were for its devices.
     sampler = dataclasses.replace(config.sampler, layout="")
     config = dataclasses.replace(config, mesh=MeshConfig(), sampler=sampler)
-    found = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
-    number = _find_step(found, step)
+    store = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
+    number = _find_step(store, step)
     tokenizer = load_run_tokenizer(config)
     model = load_model(config, tokenizer)
     while True:
         try:
-            params = _read_params(found, number, model)
+            params = _read_params(store, number, model)
             break
         except Damaged:  # shows when arrays are read: the step before, then
             if step != "latest":
                 raise
-            number = _find_step(found, step)
+            number = _find_step(store, step)
     if model.config.has_frozen:  # a checkpoint holds what is trained alone
         params = merged(params, model.split(initial_params(config, model))[1])
     reader = image_reader(config, tokenizer)
@@ -201,8 +201,8 @@ def _run_policy(
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
     """Loads the policy of a folder or of a repository of the hub, or of RUN@STEP: a step of a run,
     latest or best. Raises InputError as `load_policy`."""
-    folder, at, step = name.rpartition("@")
-    if at and not is_folder(name) and (is_folder(folder) or hub.model_name(name) is None):
+    folder, separator, step = name.rpartition("@")
+    if separator and not is_folder(name) and (is_folder(folder) or hub.model_name(name) is None):
         return load_policy(folder, step, trust_code=trust_code)
     return load_policy(name, trust_code=trust_code)
 

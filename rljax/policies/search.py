@@ -42,20 +42,20 @@ def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
                 fix="--search_model=RUN_DIR with a critic, or the folder of a reward model",
             )
         folder = str(hub.model_folder(folder))
-    with local_copy(folder) as here:
-        found = read_json_object(here / "config.json")
-        of_run = "dataflow" in found
-    if of_run != (reads == "critic"):
+    with local_copy(folder) as local:
+        saved_config = read_json_object(local / "config.json")
+        is_run = "dataflow" in saved_config
+    if is_run != (reads == "critic"):
         rule = "critic for a run folder, outcome or process for a reward model's folder"
         raise InputError(
             "--search_reads",
             value=reads,
             rule=rule,
-            fix=f"--search_reads={'critic' if of_run else 'outcome'}",
+            fix=f"--search_reads={'critic' if is_run else 'outcome'}",
         )
-    if of_run:
-        own = load_run_tokenizer(from_dict(found, f"{folder}/config.json"))
-        if differ := differing_ids(saved.tokenizer, own):
+    if is_run:
+        tokenizer = load_run_tokenizer(from_dict(saved_config, f"{folder}/config.json"))
+        if differ := differing_ids(saved.tokenizer, tokenizer):
             rule = "a critic that reads the ids of the policy's tokenizer"
             raise InputError(
                 f"--search_model={folder}",
@@ -65,8 +65,8 @@ def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
             )
         return _critic(saved, folder)
     field = "--search_model"
-    asked = (saved.config, saved.model, saved.tokenizer, field, folder)
-    model, params = scalar_model(*asked, adapted=False)
+    source = (saved.config, saved.model, saved.tokenizer, field, folder)
+    model, params = scalar_model(*source, adapted=False)
     lines = ()
     if reads == "process":
         lines = line_ids_of(saved.tokenizer, model.config.vocab_size)

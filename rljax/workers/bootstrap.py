@@ -51,7 +51,7 @@ def begin(spec_text: str) -> WorkerContext:
 
 
 def _die_with(lifeline: int) -> None:
-    """End this process when the parent ends, even inside a C call that holds the interpreter lock.
+    """Ends this process when the parent ends, even inside a C call that holds the interpreter lock.
 
     The lifeline is a pipe on which nothing is ever written. When its other end closes, the kernel
     sends SIGIO, whose default action ends the process. (PR_SET_PDEATHSIG would fire when the

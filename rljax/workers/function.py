@@ -26,8 +26,8 @@ def resolve_for_workers(kind: str, text: str, home: str) -> Component:
 def worker_failed(what: str, told: tuple[bool, str]) -> InputError:
     """Returns the error of a worker that could not begin; `told` is (whether its message has a fix,
     the message)."""
-    known, message = told
-    if known:
+    has_fix, message = told
+    if has_fix:
         return InputError.of_text(f"{what}: {message}")
     fix = "make its module work where it is imported anew, without what this process has set"
     return InputError(what, rule=message, fix=fix)

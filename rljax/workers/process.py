@@ -41,12 +41,12 @@ class WorkerProcess:
         self.since = time.monotonic()  # when that state began
         self.received, self._unsent = bytearray(), bytearray()
         self.unfinished_since = math.inf  # when the message began of which a part has come
-        self.socket, theirs = socket.socketpair()
+        self.socket, worker_socket = socket.socketpair()
         read_end, self.lifeline = os.pipe()
         shared = tempfile.TemporaryFile()
         spec = {
             "facts": facts,
-            "socket": theirs.fileno(),
+            "socket": worker_socket.fileno(),
             "lifeline": read_end,
             "progress": shared.fileno(),
             "parent": os.getpid(),
@@ -64,7 +64,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(theirs.fileno(), read_end, shared.fileno()),
+                pass_fds=(worker_socket.fileno(), read_end, shared.fileno()),
                 cwd=folder,
                 env={**os.environ, **_WORKER_ENV},
                 start_new_session=True,  # out of the terminal's reach, and killed with its children
@@ -74,7 +74,7 @@ class WorkerProcess:
             self.close_pipe()
             raise
         finally:
-            theirs.close()
+            worker_socket.close()
             os.close(read_end)
             shared.close()
             if pipe:

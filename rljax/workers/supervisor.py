@@ -158,7 +158,7 @@ class Supervisor(abc.ABC):
             self._end()
 
     def listen(self) -> None:
-        """Take up the orders of other threads."""
+        """Takes up the orders of other threads."""
         while True:
             try:
                 order = self.orders.get_nowait()
@@ -167,13 +167,13 @@ class Supervisor(abc.ABC):
             self.take_order(*order)
 
     def _end_start(self, error: Exception | None = None) -> None:
-        """Tell who waits in `start`, once, that all workers are ready, or why they are not."""
+        """Tells the caller of `start`, once, that all workers are ready, or why they are not."""
         if not self._is_started:
             self._is_started = True
             self._started.put(error)
 
     def _fill(self) -> None:
-        """Bring the workers back to their full number, without waiting for their start."""
+        """Brings the workers back to their full number, without waiting for their start."""
         self._dying[:] = [process for process in self._dying if process.poll() is None]
         if self.failed_starts and self._is_started and not self.wanted():
             return
@@ -181,7 +181,7 @@ class Supervisor(abc.ABC):
             self.workers.append(self.new_worker())
 
     def _wait_and_act(self) -> None:
-        """Wait for a message or a deadline, and act on it."""
+        """Waits for a message or a deadline, and acts on it."""
         with selectors.PollSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             for worker in self.workers:
@@ -222,7 +222,7 @@ class Supervisor(abc.ABC):
             worker.close_pipe()
 
     def _read(self, worker) -> None:
-        """Act on all that a worker has sent, and on its end."""
+        """Acts on all that a worker has sent, and on its end."""
         still_open, before = worker.receive(), len(worker.received)
         try:
             while worker.state != "dead":
@@ -258,8 +258,8 @@ class Supervisor(abc.ABC):
         if kind == "ready":
             return worker.state == "starting" and type(content) is dict
         if kind == "failed":
-            told = type(content) is tuple and [type(part) for part in content] == [bool, str]
-            return worker.state == "starting" and told
+            is_failure = type(content) is tuple and [type(part) for part in content] == [bool, str]
+            return worker.state == "starting" and is_failure
         return self.are_results(worker, kind, content)
 
     def discard(self, worker) -> None:
@@ -282,7 +282,7 @@ class Supervisor(abc.ABC):
             )
 
     def _end(self) -> None:
-        """Kill and reap every process, and tell everyone who waits."""
+        """Kills and reaps every process, and tells everyone who waits."""
         for worker in list(self.workers):
             self.discard(worker)
         deadline = time.monotonic() + REAP_TIMEOUT_S

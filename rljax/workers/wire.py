@@ -73,7 +73,7 @@ def take_frame(buffer: bytearray, classes: Collection[type] = ()) -> object | No
 class _Plain(pickle.Unpickler):
     def __init__(self, payload: bytes, classes: Collection[type]):
         super().__init__(io.BytesIO(payload))
-        self._classes = {(one.__module__, one.__qualname__): one for one in classes}
+        self._classes = {(cls.__module__, cls.__qualname__): cls for cls in classes}
 
     def find_class(self, module: str, name: str):
         if (module, name) in _NUMPY:
