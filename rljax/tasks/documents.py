@@ -103,8 +103,8 @@ def json_extraction(
         sentences += rng.sample(_NOISE, noise)
         rng.shuffle(sentences)
         keys = ", ".join(f"{n} ({_TYPES[type(v)]})" for n, v in sorted(values.items()))
-        asked = f"Write what this text says as one JSON object with the keys {keys}."
-        prompt = f"{' '.join(sentences)}\n\n{asked}\n"
+        instruction = f"Write what this text says as one JSON object with the keys {keys}."
+        prompt = f"{' '.join(sentences)}\n\n{instruction}\n"
         truth = json.dumps(values, sort_keys=True)
         return Problem(prompt, truth, f"```json\n{truth}\n```")
 

@@ -15,8 +15,8 @@ DEALS = tuple("".join(deal) for deal in itertools.permutations("JQK", 2))
 
 
 def _row(game: str, index: int, prompt: str, truth: str, **extra: object) -> dict:
-    named = dict(prompt=prompt, ground_truth=truth, data_source=game)
-    return {**named, "extra_info": extra, "index": index}
+    fields = dict(prompt=prompt, ground_truth=truth, data_source=game)
+    return {**fields, "extra_info": extra, "index": index}
 
 
 @contract(safe=True)
@@ -38,9 +38,9 @@ def guess_number(
     secrets = range(1, high + 1)
     rows = [_row("guess_number", s - 1, opening, str(s), secret=s) for s in secrets]
     rng = random.Random(f"guess_number/{seed}")
-    shown = [_guess(rng, opening, high, turns, halving_share) for _ in range(worked_examples)]
+    examples = [_guess(rng, opening, high, turns, halving_share) for _ in range(worked_examples)]
     alphabet = "0123456789\n" + "".join(sorted({*opening, *"higherlower"} - {*"0123456789"}))
-    return Task(alphabet, rows, rows, shown, shown[: max(1, worked_examples // 8)])
+    return Task(alphabet, rows, rows, examples, examples[: max(1, worked_examples // 8)])
 
 
 def _guess(rng: random.Random, log: str, high: int, turns: int, halving_share: float) -> dict:
@@ -75,8 +75,8 @@ def tic_tac_toe(
         for i in range(games)
     ]
     rng = random.Random(f"tic_tac_toe/{seed}")
-    shown = [_legal_move(rng, tactics_share) for _ in range(worked_examples)]
-    return Task(f"{CELLS}.xo", rows, rows, shown, shown[: max(1, worked_examples // 8)])
+    examples = [_legal_move(rng, tactics_share) for _ in range(worked_examples)]
+    return Task(f"{CELLS}.xo", rows, rows, examples, examples[: max(1, worked_examples // 8)])
 
 
 def _legal_move(rng: random.Random, tactics_share: float) -> dict:
@@ -111,8 +111,6 @@ def kuhn_poker() -> Task:
     """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king. Worked examples pass
     and bet equally often at every decision."""
     rows = [_row("kuhn_poker", i, deal, deal, deal=deal) for i, deal in enumerate(DEALS)]
-    logs = [
-        before.format(card) for card in "JQK" for before in ("{0}", "{0}p", "{0}b", "{0}p{0}pb")
-    ]
-    shown = [{"prompt": log, "completion": move} for log in logs for move in "pb"]
-    return Task("JQKpb", rows, rows, shown, shown)
+    logs = [form.format(card) for card in "JQK" for form in ("{0}", "{0}p", "{0}b", "{0}p{0}pb")]
+    examples = [{"prompt": log, "completion": move} for log in logs for move in "pb"]
+    return Task("JQKpb", rows, rows, examples, examples)

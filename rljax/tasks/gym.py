@@ -46,27 +46,27 @@ def reasoning_gym(
 def _made(name, difficulty, size, test, worked_examples, chat, seed, options) -> Task:
     """The task, cached: a run makes it several times, and some generators take half a second
     an item."""
-    chosen = _config(name, difficulty, dict(options))
+    config = _config(name, difficulty, dict(options))
 
     def numbered(split: str, number: int) -> Problem:
         chunk, index = divmod(number, _CHUNK)
         text = f"{seed}/{split}/{chunk}".encode()
         chunk_seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
-        entry = _dataset(name, tuple(sorted(chosen.items())), chunk_seed)[index]
+        entry = _dataset(name, tuple(sorted(config.items())), chunk_seed)[index]
         answer = entry["answer"]
         # An answer such as Integral(x*cos(x), x) is none: the reward refuses it.
-        taught = isinstance(answer, str) and answer and is_answer(name, answer)
+        has_answer = isinstance(answer, str) and answer and is_answer(name, answer)
         return Problem(
             f"{entry['question']}\n\nWrite the final answer between <answer> and </answer>.\n",
-            packed(name, chosen, entry),
-            f"<answer>{answer}</answer>" if taught else "",
+            packed(name, config, entry),
+            f"<answer>{answer}</answer>" if has_answer else "",
         )
 
     sizes = dict(prompts=size, test=test, worked_examples=worked_examples)
     scores = dict(reward="reasoning_gym_score()", chat=chat)
     task = procedural(f"reasoning_gym/{name}", numbered=numbered, **scores, **sizes)
-    shown = [*task.worked_examples, *task.worked_test, *task.test]
-    characters = {c for row in shown for text in row.values() for c in str(text)}
+    samples = [*task.worked_examples, *task.worked_test, *task.test]
+    characters = {c for row in samples for text in row.values() for c in str(text)}
     return dataclasses.replace(task, alphabet=TEXT + "".join(sorted(characters - {*TEXT})))
 
 
@@ -112,18 +112,18 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
             fix = f"difficulty={levels - 1} or lower, or leave it out"
             raise InputError("reasoning_gym(difficulty)", value=difficulty, rule=rule, fix=fix)
         curriculum.set_global_level(difficulty)
-        made = curriculum.generate_configuration({})
-        plain, new = vars(kind()), vars(made)
-        chosen = {f: _hashable(new[f]) for f in fields if new[f] != plain[f]}
+        config = curriculum.generate_configuration({})
+        defaults, values = vars(kind()), vars(config)
+        chosen = {f: _hashable(values[f]) for f in fields if values[f] != defaults[f]}
     elif difficulty != -1:
         rule = "-1, or from 0 on"
         fix = "leave difficulty out (-1), or set it to 0 or more"
         raise InputError("reasoning_gym(difficulty)", value=difficulty, rule=rule, fix=fix)
     chosen |= options
     try:
-        made = kind(**chosen)
-        if hasattr(made, "validate"):
-            made.validate()
+        config = kind(**chosen)
+        if hasattr(config, "validate"):
+            config.validate()
     except (AssertionError, ValueError, TypeError) as error:
         raise InputError(
             f"reasoning_gym(name={name!r}) refuses its options",

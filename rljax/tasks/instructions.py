@@ -37,15 +37,15 @@ def _words(topic: str, rng: random.Random) -> tuple[str, list, str]:
 def _ending(topic: str, rng: random.Random) -> tuple[str, list, str]:
     phrase = rng.choice(_ENDINGS)
     prompt = f'Write a short sentence about a {topic} that ends with "{phrase}"'
-    asked = [("startend:end_checker", {"end_phrase": phrase})]
-    return prompt, asked, f"There is a {topic} {phrase}"
+    constraints = [("startend:end_checker", {"end_phrase": phrase})]
+    return prompt, constraints, f"There is a {topic} {phrase}"
 
 
 def _repeat(topic: str, rng: random.Random) -> tuple[str, list, str]:
     count = rng.randint(2, 9)
     prompt = f'Write the word "{topic}" exactly {count} times.'
-    asked = _exactly("keywords:frequency", "frequency", count, keyword=topic)
-    return prompt, asked, " ".join([topic] * count)
+    constraints = _exactly("keywords:frequency", "frequency", count, keyword=topic)
+    return prompt, constraints, " ".join([topic] * count)
 
 
 _KINDS = {"words": _words, "ending": _ending, "repeat": _repeat}
@@ -71,8 +71,8 @@ def instructions(
     check_choice("instructions", "kind", kind, *_KINDS)
 
     def draw(rng: random.Random) -> Problem:
-        prompt, asked, answer = _KINDS[kind](rng.choice(_TOPICS), rng)
-        names, arguments = zip(*asked, strict=True)
+        prompt, constraints, answer = _KINDS[kind](rng.choice(_TOPICS), rng)
+        names, arguments = zip(*constraints, strict=True)
         truth = json.dumps({"instruction_id_list": names, "kwargs": arguments})
         return Problem(prompt, truth, answer)
 

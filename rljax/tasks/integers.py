@@ -52,8 +52,8 @@ def countdown(
 
     def draw(rng: random.Random) -> Problem:
         for _ in range(10_000):
-            given = [rng.randint(1, max_number) for _ in range(numbers)]
-            value, text = _random_expression(rng, given, operations)
+            drawn = [rng.randint(1, max_number) for _ in range(numbers)]
+            value, text = _random_expression(rng, drawn, operations)
             if value is not None and 1 <= value <= max_target:
                 break
         else:
@@ -62,13 +62,13 @@ def countdown(
                 value=dict(numbers=numbers, max_target=max_target, operations=operations),
                 fix="raise max_target, lower max_number, or allow more operations",
             )
-        shown = sorted(given)  # one spelling of a problem: what is held out is not met reordered
-        truth = json.dumps({"numbers": shown, "target": value})
-        listed = ",".join(map(str, shown))
+        ordered = sorted(drawn)  # one spelling of a problem: what is held out is not met reordered
+        truth = json.dumps({"numbers": ordered, "target": value})
+        number_list = ",".join(map(str, ordered))
         if style == "short":
-            return Problem(f"{listed}={value}>", truth, text)
+            return Problem(f"{number_list}={value}>", truth, text)
         prompt = (
-            f"Using the numbers {listed.replace(',', ', ')}, write an expression that equals "
+            f"Using the numbers {number_list.replace(',', ', ')}, write an expression that equals "
             f"{value}. Use each number exactly once, with {' '.join(operations)} and brackets. "
             "Write the expression between <answer> and </answer>.\n"
         )
@@ -141,11 +141,11 @@ def arithmetic(
 
     def draw(rng: random.Random) -> Problem:
         while True:
-            given = [rng.randint(min_number, 10**digits - 1) for _ in range(terms)]
+            drawn = [rng.randint(min_number, 10**digits - 1) for _ in range(terms)]
             if brackets:
-                value, text = _random_expression(rng, given, operations)
+                value, text = _random_expression(rng, drawn, operations)
             else:
-                value, text = _chain(rng, given, operations)
+                value, text = _chain(rng, drawn, operations)
             if value is not None:
                 break
         if style == "short":
@@ -157,11 +157,11 @@ def arithmetic(
         prompt = f'What is {text}? Write the result as a whole number after "####".\n'
         return Problem(prompt, str(value), f"#### {value}")
 
-    most = 10 ** (digits * terms)
+    bound = 10 ** (digits * terms)
     rewards = {
         "words": "gsm8k()",
         "short": "exact_match()",
-        "number": f"integer_answer(low={-most}, high={most})",
+        "number": f"integer_answer(low={-bound}, high={bound})",
     }
     alphabet = "0123456789+-*/()=" if style == "short" else TEXT
     sizes = dict(prompts=prompts, test=test, worked_examples=worked_examples, seed=seed)
@@ -210,13 +210,13 @@ def sorting(
     order = "descending" if descending else "ascending"
 
     def draw(rng: random.Random) -> Problem:
-        given = [rng.randint(0, max_number) for _ in range(items)]
-        answer = ",".join(map(str, sorted(given, reverse=descending)))
-        listed = ",".join(map(str, given))
+        drawn = [rng.randint(0, max_number) for _ in range(items)]
+        answer = ",".join(map(str, sorted(drawn, reverse=descending)))
+        text = ",".join(map(str, drawn))
         if style == "short":
-            return Problem(f"{listed}>", answer, answer)
+            return Problem(f"{text}>", answer, answer)
         prompt = (
-            f"Sort these numbers in {order} order: {listed.replace(',', ', ')}. Write them, parted "
+            f"Sort these numbers in {order} order: {text.replace(',', ', ')}. Write them, parted "
             "by commas, between <answer> and </answer>.\n"
         )
         return Problem(prompt, answer, f"<answer>{answer}</answer>")

@@ -205,9 +205,9 @@ def running_sum(
     check_range("running_sum", "terms", terms, 3, 9)
     check_range("running_sum", "modulus", modulus, 2, 10, ": a sum is one digit")
     _check_prompts("running_sum", prompts)
-    wanted = random.Random(seed).sample(range(modulus**terms), min(prompts, modulus**terms))
+    numbers = random.Random(seed).sample(range(modulus**terms), min(prompts, modulus**terms))
     pairs = []
-    for number in wanted:
+    for number in numbers:
         digits = [number // modulus**i % modulus for i in reversed(range(terms))]
         sums = [total % modulus for total in itertools.accumulate(digits)]
         pairs.append(("".join(map(str, digits)) + ">", "\n".join(map(str, sums[1:]))))
@@ -302,8 +302,8 @@ def letter_quota(
     _check_prompts("letter_quota", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
-    wanted = rng.sample(range(kinds**4), min(prompts, kinds**4))
-    texts = ["".join(alphabet[n // kinds**i % kinds] for i in range(4)) for n in wanted]
+    numbers = rng.sample(range(kinds**4), min(prompts, kinds**4))
+    texts = ["".join(alphabet[n // kinds**i % kinds] for i in range(4)) for n in numbers]
     pairs = []
     for text in texts:
         count = rng.randint(0, shown)

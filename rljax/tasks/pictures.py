@@ -47,8 +47,8 @@ def drawn_digits(
         draw = random.Random(f"drawn_digits/{seed}/{split}/{index}")
         text = "".join(str(draw.randrange(kinds)) for _ in range(digits))
         picture = np.concatenate([_digit(int(d), pixels, noise, draw) for d in text], axis=1)
-        own = dict(prompt=f"{MARK}?", images=[picture], ground_truth=text)
-        return dict(own, data_source="drawn_digits", extra_info={}, index=index)
+        fields = dict(prompt=f"{MARK}?", images=[picture], ground_truth=text)
+        return dict(fields, data_source="drawn_digits", extra_info={}, index=index)
 
     def demonstrations(split: str, count: int) -> list[dict]:
         rows = [row(split, index) for index in range(count)]
@@ -75,6 +75,6 @@ def _digit(digit: int, size: int, noise: int, draw: random.Random) -> np.ndarray
         if lit == "1":
             top, left = down + row * step, right + column * step
             picture[top : top + height * step, left : left + width * step] = ink
-    rough = np.random.default_rng(draw.randrange(2**32))
-    picture = picture + rough.integers(-noise, noise + 1, picture.shape)
+    rng = np.random.default_rng(draw.randrange(2**32))
+    picture = picture + rng.integers(-noise, noise + 1, picture.shape)
     return np.clip(picture, 0, 255).astype(np.uint8)

@@ -74,11 +74,11 @@ def code_tests(
     check_range("code_tests", "tests", tests, 1, 50)
     check_range("code_tests", "shown", shown, 0, tests)
     check_choice("code_tests", "style", style, "words", "short")
-    drawn = _function_problem if style == "short" else _program_problem
+    make_problem = _function_problem if style == "short" else _program_problem
 
     def draw(rng: random.Random) -> Problem:
         while True:  # one answer to all tests would need no program that reads its input
-            problem = drawn(rng, steps, tests, shown)
+            problem = make_problem(rng, steps, tests, shown)
             if tests == 1 or len(set(json.loads(problem.ground_truth)["outputs"])) > 1:
                 return problem
 
@@ -112,8 +112,8 @@ def _program_problem(rng: random.Random, steps: int, tests: int, shown: int) -> 
         "Write a Python program. It reads integers, parted by blanks, from one line of "
         f"standard input, which may be empty. Steps: {', then '.join(texts)}. Print {result}.\n"
     )
-    for given, wanted in list(zip(inputs, outputs, strict=True))[:shown]:
-        prompt += f"Input: {given}Output: {wanted}"
+    for input_text, output_text in list(zip(inputs, outputs, strict=True))[:shown]:
+        prompt += f"Input: {input_text}Output: {output_text}"
     truth = json.dumps({"inputs": inputs, "outputs": outputs})
     return Problem(prompt, truth, "```python\n" + "\n".join(lines) + "\n```")
 
@@ -129,22 +129,22 @@ _SHORT_TEXT = "0123456789+-*%(),:;=> defnrtux"
 
 def _function_problem(rng: random.Random, steps: int, tests: int, shown: int) -> Problem:
     """ "+3,*2;4=14>": a function of one integer, and calls of it as tests."""
-    drawn = [(rng.choice(sorted(_OPERATIONS)), rng.randint(2, 9)) for _ in range(steps)]
+    operations = [(rng.choice(sorted(_OPERATIONS)), rng.randint(2, 9)) for _ in range(steps)]
     body, inputs = "x", [rng.randint(-20, 20) for _ in range(tests)]
     outputs = list(inputs)
-    for operation, k in drawn:
+    for operation, k in operations:
         body = f"({body}{operation}{k})"
         outputs = [_OPERATIONS[operation](x, k) for x in outputs]
     examples = "".join(f";{x}={y}" for x, y in zip(inputs[:shown], outputs, strict=False))
     truth = {"inputs": [[x] for x in inputs], "outputs": outputs, "fn_name": "f"}
-    prompt = ",".join(f"{operation}{k}" for operation, k in drawn) + f"{examples}>"
+    prompt = ",".join(f"{operation}{k}" for operation, k in operations) + f"{examples}>"
     return Problem(prompt, json.dumps(truth), f"def f(x):return{body}")
 
 
 def _run(pipeline: list[tuple], reduce: Callable, text: str) -> str:
     values = [int(word) for word in text.split()]
     for keeps, function, k in pipeline:
-        made = [function(x, k) for x in values]
-        values = list(itertools.compress(values, made)) if keeps else made
+        results = [function(x, k) for x in values]
+        values = list(itertools.compress(values, results)) if keeps else results
     result = reduce(values)
     return str(result) if isinstance(result, int) else " ".join(map(str, result))

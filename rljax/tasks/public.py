@@ -64,27 +64,29 @@ def _public(
 ) -> Task:
     held_out = len(sample) // 4
     splits = {"train": sample[held_out:], "test": sample[:held_out]}
-    made, shown = {}, {}
+    records, examples = {}, {}
     for split, rows in splits.items():
 
         def location(i):
             return f"the sample of {name}: row {i}"
 
         if path:
-            read = read_rows(path, split)
-            rows, location = read.rows, read.location
-        made[split], shown[split] = [], []
+            source = read_rows(path, split)
+            rows, location = source.rows, source.location
+        records[split], examples[split] = [], []
         for index, row in enumerate(rows):
             if "reward_model" in row or "ground_truth" in row:  # prepared before
-                made[split].append({"data_source": name, **row})
+                records[split].append({"data_source": name, **row})
                 continue
             try:
                 record = mapped(row, index)
             except InputError as error:
                 raise error.within(f"{location(index)} ") from None
             prompt = record["prompt"]
-            written = [{"role": "user", "content": prompt}] if chat else prompt
-            made[split].append({**record, "prompt": written, "data_source": name})
-            solved = record["extra_info"][solution]
-            shown[split].append({"prompt": written, "completion": solved})
-    return Task(TEXT, made["train"], made["test"], shown["train"], shown["test"], reward=reward)
+            formatted = [{"role": "user", "content": prompt}] if chat else prompt
+            records[split].append({**record, "prompt": formatted, "data_source": name})
+            completion = record["extra_info"][solution]
+            examples[split].append({"prompt": formatted, "completion": completion})
+    return Task(
+        TEXT, records["train"], records["test"], examples["train"], examples["test"], reward=reward
+    )

@@ -97,16 +97,16 @@ def procedural(
         return dict(prompt=prompt, ground_truth=truth, data_source=name, extra_info={}, index=index)
 
     if prompts:
-        first = list({p.prompt: p for p in map(train_problem, range(prompts))}.values())
-        train = [row(p, i) for i, p in enumerate(first)]
+        problems = list({p.prompt: p for p in map(train_problem, range(prompts))}.values())
+        train = [row(p, i) for i, p in enumerate(problems)]
     else:
-        first = [train_problem(i) for i in range(worked_examples)]
+        problems = [train_problem(i) for i in range(worked_examples)]
         train = Stream(lambda index: row(train_problem(index), index))
     return Task(
         alphabet=alphabet,
         train=train,
         test=[row(p, i) for i, p in enumerate(held_out.values())],
-        worked_examples=_demonstrations(first[:worked_examples], chat),
+        worked_examples=_demonstrations(problems[:worked_examples], chat),
         worked_test=_demonstrations(held_out.values(), chat),
         reward=reward,
         evaluation=evaluation,
@@ -114,23 +114,23 @@ def procedural(
 
 
 def _check_counts(name: str, prompts: int, test: int, worked_examples: int) -> None:
-    wanted = (("prompts", prompts, 0), ("test", test, 1), ("worked_examples", worked_examples, 0))
-    for option, value, low in wanted:
+    limits = (("prompts", prompts, 0), ("test", test, 1), ("worked_examples", worked_examples, 0))
+    for option, value, low in limits:
         if value < low:
             raise InputError(
                 f"{name}({option})", value=value, fix=f"set {option} to at least {low}"
             )
 
 
-def _fresh(name: str, make: Callable, split: str, index: int, taken: dict) -> Problem:
+def _fresh(name: str, make: Callable, split: str, index: int, held_out: dict) -> Problem:
     """Item `index` of a split, whose prompt is not one of those that are taken."""
     for attempt in range(_ATTEMPTS):
         problem = make(split, index + attempt * _FAR)
-        if problem.prompt not in taken:
+        if problem.prompt not in held_out:
             return problem
     raise InputError(
         f"{name}: no new prompt in {_ATTEMPTS} draws",
-        value=f"{len(taken)} prompts are held out",
+        value=f"{len(held_out)} prompts are held out",
         rule="held-out prompts are distinct, and never trained on",
         fix="lower test, or make the problems larger",
     )

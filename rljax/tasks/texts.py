@@ -32,8 +32,8 @@ def prompt_texts(
         rule = "a task, such as 'letter_count()'"
         fix = "name a task of rljax.tasks, or a function of yours that returns a Task"
         raise InputError("prompt_texts(of)", value=of, rule=rule, fix=fix)
-    many = isinstance(task.train, Stream)
-    rows = task.train.first(texts) if many else task.train
+    is_stream = isinstance(task.train, Stream)
+    rows = task.train.first(texts) if is_stream else task.train
     prompts = [row["prompt"] for row in rows]
     if not all(isinstance(prompt, str) for prompt in prompts):
         rule = "a task whose prompts are texts"
@@ -41,5 +41,5 @@ def prompt_texts(
         raise InputError("prompt_texts(of)", value=of, rule=rule, fix=fix)
     rng = random.Random(f"prompt_texts/{seed}")
     count = texts + test
-    made = [{"text": "".join(rng.choices(prompts, k=prompts_per_text))} for _ in range(count)]
-    return dataclasses.replace(task, worked_examples=made[:texts], worked_test=made[texts:])
+    samples = [{"text": "".join(rng.choices(prompts, k=prompts_per_text))} for _ in range(count)]
+    return dataclasses.replace(task, worked_examples=samples[:texts], worked_test=samples[texts:])

@@ -99,18 +99,18 @@ def facts(
     """ "bak?" -> "417": what no prompt says. `fact_lines` has it, which the search tool reads as a
     file (configs/agents/facts.txt) and shows as `answer` says."""
     _check_share("facts", call_share)
-    known = [line.split(" ") for line in fact_lines(lines=lines, seed=seed)]
+    pairs = [line.split(" ") for line in fact_lines(lines=lines, seed=seed)]
     check_range("facts", "test", test, 1, lines - 1)
     rows = [
         {"prompt": f"{word}?", "ground_truth": number, "data_source": "facts", "index": i}
-        for i, (word, number) in enumerate(known)
+        for i, (word, number) in enumerate(pairs)
     ]
     rng = random.Random(f"facts/{seed}/worked")
-    shown = [
+    examples = [
         {"prompt": row["prompt"], "completion": row["ground_truth"]}
         for row in (rng.choice(rows[test:]) for _ in range(worked_examples))
     ]
-    task = Task(TEXT, rows[test:], rows[:test], shown)
+    task = Task(TEXT, rows[test:], rows[:test], examples)
 
     def asked(row):
         return row["prompt"].removesuffix("?")
@@ -130,7 +130,7 @@ def fact_lines(*, lines: int = 500, seed: int = 0) -> list[str]:
     return [f"{word} {rng.randint(100, 999)}" for word in rng.sample(words, lines)]
 
 
-def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) -> Task:
+def _with_calls(task: Task, call: str, question_of, answer_of, share: float, seed: int) -> Task:
     """The task with worked examples of a first turn, a call or any answer; of the rest of a call
     that is begun; and of what follows one. `asked(row)`: the call's text; `answers(row)`: what the
     tool says."""
@@ -140,19 +140,19 @@ def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) 
         raise InputError("call", value=call, rule=rule, fix=fix)
     rng = random.Random(f"calls/{seed}")
     opening, _, closing = call.partition("{}")
-    shown = []
+    examples = []
     for row in task.worked_examples:
-        called = call.format(asked(row))
-        other = rng.choice(task.worked_examples)["completion"]
-        first = called if rng.random() < share else other
-        read = row["prompt"] + called + answers(row)
-        shown += [
-            {"prompt": row["prompt"], "completion": first},
-            {"prompt": row["prompt"] + opening, "completion": asked(row) + closing},
-            {"prompt": read, "completion": row["completion"]},
+        call_text = call.format(question_of(row))
+        answer = rng.choice(task.worked_examples)["completion"]
+        turn = call_text if rng.random() < share else answer
+        log = row["prompt"] + call_text + answer_of(row)
+        examples += [
+            {"prompt": row["prompt"], "completion": turn},
+            {"prompt": row["prompt"] + opening, "completion": question_of(row) + closing},
+            {"prompt": log, "completion": row["completion"]},
         ]
-    held_out = shown[: max(1, len(shown) // 8)]
-    return dataclasses.replace(task, worked_examples=shown, worked_test=held_out)
+    held_out = examples[: max(1, len(examples) // 8)]
+    return dataclasses.replace(task, worked_examples=examples, worked_test=held_out)
 
 
 @contract(safe=True)
