@@ -1508,7 +1508,7 @@ BREAKS |= {
     ),
     "marks of reasoning are read as an answer": (
         "rljax/rewards/on_device/scorer.py",
-        "                known &= ~contains(lowered, sign)\n",
+        "                decided &= ~contains(lowered, sign)\n",
         "                pass\n",
         [ON_DEVICE, "-k", "cannot_decide"],
     ),

@@ -58,14 +58,14 @@ def diversity(
     """
     _check_n(n)
     grams = [_grams(response, n, unit) for response in responses]
-    per_group = []
-    for i, own in enumerate(grams):
-        alike = [_jaccard(own, other) for j, other in enumerate(grams) if j != i]
-        per_group.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
+    values = []
+    for i, current in enumerate(grams):
+        alike = [_jaccard(current, other) for j, other in enumerate(grams) if j != i]
+        values.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
     if not correct:
-        return [{"score": value, "diversity": value} for value in per_group]
-    of_one = resolve(correct, HOME)
-    fields = wanted_fields(of_one)
+        return [{"score": value, "diversity": value} for value in values]
+    reward = resolve(correct, HOME)
+    fields = wanted_fields(reward)
     shared = {
         "prompt": prompt,
         "ground_truth": ground_truth,
@@ -73,12 +73,12 @@ def diversity(
         "extra_info": extra_info,
     }
     scores = []
-    for i, (response, value) in enumerate(zip(responses, per_group, strict=True)):
+    for i, (response, value) in enumerate(zip(responses, values, strict=True)):
         sample = {**shared, "response": response}
         sample |= {"num_tokens": num_tokens[i]} if num_tokens else {}
         sample |= {"finish_reason": finish_reasons[i]} if finish_reasons else {}
         try:
-            right = call_reward(of_one, sample, fields)[0]
+            right = call_reward(reward, sample, fields)[0]
         except Exception as error:  # its siblings are not to blame
             scores.append(error)
             continue
@@ -93,8 +93,8 @@ def _grams(text: str, n: int, unit: str) -> set:
     return {tuple(units[i : i + n]) for i in range(len(units) - n + 1)}
 
 
-def _jaccard(one: set, other: set) -> float:
-    return len(one & other) / len(one | other)
+def _jaccard(a: set, b: set) -> float:
+    return len(a & b) / len(a | b)
 
 
 @contract(prepare=lambda options: functools.partial(_check_pairs, options))
@@ -110,16 +110,16 @@ def pairwise(
     """
     _check_opponents(opponents)
     ask = judge_of(judge)
-    won: list[list[float]] = [[] for _ in responses]
+    results: list[list[float]] = [[] for _ in responses]
     for i, j in _matches(responses, opponents, seed):
         chance = _chance(ask(prompt, responses[i], responses[j]))
         if both_orders:
             chance = (chance + 1.0 - _chance(ask(prompt, responses[j], responses[i]))) / 2
-        won[i].append(chance)
-        won[j].append(1.0 - chance)
+        results[i].append(chance)
+        results[j].append(1.0 - chance)
     return [
         {"score": sum(chances) / len(chances) if chances else 0.5, "matches": len(chances)}
-        for chances in won
+        for chances in results
     ]
 
 

@@ -59,8 +59,8 @@ def _late_mixture(options: dict, sample: dict) -> dict:
     scales = _scales(options)
     parts = {}
     for name, text in zip(member_names(rewards), rewards, strict=True):
-        found = late_score(_member(text)[0], sample)
-        parts |= {} if found is None else {name: found[0]}
+        late = late_score(_member(text)[0], sample)
+        parts |= {} if late is None else {name: late[0]}
     total = sum(s * parts.get(n, 0.0) for n, s in zip(member_names(rewards), scales, strict=True))
     return {"score": total, **parts}
 
@@ -93,22 +93,22 @@ def mixture(
     is that of the others, and the part abstained/NAME counts it; where all do, there is no score.
     """
     scales = member_weights(rewards, weights, normalise)
-    total, said, parts = 0.0, 0.0, {}
+    total, weight_sum, parts = 0.0, 0.0, {}
     for name, text, scale in zip(member_names(rewards), rewards, scales, strict=True):
         try:
             value, inner = _scored(text, sample, "mixture, member")
         except Abstained:
             parts[f"abstained/{name}"] = 1.0
             continue
-        total, said = total + scale * value, said + abs(scale)
+        total, weight_sum = total + scale * value, weight_sum + abs(scale)
         parts[name] = value
         if inner_parts:
             parts |= {f"{name}/{key}": part for key, part in inner.items() if key != "score"}
-    if not parts.keys() & {*member_names(rewards)} or normalise and not said:
+    if not parts.keys() & {*member_names(rewards)} or normalise and not weight_sum:
         raise Abstained(
             f"all of {', '.join(member_names(rewards))} returned None for this response"
         )
-    return {"score": total / said if normalise else total, **parts}
+    return {"score": total / weight_sum if normalise else total, **parts}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -145,10 +145,10 @@ def member_weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[flo
 
 def _late_with_cost(options: dict, sample: dict) -> dict | None:
     """Scores a sample that passed a limit, where its reward and its cost both declare it."""
-    found = [late_score(_member(options[name])[0], sample) for name in ("reward", "cost")]
-    if None in found:
+    scores = [late_score(_member(options[name])[0], sample) for name in ("reward", "cost")]
+    if None in scores:
         return None
-    (value, parts), (cost, _) = found
+    (value, parts), (cost, _) = scores
     return {**parts, "score": value, "cost": options["scale"] * cost + options["shift"]}
 
 
@@ -205,8 +205,14 @@ def with_judges(
             silent[f"abstained/judge/{name}"] = 1.0
     if not verdicts:
         raise Abstained(f"all of the judges {', '.join(member_names(judges))} returned None")
-    own = {f"reward/{name}": part for name, part in inner.items() if name != "score"}
-    return {"score": score, "compliant": min(verdicts.values()), **verdicts, **silent, **own}
+    reward_parts = {f"reward/{name}": part for name, part in inner.items() if name != "score"}
+    return {
+        "score": score,
+        "compliant": min(verdicts.values()),
+        **verdicts,
+        **silent,
+        **reward_parts,
+    }
 
 
 @functools.lru_cache(maxsize=1024)
@@ -260,8 +266,8 @@ def _late_of_source(options: dict, sample: dict) -> dict | None:
     """Scores a late sample by the reward of its data source."""
     pairs = (*options["sources"], *options["defaults"])
     text = reward_of_source(sample["data_source"], pairs) or options["otherwise"]
-    found = late_score(_member(text)[0], sample) if text else None
-    return None if found is None else found[1]
+    late = late_score(_member(text)[0], sample) if text else None
+    return None if late is None else late[1]
 
 
 @contract(
@@ -288,9 +294,9 @@ def by_source(
     if text:
         sample["data_source"] = data_source
         return _scored(text, sample, f"data source {data_source!r}, reward")[1]
-    known = ", ".join(dict.fromkeys(name for name, _ in (*sources, *defaults)))
+    names = ", ".join(dict.fromkeys(name for name, _ in (*sources, *defaults)))
     raise InputError(
         f"no reward for data source {data_source!r}",
-        rule=f"named are {known or 'none'}",
+        rule=f"named are {names or 'none'}",
         fix=f"by_source(sources=(({data_source!r}, 'my_module.my_reward()'),))",
     )

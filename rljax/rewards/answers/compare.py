@@ -27,11 +27,11 @@ def same_number(
 ) -> bool | None:
     """Returns whether two texts are the same rational number, each after `form`; None if one is no
     number. If one is written with a decimal point, both are rounded to `decimals` places."""
-    ours, theirs = rational(form(reference)), rational(form(answer))
-    if ours is None or theirs is None:
+    expected, actual = rational(form(reference)), rational(form(answer))
+    if expected is None or actual is None:
         return None
     rounded = decimals is not None and ("." in reference or "." in answer)
-    return ours == theirs or (rounded and _same_decimal(ours, theirs, decimals))
+    return expected == actual or (rounded and _same_decimal(expected, actual, decimals))
 
 
 def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:

@@ -136,20 +136,20 @@ def countdown(response: str, ground_truth: str, *, format_score: float = 0.0) ->
     numbers, target = _problem(ground_truth)
     text = answer_text(response)
     left, equals, right = text.rpartition("=")
-    valid = used = correct = False
+    valid = uses_all = correct = False
     try:
         if equals and evaluate(right)[0] != target:
             raise ExpressionError("it is said to equal another number")
         value, numbers_used = evaluate(left if equals else text)
         valid = True
-        used = collections.Counter(numbers_used) == collections.Counter(numbers)
-        correct = used and value == target
+        uses_all = collections.Counter(numbers_used) == collections.Counter(numbers)
+        correct = uses_all and value == target
     except ExpressionError:
         pass
-    score = 1.0 if correct else format_score if used else 0.0
+    score = 1.0 if correct else format_score if uses_all else 0.0
     return {
         "score": score,
         "correct": float(correct),
         "valid": float(valid),
-        "numbers_used": float(used),
+        "numbers_used": float(uses_all),
     }

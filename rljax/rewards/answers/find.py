@@ -19,14 +19,14 @@ Place = Literal["any", "boxed", "marked", "last"]
 def find(response: str, where: Place) -> str | None:
     """The text of the answer; None if `where` holds none. The places are those of `math_verify`."""
     response = response.replace("\\fbox", "\\boxed")
-    said = _last_answer
+    read_last = _last_answer
     if where == "any":
         if (content := in_tag(response)) is not None:
-            response, said = content, _tag_answer
+            response, read_last = content, _tag_answer
         where = "boxed" if "\\boxed" in response else "marked" if "####" in response else "last"
     if where == "boxed":
         return last_boxed(response)
-    return marked_line(response) if where == "marked" else said(response[-_WINDOW:])
+    return marked_line(response) if where == "marked" else read_last(response[-_WINDOW:])
 
 
 def last_boxed(text: str) -> str | None:
@@ -57,13 +57,15 @@ def tagged(text: str, tag: str = "answer", *, closed: bool = True) -> str | None
         return text.strip()
     begin, end = f"<{tag}>", f"</{tag}>"
     if not closed:
-        _, found, rest = text.rpartition(begin)
-        return rest.partition(end)[0].strip() if found else None
-    content, at = None, text.find(begin)
-    while at >= 0:  # not a pattern: `.*?` takes quadratic time on many openings without an end
-        start, at = at + len(begin), text.find(end, at)
-        if at >= 0:
-            content, at = text[start:at], text.find(begin, at)
+        _, mark, rest = text.rpartition(begin)
+        return rest.partition(end)[0].strip() if mark else None
+    content, position = None, text.find(begin)
+    while (
+        position >= 0
+    ):  # not a pattern: `.*?` takes quadratic time on many openings without an end
+        start, position = position + len(begin), text.find(end, position)
+        if position >= 0:
+            content, position = text[start:position], text.find(begin, position)
     return None if content is None else content.strip()
 
 

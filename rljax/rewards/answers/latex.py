@@ -133,8 +133,8 @@ def latex_form(text: str) -> str | None:
         return None
     repeating = _REPEATING.fullmatch(text) or _ELLIPSIS.fullmatch(text)
     if repeating:
-        sign, whole, once, *again = repeating.groups()
-        return _fraction(sign, whole, once, "".join(digits or "" for digits in again))
+        sign, integer, fixed, *repeated = repeating.groups()
+        return _fraction(sign, integer, fixed, "".join(digits or "" for digits in repeated))
     if _TRIGONOMETRY.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     measured = _MEASURED.fullmatch(text)
@@ -158,17 +158,17 @@ def latex_form(text: str) -> str | None:
 def _taken_back(remark: str) -> bool:
     """Returns whether a remark holds a number, or words that make another answer of it; `or` alone
     parts two answers."""
-    alone = remark.strip().lower() in ("or", "and", ", or", "x", "to")
-    return not alone and bool(re.search("[0-9]", remark) or TAKEN_BACK.search(remark))
+    is_joiner = remark.strip().lower() in ("or", "and", ", or", "x", "to")
+    return not is_joiner and bool(re.search("[0-9]", remark) or TAKEN_BACK.search(remark))
 
 
 def _printable(character: str) -> bool:
     return character >= " " and not "\ud800" <= character <= "\udfff" or character in "\t\n\r"
 
 
-def _fraction(sign: str, whole: str, once: str, again: str) -> str:
-    upper = int(whole + once + again) - int(whole + once or "0")
-    return rf"{sign}\frac{{{upper}}}{{{10 ** len(once) * (10 ** len(again) - 1)}}}"
+def _fraction(sign: str, integer: str, fixed: str, repeated: str) -> str:
+    upper = int(integer + fixed + repeated) - int(integer + fixed or "0")
+    return rf"{sign}\frac{{{upper}}}{{{10 ** len(fixed) * (10 ** len(repeated) - 1)}}}"
 
 
 _BASE = re.compile(r"((?=[A-Za-z]*[0-9])[0-9A-Za-z]{1,100})_\{?([0-9]{1,2})\}?")
@@ -186,14 +186,18 @@ def without_base(text: str) -> str | None:
 def spelled_alike(reference: str, answer: str) -> bool:
     r"""Returns False if the same numbers mean different things: `\{1,2\}` and `(1,2)`,
     11_2 and 11_3."""
-    ours, theirs = plain_form(reference), plain_form(answer)
+    expected, actual = plain_form(reference), plain_form(answer)
     braces = [
-        form.startswith("\\{") and not re.match(_SET_BUILDER, form) for form in (ours, theirs)
+        form.startswith("\\{") and not re.match(_SET_BUILDER, form) for form in (expected, actual)
     ]
     brackets = [
-        form.startswith(("(", "[")) and form.endswith((")", "]")) for form in (ours, theirs)
+        form.startswith(("(", "[")) and form.endswith((")", "]")) for form in (expected, actual)
     ]
     if (braces[0] and brackets[1]) or (brackets[0] and braces[1]):
         return False
-    ours, theirs = _BASE.fullmatch(ours), _BASE.fullmatch(theirs)
-    return ours is None if theirs is None else ours is not None and ours.groups() == theirs.groups()
+    expected, actual = _BASE.fullmatch(expected), _BASE.fullmatch(actual)
+    return (
+        expected is None
+        if actual is None
+        else expected is not None and expected.groups() == actual.groups()
+    )

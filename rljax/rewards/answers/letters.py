@@ -140,10 +140,10 @@ def letter_of(text: str, letters: str, *, after_cue: bool = False) -> str | None
 def _later_letters(text: str, rest: str, after_cue: bool) -> set[str]:
     """The letters further on that label or are an answer of their own."""
     first_line = rest.split("\n", 1)[0]
-    found = set(_LATER_LABEL.findall(text))
+    letters = set(_LATER_LABEL.findall(text))
     if re.match(r"[)}\]*$\s]*:", rest):
         # Behind an answer that was called one, the lines below may go through the options.
-        found |= set(_LATER_COLON.findall(first_line if after_cue else rest))
+        letters |= set(_LATER_COLON.findall(first_line if after_cue else rest))
     if re.match(r"[)}\]*$\s]*[,(]", rest) and not _REFUSED.search(first_line):
-        found |= set(_LATER_REMARK.findall(first_line))
-    return found
+        letters |= set(_LATER_REMARK.findall(first_line))
+    return letters

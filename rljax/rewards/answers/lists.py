@@ -25,20 +25,20 @@ def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> flo
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"list_match: partial must lie in [0, 1), got {partial!r}")
     # A list is the items themselves, {"target": [...]} several such lists.
-    several = ground_truth.lstrip("[ \n").startswith("{")
-    lists = targets(ground_truth) if several else [ground_truth]
-    accepted = [_items(marked_answer(one) or one) for one in lists]
+    is_nested = ground_truth.lstrip("[ \n").startswith("{")
+    lists = targets(ground_truth) if is_nested else [ground_truth]
+    accepted = [_items(marked_answer(text) or text) for text in lists]
     if not all(accepted):
         raise ValueError(f"ground_truth {ground_truth!r:.80} holds no items")
-    ours = _items(answer_text(response)[:MAX_CHARACTERS])
-    return max(_agreement(ours, theirs, partial) for theirs in accepted)
+    items = _items(answer_text(response)[:MAX_CHARACTERS])
+    return max(_agreement(items, expected, partial) for expected in accepted)
 
 
-def _agreement(ours: list[str], theirs: list[str], partial: float) -> float:
-    if ours == theirs:
+def _agreement(items: list[str], expected: list[str], partial: float) -> float:
+    if items == expected:
         return 1.0
-    agree = sum(a == b for a, b in zip(ours, theirs, strict=False))
-    return partial * agree / max(len(ours), len(theirs))
+    agree = sum(a == b for a, b in zip(items, expected, strict=False))
+    return partial * agree / max(len(items), len(expected))
 
 
 def _items(text: str) -> list[str]:

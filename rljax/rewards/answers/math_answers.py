@@ -93,17 +93,17 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
     """None if the answer cannot be read. Raises ValueError for such a reference."""
     if plain_form(reference) == plain_form(answer) or _same_words(reference, answer):
         return True
-    same = same_letter(reference, answer)  # first: the parser would drop the sign of A^T
-    if same is not None:
-        return same
+    verdict = same_letter(reference, answer)  # first: the parser would drop the sign of A^T
+    if verdict is not None:
+        return verdict
     if without_base(reference) in (None, plain_form(reference).partition("_")[0]):
         # A number of a base is asked for as such: 5 is no answer to 101_2, but 101_2 is one to 5.
         reference, answer = (without_base(text) or text for text in (reference, answer))
     if is_text(reference) or is_text(answer):
         return same_text(reference, answer)
-    same = same_number(reference, answer, plain_form, decimals)
-    if same is not None:
-        return same
+    verdict = same_number(reference, answer, plain_form, decimals)
+    if verdict is not None:
+        return verdict
     if _OPEN.search(answer) and not _OPEN.search(reference):
         return False
     try:
@@ -124,8 +124,8 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
 
 def _same_words(reference: str, answer: str) -> bool:
     r"""Returns whether the two are one text but for `\text{...}` around words of it."""
-    ours, theirs = (plain_form(unwrapped_remarks(text)) for text in (reference, answer))
-    return bool(ours) and ours == theirs
+    expected, actual = (plain_form(unwrapped_remarks(text)) for text in (reference, answer))
+    return bool(expected) and expected == actual
 
 
 def _same(gold, parsed, strict: bool, decimals: int) -> bool:
@@ -137,7 +137,7 @@ def _same(gold, parsed, strict: bool, decimals: int) -> bool:
         return False
     orders = itertools.permutations(names[0])
     renamed = (parsed.xreplace(dict(zip(names[1], order, strict=True))) for order in orders)
-    return any(compare.equal(gold, one, decimals) for one in renamed)
+    return any(compare.equal(gold, candidate, decimals) for candidate in renamed)
 
 
 class _Unreadable(Exception):
@@ -218,10 +218,10 @@ def _with_numbers(latex: str) -> str:
 def _closed(text: str, start: int, opening: str) -> int | None:
     """The index of the bracket that closes the one that ends at `start`."""
     depth = 1
-    for at in range(start, len(text)):
-        depth += (text[at] == opening) - (text[at] == _CLOSING[opening])
+    for index in range(start, len(text)):
+        depth += (text[index] == opening) - (text[index] == _CLOSING[opening])
         if not depth:
-            return at
+            return index
     return None
 
 
@@ -273,11 +273,11 @@ def _parsed(latex: str):
 
     options = dict(malformed_operators=True, nits=True, boxed="none")
     try:
-        latex, whole = (
+        latex, with_units = (
             reader.normalize_latex(latex, reader.NormalizationConfig(units=units, **options))
             for units in (True, False)
         )
-        latex = whole if _lost_factors(latex, whole) else latex
+        latex = with_units if _lost_factors(latex, with_units) else latex
         _check_written(latex)
         expression = reader.latex2sympy(
             latex,
@@ -297,10 +297,10 @@ _VARIABLE = re.compile(r"(?<![\\A-Za-z])[a-df-hj-zA-DF-HJ-Z]|(?:\\cdot|\\times|[
 _LAST_FACTORS = re.compile(r"[a-z]|\s{0,9}(?:[cht]|ab|bc)\s{0,9}")
 
 
-def _lost_factors(latex: str, whole: str) -> bool:
+def _lost_factors(latex: str, with_units: str) -> bool:
     """Returns whether the library took variables for units: it reads c, bc and h behind a digit or
     a space so, and a^2bc as a^2."""
-    if not whole.startswith(latex) or not _LAST_FACTORS.fullmatch(whole[len(latex) :]):
+    if not with_units.startswith(latex) or not _LAST_FACTORS.fullmatch(with_units[len(latex) :]):
         return False
     return _VARIABLE.search(latex.rpartition("=")[2]) is not None
 

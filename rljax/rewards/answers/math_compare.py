@@ -67,14 +67,14 @@ def _same_values(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
     infinite = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
     if a in infinite or b in infinite:
         return a == b and a in infinite[:2]
-    named = bool(names_of(a) or names_of(b))
+    has_names = bool(names_of(a) or names_of(b))
     rounded = a.has(sympy.Float) or b.has(sympy.Float)
     pairs = common_values(values(a), values(b))
     if len(pairs) < 2:
         return False
     if not rounded:
         return all(near(x, y, CLOSE) for x, y in pairs)
-    if named:
+    if has_names:
         return all(near(x, y, CONTEXT.mpf(10) ** -decimals) for x, y in pairs)
     exact = _is_decimal(a) and _is_decimal(b)
     return all(
@@ -122,8 +122,8 @@ def _without_names(gold, answer) -> tuple:
         answer = _said(answer)
     elif is_relation(gold) and not is_relation(answer):
         chain = _chain(gold)
-        named = chain and (is_name(chain[0]) or is_name(chain[-1]))
-        gold = _said(gold) if named else gold
+        is_named = chain and (is_name(chain[0]) or is_name(chain[-1]))
+        gold = _said(gold) if is_named else gold
     return gold, answer
 
 
@@ -160,19 +160,19 @@ def _proportional(a, b, decimals: int) -> bool:
     """Returns whether two relations are one multiplied by a number: y = 2x and 2x - y = 0."""
     if type(a) not in KINDS or type(b) not in KINDS:
         return False
-    (kind, sign), (other, turned) = KINDS[type(a)], KINDS[type(b)]
+    (kind, sign), (other_kind, other_sign) = KINDS[type(a)], KINDS[type(b)]
     sides = [*a.args, *b.args]
-    if kind != other or not all(isinstance(side, sympy.Expr) for side in sides):
-        return kind == other and all(
+    if kind != other_kind or not all(isinstance(side, sympy.Expr) for side in sides):
+        return kind == other_kind and all(
             map(functools.partial(equal, decimals=decimals), a.args, b.args)
         )
-    one, two = (sympy.Add(x.lhs, -x.rhs, evaluate=False) for x in (a, b))
-    pairs = [(x, y) for x, y in common_values(values(one), values(two))]
+    first, second = (sympy.Add(x.lhs, -x.rhs, evaluate=False) for x in (a, b))
+    pairs = [(x, y) for x, y in common_values(values(first), values(second))]
     if len(pairs) < 2 or any(abs(x) < ZERO or abs(y) < ZERO for x, y in pairs):
         return False
-    rounded = one.has(sympy.Float) or two.has(sympy.Float)
+    rounded = first.has(sympy.Float) or second.has(sympy.Float)
     tolerance = CONTEXT.mpf(10) ** -decimals if rounded else CLOSE
-    ratios = [sign * turned * x / y for x, y in pairs]
+    ratios = [sign * other_sign * x / y for x, y in pairs]
     directed = kind in ("=", "!") or all(is_real(r) and r.real > 0 for r in ratios)
     return directed and all(near(ratios[0], ratio, tolerance) for ratio in ratios)
 
@@ -206,10 +206,10 @@ def _items(value) -> list | None:
     return None
 
 
-def _same_items(ours, theirs, decimals: int) -> bool:
-    if ours is None or theirs is None or not len(ours) == len(theirs) <= 4 * MOST_ELEMENTS:
+def _same_items(expected, actual, decimals: int) -> bool:
+    if expected is None or actual is None or not len(expected) == len(actual) <= 4 * MOST_ELEMENTS:
         return False
-    return all(equal(a, b, decimals) for a, b in zip(ours, theirs, strict=True))
+    return all(equal(a, b, decimals) for a, b in zip(expected, actual, strict=True))
 
 
 def _same_collection(gold, answer, decimals: int) -> bool:
@@ -218,7 +218,7 @@ def _same_collection(gold, answer, decimals: int) -> bool:
     if all(finite):
         return _same_elements(gold, answer, decimals)
     if finite[1] and isinstance(gold, sympy.Expr) and not gold.is_Matrix:  # 3/4 or 0.75
-        return len(answer) <= 3 and all(equal(gold, one, decimals) for one in answer.args)
+        return len(answer) <= 3 and all(equal(gold, element, decimals) for element in answer.args)
     if finite[0] and isinstance(answer, sympy.Expr) and not answer.is_Matrix:
         return len(gold) == 1 and equal(gold.args[0], answer, decimals)
     lines = pieces(gold), pieces(answer)
@@ -236,21 +236,21 @@ def _same_collection(gold, answer, decimals: int) -> bool:
 
 def _values_of_names(gold, answer) -> tuple:
     """`x=1, x=2` as {1, 2} and `x=1, y=2` as (1, 2) where the other one names nothing."""
-    named = [
+    is_named = [
         isinstance(value, sympy.FiniteSet)
         and all(isinstance(e, sympy.Eq) and is_name(e.lhs) for e in value.args)
         for value in (gold, answer)
     ]
-    if named[0] == named[1]:
+    if is_named[0] == is_named[1]:
         return gold, answer
-    value = gold if named[0] else answer
+    value = gold if is_named[0] else answer
     equations = list(getattr(value, "_unsorted_args", value.args))
     several = len({equation.lhs for equation in equations}) > 1
     kind = sympy.Tuple if several else sympy.FiniteSet
     if several:
         equations.sort(key=lambda equation: str(equation.lhs))
-    plain = kind(*(equation.rhs for equation in equations))
-    return (plain, answer) if named[0] else (gold, plain)
+    stripped = kind(*(equation.rhs for equation in equations))
+    return (stripped, answer) if is_named[0] else (gold, stripped)
 
 
 def _same_elements(gold, answer, decimals: int) -> bool:
@@ -259,12 +259,15 @@ def _same_elements(gold, answer, decimals: int) -> bool:
     relations = [is_relation(element) for element in (*gold.args, *answer.args)]
     if any(relations) and None not in lines and names_of(gold) == names_of(answer):
         return same_pieces(*lines, decimals)
-    left = list(answer.args)
-    if not len(gold.args) == len(left) <= MOST_ELEMENTS:
+    remaining = list(answer.args)
+    if not len(gold.args) == len(remaining) <= MOST_ELEMENTS:
         return False
     for element in gold.args:
-        index = next((i for i, one in enumerate(left) if equal(element, one, decimals)), None)
+        index = next(
+            (i for i, candidate in enumerate(remaining) if equal(element, candidate, decimals)),
+            None,
+        )
         if index is None:
             return False
-        left.pop(index)
+        remaining.pop(index)
     return True

@@ -46,7 +46,7 @@ def values(expression: sympy.Expr) -> tuple:
     plain = _plain(expression)
     symbols = sorted(plain.free_symbols, key=lambda symbol: symbol.name)
     variables = [symbol for symbol in symbols if symbol.name != "i"]
-    found = []
+    results = []
     for low, high in _POINTS if variables else _POINTS[:1]:
         draw = {s: random.Random(f"{s.name} {low} {high}").randint(low, high) for s in variables}
         point = {s: sympy.Rational(2 * n + 1, 1999) for s, n in draw.items()}
@@ -54,10 +54,10 @@ def values(expression: sympy.Expr) -> tuple:
         try:
             value = plain.evalf(_DIGITS, subs=point) if point else plain.evalf(_DIGITS)
             parts = [CONTEXT.mpf(p._to_mpmath(332)) for p in value.as_real_imag()]
-            found.append(CONTEXT.mpc(*parts) if all(map(CONTEXT.isfinite, parts)) else None)
+            results.append(CONTEXT.mpc(*parts) if all(map(CONTEXT.isfinite, parts)) else None)
         except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):
-            found.append(None)
-    return tuple(found) if variables else tuple(found) * len(_POINTS)
+            results.append(None)
+    return tuple(results) if variables else tuple(results) * len(_POINTS)
 
 
 def common_values(a: tuple, b: tuple) -> list[tuple]:

@@ -249,8 +249,8 @@ def integer_of(text: str, low: int, high: int) -> int | None:
     r"""The integer from `low` to `high` that a text is, also with a unit, as a degree or behind a
     name (`336^\circ`, `m+n = 25`); None for any other text."""
     text = text[:1000].replace("°", "")
-    named, equals, value = text.partition("=")
-    if equals and re.fullmatch(r"[^\d<>!=]*", named):  # no equation, and no bound such as n>=25
+    name, equals, value = text.partition("=")
+    if equals and re.fullmatch(r"[^\d<>!=]*", name):  # no equation, and no bound such as n>=25
         text = value
     for form in (plain_form, normal_form):
         value = rational(form(text))

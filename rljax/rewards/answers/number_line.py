@@ -52,8 +52,8 @@ def pieces(value) -> list[Piece] | None:
             return None
         if isinstance(value, sympy.Complement):
             return _cut(parts[0], _complement(parts[1]))
-        joined = functools.partial(functools.reduce, _cut)
-        return _union(parts) if isinstance(value, sympy.Union) else joined(parts)
+        intersect = functools.partial(functools.reduce, _cut)
+        return _union(parts) if isinstance(value, sympy.Union) else intersect(parts)
     if isinstance(value, sympy.And):
         parts = [pieces(part) for part in value.args]
         one_name = len(names_of(value)) == 1
@@ -76,8 +76,8 @@ def _of_elements(elements) -> list[Piece] | None:
         parts = [pieces(element) for element in elements.args]
         if None in parts or len(names_of(elements)) != 1:
             return None
-        joined = _union(parts)
-        return functools.reduce(_cut, parts) if joined == _REAL_LINE else joined
+        union = _union(parts)
+        return functools.reduce(_cut, parts) if union == _REAL_LINE else union
     numbers = [_real(element) for element in elements.args]
     return None if None in numbers else _union([[(n, True, n, True)] for n in numbers])
 
@@ -150,8 +150,8 @@ def _complement(part: list[Piece]) -> list[Piece]:
     return _union([[gap] for gap in gaps if gap[0] < gap[2] or (gap[1] and gap[3])])
 
 
-def _cut(one: list[Piece], other: list[Piece]) -> list[Piece]:
-    return _complement(_union([_complement(one), _complement(other)]))
+def _cut(first: list[Piece], second: list[Piece]) -> list[Piece]:
+    return _complement(_union([_complement(first), _complement(second)]))
 
 
 def same_pieces(ours: list[Piece], theirs: list[Piece], decimals: int) -> bool:

@@ -71,22 +71,22 @@ def _posted_json(url, payload, headers, deadline, max_body_bytes) -> dict:
     return reply
 
 
-def _retried(once: Callable, deadline: float, attempts: int, again: frozenset[str]):
+def _retried(once: Callable, deadline: float, attempts: int, retryable: frozenset[str]):
     """once() until it succeeds, fails for good, or there is no time or attempt left. Waits double,
     with jitter; a server's Retry-After goes before."""
     for attempt in range(attempts):
         try:
             return once()
         except EndpointError as error:
-            if error.kind not in again:
+            if error.kind not in retryable:
                 raise
             wait = min(_BACKOFF_S * 2**attempt, _LONGEST_BACKOFF_S) * random.uniform(0.5, 1.0)
             if error.wait_s is not None:
                 wait = error.wait_s + random.uniform(0.0, _BACKOFF_S)
             late = time.monotonic() + wait >= deadline
             if late or attempt == attempts - 1:
-                why = "no time is left" if late else "no attempt is left"
-                text = f"{error.text} ({why} after {attempt + 1})"
+                reason = "no time is left" if late else "no attempt is left"
+                text = f"{error.text} ({reason} after {attempt + 1})"
                 raise EndpointError(error.kind, text) from None
         time.sleep(wait)
 
@@ -194,9 +194,9 @@ def chat(
     headers = {"Content-Type": "application/json", **authorization(api_key_env)}
     payload = json.dumps(request, sort_keys=True, allow_nan=False).encode("ascii")
     path = answer_path(cache, url, payload) if request.get("temperature") == 0 else None
-    known = read_answer(path, parse)
-    if known is not None:
-        return known[0]
+    cached = read_answer(path, parse)
+    if cached is not None:
+        return cached[0]
 
     def once():
         answer = _posted_json(url, payload, headers, deadline, max_body_bytes)
@@ -209,9 +209,9 @@ def chat(
         return parsed
 
     breaker = dict(failures=breaker_failures, open_s=breaker_s)
-    closed = enter_breaker(url, cache, probe_s=timeout_s, **breaker)
-    if closed:
-        raise EndpointError("circuit_open", closed)
+    refusal = enter_breaker(url, cache, probe_s=timeout_s, **breaker)
+    if refusal:
+        raise EndpointError("circuit_open", refusal)
     up = True
     try:
         return _retried(once, deadline, attempts, TRANSIENT | {"malformed", "verdict"})
@@ -232,16 +232,16 @@ def _request(messages, model: str, schema: Mapping | None, body: str) -> dict:
         raise InputError("the endpoint's model is not named", fix="model='...'")
     request = {"model": model, "messages": list(messages), "temperature": 0, "max_tokens": 1024}
     if schema is not None:
-        named = {"name": "answer", "strict": True, "schema": dict(schema)}
-        request["response_format"] = {"type": "json_schema", "json_schema": named}
+        answer_schema = {"name": "answer", "strict": True, "schema": dict(schema)}
+        request["response_format"] = {"type": "json_schema", "json_schema": answer_schema}
     try:
-        more = strict_json(body) if body else {}
+        extra = strict_json(body) if body else {}
     except ValueError as error:
         fix = "write a JSON object, such as '{\"top_p\": 0.9}'"
         raise InputError("body is no JSON", value=body, rule=str(error), fix=fix) from None
-    if not isinstance(more, dict):
+    if not isinstance(extra, dict):
         raise InputError("body", value=body, rule="a JSON object", fix="body='{\"seed\": 0}'")
-    return {k: v for k, v in {**request, **more}.items() if v is not None}
+    return {k: v for k, v in {**request, **extra}.items() if v is not None}
 
 
 def _answer_text(answer: dict) -> str:

@@ -23,10 +23,10 @@ _SHOWN_BYTES = 2000
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError("the deadline has passed")
-    return left
+    return remaining_s
 
 
 class _Incoming(io.RawIOBase):
@@ -121,8 +121,8 @@ def post_once(
     except ssl.SSLCertVerificationError as error:
         raise EndpointError("rejected", f"the certificate of {host}: {error}") from None
     except (OSError, http.client.IncompleteRead) as error:
-        what = f"{host}:{port}: {type(error).__name__}: {error}"
-        raise EndpointError("unreachable", what) from None
+        message = f"{host}:{port}: {type(error).__name__}: {error}"
+        raise EndpointError("unreachable", message) from None
     except (http.client.HTTPException, ValueError) as error:
         text = f"{host} does not speak HTTP: {type(error).__name__}"
         raise EndpointError("malformed", text) from None
@@ -133,10 +133,10 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
     declared = response.length
     data = bytearray()
     while (declared is None or declared <= limit) and len(data) <= limit:
-        part = response.read(min(1 << 16, limit + 1 - len(data)))
-        if not part:
+        chunk = response.read(min(1 << 16, limit + 1 - len(data)))
+        if not chunk:
             break
-        data += part
+        data += chunk
     if len(data) > limit or (declared or 0) > limit:
         raise EndpointError("too_large", f"the answer has more than {limit} bytes")
     if response.length:
@@ -146,10 +146,10 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
 
 def _status_error(response: http.client.HTTPResponse, headers: Mapping[str, str]) -> EndpointError:
     status = response.status
-    shown = ""
+    body = ""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        shown = response.read(_SHOWN_BYTES).decode("utf-8", "replace")
-    text = f"HTTP {status} {response.reason}: {without_secrets(shown, headers)}"[:400]
+        body = response.read(_SHOWN_BYTES).decode("utf-8", "replace")
+    text = f"HTTP {status} {response.reason}: {without_secrets(body, headers)}"[:400]
     if status == 429:
         return EndpointError("rate_limited", text, _retry_after(response))
     if status in _RETRIED_STATUSES or status >= 500:

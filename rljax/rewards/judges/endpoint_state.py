@@ -39,9 +39,9 @@ def write_answer(path: Path | None, text: str) -> None:
         return
     with _folder_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_name(f"{path.stem}.{os.getpid()}.{threading.get_ident()}.half")
-        half.write_text(json.dumps({"text": text}))
-        os.replace(half, path)
+        partial = path.with_name(f"{path.stem}.{os.getpid()}.{threading.get_ident()}.half")
+        partial.write_text(json.dumps({"text": text}))
+        os.replace(partial, path)
 
 
 @contextlib.contextmanager
@@ -64,10 +64,10 @@ _LOCK = threading.Lock()
 @contextlib.contextmanager
 def _breaker(url: str, folder: str) -> Iterator[dict]:
     """The breaker's numbers, to read and to change, under a lock that a kill releases."""
-    fresh = {"failures": 0, "open_until": 0.0, "probe_until": 0.0}
+    state = {"failures": 0, "open_until": 0.0, "probe_until": 0.0}
     if not folder:
         with _LOCK:
-            yield _OF_PROCESS.setdefault(url, fresh)
+            yield _OF_PROCESS.setdefault(url, state)
         return
     path = Path(folder).expanduser() / f"breaker-{hashlib.sha256(url.encode()).hexdigest()}.json"
     with _folder_errors(path.parent):
@@ -77,13 +77,13 @@ def _breaker(url: str, folder: str) -> Iterator[dict]:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         with contextlib.suppress(ValueError, TypeError):  # cut off by a kill: as if new
-            fresh |= {k: v for k, v in json.load(file).items() if isinstance(v, int | float)}
+            state |= {k: v for k, v in json.load(file).items() if isinstance(v, int | float)}
         try:
-            yield fresh
+            yield state
         finally:
             file.seek(0)
             file.truncate()
-            json.dump(fresh, file)
+            json.dump(state, file)
 
 
 def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_s: float) -> str:
@@ -96,9 +96,9 @@ def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_
         now = time.time()
         if state["failures"] < failures:
             return ""
-        left, probing = state["open_until"] - now, state["probe_until"] - now
-        if 0 < left <= open_s:  # a clock that was set back must not keep it open
-            return f"{state['failures']} calls in a row found {url} down; next try in {left:.0f} s"
+        wait, probing = state["open_until"] - now, state["probe_until"] - now
+        if 0 < wait <= open_s:  # a clock that was set back must not keep it open
+            return f"{state['failures']} calls in a row found {url} down; next try in {wait:.0f} s"
         if 0 < probing <= probe_s:
             return f"another call is trying whether {url} is up again"
         state["probe_until"] = now + probe_s

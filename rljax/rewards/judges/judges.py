@@ -105,14 +105,14 @@ def score_schema(scale: float, reason: bool) -> dict:
 
 def object_schema(properties: dict) -> dict:
     """The JSON schema of an object that has these properties and no others."""
-    rest = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **rest}
+    rules = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **rules}
 
 
 def score_answer(scale: float, reason: bool) -> str:
     """Instructions for the form of a verdict."""
-    first = '"reason": "<two sentences>", ' if reason else ""
-    return f'Answer with JSON alone: {{{first}"score": <a number from 0 to {scale:g}>}}'
+    reason_field = '"reason": "<two sentences>", ' if reason else ""
+    return f'Answer with JSON alone: {{{reason_field}"score": <a number from 0 to {scale:g}>}}'
 
 
 def check_scale(scale: float) -> None:

@@ -71,8 +71,8 @@ def ask(
     schema = object_schema({"better": {"type": "string", "enum": list(_WINS)}})
     endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
     limits = dict(timeout_s=timeout_s, attempts=attempts, cache=cache)
-    how = dict(schema=schema if structured else None, parse=_read_winner, **endpoint, **limits)
-    return chat(message(template, answer, "", values), **how)
+    options = dict(schema=schema if structured else None, parse=_read_winner, **endpoint, **limits)
+    return chat(message(template, answer, "", values), **options)
 
 
 @functools.cache
@@ -90,8 +90,8 @@ def bound(kind: str, name: str, home: str, parameters: tuple[str, ...]) -> Compo
     except TypeError as error:
         rule = f"{kind}({', '.join(parameters)}): {error}"
         fix = "its other parameters need defaults, or options in the text"
-        what = f"{kind} {name!r} cannot be called"
-        raise InputError(what, rule=rule, fix=fix) from None
+        problem = f"{kind} {name!r} cannot be called"
+        raise InputError(problem, rule=rule, fix=fix) from None
     return function
 
 

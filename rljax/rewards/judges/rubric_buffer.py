@@ -55,8 +55,8 @@ def generated(prompt, response, extra_info: Mapping, *, generator: str) -> float
     """The number of rubrics that the generator wrote about extra_info["responses"], given
     extra_info["rubrics"]. They are written to the file extra_info["out"], because a pool returns
     only numbers."""
-    found = generator_of(generator)(prompt, extra_info["responses"], extra_info["rubrics"])
-    rubrics = checked_rubrics(found)
+    reply = generator_of(generator)(prompt, extra_info["responses"], extra_info["rubrics"])
+    rubrics = checked_rubrics(reply)
     Path(extra_info["out"]).write_text(json.dumps(rubrics))
     return float(len(rubrics))
 
@@ -86,9 +86,9 @@ class RubricBuffer:
         """The record's extra_info with the rubrics that its responses are judged by. Raises
         ValueError for a rubric of the record that is not valid."""
         info = record.extra_info if isinstance(record.extra_info, Mapping) else {}
-        given = info.get("rubrics")
-        given = () if given is None else given
-        persistent = [{**checked_rubric(rubric), "kind": "persistent"} for rubric in given]
+        row_rubrics = info.get("rubrics")
+        row_rubrics = () if row_rubrics is None else row_rubrics
+        persistent = [{**checked_rubric(rubric), "kind": "persistent"} for rubric in row_rubrics]
         return {**info, "rubrics": [*persistent, *self._entry(record)["active"]]}
 
     def _entry(self, record) -> dict:
@@ -103,16 +103,23 @@ class RubricBuffer:
         visited: dict[str, list] = {}
         for row in rows:
             visited.setdefault(_key(row.record), []).append(row)
-        asked = [of_prompt[0].sample["extra_info"]["rubrics"] for of_prompt in visited.values()]
-        entries = [self._entry(of_prompt[0].record) for of_prompt in visited.values()]
-        known = [[*one, *entry["inactive"]] for one, entry in zip(asked, entries, strict=True)]
-        written = self._written(list(visited.values()), known)
+        judged_by = [
+            prompt_rows[0].sample["extra_info"]["rubrics"] for prompt_rows in visited.values()
+        ]
+        entries = [self._entry(prompt_rows[0].record) for prompt_rows in visited.values()]
+        known_rubrics = [
+            [*rubrics, *entry["inactive"]]
+            for rubrics, entry in zip(judged_by, entries, strict=True)
+        ]
+        new_rubrics = self._written(list(visited.values()), known_rubrics)
         added, deactivated, stds = 0, 0, []
-        for i, (key, of_prompt) in enumerate(visited.items()):
-            active = _with_std(entries[i]["active"], asked[i], [row.score for row in of_prompt])
+        for i, (key, prompt_rows) in enumerate(visited.items()):
+            active = _with_std(
+                entries[i]["active"], judged_by[i], [row.score for row in prompt_rows]
+            )
             stds += [rubric["std"] for rubric in active if rubric["std"] is not None]
-            texts = {rubric_text(rubric) for rubric in known[i]}
-            for rubric in written[i] or ():
+            texts = {rubric_text(rubric) for rubric in known_rubrics[i]}
+            for rubric in new_rubrics[i] or ():
                 if rubric_text(rubric) not in texts:
                     texts.add(rubric_text(rubric))
                     active.append({**rubric, "std": None})
@@ -126,7 +133,7 @@ class RubricBuffer:
             "rubric/judge_failure_rate": _mean([row.score.status != "ok" for row in rows]),
             "rubric/added": float(added),
             "rubric/deactivated": float(deactivated),
-            "rubric/generator_failures": float(sum(one is None for one in written)),
+            "rubric/generator_failures": float(sum(rubrics is None for rubrics in new_rubrics)),
         }
 
     def _selected(self, key: str, entry: dict, active: list[dict]) -> tuple[dict, int]:
@@ -141,19 +148,21 @@ class RubricBuffer:
             "inactive": [*entry["inactive"], *(active[i] for i in drop)],
         }, len(drop)
 
-    def _written(self, visited: list[list], known: list[list[dict]]) -> list[list[dict] | None]:
+    def _written(
+        self, visited: list[list], known_rubrics: list[list[dict]]
+    ) -> list[list[dict] | None]:
         """New rubrics for each visited prompt. Every host asks about its own prompts, and has the
         answers of all."""
         from rljax import hosts  # not for workers
 
-        own = hosts.mine(len(visited))
+        indices = hosts.mine(len(visited))
         questions = []
-        for i in own:
+        for i in indices:
             responses = [row.sample["response"] for row in visited[i]]
-            questions.append((visited[i][0].sample["prompt"], responses, known[i]))
-        told = hosts.gather(list(zip(own, self._generate(questions), strict=True)))
-        of_prompt = {i: rubrics for of_host in told for i, rubrics in of_host}
-        return [of_prompt[i] for i in range(len(visited))]
+            questions.append((visited[i][0].sample["prompt"], responses, known_rubrics[i]))
+        host_rubrics = hosts.gather(list(zip(indices, self._generate(questions), strict=True)))
+        by_prompt = {i: rubrics for pairs in host_rubrics for i, rubrics in pairs}
+        return [by_prompt[i] for i in range(len(visited))]
 
     def _generate(
         self, questions: list[tuple[str, list[str], list[dict]]]
@@ -164,11 +173,11 @@ class RubricBuffer:
             self._pool = RewardPool(reward, workers=self._workers, timeout_s=self._timeout_s)
         with tempfile.TemporaryDirectory() as folder:
             paths = [Path(folder) / f"{i}.json" for i in range(len(questions))]
-            asked = []
-            for (prompt, responses, known), path in zip(questions, paths, strict=True):
-                extra = {"responses": responses, "rubrics": known, "out": str(path)}
-                asked.append({"prompt": prompt, "response": "", "extra_info": extra})
-            results = self._pool.score(asked)
+            samples = []
+            for (prompt, responses, known_rubrics), path in zip(questions, paths, strict=True):
+                extra = {"responses": responses, "rubrics": known_rubrics, "out": str(path)}
+                samples.append({"prompt": prompt, "response": "", "extra_info": extra})
+            results = self._pool.score(samples)
             return [
                 read_json(path) if score.status == "ok" else None
                 for score, path in zip(results, paths, strict=True)

@@ -79,8 +79,8 @@ def rubric_score(
             rule = f"one number for each of the {len(weights)} weights"
             fix = "let the judge answer for each rubric, in their order"
             raise InputError("verdicts of a response", value=list(row), rule=rule, fix=fix)
-    whole = max(sum(w for w in weights if w > 0), 1.0) if normalise else 1.0
-    return [sum(w * x for w, x in zip(weights, row, strict=True)) / scale / whole for row in judge]
+    norm = max(sum(w for w in weights if w > 0), 1.0) if normalise else 1.0
+    return [sum(w * x for w, x in zip(weights, row, strict=True)) / scale / norm for row in judge]
 
 
 def rubric_std(judge: Sequence[Sequence[float]], *, scale: float = 2.0) -> list[float]:
@@ -139,8 +139,8 @@ def checked_rubric(rubric: object, *, weight: float = 1.0) -> dict:
         raise ValueError("a rubric has neither a title nor a description")
     if any(len(text) > _LONGEST_TEXT for text in texts.values()):
         raise ValueError(f"a rubric has more than {_LONGEST_TEXT} characters")
-    given = fields.get("weight")
-    weight = weight if given is None else given
+    raw_weight = fields.get("weight")
+    weight = weight if raw_weight is None else raw_weight
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not number or not math.isfinite(weight):
         raise ValueError(f"a rubric's weight is {weight!r:.40}, no finite number")
@@ -155,10 +155,10 @@ def rubrics_of(extra_info: object) -> list[dict]:
         raise ValueError("extra_info has no rubrics: a list of {title, description, weight}")
     out = []
     for rubric in rubrics:
-        one = checked_rubric(rubric)
+        checked = checked_rubric(rubric)
         kind = rubric.get("kind") if isinstance(rubric, dict) else None
-        by_weight = "negative" if one["weight"] < 0 else "positive"
-        out.append({**one, "kind": kind if kind in KINDS else by_weight})
+        by_weight = "negative" if checked["weight"] < 0 else "positive"
+        out.append({**checked, "kind": kind if kind in KINDS else by_weight})
     return out
 
 
@@ -180,9 +180,9 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
     parts = {"score": rubric_score([values], weights, normalise=normalise, scale=1.0)[0]}
     parts |= {f"rubric/{k}": value for k, value in enumerate(values)}
     for kind in KINDS:
-        of_kind = [v for r, v in zip(rubrics, values, strict=True) if r["kind"] == kind]
-        if of_kind:
-            parts[f"rubric/{kind}"] = math.fsum(of_kind) / len(of_kind)
+        kind_values = [v for r, v in zip(rubrics, values, strict=True) if r["kind"] == kind]
+        if kind_values:
+            parts[f"rubric/{kind}"] = math.fsum(kind_values) / len(kind_values)
     return parts
 
 
@@ -222,17 +222,17 @@ def rubric(
     deadline = time.monotonic() + timeout_s
     endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
     schema = score_schema(scale, False) if structured else None
-    read = dict(schema=schema, parse=functools.partial(read_score, scale=scale))
-    ask = functools.partial(chat, attempts=attempts, cache=cache, **endpoint, **read)
-    for one in rubrics:
-        left = deadline - time.monotonic()
-        if left <= 0:
+    verdict_options = dict(schema=schema, parse=functools.partial(read_score, scale=scale))
+    ask = functools.partial(chat, attempts=attempts, cache=cache, **endpoint, **verdict_options)
+    for criterion in rubrics:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             text = f"{len(values)} of {len(rubrics)} rubrics were judged within {timeout_s:g} s"
             raise EndpointError("timeout", text)
         answer = score_answer(scale, False)
-        prompt_text = rubric_message(template, answer, f"{scale:g}", prompt, response, one)
+        prompt_text = rubric_message(template, answer, f"{scale:g}", prompt, response, criterion)
         try:
-            values.append(ask(prompt_text, timeout_s=left))
+            values.append(ask(prompt_text, timeout_s=remaining_s))
         except EndpointError as error:
             if bad_verdict == "error" or error.kind != "verdict":
                 raise
@@ -252,7 +252,7 @@ def checked_rubrics(rubrics: object) -> list[dict]:
         listed = rubrics.get(kind) or []
         if not isinstance(listed, list | tuple):
             raise ValueError(f"{kind!r} of a generator is a list of rubrics")
-        out += [{**checked_rubric(one), "weight": weight, "kind": kind} for one in listed]
+        out += [{**checked_rubric(item), "weight": weight, "kind": kind} for item in listed]
     return out
 
 
@@ -286,16 +286,16 @@ def endpoint_rubrics(
     most) and {answer}. Raises EndpointError.
     """
     values = {"prompt": prompt, "response": list(responses)}
-    values["rubrics"] = [rubric_text(one) for one in rubrics]
-    one = object_schema({name: {"type": "string"} for name in ("title", "description")})
-    many = {"type": "array", "items": one, "maxItems": most}
-    schema = object_schema({"positive": many, "negative": many})
+    values["rubrics"] = [rubric_text(item) for item in rubrics]
+    rubric_schema = object_schema({name: {"type": "string"} for name in ("title", "description")})
+    list_schema = {"type": "array", "items": rubric_schema, "maxItems": most}
+    schema = object_schema({"positive": list_schema, "negative": list_schema})
     answer = (
         'Answer with JSON alone: {"positive": [{"title": "...", "description": "..."}], '
         '"negative": [...]}'
     )
     endpoint = dict(base_url=base_url, model=model, api_key_env=api_key_env, body=body)
     limits = dict(timeout_s=timeout_s, attempts=attempts, cache=cache)
-    how = dict(schema=schema if structured else None, parse=_read_rubrics, **endpoint, **limits)
-    reply = chat(message(template, answer, str(most), values), **how)
+    options = dict(schema=schema if structured else None, parse=_read_rubrics, **endpoint, **limits)
+    reply = chat(message(template, answer, str(most), values), **options)
     return {kind: reply[kind][:most] for kind in ("positive", "negative")}

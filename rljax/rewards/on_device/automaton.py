@@ -36,8 +36,8 @@ class Automaton:
         """Returns whether texts [B, N] of `length` [B] bytes match: [B] bool."""
         table, accepts = jnp.asarray(self.table), jnp.asarray(self.accepts)
 
-        def step(state, now):
-            byte, column = now
+        def step(state, inputs):
+            byte, column = inputs
             return jnp.where(column < length, table[state, byte], state), None
 
         columns = jnp.arange(text.shape[1])
@@ -74,14 +74,14 @@ def compile_pattern(pattern: str, whole: bool) -> Automaton:
     graph = _Graph(pattern)
     any_byte = [(0, 255)]
     first = graph.state()
-    at = first
+    state = first
     if not (begins or whole):
         graph.edge(first, any_byte, first)
-    at = graph.sequence(at, items)
+    state = graph.sequence(state, items)
     last = graph.state()
-    graph.empty(at, last)
+    graph.empty(state, last)
     if ending == (sre.AT, sre.AT_END) and not whole:  # also before a line's end that is the last
-        graph.edge(at, [(10, 10)], last)
+        graph.edge(state, [(10, 10)], last)
     if not (ends or whole):
         graph.edge(last, any_byte, last)
     return graph.deterministic(first, last)
@@ -135,45 +135,45 @@ class _Graph:
             at = self._item(at, *item)
         return at
 
-    def _item(self, at: int, kind, value) -> int:
+    def _item(self, source: int, kind, value) -> int:
         if kind is sre.LITERAL:
-            return self._characters(at, [(value, value)])
+            return self._characters(source, [(value, value)])
         if kind is sre.NOT_LITERAL:
-            return self._characters(at, _others([(value, value)]))
+            return self._characters(source, _others([(value, value)]))
         if kind is sre.ANY:
-            return self._characters(at, [(0, _MOST_CODE)])
+            return self._characters(source, [(0, _MOST_CODE)])
         if kind is sre.IN:
-            return self._characters(at, self._class(value))
+            return self._characters(source, self._class(value))
         if kind is sre.BRANCH:
             end = self.state()
             for branch in value[1]:
                 start = self.state()
-                self.empty(at, start)
+                self.empty(source, start)
                 self.empty(self.sequence(start, branch), end)
             return end
         if kind is sre.SUBPATTERN:
             _, added, removed, items = value
             if added or removed:
                 raise _refusal(self.pattern, "flags within it")
-            return self.sequence(at, items)
+            return self.sequence(source, items)
         if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            return self._repeat(at, *value)
+            return self._repeat(source, *value)
         raise _refusal(self.pattern, f"{str(kind).lower()} within it")
 
-    def _repeat(self, at: int, low: int, high, items) -> int:
+    def _repeat(self, state: int, low: int, high, items) -> int:
         for _ in range(low):
-            at = self.sequence(at, items)
+            state = self.sequence(state, items)
         if high is sre.MAXREPEAT:
             loop, end = self.state(), self.state()
-            self.empty(at, loop)
+            self.empty(state, loop)
             self.empty(self.sequence(loop, items), loop)
             self.empty(loop, end)
             return end
         end = self.state()
         for _ in range(high - low):
-            self.empty(at, end)
-            at = self.sequence(at, items)
-        self.empty(at, end)
+            self.empty(state, end)
+            state = self.sequence(state, items)
+        self.empty(state, end)
         return end
 
     def _class(self, items) -> list[tuple[int, int]]:
@@ -191,12 +191,12 @@ class _Graph:
                 raise _refusal(self.pattern, f"{str(kind).lower()} in a class")
         return _others(ranges) if negates else ranges
 
-    def _characters(self, at: int, ranges: list[tuple[int, int]]) -> int:
+    def _characters(self, source: int, ranges: list[tuple[int, int]]) -> int:
         """Adds one character of the ranges of code points, as its bytes."""
         end = self.state()
         for low, high in ranges:
             for bytes_ in _utf8(low, high):
-                state = at
+                state = source
                 for i, byte in enumerate(bytes_):
                     following = end if i == len(bytes_) - 1 else self.state()
                     self.edge(state, [byte], following)
@@ -204,42 +204,42 @@ class _Graph:
         return end
 
     def _closure(self, states) -> frozenset[int]:
-        seen, todo = set(states), list(states)
+        reached, todo = set(states), list(states)
         while todo:
             for other in self.empties[todo.pop()]:
-                if other not in seen:
-                    seen.add(other)
+                if other not in reached:
+                    reached.add(other)
                     todo.append(other)
-        return frozenset(seen)
+        return frozenset(reached)
 
     def deterministic(self, first: int, last: int) -> Automaton:
         """Returns the automaton of sets of states. Raises InputError if it has too many."""
         sets = [self._closure([first])]
-        known, rows = {sets[0]: 0}, []
+        index_of, rows = {sets[0]: 0}, []
         for states in sets:  # grows meanwhile
             edges = [edge for state in states for edge in self.edges[state]]
             borders = sorted({0, 256, *(e[0] for e in edges), *(e[1] + 1 for e in edges)})
             row = np.zeros(256, np.int32)
             for low, high in zip(borders, borders[1:], strict=False):
                 reached = self._closure({e[2] for e in edges if e[0] <= low <= e[1]})
-                if reached not in known:
-                    if len(known) >= MOST_STATES:
+                if reached not in index_of:
+                    if len(index_of) >= MOST_STATES:
                         raise self._too_large()
-                    known[reached] = len(sets)
+                    index_of[reached] = len(sets)
                     sets.append(reached)
-                row[low:high] = known[reached]
+                row[low:high] = index_of[reached]
             rows.append(row)
         return Automaton(np.stack(rows), np.array([last in states for states in sets]))
 
 
 def _others(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the code points that are in none of the ranges."""
-    out, at = [], 0
+    out, next_code = [], 0
     for low, high in sorted(ranges):
-        if low > at:
-            out.append((at, low - 1))
-        at = max(at, high + 1)
-    return [*out, (at, _MOST_CODE)] if at <= _MOST_CODE else out
+        if low > next_code:
+            out.append((next_code, low - 1))
+        next_code = max(next_code, high + 1)
+    return [*out, (next_code, _MOST_CODE)] if next_code <= _MOST_CODE else out
 
 
 @functools.cache
@@ -253,8 +253,8 @@ def _category(category) -> tuple[tuple[int, int], ...]:
         sre.CATEGORY_WORD: r"\w",
         sre.CATEGORY_NOT_WORD: r"\W",
     }[category]
-    every = "".join(map(chr, range(_MOST_CODE + 1)))
-    return tuple((m.start(), m.end() - 1) for m in re.finditer(f"{letter}+", every))
+    characters = "".join(map(chr, range(_MOST_CODE + 1)))
+    return tuple((m.start(), m.end() - 1) for m in re.finditer(f"{letter}+", characters))
 
 
 _LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, _MOST_CODE)  # of one byte, of two, ...
@@ -266,11 +266,11 @@ def _utf8(low: int, high: int) -> list[list[tuple[int, int]]]:
     if low <= 0xDFFF and high >= 0xD800:
         parts = [(low, 0xD7FF), (0xE000, high)]
         return [s for a, b in parts if a <= b for s in _utf8(a, b)]
-    out, at = [], low
-    for most in _LAST_OF_SIZE:
-        if at <= most and at <= high:
-            out += _between([*chr(at).encode()], [*chr(min(high, most)).encode()])
-            at = most + 1
+    out, start = [], low
+    for limit in _LAST_OF_SIZE:
+        if start <= limit and start <= high:
+            out += _between([*chr(start).encode()], [*chr(min(high, limit)).encode()])
+            start = limit + 1
     return out
 
 

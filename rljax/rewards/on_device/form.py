@@ -73,10 +73,10 @@ def shifted(text: jax.Array, by: int) -> jax.Array:
 def at_each(text: jax.Array, literal: bytes) -> jax.Array:
     """Returns whether `literal` stands at each column of texts [B, N]: [B, N] bool. Texts are
     followed by zeros, so that a literal does not reach beyond the end."""
-    found = jnp.ones(text.shape, bool)
+    matches = jnp.ones(text.shape, bool)
     for i, byte in enumerate(literal):
-        found &= shifted(text, i) == byte
-    return found
+        matches &= shifted(text, i) == byte
+    return matches
 
 
 def contains(text: jax.Array, literal: bytes) -> jax.Array:
@@ -115,9 +115,9 @@ def strip(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array, jax
     text, length = part(text, start, end)
     wide = jnp.zeros(length.shape, bool)
     for space in _WIDE_SPACES:
-        found = at_each(text, space)
+        matches = at_each(text, space)
         last = jnp.maximum(length - len(space), 0)[:, None]
-        wide |= found[:, 0] | jnp.take_along_axis(found, last, axis=1)[:, 0]
+        wide |= matches[:, 0] | jnp.take_along_axis(matches, last, axis=1)[:, 0]
     return text, length, ~wide
 
 

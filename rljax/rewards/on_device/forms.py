@@ -57,8 +57,8 @@ def _exact_match(responses: Responses, fields: dict) -> jax.Array:
 def _either(text: jax.Array, length: jax.Array, fields: dict) -> jax.Array:
     """Returns whether texts [B, N] are the target, or the ground truth as it is written: [B]."""
     names = ("truth", "written")
-    same = [equal(text, length, fields[name], fields[f"{name}_length"]) for name in names]
-    return same[0] | same[1]
+    matches = [equal(text, length, fields[name], fields[f"{name}_length"]) for name in names]
+    return matches[0] | matches[1]
 
 
 exact_match = DeviceForm(_exact_match, _stripped_truth)
@@ -66,17 +66,17 @@ exact_match = DeviceForm(_exact_match, _stripped_truth)
 
 def _sequence_match(responses: Responses, fields: dict, *, partial: float = 0.0) -> jax.Array:
     text, length, decided = strip(responses.text, responses.length)
-    same, best = _either(text, length, fields), jnp.zeros(length.shape)
+    is_equal, best = _either(text, length, fields), jnp.zeros(length.shape)
     # Positions count characters, so that a text must be ASCII where it is not equal.
-    plain = jnp.all(text < 128, axis=1)
+    is_ascii = jnp.all(text < 128, axis=1)
     for name in ("truth", "written"):
         truth, truth_length = fields[name], fields[f"{name}_length"]
         shared = min(text.shape[1], truth.shape[1])
-        both = inside(text, jnp.minimum(length, truth_length))[:, :shared]
-        agree = jnp.sum(both & (text[:, :shared] == truth[:, :shared]), axis=1)
+        compared = inside(text, jnp.minimum(length, truth_length))[:, :shared]
+        agree = jnp.sum(compared & (text[:, :shared] == truth[:, :shared]), axis=1)
         longer = jnp.maximum(jnp.maximum(length, truth_length), 1)
-        best, plain = jnp.maximum(best, agree / longer), plain & jnp.all(truth < 128, axis=1)
-    return _known(jnp.where(same, 1.0, partial * best), decided & (same | plain))
+        best, is_ascii = jnp.maximum(best, agree / longer), is_ascii & jnp.all(truth < 128, axis=1)
+    return _known(jnp.where(is_equal, 1.0, partial * best), decided & (is_equal | is_ascii))
 
 
 def _sequence_truth(ground_truth: str, *, partial: float = 0.0) -> dict:
@@ -169,29 +169,29 @@ def _gsm8k(
         mark, size = at_each(text, b"#### "), 5
         follows = shifted(digit, size) | shifted(minus, size) & shifted(digit, size + 1)
         starts = mark & follows
-        found = jnp.any(starts, axis=1)
-        begin = jnp.where(found, width - 1 - jnp.argmax(starts[:, ::-1], axis=1) + size, 0)
-        first = jnp.where(_at(minus, begin), begin + 1, begin)
-        behind = jnp.where(ends >= first[:, None], ends, width)
-        end = jnp.min(behind, axis=1) + 1
+        has_number = jnp.any(starts, axis=1)
+        begin = jnp.where(has_number, width - 1 - jnp.argmax(starts[:, ::-1], axis=1) + size, 0)
+        first_digit = jnp.where(_at(minus, begin), begin + 1, begin)
+        ends_after = jnp.where(ends >= first_digit[:, None], ends, width)
+        end = jnp.min(ends_after, axis=1) + 1
         number, number_length = _without_commas(*part(text, begin, end))
-        number_length = jnp.where(found, number_length, 0)
+        number_length = jnp.where(has_number, number_length, 0)
     else:
         # Runs but "."; the last one counts, with the minus before it.
         begins = digit & ~_behind(digit)
-        alone = (text == ord(".")) & begins & ~shifted(digit, 1)
-        last = jnp.max(jnp.where(alone, -1, ends), axis=1)
+        lone_dots = (text == ord(".")) & begins & ~shifted(digit, 1)
+        last = jnp.max(jnp.where(lone_dots, -1, ends), axis=1)
         signed = minus & shifted(begins, 1)
         # "-." is a number of its own: it is not ".".
-        last = jnp.maximum(last, jnp.max(jnp.where(alone & _behind(minus), column, -1), axis=1))
-        found = last >= 0
+        last = jnp.maximum(last, jnp.max(jnp.where(lone_dots & _behind(minus), column, -1), axis=1))
+        has_number = last >= 0
         start = jnp.max(jnp.where(begins & (column <= last[:, None]), column, -1), axis=1)
         start = jnp.maximum(start, 0)
         start = jnp.where((start > 0) & _at(signed, jnp.maximum(start - 1, 0)), start - 1, start)
         number, number_length = part(text, start, last + 1)
-    right = found & equal(number, number_length, fields["truth"], fields["truth_length"])
-    value = jnp.where(right, score, jnp.where(found, format_score, 0.0))
-    return {"score": _known(value, ascii_only), "format/extracted": found.astype(jnp.float32)}
+    right = has_number & equal(number, number_length, fields["truth"], fields["truth_length"])
+    value = jnp.where(right, score, jnp.where(has_number, format_score, 0.0))
+    return {"score": _known(value, ascii_only), "format/extracted": has_number.astype(jnp.float32)}
 
 
 def _at(flags: jax.Array, column: jax.Array) -> jax.Array:
@@ -208,23 +208,30 @@ def _behind(flags: jax.Array) -> jax.Array:
 def _without_commas(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Texts [B, N] without their commas, and the new length [B]."""
     keep = inside(text, length) & (text != ord(","))
-    where = jnp.where(keep, jnp.cumsum(keep, axis=1) - 1, text.shape[1])
+    columns = jnp.where(keep, jnp.cumsum(keep, axis=1) - 1, text.shape[1])
     rows = jnp.arange(text.shape[0])[:, None]
-    made = jnp.zeros_like(text).at[rows, where].set(text, mode="drop")
-    return made, jnp.sum(keep, axis=1).astype(jnp.int32)
+    compacted = jnp.zeros_like(text).at[rows, columns].set(text, mode="drop")
+    return compacted, jnp.sum(keep, axis=1).astype(jnp.int32)
 
 
 gsm8k = DeviceForm(_gsm8k, _gsm8k_truth)
 
 
 def _member_forms(rewards: tuple[str, ...]) -> list[tuple[Component, DeviceForm]]:
-    return [(one, device_form(one)) for one in (resolve(text, HOME) for text in rewards)]
+    return [
+        (component, device_form(component))
+        for component in (resolve(text, HOME) for text in rewards)
+    ]
 
 
 def _mixture_fields(ground_truth: str, *, rewards: tuple[str, ...], **options) -> dict:
-    every = enumerate(_member_forms(rewards))
-    made = {i: form.prepare(ground_truth, **one.options) for i, (one, form) in every}
-    return {f"{i}/{name}": value for i, own in made.items() for name, value in own.items()}
+    forms = enumerate(_member_forms(rewards))
+    prepared = {
+        i: form.prepare(ground_truth, **component.options) for i, (component, form) in forms
+    }
+    return {
+        f"{i}/{name}": value for i, fields in prepared.items() for name, value in fields.items()
+    }
 
 
 def _mixture(
@@ -238,15 +245,17 @@ def _mixture(
 ) -> dict:
     total, parts = 0.0, {}
     scales = member_weights(rewards, weights, normalise)
-    named = zip(member_names(rewards), _member_forms(rewards), scales, strict=True)
-    for i, (name, (component, form), scale) in enumerate(named):
+    entries = zip(member_names(rewards), _member_forms(rewards), scales, strict=True)
+    for i, (name, (component, form), scale) in enumerate(entries):
         prefix = f"{i}/"
-        own = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
-        made = form.score(responses, own, **component.options)
-        made = made if isinstance(made, dict) else {"score": made}
-        total, parts[name] = total + scale * made["score"], made["score"]
+        member_fields = {
+            k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)
+        }
+        scores = form.score(responses, member_fields, **component.options)
+        scores = scores if isinstance(scores, dict) else {"score": scores}
+        total, parts[name] = total + scale * scores["score"], scores["score"]
         if inner_parts:
-            parts |= {f"{name}/{key}": value for key, value in made.items() if key != "score"}
+            parts |= {f"{name}/{key}": value for key, value in scores.items() if key != "score"}
     return {"score": total, **parts}
 
 

@@ -101,10 +101,10 @@ class DeviceScorer:
                     rule="it reads the answer behind the reasoning, which the host finds",
                     fix="program_steps=1, or a prompt that does not",
                 )
-        made = []
+        prepared = []
         for index, truth in enumerate(ground_truths):
             try:
-                made.append(self.form.prepare(truth, **self.component.options))
+                prepared.append(self.form.prepare(truth, **self.component.options))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"the reward {self.component.text!r} cannot read the ground truth of prompt "
@@ -113,7 +113,7 @@ class DeviceScorer:
                     rule=str(error),
                     fix="mend the row, or program_steps=1",
                 ) from None
-        return {name: _stacked([one[name] for one in made]) for name in made[0]}
+        return {name: _stacked([row[name] for row in prepared]) for name in prepared[0]}
 
     def score(
         self,
@@ -140,35 +140,35 @@ class DeviceScorer:
             tokens, jnp.minimum(column + starts[:, None], tokens.shape[1] - 1), axis=1
         )
         ids = jnp.where(column < count[:, None], ids, 0)
-        text, length, known = self._text(ids, count)
+        text, length, decided = self._text(ids, count)
         responses = Responses(text, length, count, finish_reason, ids)
         if self.signs:
             lowered = lower(text)
             for sign in self.signs:
-                known &= ~contains(lowered, sign)
-        made = self.form.score(responses, fields, **self.component.options)
-        made = made if isinstance(made, dict) else {"score": made}
-        made = {name: jnp.asarray(value, jnp.float32) for name, value in made.items()}
-        return made | {"score": jnp.where(known, made["score"], jnp.nan)}
+                decided &= ~contains(lowered, sign)
+        scores = self.form.score(responses, fields, **self.component.options)
+        scores = scores if isinstance(scores, dict) else {"score": scores}
+        scores = {name: jnp.asarray(value, jnp.float32) for name, value in scores.items()}
+        return scores | {"score": jnp.where(decided, scores["score"], jnp.nan)}
 
     def _text(self, ids: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The text of ids [R, S]: bytes [R, N], length [R], and whether it is known [R]."""
         table, width = jnp.asarray(self.table), self.table.shape[1]
         live = jnp.arange(ids.shape[1])[None, :] < count[:, None]
         sizes = jnp.where(live, jnp.asarray(self.sizes)[ids], 0)
-        known = ~jnp.any(live & jnp.asarray(self.unknown)[ids], axis=1)
+        decided = ~jnp.any(live & jnp.asarray(self.unknown)[ids], axis=1)
         ends = jnp.cumsum(sizes, axis=1)
         room = ids.shape[1] * min(width, _BYTES_A_TOKEN)
         byte = jnp.arange(width)[None, None, :]
-        where = jnp.where(byte < sizes[..., None], (ends - sizes)[..., None] + byte, room)
+        columns = jnp.where(byte < sizes[..., None], (ends - sizes)[..., None] + byte, room)
         rows = jnp.arange(ids.shape[0])[:, None, None]
         text = jnp.zeros((ids.shape[0], room), jnp.uint8)
-        text = text.at[rows, where].set(table[ids], mode="drop")
+        text = text.at[rows, columns].set(table[ids], mode="drop")
         length = jnp.minimum(ends[:, -1], room)
-        known &= ends[:, -1] <= room
+        decided &= ends[:, -1] <= room
         if self.has_parts:  # which may make up no character
-            known &= compile_pattern(".*", whole=True).matches(text, length)
-        return text, length, known
+            decided &= compile_pattern(".*", whole=True).matches(text, length)
+        return text, length, decided
 
 
 def _is_text(row: np.ndarray) -> bool:
@@ -200,10 +200,10 @@ def token_bytes(tokenizer, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.
         before = texts[probe]
         texts = [tokenizer.decode([probe, i]).removeprefix(before) for i in range(vocab_size)]
     lost = [i for i in range(vocab_size) if "\ufffd" in texts[i]]
-    whole = sorted({*range(vocab_size)} - {*lost})
+    complete = sorted({*range(vocab_size)} - {*lost})
     draw = np.random.default_rng(0)
     for _ in range(_TRIED):
-        ids = draw.choice(whole, _TOKENS).tolist()
+        ids = draw.choice(complete, _TOKENS).tolist()
         if tokenizer.decode(ids) != "".join(texts[i] for i in ids):
             raise InputError(
                 "program_steps with this tokenizer",
@@ -218,22 +218,22 @@ def token_bytes(tokenizer, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.
         part = part_of_a_character(names.get(i, ""))
         raw[i], unknown[i] = part or b"", part is None
     table = np.zeros((vocab_size, max(1, *map(len, raw))), np.uint8)
-    for row, one in zip(table, raw, strict=True):
-        row[: len(one)] = np.frombuffer(one, np.uint8)
-    return table, np.array([len(one) for one in raw], np.int32), unknown
+    for row, data in zip(table, raw, strict=True):
+        row[: len(data)] = np.frombuffer(data, np.uint8)
+    return table, np.array([len(data) for data in raw], np.int32), unknown
 
 
 def _reads_answer(component: Component) -> bool:
     """Returns whether a reward, or one that it names, reads what stands behind the reasoning."""
-    named = members(component)
-    return spec(component).reads == "answer" or any(map(_reads_answer, named))
+    others = members(component)
+    return spec(component).reads == "answer" or any(map(_reads_answer, others))
 
 
 def part_of_a_character(token: str) -> bytes | None:
     """Returns the bytes of a token that is no text by itself, as vocabularies of bytes write them:
     <0xE9>, or a letter for each byte (GPT-2). None if it is neither."""
-    if found := re.fullmatch("<0x([0-9A-F]{2})>", token):
-        return bytes.fromhex(found[1])
+    if match := re.fullmatch("<0x([0-9A-F]{2})>", token):
+        return bytes.fromhex(match[1])
     if token and all(letter in _LETTERS for letter in token):
         return bytes(_LETTERS[letter] for letter in token)
     return None

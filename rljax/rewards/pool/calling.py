@@ -74,8 +74,8 @@ def compares_samples(component: Component) -> bool:
     """Returns whether one call takes all samples of a prompt: the reward declares `responses`, and
     no option binds it, or it has a signature of OF_GROUPS."""
     names = signature_of(component.function).parameters
-    ours = "responses" in names and "responses" not in component.options
-    return ours or library_of(component) in OF_GROUPS
+    declares = "responses" in names and "responses" not in component.options
+    return declares or library_of(component) in OF_GROUPS
 
 
 @functools.lru_cache(maxsize=1024)
@@ -94,7 +94,7 @@ def wanted_fields(component: Component) -> Fields:
     `Literal[...]`.
     """
     grouped = compares_samples(component)
-    known = OF_A_GROUP if grouped else FIELDS
+    available = OF_A_GROUP if grouped else FIELDS
     if library_of(component):
         return fields_of(component)
     names, required, takes_all = [], [], False
@@ -116,36 +116,36 @@ def wanted_fields(component: Component) -> Fields:
             required.append(name)
     if grouped:
         _check_of_a_group(component, names)
-    unknown = [name for name in required if name not in known]
+    unknown = [name for name in required if name not in available]
     if unknown:
         raise InputError(
             f"reward {component.name!r} needs {unknown[0]!r}, which no "
             + ("group has" if grouped else "sample has"),
-            rule=f"the fields of a {'group' if grouped else 'sample'} are {', '.join(known)}",
+            rule=f"the fields of a {'group' if grouped else 'sample'} are {', '.join(available)}",
             fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)';"
             " or call the function in a reward of these fields",
         )
-    named = members(component)
-    whole = [is_group_reward(member) for member in named]
-    if grouped and any(whole):
+    others = members(component)
+    are_groups = [is_group_reward(member) for member in others]
+    if grouped and any(are_groups):
         raise InputError(
-            f"reward {component.name!r} names {named[whole.index(True)].name!r}",
+            f"reward {component.name!r} names {others[are_groups.index(True)].name!r}",
             rule="both compare the samples of a prompt, and this one asks a reward of each alone",
             fix="add the two up in a mixture",
         )
-    inner = [wanted_fields(member)[0] for member in named]
-    if takes_all and not any(whole) and (not inner or None in inner):
+    inner = [wanted_fields(member)[0] for member in others]
+    if takes_all and not any(are_groups) and (not inner or None in inner):
         return None, tuple(required)
-    if any(whole):  # asked of a group, whose fields have the names of lists
+    if any(are_groups):  # asked of a group, whose fields have the names of lists
         names, required = ([OF_EACH.get(n, n) for n in part] for part in (names, required))
         everything = (*OF_A_GROUP, "messages", "token_ids")
         inner = [
             everything
             if fields is None
             else fields
-            if of_group
+            if is_group
             else [OF_EACH.get(n, n) for n in fields]
-            for fields, of_group in zip(inner, whole, strict=True)
+            for fields, is_group in zip(inner, are_groups, strict=True)
         ]
         names.append("responses")
     names += [name for fields in inner for name in fields if name not in component.options]
@@ -161,12 +161,12 @@ def reads_model(component: Component) -> bool:
 def members(component: Component) -> list[Component]:
     """The rewards that the options of this one name, "" being none. Raises InputError as `resolve`
     does."""
-    found = []
+    texts = []
     for name, parameter in signature_of(component.function).parameters.items():
         value = component.options.get(name, parameter.default)
         if value is not parameter.empty:
-            found += _texts(parameter.annotation, value)
-    return [resolve(text, HOME) for text in dict.fromkeys(found) if text]
+            texts += _texts(parameter.annotation, value)
+    return [resolve(text, HOME) for text in dict.fromkeys(texts) if text]
 
 
 def _texts(annotation: object, value: object) -> list[str]:
@@ -178,16 +178,16 @@ def _texts(annotation: object, value: object) -> list[str]:
         return []
     kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
     pairs = zip(kinds, value, strict=False)
-    return [text for kind, one in pairs for text in _texts(kind, one)]
+    return [text for kind, item in pairs for text in _texts(kind, item)]
 
 
 def asks_nobody(component: Component) -> bool:
     """Returns whether the reward needs no server and no model, as far as rljax can know: a user's
     own reward may need one."""
-    named = members(component)
-    if not named and component.function.__module__.startswith(f"{HOME}."):
+    others = members(component)
+    if not others and component.function.__module__.startswith(f"{HOME}."):
         return scores_when_late(component)
-    return all(asks_nobody(member) for member in named)
+    return all(asks_nobody(member) for member in others)
 
 
 def prepare(component: Component) -> dict[str, str]:
@@ -197,9 +197,9 @@ def prepare(component: Component) -> dict[str, str]:
     declared = spec(component)
     if declared.probed:
         _probe_options(component)
-    facts = declared.prepare() if declared.prepare is not None else None
-    facts = facts if isinstance(facts, dict) else {}
-    return facts | {k: v for one in members(component) for k, v in prepare(one).items()}
+    notes = declared.prepare() if declared.prepare is not None else None
+    notes = notes if isinstance(notes, dict) else {}
+    return notes | {k: v for member in members(component) for k, v in prepare(member).items()}
 
 
 def _probe_options(component: Component) -> None:
@@ -220,12 +220,12 @@ def _probe_options(component: Component) -> None:
 
 def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
     """A reward is asked of a sample or of a group, never of both."""
-    for one, many in OF_EACH.items():
-        if one in names and one != many:
+    for field, plural in OF_EACH.items():
+        if field in names and field != plural:
             raise InputError(
-                f"reward {component.name!r} declares 'responses' and {one!r}",
+                f"reward {component.name!r} declares 'responses' and {field!r}",
                 rule="with 'responses' it is called once for all samples of a prompt",
-                fix=f"remove {one!r} and read {many!r}, a list; or remove 'responses'",
+                fix=f"remove {field!r} and read {plural!r}, a list; or remove 'responses'",
             )
 
 
@@ -251,14 +251,14 @@ def check_own_limit(component: Component, timeout_s: float) -> None:
     parameter = signature_of(component.function).parameters.get("total_timeout_s")
     if parameter is None:
         return
-    own = component.options.get("total_timeout_s", parameter.default)
-    if isinstance(own, int | float) and own + OWN_LIMIT_MARGIN_S > timeout_s:
+    limit_s = component.options.get("total_timeout_s", parameter.default)
+    if isinstance(limit_s, int | float) and limit_s + OWN_LIMIT_MARGIN_S > timeout_s:
         raise InputError(
             f"reward {component.name!r}: total_timeout_s",
-            value=own,
+            value=limit_s,
             rule=f"the pool kills a sample after reward.timeout_s={timeout_s}, and starting and "
             f"ending programs takes up to {OWN_LIMIT_MARGIN_S} s of that",
-            fix=f"set reward.timeout_s to {own + OWN_LIMIT_MARGIN_S} or more, or lower "
+            fix=f"set reward.timeout_s to {limit_s + OWN_LIMIT_MARGIN_S} or more, or lower "
             "total_timeout_s",
         )
 
@@ -339,8 +339,8 @@ def _of_siblings(component: Component, sample: Mapping) -> tuple[float, dict[str
 
 
 def _begin(component: Component) -> None:
-    for begun in _watchers:
-        begun(component)
+    for watcher in _watchers:
+        watcher(component)
 
 
 def _asked(component: Component, arguments: dict) -> object:
@@ -368,7 +368,7 @@ def call_group(
     if not compares_samples(component):  # it names one that does
         samples = GroupScores(group).samples()
         return [call_sample(component, sample, failed=failed) for sample in samples]
-    return [_outcome_of(component, one) for one in _of_group(component, group, fields)]
+    return [_outcome_of(component, value) for value in _of_group(component, group, fields)]
 
 
 def call_sample(
@@ -412,9 +412,9 @@ class GroupScores:
 
     def samples(self) -> list[dict]:
         """The samples one by one, each with these scores."""
-        alone = {many: one for one, many in OF_EACH.items()}
-        shared = {name: value for name, value in self.group.items() if name not in alone}
-        lists = {alone[name]: values for name, values in self.group.items() if name in alone}
+        singular = {plural: field for field, plural in OF_EACH.items()}
+        shared = {name: value for name, value in self.group.items() if name not in singular}
+        lists = {singular[name]: values for name, values in self.group.items() if name in singular}
         return [
             {
                 **shared,
@@ -432,10 +432,10 @@ class GroupScores:
                 self._of[component] = _of_group(component, self.group)
             except Exception as error:
                 self._of[component] = error
-        found = self._of[component]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        scores = self._of[component]
+        if isinstance(scores, Exception):
+            raise scores
+        return scores
 
 
 def _outcome_of(component: Component, returned: object) -> Outcome:
@@ -455,10 +455,10 @@ def failed_outcome(message: str) -> Outcome:
 def late_outcome(component: Component, sample: Mapping, message: str) -> Outcome:
     """The outcome of a sample that passed a limit: its score where the reward declares one."""
     try:
-        found = late_score(component, sample)
+        late = late_score(component, sample)
     except Exception as error:  # a declaration that reads what this sample lacks
         return failed_outcome(f"{message}; on_timeout: {describe(error)}")
-    return failed_outcome(message) if found is None else ("over limit", *found, message)
+    return failed_outcome(message) if late is None else ("over limit", *late, message)
 
 
 def group_fields(samples: Sequence[Mapping]) -> dict:
@@ -466,9 +466,9 @@ def group_fields(samples: Sequence[Mapping]) -> dict:
     the first sample's prompt, ground_truth, data_source and extra_info."""
     shared = {name: value for name, value in samples[0].items() if name not in OF_EACH}
     lists = {
-        many: [sample[one] for sample in samples]
-        for one, many in OF_EACH.items()
-        if all(one in sample for sample in samples)
+        plural: [sample[field] for sample in samples]
+        for field, plural in OF_EACH.items()
+        if all(field in sample for sample in samples)
     }
     return shared | lists
 
@@ -500,9 +500,9 @@ class Scored(float):
     Scored(1.0, {"format/extracted": 1.0})."""
 
     def __new__(cls, value: float, parts: Mapping[str, float]):
-        made = super().__new__(cls, value)
-        made.parts = dict(parts)
-        return made
+        scored = super().__new__(cls, value)
+        scored.parts = dict(parts)
+        return scored
 
 
 def _value_and_parts(component: Component, returned: object) -> tuple[float, dict[str, float]]:
@@ -558,6 +558,6 @@ def describe(error: BaseException) -> str:
 def describe_failure(component: Component, error: BaseException) -> str:
     """The exception of a call as one line, with its last location in a file of the user's own;
     where what was returned is no score, the location of the reward."""
-    functions = [one.function for one in (component, *members(component))]
+    functions = [member.function for member in (component, *members(component))]
     location = location_in(error, functions) or next(filter(None, map(location_of, functions)), "")
     return f"{describe(error)}{location}"

@@ -72,20 +72,20 @@ class GroundTruth(str):
     hidden: tuple[str, ...]
 
     def __new__(cls, text: str, columns: dict | None = None, value: object = None):
-        made = super().__new__(cls, text)
-        made.columns, made.value = columns or {}, text if value is None else value
-        made.hidden = ()
-        return made
+        truth = super().__new__(cls, text)
+        truth.columns, truth.value = columns or {}, text if value is None else value
+        truth.hidden = ()
+        return truth
 
     def beside(self, row: Mapping, extra_info: Mapping) -> "GroundTruth":
         """The ground truth of a row that also knows those of its columns that an entry of
         extra_info has the name of, and which entries have another value."""
         names = {*_TRUTHS, *extra_info} - {"extra_info"}
-        others = {n: row[n] for n in row if n in names and row[n] is not None}
-        made = GroundTruth(str(self), others | self.columns, self.value)
-        handed = columns_of({"ground_truth": made, "extra_info": dict(extra_info)})
-        made.hidden = tuple(n for n in extra_info if handed[n] != extra_info[n])
-        return made
+        columns = {n: row[n] for n in row if n in names and row[n] is not None}
+        truth = GroundTruth(str(self), columns | self.columns, self.value)
+        handed = columns_of({"ground_truth": truth, "extra_info": dict(extra_info)})
+        truth.hidden = tuple(n for n in extra_info if handed[n] != extra_info[n])
+        return truth
 
 
 def columns_of(sample: Mapping) -> dict:
@@ -105,8 +105,10 @@ def columns_of(sample: Mapping) -> dict:
 def takes_column(component: Component, name: str) -> bool:
     """Returns whether a reward has TRL's or verifiers' signature and is handed the column."""
     parameters = component.signature.parameters
-    named = name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return library_of(component) in ("TRL", "verifiers") and named and name not in component.options
+    is_named = name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return (
+        library_of(component) in ("TRL", "verifiers") and is_named and name not in component.options
+    )
 
 
 def _held(truth: object) -> object:
@@ -124,9 +126,9 @@ def library_of(component: Component) -> str:
         return "TRL"
     if "solution_str" in names:
         return "verl"
-    known = {"solution_strs": VERL_BATCH, "queries": OPENRLHF, "completion": "verifiers"}
-    required = [n for n in known if n in names and parameters[n].default is parameters[n].empty]
-    return known[required[0]] if required else ""
+    libraries = {"solution_strs": VERL_BATCH, "queries": OPENRLHF, "completion": "verifiers"}
+    required = [n for n in libraries if n in names and parameters[n].default is parameters[n].empty]
+    return libraries[required[0]] if required else ""
 
 
 def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -140,25 +142,25 @@ def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
         and p.name not in component.options
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
-    known, unknown = _PARAMETERS.get(library), _OF_A_TRAINER.get(library, ())
-    wrong = [n for n in required if n in unknown or known is not None and n not in known]
+    field_of, unknown = _PARAMETERS.get(library), _OF_A_TRAINER.get(library, ())
+    wrong = [n for n in required if n in unknown or field_of is not None and n not in field_of]
     if wrong:
         name, lacking = component.function.__name__, wrong[0]
-        what = f"reward {component.name!r} has the signature of {library} and needs {lacking!r}"
-        if known is not None:
+        problem = f"reward {component.name!r} has the signature of {library} and needs {lacking!r}"
+        if field_of is not None:
             raise InputError(
-                what,
-                rule=f"of its arguments there are {', '.join(known)}",
+                problem,
+                rule=f"of its arguments there are {', '.join(field_of)}",
                 fix=f"give it a default, or bind it: '{component.name}({lacking}=...)'",
             )
         raise InputError(
-            what,
+            problem,
             rule=f"what a trainer of {library} itself holds is not handed to a reward",
             fix="give it a default, or call it in a reward of your own: "
             f"def my_reward(response, ground_truth): return {name}(..., {lacking}=...)",
         )
-    if known is not None:
-        return tuple(known.values()), tuple(known[name] for name in required)
+    if field_of is not None:
+        return tuple(field_of.values()), tuple(field_of[name] for name in required)
     if library == "verifiers":
         fields = ("response", *(n for n in _TRL_FIELDS if n not in ("responses", "token_ids")))
         compared = {"ground_truth", "answer"} & set(required)
@@ -211,8 +213,8 @@ class Logged:
             return returned
         if "rewards" not in returned:
             raise TypeError(f"the reward returned a dict without 'rewards': {sorted(returned)}")
-        beside = {"scores": returned.get("scores"), **(returned.get("extra_logs") or {})}
-        for name, values in beside.items():
+        logs = {"scores": returned.get("scores"), **(returned.get("extra_logs") or {})}
+        for name, values in logs.items():
             if isinstance(values, numbers.Real) or getattr(values, "shape", None) == ():
                 self.metric(name, values)
             elif values is not None:
@@ -221,21 +223,21 @@ class Logged:
 
     def scores(self, returned: Sequence) -> list:
         """Returns the scores as TRL reads them (None or NaN abstains), with the logged parts."""
-        plain = map(_plain, returned)
+        values = map(_plain, returned)
 
         def abstains(x):
             return x is None or isinstance(x, float) and math.isnan(x)
 
         return [
             None if abstains(x) else {"score": x, **parts} if parts else x
-            for x, parts in zip(plain, self.parts, strict=True)
+            for x, parts in zip(values, self.parts, strict=True)
         ]
 
 
 def _plain(value: object) -> object:
     """The number that an array or a tensor of one element holds; another value as it is."""
-    one = math.prod(getattr(value, "shape", None) or ()) == 1
-    return value.item() if one and callable(getattr(value, "item", None)) else value
+    is_single = math.prod(getattr(value, "shape", None) or ()) == 1
+    return value.item() if is_single and callable(getattr(value, "item", None)) else value
 
 
 def _finite(value: object) -> float | None:
@@ -255,29 +257,29 @@ def arguments_of(component: Component, sample: Mapping, logged: Logged | None = 
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     library = library_of(component)
     if library in (VERL_BATCH, OPENRLHF):
-        given = _known_lists(library, sample)
+        available = _known_lists(library, sample)
     elif library == "verifiers":
-        given = _of_verifiers(sample)
+        available = _of_verifiers(sample)
     elif library == "verl":
-        given = {name: sample[field] for name, field in _VERL_FIELDS.items() if field in sample}
-        if "ground_truth" in given:
-            given["ground_truth"] = _held(given["ground_truth"])
+        available = {name: sample[field] for name, field in _VERL_FIELDS.items() if field in sample}
+        if "ground_truth" in available:
+            available["ground_truth"] = _held(available["ground_truth"])
     else:
-        given = _lists(sample)
-        given |= {"log_extra": logged.extra, "log_metric": logged.metric}
-        given["trainer_state"] = _NotHanded("trainer_state")
+        available = _lists(sample)
+        available |= {"log_extra": logged.extra, "log_metric": logged.metric}
+        available["trainer_state"] = _NotHanded("trainer_state")
     chosen = {
         name: value
-        for name, value in given.items()
+        for name, value in available.items()
         if (takes_all or name in parameters) and name not in component.options
     }
     for name, parameter in parameters.items():
-        plain = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if plain and parameter.default is parameter.empty and name not in component.options:
+        is_plain = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if is_plain and parameter.default is parameter.empty and name not in component.options:
             if name not in chosen:
                 raise InputError(
                     f"reward {component.name!r} needs the column {name!r}, which this row lacks",
-                    value=sorted(given),
+                    value=sorted(available),
                     fix=f"add {name!r} to the data, or give the parameter a default",
                 )
     return chosen
@@ -304,29 +306,29 @@ def _known_lists(library: str, group: Mapping) -> dict[str, list]:
     columns |= {"extra_info": [group.get("extra_info")] * count, "responses": group["responses"]}
     if "ground_truth" in group:
         columns["ground_truth"] = [_held(group["ground_truth"])] * count
-    given = {n: list(columns[f]) for n, f in _PARAMETERS[library].items() if f in columns}
+    arguments = {n: list(columns[f]) for n, f in _PARAMETERS[library].items() if f in columns}
     if library == OPENRLHF:
-        pairs = zip(given["prompts"], given["queries"], strict=True)
-        given["queries"] = [f"{prompt}{response}" for prompt, response in pairs]
-    return given
+        pairs = zip(arguments["prompts"], arguments["queries"], strict=True)
+        arguments["queries"] = [f"{prompt}{response}" for prompt, response in pairs]
+    return arguments
 
 
 def _of_verifiers(sample: Mapping) -> dict:
     """Returns the arguments that a rubric of verifiers hands a reward."""
     group = {name: value for name, value in sample.items() if name != "token_ids"}
     lists = _lists({**group, "responses": [sample["response"]]})
-    given = {name: values[0] for name, values in lists.items()}
-    given |= {"prompt": given.pop("prompts"), "completion": given.pop("completions")}
-    given = {"info": sample.get("extra_info") or {}, "task": "default"} | given
+    arguments = {name: values[0] for name, values in lists.items()}
+    arguments |= {"prompt": arguments.pop("prompts"), "completion": arguments.pop("completions")}
+    arguments = {"info": sample.get("extra_info") or {}, "task": "default"} | arguments
     names = ("prompt", "completion", "answer", "info", "task")
-    return {"state": {name: given[name] for name in names if name in given}} | given
+    return {"state": {name: arguments[name] for name in names if name in arguments}} | arguments
 
 
 def results_of(component: Component, returned: Sequence, logged: Logged) -> Sequence:
     """Returns what a reward of a group returned as ours do: a score, or a dict, of each sample."""
     library = library_of(component)
     if library == VERL_BATCH:
-        return [numbers_of(one) for one in returned]
+        return [numbers_of(value) for value in returned]
     if library == OPENRLHF:
         scores = zip(map(_plain, returned), logged.parts, strict=True)
         return [{"score": x, **parts} for x, parts in scores]
@@ -340,13 +342,13 @@ def numbers_of(returned: object) -> object:
     returned = _plain(returned)
     if not isinstance(returned, dict):
         return returned
-    kept = {}
+    result = {}
     for name, value in returned.items():
         value = _plain(value)
         if name == "score":
-            kept[name] = value
+            result[name] = value
         elif (number := _finite(value)) is not None:
-            kept[name] = number
+            result[name] = number
         elif isinstance(value, numbers.Real) or hasattr(value, "shape"):
             print(f"{name}: {value}")
-    return kept
+    return result

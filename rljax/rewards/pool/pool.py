@@ -181,16 +181,16 @@ class RewardPool:
             return [(index,) for index in range(len(samples))]
         groups: dict[object, list[int]] = {}
         for index, sample in enumerate(samples):
-            alone = ("alone", index)
+            own_key = ("alone", index)
             groups.setdefault(
-                ("group", sample["group"]) if "group" in sample else alone, []
+                ("group", sample["group"]) if "group" in sample else own_key, []
             ).append(index)
         return [tuple(rows) for rows in groups.values()]
 
     def _pack(self, rows: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
         """The fields that the reward declares, pickled."""
-        own = [samples[row] for row in rows]
-        sample = group_fields(own) if self.grouped else own[0]
+        members = [samples[row] for row in rows]
+        sample = group_fields(members) if self.grouped else members[0]
         for name in self._required:
             if name not in sample:
                 raise missing_field(self.component, name, sample)

@@ -156,7 +156,8 @@ class RewardSupervisor(Supervisor):
             (kind, worker.state, type(content)) == ("scored", "busy", list)
             and len(content) <= len(worker.chunk)
             and all(
-                _is_result(found, call) for found, call in zip(content, worker.chunk, strict=False)
+                _is_result(result, call)
+                for result, call in zip(content, worker.chunk, strict=False)
             )
         )
 
@@ -166,16 +167,16 @@ class RewardSupervisor(Supervisor):
         if worker.state == "ready" and worker.served >= self.max_calls:
             self.discard(worker)
 
-    def _record(self, worker: RewardWorker, found: list[tuple]) -> None:
-        for _, outcomes, seconds, longest in found:
+    def _record(self, worker: RewardWorker, results: list[tuple]) -> None:
+        for _, outcomes, seconds, longest in results:
             call = worker.chunk.popleft()
-            before = seconds if self._typical_s is None else self._typical_s
-            self._typical_s = before + _RECENT * (seconds - before)
+            typical_s = seconds if self._typical_s is None else self._typical_s
+            self._typical_s = typical_s + _RECENT * (seconds - typical_s)
             late, scored = longest[0] > self.timeout_s, longest[1]
             if late:  # the rule is the clock, not whether we looked in time
                 outcomes = [self._timeout(call, scored)] * len(call.rows)
             self._settle(call, outcomes, seconds)
-        worker.served += len(found)
+        worker.served += len(results)
         worker.since = time.monotonic()
         if not worker.chunk:
             worker.state = "ready"
@@ -191,9 +192,9 @@ class RewardSupervisor(Supervisor):
         job, now = call.job, time.monotonic()
         for row, (status, value, parts, message) in zip(call.rows, outcomes, strict=True):
             assert job.scores[row] is None, "a sample was scored twice"
-            over = status == "over limit"
-            status = "ok" if over else status
-            job.scores[row] = Score(value, parts, status, seconds, message, now, over)
+            over_limit = status == "over limit"
+            status = "ok" if over_limit else status
+            job.scores[row] = Score(value, parts, status, seconds, message, now, over_limit)
         job.left -= len(call.rows)
         if job.left == 0:
             self._jobs.discard(job)
@@ -220,15 +221,15 @@ class RewardSupervisor(Supervisor):
         if call is not None:
             worker.chunk.remove(call)
         self.discard(worker)
-        how = why or how_it_ended(worker.process)
+        cause = why or how_it_ended(worker.process)
         if call is not None:
-            text = f"the reward ended its worker process ({how})"
+            text = f"the reward ended its worker process ({cause})"
             outcome = failed_outcome(text)
             if scored and not why and not self.combined and (worker.process.returncode or 0) < 0:
                 outcome = late_outcome(self.component, pickle.loads(call.blob), text)
             self._attribute(call, outcome, since)
         elif state != "ready":
-            self.count_failed_start("sample", how)
+            self.count_failed_start("sample", cause)
 
     def discard(self, worker: RewardWorker) -> None:
         """Kills a worker; the calls that it had not begun return to the front of the queue."""
@@ -242,12 +243,12 @@ class RewardSupervisor(Supervisor):
             job.end(RuntimeError(self.closed))
 
 
-def _is_result(found: object, call: RewardCall) -> bool:
+def _is_result(result: object, call: RewardCall) -> bool:
     """Returns whether a worker has sent what it found of a call: (its number, an outcome for each
     sample, seconds, (those of the longest piece, whether that has a score when it is late))."""
-    if not (type(found) is tuple and len(found) == 4 and found[0] == call.number):
+    if not (type(result) is tuple and len(result) == 4 and result[0] == call.number):
         return False
-    _, outcomes, seconds, longest = found
+    _, outcomes, seconds, longest = result
     return (
         type(outcomes) is list
         and len(outcomes) == len(call.rows)

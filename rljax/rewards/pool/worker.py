@@ -87,8 +87,8 @@ def main(spec_text: str) -> None:
         fields = wanted_fields(component)
         notes = prepare(component)
     except BaseException as error:
-        known = isinstance(error, InputError)
-        sock.sendall(frame(("failed", (known, str(error) if known else describe(error)))))
+        has_fix = isinstance(error, InputError)
+        sock.sendall(frame(("failed", (has_fix, str(error) if has_fix else describe(error)))))
         return
     sock.sendall(frame(("ready", notes)))
     clock = CallClock(context.progress, component)
@@ -103,7 +103,7 @@ def main(spec_text: str) -> None:
 
 def _serve(context: WorkerContext, score: Callable, clock: CallClock) -> None:
     """Score chunks until the pool closes the stream."""
-    me, sock = os.getpid(), context.socket
+    own_pid, sock = os.getpid(), context.socket
     while True:
         while not readable(sock.fileno(), ORPHAN_POLL_S):
             if context.orphaned():
@@ -113,20 +113,20 @@ def _serve(context: WorkerContext, score: Callable, clock: CallClock) -> None:
             return
         chunk = pickle.loads(data)
         now = flushed = time.monotonic()
-        found = []
+        results = []
         for index, blob in chunk:
             clock.begin(index, now)
             outcomes = score(blob)
-            if os.getpid() != me:  # the reward forked and its child came back to our stream
+            if os.getpid() != own_pid:  # the reward forked and its child came back to our stream
                 os._exit(1)
             began, now = now, time.monotonic()
-            found.append((index, outcomes, now - began, clock.end(now)))
+            results.append((index, outcomes, now - began, clock.end(now)))
             if now - flushed > _FLUSH_S:
-                sock.sendall(frame(("scored", found)))
-                found, now = [], time.monotonic()
+                sock.sendall(frame(("scored", results)))
+                results, now = [], time.monotonic()
                 flushed = now
-        if found:
-            sock.sendall(frame(("scored", found)))
+        if results:
+            sock.sendall(frame(("scored", results)))
 
 
 def _outcomes(clock: CallClock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:

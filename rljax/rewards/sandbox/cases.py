@@ -29,12 +29,12 @@ def run_case(names: Mapping[str, object], path: str, *always: str) -> None:
     sets = list(_parameter_sets(owner, function))
     if not sets:
         raise LookupError(f"{path} has no set of parameters")
-    for given in sets:
+    for parameters in sets:
         with contextlib.ExitStack() as ends:
             instance = owner() if owners else None
             _set_up(names, owner, instance, function, ends)
             bound = getattr(instance, name) if owners else function
-            _Fixtures(names, instance, dict(given), ends).call(bound, always)
+            _Fixtures(names, instance, dict(parameters), ends).call(bound, always)
 
 
 def _run_unittest(unittest, owner: type, name: str) -> None:
@@ -50,7 +50,9 @@ def _run_unittest(unittest, owner: type, name: str) -> None:
 
 def _parameter_sets(*marked: object) -> Iterator[dict]:
     """The arguments of each run by the marks parametrize of a class and of a function."""
-    marks = [m for one in marked for m in getattr(one, "pytestmark", ()) if m.name == "parametrize"]
+    marks = [
+        m for item in marked for m in getattr(item, "pytestmark", ()) if m.name == "parametrize"
+    ]
     for rows in itertools.product(*map(_rows, marks)):
         yield {name: value for row in rows for name, value in row.items()}
 
@@ -100,8 +102,8 @@ class _Fixtures:
         for name in (*always, *_used(function)):
             self.value(name)
         parameters = inspect.signature(function).parameters.values()
-        asked = [p.name for p in parameters if p.default is p.empty or p.name in self.values]
-        result = function(**{name: self.value(name) for name in asked})
+        needed = [p.name for p in parameters if p.default is p.empty or p.name in self.values]
+        result = function(**{name: self.value(name) for name in needed})
         if inspect.iscoroutine(result):
             import asyncio  # its import takes longer than most tests
 
@@ -110,11 +112,11 @@ class _Fixtures:
 
     def value(self, name: str) -> object:
         if name not in self.values:
-            made = self.call(getattr(self.instance, name, None) or self.names[name])
-            if inspect.isgenerator(made):
-                generator, made = made, next(made)
+            result = self.call(getattr(self.instance, name, None) or self.names[name])
+            if inspect.isgenerator(result):
+                generator, result = result, next(result)
                 self.ends.callback(next, generator, None)
-            self.values[name] = made
+            self.values[name] = result
         return self.values[name]
 
 

@@ -102,10 +102,10 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 
 
-def _checked(result: int, what: str) -> int:
+def _checked(result: int, call: str) -> int:
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
     return result
 
 
@@ -123,16 +123,16 @@ def unshare(flags: int) -> None:
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     """Calls mount(2)."""
     texts = [text.encode() for text in (source, target, kind)]
-    made = _LIBC.mount(*texts, ctypes.c_ulong(flags), data.encode())
-    _checked(made, f"mount {kind or source} at {target}")
+    result = _LIBC.mount(*texts, ctypes.c_ulong(flags), data.encode())
+    _checked(result, f"mount {kind or source} at {target}")
 
 
 def bind_read_only(source: str, target: str) -> None:
     """Mounts `source` at `target`, read-only, with the flags that its own mount may not lose."""
     mount(source, target, "", MS_BIND | MS_REC)
     old_flags = os.statvfs(target).f_flag
-    kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if old_flags & bit)
-    mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
+    kept_flags = sum(flag for bit, flag in _KEPT_FLAGS.items() if old_flags & bit)
+    mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept_flags)
 
 
 def change_root(folder: str) -> None:
@@ -179,10 +179,10 @@ def filter_template(files: str) -> bytes:
         _step(_JUMP_ABOVE, 0x40000000, 0, 1),  # the x32 numbers of x86_64
         _step(_RETURN, _KILL),
     ]
-    plain = [*_ALLOWED.values(), *(_PATHS.values() if files != "none" else ())]
+    unconditional = [*_ALLOWED.values(), *(_PATHS.values() if files != "none" else ())]
     if files == "private":
-        plain += [*_REMOVING.values(), *(pair for pair, _ in _OPEN.values())]
-    for pair in plain:
+        unconditional += [*_REMOVING.values(), *(pair for pair, _ in _OPEN.values())]
+    for pair in unconditional:
         program += _case(pair, allow)
     for pair, index in _OPEN.values() if files == "shared" else ():
         masked = [_argument(index), _step(_AND, _TMPFILE)]
@@ -191,7 +191,7 @@ def filter_template(files: str) -> bytes:
         program += _case(pair, _argument(0), _step(_JUMP_ABOVE, 1 << 31, 1, 0), allow, refuse)
     for pair, index, values in _ONLY.values():
         numbers = [_OWN_ID if value == "self" else value for value in values]
-        allowed = [one for n in numbers for one in (_step(_JUMP_EQUAL, n, 0, 1), allow)]
+        allowed = [step for n in numbers for step in (_step(_JUMP_EQUAL, n, 0, 1), allow)]
         program += _case(pair, _argument(index), *allowed, refuse)
     threads = [_argument(0), _step(_AND, _THREAD_FLAGS | _NEW_FLAGS)]
     program += _case(_CLONE, *threads, _step(_JUMP_EQUAL, _THREAD_FLAGS, 0, 1), allow, refuse)
@@ -222,13 +222,15 @@ def _case(pair: tuple[int, int], *steps: bytes) -> list[bytes]:
 
 def filter_system_calls(files: str) -> None:
     """Permanently allows only what this file's docstring lists, by `filter_template(files)`."""
-    me, mark = (struct.pack("=I", number) for number in (os.getpid(), _OWN_ID))
-    code = ctypes.create_string_buffer(filter_template(files).replace(mark, me))
+    own_id, mark = (struct.pack("=I", number) for number in (os.getpid(), _OWN_ID))
+    code = ctypes.create_string_buffer(filter_template(files).replace(mark, own_id))
     count = (len(code) - 1) // 8
     program = struct.pack("=HxxxxxxQ", count, ctypes.addressof(code))
-    kept = ctypes.create_string_buffer(program)  # a name: the kernel reads it during the call
+    program_buffer = ctypes.create_string_buffer(
+        program
+    )  # a name: the kernel reads it during the call
     prctl(38, 1)
-    prctl(22, 2, ctypes.addressof(kept))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    prctl(22, 2, ctypes.addressof(program_buffer))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 # -- Landlock: the same numbers on every machine
@@ -251,9 +253,9 @@ def landlock_rules(readable: list[str], scratch: str) -> int:
     attribute = struct.pack("=Q", handled)
     rules = _checked(_LIBC.syscall(444, attribute, len(attribute), 0), "landlock_create_ruleset")
     truncate = (1 << 14) & handled
-    wanted = [(path, _READ_FILE | _READ_DIR) for path in readable]
-    wanted += [(scratch, _SCRATCH | truncate), ("/dev/null", _READ_FILE | 1 << 1 | truncate)]
-    for path, access in wanted:
+    accesses = [(path, _READ_FILE | _READ_DIR) for path in readable]
+    accesses += [(scratch, _SCRATCH | truncate), ("/dev/null", _READ_FILE | 1 << 1 | truncate)]
+    for path, access in accesses:
         if not os.path.exists(path):
             continue
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -64,10 +64,10 @@ class ProcessLimits:
 
     def __post_init__(self):
         for name, value in asdict(self).items():
-            whole = name not in ("timeout_s", "cpu_s")
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            is_whole = name not in ("timeout_s", "cpu_s")
+            if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
                 rule = "it is a number"
-                fix = f"{name}={2 if whole else 2.0}, or another {'whole ' * whole}number"
+                fix = f"{name}={2 if is_whole else 2.0}, or another {'whole ' * is_whole}number"
                 raise InputError(f"sandbox limit {name}", value=value, rule=rule, fix=fix)
             if not 0 < value < 1 << 62:
                 raise InputError(
@@ -98,15 +98,15 @@ class _Zygote:
 
     def __init__(self, tier: str):
         self.tier, self.owner = tier, os.getpid()
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, zygote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            command, spec = _command(tier, theirs.fileno())
+            command, spec = _command(tier, zygote_socket.fileno())
             self.process = subprocess.Popen(
                 [*command, json.dumps(spec), _HERE, os.path.dirname(_HERE)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(zygote_socket.fileno(),),
                 env=_ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,  # killed as a group, and not by the pool's own kill
@@ -115,7 +115,7 @@ class _Zygote:
             self.control.close()
             raise SandboxError(f"{tier}: {error}") from None
         finally:
-            theirs.close()
+            zygote_socket.close()
         self.control.settimeout(_START_TIMEOUT_S)
         reply = {}
         with contextlib.suppress(OSError, ValueError):
@@ -168,15 +168,15 @@ def _take(tier: str, warm: bool) -> _Zygote:
 def _readable_paths() -> list[str]:
     """The paths of the interpreter's libraries; none of them inside another."""
     paths = sysconfig.get_paths()
-    wanted = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    wanted += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    candidates = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    candidates += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        wanted.append(sysconfig.get_config_var("LIBDIR"))
-    wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"]
-    wanted += ["/usr/share/zoneinfo"]
+        candidates.append(sysconfig.get_config_var("LIBDIR"))
+    candidates += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"]
+    candidates += ["/usr/share/zoneinfo"]
     readable: list[str] = []
-    for path in sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)}):
-        if not any(path.startswith(f"{other}/") for other in readable):
+    for path in sorted({os.path.abspath(path) for path in candidates if os.path.exists(path)}):
+        if not any(path.startswith(f"{parent}/") for parent in readable):
             readable.append(path)
     return readable
 
@@ -241,10 +241,10 @@ class Process:
         self._zygote = _take(tier, warm)
         try:
             self._start()
-            first = self.receive(time.monotonic() + _START_TIMEOUT_S)
-            if first != {"confined": True}:
-                why = (first or {}).get("broken") or self._note or "the program did not start"
-                raise SandboxError(f"{tier}: {why}")
+            reply = self.receive(time.monotonic() + _START_TIMEOUT_S)
+            if reply != {"confined": True}:
+                reason = (reply or {}).get("broken") or self._note or "the program did not start"
+                raise SandboxError(f"{tier}: {reason}")
         except BaseException:
             self._warm = False  # whatever is wrong with this zygote, the next program gets another
             self.close()
@@ -258,28 +258,28 @@ class Process:
         self.close()
 
     def _start(self) -> None:
-        channel, theirs = socket.socketpair()
-        given = [theirs.detach()]
-        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        channel, program_end = socket.socketpair()
+        descriptors = [program_end.detach()]
+        events = selectors.EVENT_READ | selectors.EVENT_WRITE
         self._channel = channel.detach()
-        ours = [(self._channel, both, "channel")]
+        kept_ends = [(self._channel, events, "channel")]
         for name in ("stdin", "stdout", "stderr"):
             read_end, write_end = os.pipe()
-            mine, other = (write_end, read_end) if name == "stdin" else (read_end, write_end)
-            given.insert(len(given) - 1, other)
+            own_fd, program_fd = (write_end, read_end) if name == "stdin" else (read_end, write_end)
+            descriptors.insert(len(descriptors) - 1, program_fd)
             event = selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ
-            ours.append((mine, event, name))
-        for descriptor, event, name in ours:
+            kept_ends.append((own_fd, event, name))
+        for descriptor, event, name in kept_ends:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, event, name)
         self._selector.register(self._zygote.control, selectors.EVENT_READ, "control")
         try:
             message = json.dumps(asdict(self.limits)).encode()
-            socket.send_fds(self._zygote.control, [message], given)
+            socket.send_fds(self._zygote.control, [message], descriptors)
         except OSError as error:
             raise SandboxError(f"{self.tier}: the sandbox is gone: {error}") from None
         finally:
-            for descriptor in given:
+            for descriptor in descriptors:
                 os.close(descriptor)
 
     def receive(self, deadline: float, most_bytes: int = MAX_FRAME_BYTES) -> dict | None:
@@ -303,8 +303,8 @@ class Process:
         """Sends the program a message, without waiting. Raises WireError if it cannot be sent."""
         self._outgoing += frame(message)
         if "channel" in self._open():
-            both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(self._channel, both, "channel")
+            events = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(self._channel, events, "channel")
 
     def wait(self) -> Result:
         """Waits for the end of the program, or ends it at its deadline. Raises SandboxError if the
@@ -433,8 +433,8 @@ class Process:
         # The kernel ends it by counted ticks, which on a loaded machine run ahead of what it used.
         used_up = exit_code < 0 and end.get("cpu_s", 0) > limits.cpu_s / 2
         if self._why == "timeout" or (used_up and not self._why):
-            over = f"{limits.timeout_s} s" if self._why else f"{limits.cpu_s} s of processor time"
-            status, message = "timeout", f"over the limit of {over}"
+            limit = f"{limits.timeout_s} s" if self._why else f"{limits.cpu_s} s of processor time"
+            status, message = "timeout", f"over the limit of {limit}"
         elif self._why:
             status, message = self._why, self._note
         elif exit_code == 0:

@@ -191,15 +191,15 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _answer_calls(channel: Channel, header: dict) -> None:
-    kept: list[object] = []
+    objects: list[object] = []
 
     def refer(value: object) -> ObjectReference:
-        kept.append(value)
+        objects.append(value)
         kind = "function" if callable(value) else "object"  # a cached function is one, too
-        return ObjectReference(len(kept) - 1, "class" if isinstance(value, type) else kind)
+        return ObjectReference(len(objects) - 1, "class" if isinstance(value, type) else kind)
 
     def resolve(reference: ObjectReference) -> object:
-        return kept[reference.number]
+        return objects[reference.number]
 
     try:
         if header.get("judge"):
@@ -243,8 +243,8 @@ def _apply(do: str, target: object, arguments: list, keywords: dict) -> object:
         return getattr(target, *arguments)
     if do == "set":
         return setattr(target, *arguments)
-    plain = dict(length=len, iterate=iter, next=next, text=str, show=repr, truth=bool)
-    functions = {**plain, "equal": lambda a, b: bool(a == b), "item": lambda a, b: a[b]}
+    unary = dict(length=len, iterate=iter, next=next, text=str, show=repr, truth=bool)
+    functions = {**unary, "equal": lambda a, b: bool(a == b), "item": lambda a, b: a[b]}
     return functions[do](target, *arguments)
 
 
@@ -264,14 +264,14 @@ class _Program:
 
     def ask(self, do: str, target: int, args: tuple = (), kwargs: dict | None = None, made=False):
         kwargs = kwargs or {}
-        sent = [encode(a, _own_reference) for a in args]
-        named = {k: encode(a, _own_reference) for k, a in kwargs.items()}
-        self.channel.send({"do": do, "target": target, "args": sent, "kwargs": named})
+        positional = [encode(a, _own_reference) for a in args]
+        keywords = {k: encode(a, _own_reference) for k, a in kwargs.items()}
+        self.channel.send({"do": do, "target": target, "args": positional, "kwargs": keywords})
         answer = self.channel.receive()
         if "raised" in answer:
             raise _exception(answer, do)
-        for mine, theirs in zip(args, answer.get("args") or (), strict=False):
-            _copy_into(mine, decode(theirs, self.resolve))
+        for argument, changed in zip(args, answer.get("args") or (), strict=False):
+            _copy_into(argument, decode(changed, self.resolve))
         return decode(answer.get("value"), lambda reference: self.resolve(reference, made))
 
     def resolve(self, reference: ObjectReference, made: bool = False) -> "Remote":
@@ -309,15 +309,15 @@ def _exception(answer: dict, do: str) -> BaseException:
         return ProgramError(text)
 
 
-def _copy_into(mine: object, theirs: object) -> None:
+def _copy_into(argument: object, changed: object) -> None:
     """Copies into our argument what a function that works in place did to its own."""
-    if type(mine) is not type(theirs):
+    if type(argument) is not type(changed):
         return
-    if isinstance(mine, list | bytearray):
-        mine[:] = theirs
-    elif isinstance(mine, dict | set | collections.deque):
-        mine.clear()
-        (mine.extend if isinstance(mine, collections.deque) else mine.update)(theirs)
+    if isinstance(argument, list | bytearray):
+        argument[:] = changed
+    elif isinstance(argument, dict | set | collections.deque):
+        argument.clear()
+        (argument.extend if isinstance(argument, collections.deque) else argument.update)(changed)
 
 
 class Remote:
@@ -391,12 +391,12 @@ class Remote:
 
 def _stand_in(paths: list[str], names: dict[str, object]) -> None:
     """Makes modules of these dotted paths, and of the packages that they name, with `names`."""
-    made: dict[str, types.ModuleType] = {}
+    modules: dict[str, types.ModuleType] = {}
     for path in paths:
         parent, name = None, ""
         for part in path.split("."):
             name = f"{name}.{part}" if name else part
-            module = made.setdefault(name, types.ModuleType(name))
+            module = modules.setdefault(name, types.ModuleType(name))
             vars(module).update(names)
             if parent:
                 setattr(parent, part, module)

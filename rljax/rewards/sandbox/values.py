@@ -101,19 +101,19 @@ def encode(value: object, refer: Callable[[object], ObjectReference] | None = No
 
 
 _MAKE: dict[str, Callable] = {
-    "int": lambda v, one: int(v, 16),
-    "float": lambda v, one: float.fromhex(v),
-    "tuple": lambda v, one: tuple(map(one, v)),
-    "set": lambda v, one: set(map(one, v)),
-    "frozenset": lambda v, one: frozenset(map(one, v)),
-    "deque": lambda v, one: collections.deque(map(one, v)),
-    "dict": lambda v, one: {one(k): one(x) for k, x in v},
-    "bytes": lambda v, one: bytes.fromhex(v),
-    "bytearray": lambda v, one: bytearray.fromhex(v),
-    "range": lambda v, one: range(*map(one, v)),
-    "complex": lambda v, one: complex(*map(float.fromhex, v)),
-    "fraction": lambda v, one: fractions.Fraction(*map(one, v)),
-    "decimal": lambda v, one: decimal.Decimal(v),
+    "int": lambda v, decode_item: int(v, 16),
+    "float": lambda v, decode_item: float.fromhex(v),
+    "tuple": lambda v, decode_item: tuple(map(decode_item, v)),
+    "set": lambda v, decode_item: set(map(decode_item, v)),
+    "frozenset": lambda v, decode_item: frozenset(map(decode_item, v)),
+    "deque": lambda v, decode_item: collections.deque(map(decode_item, v)),
+    "dict": lambda v, decode_item: {decode_item(k): decode_item(x) for k, x in v},
+    "bytes": lambda v, decode_item: bytes.fromhex(v),
+    "bytearray": lambda v, decode_item: bytearray.fromhex(v),
+    "range": lambda v, decode_item: range(*map(decode_item, v)),
+    "complex": lambda v, decode_item: complex(*map(float.fromhex, v)),
+    "fraction": lambda v, decode_item: fractions.Fraction(*map(decode_item, v)),
+    "decimal": lambda v, decode_item: decimal.Decimal(v),
 }
 
 

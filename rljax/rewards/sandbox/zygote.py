@@ -61,14 +61,14 @@ def main(spec_text: str) -> None:
     sys.path[:] = spec["path"]
     gc.collect()
     gc.freeze()  # a fork does not copy pages only because its collector touched them
-    own = scratch if spec["tier"] not in ("namespaces", "bubblewrap") else None
-    control.send(json.dumps({"ready": True, "scratch": own}).encode())
+    to_remove = scratch if spec["tier"] not in ("namespaces", "bubblewrap") else None
+    control.send(json.dumps({"ready": True, "scratch": to_remove}).encode())
     try:
         _serve(control, spec, scratch, rules)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the other side ended in the middle of a program
     finally:
-        if own:
+        if to_remove:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -122,14 +122,14 @@ def _private_root(spec: dict) -> None:
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH) for path in [*spec["readable"], *spec["devices"]]}
     # Over a folder that every system has; what that hides is open already.
-    new, plain = "/tmp", kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", new, "tmpfs", plain, "size=1m,nr_inodes=4096,mode=0755")
-    os.mkdir(f"{new}/tmp", 0o755)
+    root, flags = "/tmp", kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", root, "tmpfs", flags, "size=1m,nr_inodes=4096,mode=0755")
+    os.mkdir(f"{root}/tmp", 0o755)
     size = f"size={spec['max_scratch_bytes']},nr_inodes={2 * MAX_FILES},mode=1777"
-    kernel.mount("tmpfs", f"{new}/tmp", "tmpfs", plain | kernel.MS_NOEXEC, size)
+    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", flags | kernel.MS_NOEXEC, size)
     old_mask = os.umask(0o022)
     for path, descriptor in sources.items():
-        target = new + path
+        target = root + path
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.makedirs(target, exist_ok=True)
         else:
@@ -138,8 +138,8 @@ def _private_root(spec: dict) -> None:
         kernel.bind_read_only(f"/proc/self/fd/{descriptor}", target)
         os.close(descriptor)
     os.umask(old_mask)
-    kernel.change_root(new)
-    kernel.mount("", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | plain)
+    kernel.change_root(root)
+    kernel.mount("", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
 
 
 def _serve(control: socket.socket, spec: dict, scratch: str, rules: int | None) -> None:
@@ -256,8 +256,8 @@ def _limit(limits: dict, tier: str) -> None:
     hard = {resource.RLIMIT_CPU: cpu, resource.RLIMIT_AS: memory, resource.RLIMIT_NOFILE: 64}
     hard[resource.RLIMIT_FSIZE] = limits["max_file_bytes"]
     hard[resource.RLIMIT_STACK] = min(memory // 4, 64 << 20)
-    none = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
-    hard |= dict.fromkeys(none, 0)
+    zeroed = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
+    hard |= dict.fromkeys(zeroed, 0)
     if tier in ("namespaces", "bubblewrap"):  # elsewhere it counts all processes of the user
         hard[resource.RLIMIT_NPROC] = limits["max_threads"] + _SPARE_PROCESSES
     for name, value in hard.items():

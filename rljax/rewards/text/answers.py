@@ -40,13 +40,13 @@ def qa_exact_match(
         return 0.0
     if squad_form(answer) not in accepted:
         return float(format_score)
-    many = tag and max(response.count(f"<{tag}>"), response.count(f"</{tag}>")) > _MAX_TAGS
-    return score / 4 if many else float(score)
+    too_many = tag and max(response.count(f"<{tag}>"), response.count(f"</{tag}>")) > _MAX_TAGS
+    return score / 4 if too_many else float(score)
 
 
 def _in_tag(accepted: list[str], tag: str) -> list[str]:
     """The targets, and what those hold that are written in the tag, in a box or behind a mark."""
-    inside = (marked_answer(one, tag) for one in accepted if tag)
+    inside = (marked_answer(target, tag) for target in accepted if tag)
     return [*accepted, *filter(None, inside)]
 
 
@@ -59,20 +59,20 @@ def token_f1(response: str, ground_truth: str | list | dict, *, tag: PlainText =
     """
     accepted = [squad_form(target).split() for target in _in_tag(targets(ground_truth), tag)]
     answer = tagged(response, tag)
-    ours = None if answer is None else squad_form(answer).split()
+    answer_words = None if answer is None else squad_form(answer).split()
     best = {"score": 0.0, "precision": 0.0, "recall": 0.0, "exact": 0.0}
-    for words in accepted if ours is not None else ():
-        score = _f1(ours, words)
+    for target_words in accepted if answer_words is not None else ():
+        score = _f1(answer_words, target_words)
         best = max(best, score, key=lambda parts: parts["score"])
     return best
 
 
-def _f1(ours: list[str], theirs: list[str]) -> dict:
-    shared = (Counter(ours) & Counter(theirs)).total()
-    exact = float(ours == theirs)
-    if not ours or not theirs:
+def _f1(answer_words: list[str], target_words: list[str]) -> dict:
+    shared = (Counter(answer_words) & Counter(target_words)).total()
+    exact = float(answer_words == target_words)
+    if not answer_words or not target_words:
         return {"score": exact, "precision": exact, "recall": exact, "exact": exact}
-    precision, recall = shared / len(ours), shared / len(theirs)
+    precision, recall = shared / len(answer_words), shared / len(target_words)
     f1 = 2 * precision * recall / (precision + recall) if shared else 0.0
     return {"score": f1, "precision": precision, "recall": recall, "exact": exact}
 
@@ -154,8 +154,8 @@ def _mmlu_pro_letter(text: str) -> str | None:
         return letter
     if letter is None and is_labelled(last):  # `B: 5, C: 6` chooses none
         return None
-    alone = _MMLU_PRO_ALONE.findall(text)
-    return alone[-1] if alone else None
+    lone_letters = _MMLU_PRO_ALONE.findall(text)
+    return lone_letters[-1] if lone_letters else None
 
 
 @contract(safe=True, probed=True, reads="answer", on_timeout=0.0)
@@ -237,6 +237,6 @@ def regex_match(
     patterns = [pattern] if pattern else targets(ground_truth)
     if not all(patterns):
         raise InputError("regex_match has no pattern", fix="regex_match(pattern='...')")
-    compiled = [_pattern(one) for one in patterns]
+    compiled = [_pattern(source) for source in patterns]
     text = response.strip() if whole else response
-    return float(any(one.fullmatch(text) if whole else one.search(text) for one in compiled))
+    return float(any(regex.fullmatch(text) if whole else regex.search(text) for regex in compiled))

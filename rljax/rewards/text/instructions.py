@@ -150,9 +150,9 @@ def _first_word(text, *, num_paragraphs: int, nth_paragraph: int, first_word: st
 def _placeholders(text, *, num_placeholders: int) -> bool:
     count = 0
     for line in text.split("\n"):
-        at = line.find("[")
-        while at >= 0 and (end := line.find("]", at)) >= 0:
-            count, at = count + 1, line.find("[", end)
+        start = line.find("[")
+        while start >= 0 and (end := line.find("]", start)) >= 0:
+            count, start = count + 1, line.find("[", end)
     return count >= num_placeholders
 
 
@@ -286,37 +286,39 @@ def read_instructions(ground_truth: str | Mapping) -> list[tuple[str, dict]]:
     names = value.get("instruction_id_list") if isinstance(value, Mapping) else None
     if not isinstance(names, list) or not names:
         raise ValueError("instruction_id_list is not a list of at least one kind of instruction")
-    given = value.get("kwargs")
-    if not isinstance(given, list) or len(given) != len(names):
+    kwargs = value.get("kwargs")
+    if not isinstance(kwargs, list) or len(kwargs) != len(names):
         raise ValueError(f"kwargs is not a list of {len(names)} objects, one for each instruction")
-    return [_instruction(name, one) for name, one in zip(names, given, strict=True)]
+    return [_instruction(name, arguments) for name, arguments in zip(names, kwargs, strict=True)]
 
 
-def _instruction(name: object, given: object) -> tuple[str, dict]:
+def _instruction(name: object, kwargs: object) -> tuple[str, dict]:
     if name not in KINDS:
         raise ValueError(f"instruction_id_list holds {name!r}, which is none of {', '.join(KINDS)}")
-    arguments = {} if given is None else given
+    arguments = {} if kwargs is None else kwargs
     if not isinstance(arguments, Mapping):
-        raise ValueError(f"kwargs of {name} is not an object: {given!r:.80}")
+        raise ValueError(f"kwargs of {name} is not an object: {kwargs!r:.80}")
     arguments = {key: value for key, value in arguments.items() if value is not None}
     parameters = dict(list(inspect.signature(KINDS[name]).parameters.items())[1:])
-    required = {key for key, one in parameters.items() if one.default is one.empty}
+    required = {
+        key for key, parameter in parameters.items() if parameter.default is parameter.empty
+    }
     if missing := sorted(required - arguments.keys()):
         raise ValueError(f"kwargs of {name} lack {missing}")
     if unknown := sorted(arguments.keys() - parameters.keys()):
         raise ValueError(f"kwargs of {name} hold {unknown}, known are {sorted(parameters)}")
-    for key, one in arguments.items():
-        wanted = parameters[key].annotation
-        if wanted is int and isinstance(one, float) and one.is_integer():
-            one = arguments[key] = int(one)  # parquet writes a column with gaps as floats
-        if not isinstance(one, wanted) or isinstance(one, bool):
-            raise ValueError(f"kwargs of {name}: {key} is {one!r:.80}, not a {wanted.__name__}")
-        if key.endswith("relation") and one not in ("at least", "less than"):
+    for key, value in arguments.items():
+        kind = parameters[key].annotation
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = arguments[key] = int(value)  # parquet writes a column with gaps as floats
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"kwargs of {name}: {key} is {value!r:.80}, not a {kind.__name__}")
+        if key.endswith("relation") and value not in ("at least", "less than"):
             raise ValueError(
-                f"kwargs of {name}: {key} {one!r:.80} is not 'at least' or 'less than'"
+                f"kwargs of {name}: {key} {value!r:.80} is not 'at least' or 'less than'"
             )
-        if isinstance(one, list) and not (one and all(isinstance(text, str) for text in one)):
-            raise ValueError(f"kwargs of {name}: {key} is {one!r:.80}, not a list of texts")
+        if isinstance(value, list) and not (value and all(isinstance(text, str) for text in value)):
+            raise ValueError(f"kwargs of {name}: {key} is {value!r:.80}, not a list of texts")
     return name, arguments
 
 
@@ -344,9 +346,9 @@ def instruction_following(response: str, ground_truth: str | dict) -> dict:
     reasoning is not read. Raises ValueError for instructions that `read_instructions` cannot read.
     """
     instructions = read_instructions(ground_truth)
-    strict = [follows(response, *one) for one in instructions]
+    strict = [follows(response, *instruction) for instruction in instructions]
     forms = loose_forms(response)
-    lenient = [any(follows(form, *one) for form in forms) for one in instructions]
+    lenient = [any(follows(form, *instruction) for form in forms) for instruction in instructions]
     return {
         "score": float(all(strict)),
         "prompt_strict": float(all(strict)),

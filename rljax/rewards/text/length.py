@@ -82,10 +82,10 @@ def l1_max(
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
     right = _correct(correct, correct_at, sample)
-    left = alpha * (target - num_tokens)
-    share = min(max(left + delta, 0.0), 1.0)
+    margin = alpha * (target - num_tokens)
+    share = min(max(margin + delta, 0.0), 1.0)
     if form == "released":
-        share = (min(max(left, -1.0), 1.0) + 1.0) / 2.0
+        share = (min(max(margin, -1.0), 1.0) + 1.0) / 2.0
     return _parts(right * share, right, num_tokens, target)
 
 
@@ -106,5 +106,5 @@ def soft_overlong(
             rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
             fix="lower cache_tokens, or raise max_tokens",
         )
-    left = max_tokens - cache_tokens - num_tokens
-    return penalty * min(max(left / (cache_tokens or 1), -1.0), 0.0)
+    margin = max_tokens - cache_tokens - num_tokens
+    return penalty * min(max(margin / (cache_tokens or 1), -1.0), 0.0)

@@ -58,14 +58,17 @@ def gsm8k(
     accepted = targets(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
     if method == "strict":
-        number, references = strict_number(tail), [written_number(one, method) for one in accepted]
+        number, references = (
+            strict_number(tail),
+            [written_number(target, method) for target in accepted],
+        )
         numbers, right = number is not None, number in references
     elif method == "flexible":
         numbers = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
-        references = [written_number(one, method) for one in accepted]
+        references = [written_number(target, method) for target in accepted]
         right = bool(numbers) and numbers[-1] in references
     elif method == "numeric":
-        number, references = marked_number(tail), [_reference_number(one) for one in accepted]
+        number, references = marked_number(tail), [_reference_number(target) for target in accepted]
         numbers, right = number is not None, number in references
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
@@ -101,14 +104,14 @@ def marked_number(text: str) -> Fraction | None:
     line = line.strip().strip("*_`").strip()
     boxed = last_boxed(line)
     line = line if boxed is None else boxed
-    *before, said = line.split("=")
-    value = said_number(said.strip().strip("$*_` ") if before else line)
-    if value is None or not before:
+    *sides, result = line.split("=")
+    value = said_number(result.strip().strip("$*_` ") if sides else line)
+    if value is None or not sides:
         return value
     # 24 + 48 = 72, not 6 = 5; `x = 72` and words say nothing against it.
-    left = before[-1].replace("$", "").replace(",", "").replace("x", "*")
-    sums = re.fullmatch(r"[0-9.+\-*/×÷() ]+", left)
-    return value if not sums or _worked_out(left) in (value, None) else None
+    calculation = sides[-1].replace("$", "").replace(",", "").replace("x", "*")
+    sums = re.fullmatch(r"[0-9.+\-*/×÷() ]+", calculation)
+    return value if not sums or _worked_out(calculation) in (value, None) else None
 
 
 def _worked_out(text: str) -> Fraction | None:
@@ -143,14 +146,14 @@ def boxed(response: str, ground_truth: str | list | dict, *, whole_response: boo
 
 
 def _equal_boxes(answer: str, ground_truth: str) -> bool:
-    same = same_letter(ground_truth, answer)  # first: degrees are no unit of a letter
-    if same is not None:
-        return same
-    ours, theirs = normal_form(answer), normal_form(ground_truth)
-    if not ours or not theirs:
+    verdict = same_letter(ground_truth, answer)  # first: degrees are no unit of a letter
+    if verdict is not None:
+        return verdict
+    actual, expected = normal_form(answer), normal_form(ground_truth)
+    if not actual or not expected:
         # Nothing but units or spaces is left, and two such texts are not the same answer.
         return bool(answer.strip()) and answer.strip() == ground_truth.strip()
-    return ours == theirs or bool(same_number(ground_truth, answer, normal_form))
+    return actual == expected or bool(same_number(ground_truth, answer, normal_form))
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0, on_device=f"{_FORMS}.exact_match")
@@ -189,11 +192,11 @@ def sequence_match(
     return max(_agreement(text, target, partial) for target in _stripped(ground_truth))
 
 
-def _agreement(ours: str, theirs: str, partial: float) -> float:
-    if ours == theirs:
+def _agreement(text: str, target: str, partial: float) -> float:
+    if text == target:
         return 1.0
-    agree = sum(a == b for a, b in zip(ours, theirs, strict=False))
-    return partial * agree / max(len(ours), len(theirs))
+    agree = sum(a == b for a, b in zip(text, target, strict=False))
+    return partial * agree / max(len(text), len(target))
 
 
 @contract(safe=True, on_timeout=0.0, on_device=f"{_FORMS}.length_under")

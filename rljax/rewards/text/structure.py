@@ -44,8 +44,8 @@ def format_tags(
     ordered = share == 1.0 and all(a[1] <= b[0] for a, b in zip(right[:-1], right[1:], strict=True))
     around = _around(response, right) if ordered and only else ""
     parts = {f"tag/{tag}": float(span is not None) for tag, span in spans.items()}
-    done = ordered and not around.strip()
-    return {"score": 1.0 if done else partial * share, "ordered": float(ordered), **parts}
+    complete = ordered and not around.strip()
+    return {"score": 1.0 if complete else partial * share, "ordered": float(ordered), **parts}
 
 
 def _span(text: str, tag: str) -> tuple[int, int] | None:
@@ -213,44 +213,44 @@ def json_match(response: str, ground_truth: str | dict | list, *, partial: bool 
     and four times the reference's, scores 0. Parts: parsed, exact, precision, recall.
     """
     reference = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    nothing = {"score": 0.0, "parsed": 0.0, "exact": 0.0, "precision": 0.0, "recall": 0.0}
+    zeros = {"score": 0.0, "parsed": 0.0, "exact": 0.0, "precision": 0.0, "recall": 0.0}
     try:
         value = find_json(response)
     except ValueError:
-        return nothing
-    wanted = _leaves(reference)
-    depth = max(len(path) for path, _, _ in wanted) + _MORE_DEPTH
-    ours = _leaves(value, depth, 4 * len(wanted) + _MORE_LEAVES)
-    if ours is None:
-        return nothing | {"parsed": 1.0}
-    agree = len(ours & wanted)
-    exact = float(ours == wanted)
-    share = agree / len(ours | wanted)
+        return zeros
+    expected = _leaves(reference)
+    depth = max(len(path) for path, _, _ in expected) + _MORE_DEPTH
+    leaves = _leaves(value, depth, 4 * len(expected) + _MORE_LEAVES)
+    if leaves is None:
+        return zeros | {"parsed": 1.0}
+    agree = len(leaves & expected)
+    exact = float(leaves == expected)
+    share = agree / len(leaves | expected)
     return {
         "score": share if partial else exact,
         "parsed": 1.0,
         "exact": exact,
-        "precision": agree / len(ours),
-        "recall": agree / len(wanted),
+        "precision": agree / len(leaves),
+        "recall": agree / len(expected),
     }
 
 
 _MORE_DEPTH, _MORE_LEAVES = 100, 1000  # of a response that is compared
 
 
-def _leaves(value: object, depth: float = math.inf, most: float = math.inf) -> set[tuple] | None:
+def _leaves(value: object, depth: float = math.inf, limit: float = math.inf) -> set[tuple] | None:
     """(path, kind, value) of every leaf; an empty object or list is a leaf. None where they are
     deeper or more: every leaf holds its whole path."""
     leaves, todo = set(), [((), value)]
     while todo:
-        path, one = todo.pop()
-        if isinstance(one, dict | list) and one:
-            if len(path) >= depth or len(leaves) + len(todo) + len(one) > most:
+        path, node = todo.pop()
+        if isinstance(node, dict | list) and node:
+            if len(path) >= depth or len(leaves) + len(todo) + len(node) > limit:
                 return None
-            inside = one.items() if isinstance(one, dict) else enumerate(one)
+            inside = node.items() if isinstance(node, dict) else enumerate(node)
             todo += [((*path, key), inner) for key, inner in inside]
         else:
-            kind = "number" if isinstance(one, int | float) else type(one).__name__
-            kind = "bool" if isinstance(one, bool) else kind
-            leaves.add((path, kind, json.dumps(one) if isinstance(one, dict | list) else one))
+            kind = "number" if isinstance(node, int | float) else type(node).__name__
+            kind = "bool" if isinstance(node, bool) else kind
+            leaves.add((path, kind, json.dumps(node) if isinstance(node, dict | list) else node))
     return leaves

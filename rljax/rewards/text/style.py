@@ -68,13 +68,13 @@ def language(
     that stand for the scripts they are written in. Languages of one script are not told apart.
     LaTeX commands and <tags> do not count as letters. Raises InputError for an unknown name.
     """
-    wanted = frozenset(word for name in scripts for word in _words_of(name))
-    letters = ours = 0
+    words = frozenset(word for name in scripts for word in _words_of(name))
+    letters = matching = 0
     for character in _MARKUP.sub(" ", response):
         if character.isalpha():
             letters += 1
-            ours += not wanted.isdisjoint(_name_of(character))
-    share = ours / letters if letters else 0.0
+            matching += not words.isdisjoint(_name_of(character))
+    share = matching / letters if letters else 0.0
     return float(share >= at_least) if at_least > 0 and letters else share
 
 
@@ -147,10 +147,10 @@ def looping(
             rule="min_repeats >= 2, min_characters >= 1 and max_penalty >= 0",
             fix="raise the number that is below its least value",
         )
-    ended = response.rstrip() or response
-    text, spaces, longest = ended[-_LOOP_WINDOW:], len(response) - len(ended), 0
-    for period, same in enumerate(_z_function(text[::-1])):
-        length = period + same
+    stripped = response.rstrip() or response
+    text, spaces, longest = stripped[-_LOOP_WINDOW:], len(response) - len(stripped), 0
+    for period, agreement in enumerate(_z_function(text[::-1])):
+        length = period + agreement
         # The space after the last sentence belongs to its piece.
         if period and length + min(spaces, 1) >= max(min_repeats * period, min_characters):
             longest = max(longest, length)

@@ -39,8 +39,8 @@ def targets(ground_truth: object) -> list[str]:
 
 def only_target(ground_truth: object) -> str:
     """The one accepted answer. Raises ValueError where there are several, and as `targets`."""
-    only, *more = targets(ground_truth)
-    if more:
+    only, *others = targets(ground_truth)
+    if others:
         raise ValueError(f"ground_truth {ground_truth!r:.80} has several targets; one is compared")
     return only
 
@@ -55,20 +55,20 @@ def _checked(texts: list) -> list[str]:
 
 def _of_objects(values: list) -> list[str]:
     """The answers of objects, and of texts among them, each once."""
-    found = []
+    texts = []
     for value in values:
         for name in _keys(value) if isinstance(value, dict) else ():
             inner = value[name]
             inner = inner.tolist() if hasattr(inner, "tolist") else inner
-            found += inner if isinstance(inner, list | tuple) else [inner] * (inner is not None)
+            texts += inner if isinstance(inner, list | tuple) else [inner] * (inner is not None)
         if not isinstance(value, dict):
-            found.append(value)
-    return list(dict.fromkeys(_checked([target for target in found if target != _UNKNOWN])))
+            texts.append(value)
+    return list(dict.fromkeys(_checked([target for target in texts if target != _UNKNOWN])))
 
 
 def _keys(value: dict) -> tuple[str, ...]:
-    for known, names in _OBJECTS:
-        if known <= value.keys():
+    for markers, names in _OBJECTS:
+        if markers <= value.keys():
             return names
     raise ValueError(
         f"ground_truth is an object of {', '.join(sorted(map(str, value)))[:200]}, and none of"
@@ -90,22 +90,24 @@ def _value_of(text: str) -> object:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, dict):
-        of_others = any(known <= value.keys() for known, _ in _OBJECTS[1:])
+        is_other_form = any(markers <= value.keys() for markers, _ in _OBJECTS[1:])
         listed = "target" in value and (value.keys() == {"target"} or _texts(value["target"]))
-        return value if listed or of_others else text
+        return value if listed or is_other_form else text
     # What holds texts and others is no text either: `targets` refuses it.
-    listed = any(isinstance(one, str) for one in value)
-    known = [isinstance(one, dict) and any(k <= one.keys() for k, _ in _OBJECTS) for one in value]
-    return value if listed or known and all(known) else text
+    listed = any(isinstance(item, str) for item in value)
+    are_objects = [
+        isinstance(item, dict) and any(k <= item.keys() for k, _ in _OBJECTS) for item in value
+    ]
+    return value if listed or are_objects and all(are_objects) else text
 
 
 def _objects(values: list | tuple) -> bool:
-    return any(isinstance(one, dict) for one in values)
+    return any(isinstance(item, dict) for item in values)
 
 
 def _texts(value: object) -> bool:
     value = [value] if isinstance(value, str) else value
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def check_text(ground_truth: object) -> None:

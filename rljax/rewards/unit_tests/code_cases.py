@@ -43,30 +43,30 @@ class _Uses:
 
 def _uses(nodes: Iterable[ast.AST]) -> _Uses:
     """Reads nodes without the bodies of the functions that they only define."""
-    found = _Uses()
+    uses = _Uses()
     stack = [(node, False) for node in nodes]
     while stack:
         node, in_call = stack.pop()
         children: Iterable[ast.AST] = ast.iter_child_nodes(node)
         if isinstance(node, ast.Assert):
             # assert (f(1) == 2, "why") is true, whatever f returns.
-            found.asserts |= not isinstance(node.test, ast.Tuple) and not _is_true(node.test)
+            uses.asserts |= not isinstance(node.test, ast.Tuple) and not _is_true(node.test)
         elif isinstance(node, ast.Raise):
-            found.asserts = True
+            uses.asserts = True
         elif isinstance(node, ast.Call):
             in_call = True
-            found.asserts |= bool(_ASSERTION.fullmatch(_last_name(node)))
+            uses.asserts |= bool(_ASSERTION.fullmatch(_last_name(node)))
             if isinstance(node.func, ast.Name):
-                found.called.add(node.func.id)
+                uses.called.add(node.func.id)
         elif isinstance(node, ast.Name | ast.Attribute) and in_call:
-            found.named.add(_last_name(node))
+            uses.named.add(_last_name(node))
         elif isinstance(node, Function):
             defaults = [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
             children = [*node.decorator_list, *defaults]
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
             children = ()
         stack += [(child, in_call) for child in children]
-    return found
+    return uses
 
 
 def _is_true(node: ast.expr) -> bool:
@@ -103,10 +103,10 @@ class Definitions:
                 self._hold(node)
         users = defaultdict(list)
         for name, uses in self.uses.items():
-            for used in {used for one in uses for used in one.named}:
+            for used in {used for use in uses for used in use.named}:
                 users[used].append(name)
         self._asserting: set[str] = set()
-        stack = [name for name, uses in self.uses.items() if any(one.asserts for one in uses)]
+        stack = [name for name, uses in self.uses.items() if any(use.asserts for use in uses)]
         while stack:
             name = stack.pop()
             if name not in self._asserting:
@@ -117,11 +117,11 @@ class Definitions:
         """A variable asserts where it is used if what it holds does: `for t in (a, b): t()`."""
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         value = node.value if isinstance(node, ast.Assign | ast.NamedExpr) else node.iter
-        held = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+        names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
         for target in targets:
             for name in ast.walk(target):
                 if isinstance(name, ast.Name):
-                    self.uses[name.id].append(_Uses(named=held))
+                    self.uses[name.id].append(_Uses(named=names))
 
     def assert_in(self, nodes: Iterable[ast.AST]) -> bool:
         """Returns whether something is asserted when the nodes run."""
@@ -130,14 +130,14 @@ class Definitions:
 
     def called_by(self, nodes: Iterable[ast.AST]) -> set[str]:
         """The names that are called when the nodes run, also by functions defined here."""
-        found: set[str] = set()
+        names: set[str] = set()
         stack = list(_uses(nodes).called)
         while stack:
             name = stack.pop()
-            if name not in found:
-                found.add(name)
+            if name not in names:
+                names.add(name)
                 stack += [called for uses in self.uses.get(name, ()) for called in uses.called]
-        return found
+        return names
 
     def uncalled(self, body: Sequence[ast.stmt], called: set[str]) -> list[str]:
         """The functions of a body that assert, but for those that are `called`."""
@@ -150,13 +150,13 @@ class Definitions:
 
     def line(self, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
         """A class and those it extends, of those defined here."""
-        seen, stack = set(), [node]
+        names, stack = set(), [node]
         while stack:
-            one = stack.pop(0)
-            if one.name not in seen:
-                seen.add(one.name)
-                yield one
-                bases = map(_last_name, one.bases)
+            current = stack.pop(0)
+            if current.name not in names:
+                names.add(current.name)
+                yield current
+                bases = map(_last_name, current.bases)
                 stack += [self.classes[name] for name in bases if name in self.classes]
 
 
@@ -179,11 +179,11 @@ class _Prepared(ast.NodeTransformer):
     visit_Expr = visit_Assign = visit_Raise = visit_Return = _without_runner
 
     def visit_FunctionDef(self, node: Function) -> ast.stmt:
-        made = [d for d in node.decorator_list if _last_name(d) == "fixture"]
-        if made:
+        fixture_marks = [d for d in node.decorator_list if _last_name(d) == "fixture"]
+        if fixture_marks:
             self.changed = True
-            self.known.fixtures[node] = _is_autouse(node, made)
-            node.decorator_list = [d for d in node.decorator_list if d not in made]
+            self.known.fixtures[node] = _is_autouse(node, fixture_marks)
+            node.decorator_list = [d for d in node.decorator_list if d not in fixture_marks]
         return self.generic_visit(node)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -275,64 +275,68 @@ def cases_in(
     return cases
 
 
-def _fixtures(body: Sequence[ast.stmt], known: Definitions) -> dict[str, bool]:
-    return {node.name: known.fixtures[node] for node in body if node in known.fixtures}
+def _fixtures(body: Sequence[ast.stmt], definitions: Definitions) -> dict[str, bool]:
+    return {node.name: definitions.fixtures[node] for node in body if node in definitions.fixtures}
 
 
-def _function_case(node: Function, known: Definitions, fixtures: dict[str, bool]) -> list[Case]:
+def _function_case(
+    node: Function, definitions: Definitions, fixtures: dict[str, bool]
+) -> list[Case]:
     if _is_left_out(node):
         return []
-    asked, missing = _parameters(node, node.decorator_list, fixtures)
-    if missing and node.name in known.mentioned:
+    required, missing = _parameters(node, node.decorator_list, fixtures)
+    if missing and node.name in definitions.mentioned:
         return []  # a helper of tests
     if missing:
         raise _cannot_run(node.name, f"nothing here gives its argument {missing!r}")
-    harness = asked or node.decorator_list or any(fixtures.values())
+    harness = required or node.decorator_list or any(fixtures.values())
     call = f"{node.name}()"
-    if harness or any(name in known.uses for name in _SETUPS):
+    if harness or any(name in definitions.uses for name in _SETUPS):
         call = _run_line(node.name, fixtures)
     elif isinstance(node, ast.AsyncFunctionDef):
         call = f"import asyncio\nasyncio.run({call})"
-    return [Case(f"{ast.unparse(node)}\n{call}", known.assert_in(node.body))]
+    return [Case(f"{ast.unparse(node)}\n{call}", definitions.assert_in(node.body))]
 
 
 def _class_cases(
     outer: ast.ClassDef,
     node: ast.ClassDef,
     path: str,
-    known: Definitions,
+    definitions: Definitions,
     fixtures: dict[str, bool],
 ) -> list[Case]:
-    of_unittest = known.is_test_case(node)
-    if not (of_unittest or node.name.startswith("Test")) or _is_left_out(node):
+    is_unittest = definitions.is_test_case(node)
+    if not (is_unittest or node.name.startswith("Test")) or _is_left_out(node):
         return []
     methods: dict[str, Function] = {}
-    of_module = fixtures
-    for one in known.line(node):
-        fixtures = fixtures | _fixtures(one.body, known)
-        for method in one.body:
+    module_fixtures = fixtures
+    for ancestor in definitions.line(node):
+        fixtures = fixtures | _fixtures(ancestor.body, definitions)
+        for method in ancestor.body:
             if isinstance(method, Function):
                 methods.setdefault(method.name, method)
     cases, source = [], ast.unparse(outer)
     for name, method in methods.items():
-        if not name.startswith("test") or method in known.fixtures or _is_left_out(method):
+        if not name.startswith("test") or method in definitions.fixtures or _is_left_out(method):
             continue
-        if not of_unittest:
+        if not is_unittest:
             if "__init__" in methods:
                 raise _cannot_run(path, "its class has an __init__")
             static = any(_last_name(d) == "staticmethod" for d in method.decorator_list)
             marks = [*node.decorator_list, *method.decorator_list]
             _, missing = _parameters(method, marks, fixtures, skipped=0 if static else 1)
-            if missing and name in known.mentioned:
+            if missing and name in definitions.mentioned:
                 continue
             if missing:
                 raise _cannot_run(f"{path}.{name}", f"nothing here gives its argument {missing!r}")
-        line = _run_line(f"{path}.{name}", {} if of_unittest else fixtures)
-        cases.append(Case(f"{source}\n{line}", known.assert_in(method.body)))
+        line = _run_line(f"{path}.{name}", {} if is_unittest else fixtures)
+        cases.append(Case(f"{source}\n{line}", definitions.assert_in(method.body)))
     for inner in node.body:
-        if isinstance(inner, ast.ClassDef) and not of_unittest:
-            inside = _class_cases(outer, inner, f"{path}.{inner.name}", known, of_module)
-            if inside and fixtures != of_module:
+        if isinstance(inner, ast.ClassDef) and not is_unittest:
+            inside = _class_cases(
+                outer, inner, f"{path}.{inner.name}", definitions, module_fixtures
+            )
+            if inside and fixtures != module_fixtures:
                 raise _cannot_run(path, "it has fixtures and a class in it")
             cases += inside
     return cases
@@ -351,7 +355,7 @@ def _parameters(
     node: Function, decorators: Sequence[ast.expr], fixtures: dict[str, bool], skipped: int = 0
 ) -> tuple[list[str], str]:
     """The names that a test asks for, and one of them that nothing gives, else ""."""
-    given, any_name = set(fixtures), False
+    available, any_name = set(fixtures), False
     names: list[str] = []
     for decorator in decorators:
         kind = _last_name(decorator)
@@ -363,19 +367,21 @@ def _parameters(
             options = {k.arg: k.value for k in decorator.keywords}
             if "indirect" in options:
                 raise _cannot_run(node.name, "its parametrize has indirect=")
-            of_sets = decorator.args[0] if decorator.args else options.get("argnames")
+            argnames = decorator.args[0] if decorator.args else options.get("argnames")
             try:
-                of_sets = ast.literal_eval(of_sets)
-                of_sets = of_sets.split(",") if isinstance(of_sets, str) else of_sets
-                given |= {name.strip() for name in of_sets}
+                argnames = ast.literal_eval(argnames)
+                argnames = argnames.split(",") if isinstance(argnames, str) else argnames
+                available |= {name.strip() for name in argnames}
             except (ValueError, TypeError, AttributeError):
                 any_name = True  # names that the tests work out
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    asked = positional[: len(positional) - len(arguments.defaults)][skipped:]
-    asked += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not d]
-    names += [argument.arg for argument in asked]
-    return names, next((name for name in names if name not in given and not any_name), "")
+    required = positional[: len(positional) - len(arguments.defaults)][skipped:]
+    required += [
+        a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not d
+    ]
+    names += [argument.arg for argument in required]
+    return names, next((name for name in names if name not in available and not any_name), "")
 
 
 def _cannot_run(name: str, why: str) -> InputError:
@@ -397,10 +403,10 @@ def names_of(sources: Sequence[str], function: str) -> tuple[list[str], list[str
     If there is no such name the tested function hides one of Python's, as MBPP's `sum`: then it is
     the first that a test calls.
     """
-    used, own, imported, called = {}, {RUN_CASE: None}, {}, []
+    used, defined, imported, called = {}, {RUN_CASE: None}, {}, []
     modules: dict[str, None] = {}
     for source in sources:
-        _global_names(symtable.symtable(source, "tests.py", "exec"), used, own)
+        _global_names(symtable.symtable(source, "tests.py", "exec"), used, defined)
         nodes = list(ast.walk(ast.parse(source)))
         aliases = set()
         for node, module, names in _imports(nodes):
@@ -416,14 +422,14 @@ def names_of(sources: Sequence[str], function: str) -> tuple[list[str], list[str
                 called.append(node.func.id)
             elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in aliases:
                 imported[node.attr] = None
-    names = [n for n in used if n not in own and not hasattr(builtins, n)]
+    names = [n for n in used if n not in defined and not hasattr(builtins, n)]
     names = list(dict.fromkeys([*names, *imported]))
     if function and (names or called):
         names = list(dict.fromkeys([*names, function]))
     return names or called[:1], list(modules)
 
 
-def _global_names(table: symtable.SymbolTable, used: dict, own: dict) -> None:
+def _global_names(table: symtable.SymbolTable, used: dict, defined: dict) -> None:
     """Adds the names that a scope and those in it read from the module, and those that they set
     there."""
     stack = [table]
@@ -431,10 +437,10 @@ def _global_names(table: symtable.SymbolTable, used: dict, own: dict) -> None:
         scope = stack.pop()
         stack += scope.get_children()
         for symbol in scope.get_symbols():
-            of_module = scope.get_type() == "module" or symbol.is_global()
-            if of_module and (symbol.is_assigned() or symbol.is_imported()):
-                own[symbol.get_name()] = None
-            elif of_module and symbol.is_referenced():
+            is_module_name = scope.get_type() == "module" or symbol.is_global()
+            if is_module_name and (symbol.is_assigned() or symbol.is_imported()):
+                defined[symbol.get_name()] = None
+            elif is_module_name and symbol.is_referenced():
                 used[symbol.get_name()] = None
 
 

@@ -109,11 +109,11 @@ def read_tests(ground_truth: str | dict | list) -> Tests:
     return tests
 
 
-def _no_tests(ground_truth: object, why: str) -> InputError:
+def _no_tests(ground_truth: object, reason: str) -> InputError:
     return InputError(
         "a ground truth holds no unit tests",
         value=ground_truth,
-        rule=why,
+        rule=reason,
         fix='write {"inputs": [...], "outputs": [...]}, {"asserts": [...]} or '
         '{"test": "def check(candidate): ...", "entry_point": "name"}; call what '
         "tests, or name it test_...",
@@ -132,8 +132,8 @@ def _input_output(fields: dict, ground_truth: object) -> Tests:
     try:
         arguments = [_arguments(value) for value in inputs]
         values = [
-            json.loads(value) if isinstance(given, str) and isinstance(value, str) else value
-            for given, value in zip(inputs, outputs, strict=True)
+            json.loads(value) if isinstance(argument, str) and isinstance(value, str) else value
+            for argument, value in zip(inputs, outputs, strict=True)
         ]
     except ValueError as error:
         raise _no_tests(ground_truth, f"an input of {name} is no JSON: {error}") from None
@@ -175,31 +175,31 @@ def _statements(texts: list[str], value: dict, ground_truth: object, *, parted: 
     setup = "\n".join([*imports, value.get("setup") or value.get("test_setup_code") or ""])
     function = str(value.get("fn_name") or value.get("entry_point") or "")
     parsed = [_parse(text, ground_truth).body for text in (setup, *texts)]
-    known = Definitions(list(itertools.chain(*parsed)))
-    (before, new), *prepared = [prepare(body, known) for body in parsed]
-    setup = _source(before) if new else setup
-    whole = list(itertools.chain(*(body for body, _ in prepared)))
-    called = known.called_by(whole)
+    definitions = Definitions(list(itertools.chain(*parsed)))
+    (setup_body, changed), *prepared = [prepare(body, definitions) for body in parsed]
+    setup = _source(setup_body) if changed else setup
+    statements = list(itertools.chain(*(body for body, _ in prepared)))
+    called = definitions.called_by(statements)
     units: list[tuple[str, bool]] = []  # source, and whether it asserts
-    for text, (body, new) in zip(texts, prepared, strict=True):
-        text = _source(body) if new else text
+    for text, (body, changed) in zip(texts, prepared, strict=True):
+        text = _source(body) if changed else text
         if function and any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in body):
             if "check" not in called:
                 text = f"{text}\ncheck({function})\n"
                 body = ast.parse(text).body
-            units.append((text, known.assert_in(body)))
+            units.append((text, definitions.assert_in(body)))
         elif parted:
-            units += [(_source(g), known.assert_in(g)) for g in _up_to_each_assert(body)]
+            units += [(_source(g), definitions.assert_in(g)) for g in _up_to_each_assert(body)]
         else:
-            units.append((text, known.assert_in(body)))
-    cases = cases_in(before, whole, known, called)
+            units.append((text, definitions.assert_in(body)))
+    cases = cases_in(setup_body, statements, definitions, called)
     if not any(asserts for _, asserts in units):
         setup = "\n".join([setup, *(text for text, _ in units)])
         units = []
     units += [(case.source, case.asserts) for case in cases]
     tests = _with_what_asserts(units)
     if texts and not tests:
-        uncalled = ", ".join(known.uncalled(whole, called))
+        uncalled = ", ".join(definitions.uncalled(statements, called))
         rule = f"nothing calls {uncalled}" if uncalled else "nothing in it asserts"
         raise _no_tests(ground_truth, rule)
     try:
@@ -229,8 +229,8 @@ def _up_to_each_assert(body: list[ast.stmt]) -> list[list[ast.stmt]]:
         if isinstance(statement, ast.Assert):
             groups.append([])
     if len(groups) > 1 and groups[-1]:  # what follows the last assert belongs to it
-        rest = groups.pop()
-        groups[-1] += rest
+        trailing = groups.pop()
+        groups[-1] += trailing
     return [group for group in groups if group]
 
 
@@ -280,9 +280,9 @@ def extract_program(
         for m in _FENCE.finditer(response)
     ]
     names = _PYTHON if language == "python" else (language.lower(),)
-    named = [text for name, text in fences if name in names]
-    plain = [text for name, text in fences if not name]
-    program = (named or plain or [response])[-1]
+    named_fences = [text for name, text in fences if name in names]
+    unnamed = [text for name, text in fences if not name]
+    program = (named_fences or unnamed or [response])[-1]
     if prefix:
         defined = rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b" if entry_point else r"^def\s"
         if re.search(defined, program, re.MULTILINE):
@@ -313,12 +313,12 @@ def same_output(output: str, expected: str, compare: Compare = "lines", toleranc
         return output == expected
     if compare == "tokens":
         return _same_tokens(output.split(), expected.split(), tolerance)
-    mine, theirs = (
+    actual, expected_lines = (
         [line.strip() for line in text.strip().split("\n")] for text in (output, expected)
     )
-    return len(mine) == len(theirs) and all(
+    return len(actual) == len(expected_lines) and all(
         a == b or (tolerance > 0 and _same_tokens(a.split(), b.split(), tolerance))
-        for a, b in zip(mine, theirs, strict=True)
+        for a, b in zip(actual, expected_lines, strict=True)
     )
 
 
@@ -351,15 +351,15 @@ def same_value(data: object, expected: object, tolerance: float = 0.0) -> bool:
     if isinstance(expected, dict):
         if tag != "dict" or not isinstance(content, list) or len(content) != len(expected):
             return False
-        found = {}
+        items = {}
         for pair in content:
             if not isinstance(pair, list) or len(pair) != 2:
                 return False
-            found[_key(pair[0])] = pair[1]
+            items[_key(pair[0])] = pair[1]
         # Two keys of one text, 1 and "1", are two keys: one of the expected is then missing.
-        theirs = {_key(encode(key)): value for key, value in expected.items()}
-        return found.keys() == theirs.keys() and all(
-            same_value(found[key], theirs[key], tolerance) for key in theirs
+        expected_items = {_key(encode(key)): value for key, value in expected.items()}
+        return items.keys() == expected_items.keys() and all(
+            same_value(items[key], expected_items[key], tolerance) for key in expected_items
         )
     if isinstance(expected, int | float):
         value = _number(tag, content)
@@ -403,22 +403,22 @@ def _wrapped(fields: dict, values: Sequence) -> bool | None:
     """Returns whether the values of calls stand in lists of one, as APPS wraps them: the field
     `wrapped` says so. Without it JSON in text is not, and a set is of that form or it is not; where
     each value is such a list, nobody can know."""
-    said = fields.get("wrapped")
-    if isinstance(said, bool):
-        return said
-    bare = any(isinstance(value, str) for value in fields["outputs"])
-    bare = bare or not all(isinstance(value, list) and len(value) == 1 for value in values)
-    return False if bare else None
+    declared = fields.get("wrapped")
+    if isinstance(declared, bool):
+        return declared
+    is_bare = any(isinstance(value, str) for value in fields["outputs"])
+    is_bare = is_bare or not all(isinstance(value, list) and len(value) == 1 for value in values)
+    return False if is_bare else None
 
 
 def readings(tests: Tests, data: object, expected: object, same) -> set[str]:
     """The readings of the tests in which a returned value is right: "list", the value is
     as it stands, "bare", it stands in a list of one. A program must be right in one of
     them throughout."""
-    found = {"list"} if tests.wrapped is not True and same(data, expected) else set()
+    matching = {"list"} if tests.wrapped is not True and same(data, expected) else set()
     if tests.wrapped is not False and isinstance(expected, list) and len(expected) == 1:
-        found |= {"bare"} if same(data, expected[0]) else set()
-    return found
+        matching |= {"bare"} if same(data, expected[0]) else set()
+    return matching
 
 
 def _key(data: object) -> str | None:

@@ -149,15 +149,15 @@ def _as_calls(tests: Tests) -> Tests:
 
 
 def _case_result(
-    program: str, given, expected, tests: Tests, literal: bool, ask, same
+    program: str, arguments, expected, tests: Tests, literal: bool, ask, same
 ) -> CaseResult:
     mark = secrets.token_hex(16)
     if tests.kind == "calls":
         # Arguments of an assert are Python's own: tuples, sets, keys that are numbers.
         read, write = ("_ast.literal_eval", repr) if literal else ("_json.loads", json.dumps)
         program = f"{program}\n{_CALL.format(name=tests.function, mark=mark, read=read)}"
-        given = write(given)
-    status, stdout, seconds, message = ask(program, given)
+        arguments = write(arguments)
+    status, stdout, seconds, message = ask(program, arguments)
     if status != "passed":
         return CaseResult(status, seconds, message)
     value: object = stdout
@@ -212,22 +212,22 @@ def sandbox_fusion(
 
     def ask(code: str, stdin: str):
         body = {"code": code, "stdin": stdin, "language": language, "memory_limit_MB": memory_mb}
-        left = max(0.0, deadline - time.monotonic())
-        return _run_code(f"{url.rstrip('/')}/run_code", body | limits, left, attempts)
+        remaining_s = max(0.0, deadline - time.monotonic())
+        return _run_code(f"{url.rstrip('/')}/run_code", body | limits, remaining_s, attempts)
 
-    left = {"list", "bare"}  # readings in which all tests so far have passed
+    open_readings = {"list", "bare"}  # readings in which all tests so far have passed
 
     def same(value, expected) -> bool:
         if tests.kind != "calls":
             return same_output(value, expected, compare, float_tolerance)
         compared = functools.partial(same_value, tolerance=float_tolerance)
-        found = readings(tests, encode(value), expected, compared) & left
-        if found:
-            left.intersection_update(found)
-        return bool(found)
+        matching = readings(tests, encode(value), expected, compared) & open_readings
+        if matching:
+            open_readings.intersection_update(matching)
+        return bool(matching)
 
     results = [
-        _case_result(program, given, expected, tests, literal, ask, same)
-        for given, expected in zip(tests.inputs, tests.outputs, strict=True)
+        _case_result(program, arguments, expected, tests, literal, ask, same)
+        for arguments, expected in zip(tests.inputs, tests.outputs, strict=True)
     ]
     return score_parts(results, scale)

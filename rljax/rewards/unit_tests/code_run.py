@@ -131,14 +131,14 @@ class _Session:
         wall = max(_LEAST_S, self.limit() if self.tests.kind == "stdin" else self.left())
         return ProcessLimits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
 
-    def run(self, one, stop_at_failure: bool) -> list[CaseResult]:
+    def run(self, run_from, stop_at_failure: bool) -> list[CaseResult]:
         """`one(first)` yields results from test `first` on, and ends where its process does."""
         results: list[CaseResult] = []
         while len(results) < len(self.tests):
             if self.left() < _LEAST_S:
-                rest = len(self.tests) - len(results)
-                return results + [CaseResult("timeout", 0.0, _OVER)] * rest
-            for result in one(len(results)):
+                missing = len(self.tests) - len(results)
+                return results + [CaseResult("timeout", 0.0, _OVER)] * missing
+            for result in run_from(len(results)):
                 results.append(result)
                 if stop_at_failure and result.status != "passed":
                     return results
@@ -198,13 +198,13 @@ def _run_calls(session: _Session, first: int, same):
         names = _load(process, deadline)
         if not isinstance(names, dict) or name not in names:
             missing = f"NameError: the program defines no {name}"
-            bad = _ended(process, time.monotonic() - began) if names is None else None
-            bad = bad or _raised(missing if isinstance(names, dict) else names, 0.0)
+            failure = _ended(process, time.monotonic() - began) if names is None else None
+            failure = failure or _raised(missing if isinstance(names, dict) else names, 0.0)
             # Each test runs the program anew, so each would end like this one.
-            yield from [bad] * (len(tests) - first)
+            yield from [failure] * (len(tests) - first)
             return
-        for given, expected in zip(tests.inputs[first:], tests.outputs[first:], strict=True):
-            answer = _call(process, names[name], given, expected, deadline)
+        for arguments, expected in zip(tests.inputs[first:], tests.outputs[first:], strict=True):
+            answer = _call(process, names[name], arguments, expected, deadline)
             seconds = time.monotonic() - began
             if answer is None:
                 yield _ended(process, seconds)
@@ -215,26 +215,26 @@ def _run_calls(session: _Session, first: int, same):
 
 
 def _call(
-    process: Process, function: object, given: Sequence, expected: object, deadline: float
+    process: Process, function: object, values: Sequence, expected: object, deadline: float
 ) -> dict | None:
     try:
         target = function["v"][0]
     except (TypeError, KeyError, IndexError):
         return {"raised": "TypeError", "text": "TypeError: it is not callable"}
-    arguments = [encode(value) for value in given]
+    arguments = [encode(value) for value in values]
     process.send({"do": "call", "target": target, "args": arguments, "kwargs": {}})
     # What is far larger than the right value is not read: that would be our time, not its.
-    most = _ANSWER_BYTES + 16 * len(json.dumps([arguments, encode(expected)]))
-    return process.receive(deadline, most)
+    most_bytes = _ANSWER_BYTES + 16 * len(json.dumps([arguments, encode(expected)]))
+    return process.receive(deadline, most_bytes)
 
 
 def _judge(session: _Session, answer: dict, expected: object, seconds: float, same) -> CaseResult:
     if "value" not in answer:
         return _raised(str(answer.get("text"))[:500], seconds)
     value = answer["value"]
-    found = readings(session.tests, value, expected, same)
-    if found & session.readings:
-        session.readings &= found
+    matching = readings(session.tests, value, expected, same)
+    if matching & session.readings:
+        session.readings &= matching
         return CaseResult("passed", seconds)
     return CaseResult("failed", seconds, f"wrong: {reprlib.repr(value)}")
 
@@ -251,9 +251,9 @@ def _run_asserts(session: _Session, first: int):
         deadline = time.monotonic() + session.limit()
         names = _load(program, deadline)
         if not isinstance(names, dict):
-            bad = _ended(program, time.monotonic() - began) if names is None else None
-            bad = bad or _raised(names, time.monotonic() - began)
-            yield from [bad] * (len(tests) - first)
+            failure = _ended(program, time.monotonic() - began) if names is None else None
+            failure = failure or _raised(names, time.monotonic() - began)
+            yield from [failure] * (len(tests) - first)
             return
         units = [{"source": source} for source in tests.inputs[first:]]
         if tests.setup.strip():

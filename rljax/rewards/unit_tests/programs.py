@@ -137,14 +137,14 @@ def program_tests(
         raise ValueError(f"program_tests: partial must lie in [0, 1), got {partial!r}")
     results = passed_tests(response, ground_truth)
     share = sum(results) / len(results) if results else 0.0
-    done = bool(results) and all(results)
+    all_passed = bool(results) and all(results)
     try:
         parsed = bool(parse_program(response))
     except ProgramError:
         parsed = False
     return {
-        "score": passed if done else failed + partial * (passed - failed) * share,
-        "all_passed": float(done),
+        "score": passed if all_passed else failed + partial * (passed - failed) * share,
+        "all_passed": float(all_passed),
         "tests_passed": share,
         "parsed": float(parsed),
     }
