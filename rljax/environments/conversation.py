@@ -92,14 +92,14 @@ class Conversation:
             ids = encode_after(self.tokenizer, self.ids[-1], text)[0] if text else []
             self.ids = [*self.ids, *ids]
             return ids, False, ""
-        before, options = self._rendered, dict(written=self._written, **self._options)
+        prompt, options = self._rendered, dict(written=self._written, **self._options)
         ids, rendered, unchanged = appended_after(
-            self.tokenizer, self.ids[-1], before, self.messages, new, **options
+            self.tokenizer, self.ids[-1], prompt, self.messages, new, **options
         )
         check_messages(
             self.tokenizer,
             new,
-            rendered[len(before) :] if rendered.startswith(before) else rendered,
+            rendered[len(prompt) :] if rendered.startswith(prompt) else rendered,
         )
         self.messages += [dict(message) for message in new]
         self._rendered = rendered

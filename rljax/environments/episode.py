@@ -379,11 +379,11 @@ class Episode:
         """Appends what the policy wrote, with the calls in it, to its player's log."""
         self._turns += 1
         ends = ids[-1:] and ids[-1] in self.tokenizer.eos_ids
-        written = ids[:-1] if ends else ids
+        reply_ids = ids[:-1] if ends else ids
         conversation = self._conversations[self._seat]
-        raw_text, opening = self.tokenizer.decode(written), conversation.begun
+        raw_text, opening = self.tokenizer.decode(reply_ids), conversation.begun
         counts = dict(num_tokens=len(ids), prompt_tokens=len(conversation.ids))
-        parsed = Parsed(conversation.answer(written), said=raw_text)
+        parsed = Parsed(conversation.answer(reply_ids), said=raw_text)
         if self._format is not None:
             raw_text = self._format.decode(self.tokenizer, ids)
             parsed = self._format.parse(raw_text, self._schemas[self._seat], begun=opening)

@@ -239,7 +239,7 @@ def read_fields(
 ) -> dict:
     """Returns {name: value} of the `known` fields of a request, {name: (value where it is absent,
     reader)}. Raises InputError for any other one, unless its value is one of those in `neutral`."""
-    usual = {name: default for name, (default, _) in known.items()} | dict(defaults or {})
+    values = {name: default for name, (default, _) in known.items()} | dict(defaults or {})
     if not isinstance(body, Mapping):
         refuse("request body", body, fix="send a JSON object")
     present = {name: value for name, value in body.items() if value is not None}
@@ -250,8 +250,8 @@ def read_fields(
             rule = f"not supported; known are {', '.join(sorted(known))}"
             refuse(f"field {name[:NAME_CHARACTERS]!r}", value, rule, fix="leave it out")
     return {
-        name: read(name, present[name]) if name in present else usual[name]
-        for name, (_, read) in known.items()
+        name: reader(name, present[name]) if name in present else values[name]
+        for name, (_, reader) in known.items()
     }
 
 

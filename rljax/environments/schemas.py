@@ -68,8 +68,8 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
         if parameter.name in hidden:
             continue
         _check_kind(parameter, hints, location)
-        where = f"{location}: parameter {parameter.name!r}"
-        property_ = _schema(hints[parameter.name], where)
+        parameter_location = f"{location}: parameter {parameter.name!r}"
+        property_ = _schema(hints[parameter.name], parameter_location)
         if text := descriptions.get(parameter.name):
             if choices := _choices(text):
                 property_["enum"] = choices
@@ -99,20 +99,22 @@ def _annotated(function: Callable) -> Callable:
 
 
 def _check_kind(parameter: inspect.Parameter, hints: Mapping, location: str) -> None:
-    where = f"{location}: parameter {parameter.name!r}"
+    parameter_location = f"{location}: parameter {parameter.name!r}"
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         rule = "a call names its arguments"
         fix = "write each parameter out, without * and /"
-        raise InputError(f"{where} has no name in a call", value=str(parameter), rule=rule, fix=fix)
+        raise InputError(
+            f"{parameter_location} has no name in a call", value=str(parameter), rule=rule, fix=fix
+        )
     if parameter.name not in hints:
         raise InputError(
-            f"{where} has no type hint",
+            f"{parameter_location} has no type hint",
             rule="the policy is told the types of a tool's parameters",
             fix=f"write {parameter.name}: str, int, float, bool, list[str], ...",
         )
 
 
-def _schema(hint: object, where: str) -> dict:
+def _schema(hint: object, location: str) -> dict:
     """The JSON schema of a type hint."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in (typing.Any, object):
@@ -120,42 +122,44 @@ def _schema(hint: object, where: str) -> dict:
     if hint is None or hint in _NAMES:
         return {"type": _NAMES[type(None) if hint is None else hint]}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _members(hint, where)
+        return _members(hint, location)
     if origin is typing.Annotated:
-        return _schema(arguments[0], where)
+        return _schema(arguments[0], location)
     if origin is typing.Literal:
-        return _literal(arguments, where)
+        return _literal(arguments, location)
     if origin in (typing.Union, types.UnionType):
-        return _union(arguments, where)
+        return _union(arguments, location)
     kind = origin or hint
     if kind in (list, Sequence, set, frozenset, Iterable) or kind is tuple:
         items = [a for a in arguments if a is not Ellipsis]
         if kind is tuple and len(items) > 1:
-            schemas = [_schema(item, where) for item in items]
+            schemas = [_schema(item, location) for item in items]
             return {"type": "array", "prefixItems": schemas}
-        return {"type": "array"} | ({"items": _schema(items[0], where)} if items else {})
+        return {"type": "array"} | ({"items": _schema(items[0], location)} if items else {})
     if kind in (dict, Mapping):
         if arguments and arguments[0] is not str:
-            raise _unknown(hint, where)
-        value_schema = {"additionalProperties": _schema(arguments[1], where)} if arguments else {}
+            raise _unknown(hint, location)
+        value_schema = (
+            {"additionalProperties": _schema(arguments[1], location)} if arguments else {}
+        )
         return {"type": "object"} | value_schema
-    raise _unknown(hint, where)
+    raise _unknown(hint, location)
 
 
-def _members(hint: type[enum.Enum], where: str) -> dict:
+def _members(hint: type[enum.Enum], location: str) -> dict:
     """The schema of an enumeration: the values of its members, which the tool receives."""
     values = [member.value for member in hint]
     kinds = list(dict.fromkeys(map(type, values)))
     if not kinds or not set(kinds) <= set(_NAMES):
-        raise _unknown(hint, where)
+        raise _unknown(hint, location)
     names = [_NAMES[kind] for kind in kinds]
     return {"type": names[0] if len(names) == 1 else names, "enum": values}
 
 
-def _literal(values: tuple, where: str) -> dict:
+def _literal(values: tuple, location: str) -> dict:
     kinds = {type(value) for value in values}
     if not kinds <= set(_NAMES):
-        raise _unknown(typing.Literal[values], where)
+        raise _unknown(typing.Literal[values], location)
     schema = {"enum": [value for value in values if value is not None]}
     names = sorted(_NAMES[kind] for kind in kinds - {type(None)})
     if names:
@@ -163,8 +167,8 @@ def _literal(values: tuple, where: str) -> dict:
     return schema | ({"nullable": True} if type(None) in kinds else {})
 
 
-def _union(arguments: tuple, where: str) -> dict:
-    schemas = [_schema(a, where) for a in arguments if a is not type(None)]
+def _union(arguments: tuple, location: str) -> dict:
+    schemas = [_schema(a, location) for a in arguments if a is not type(None)]
     if len(schemas) == 1:
         schema = schemas[0]
     elif all(set(schema) == {"type"} for schema in schemas):
@@ -174,9 +178,9 @@ def _union(arguments: tuple, where: str) -> dict:
     return schema | ({"nullable": True} if type(None) in arguments else {})
 
 
-def _unknown(hint: object, where: str) -> InputError:
+def _unknown(hint: object, location: str) -> InputError:
     return InputError(
-        f"{where} has a type that JSON cannot say",
+        f"{location} has a type that JSON cannot say",
         value=hint,
         rule="types are int, float, str, bool, list, dict[str, ...], Literal, Optional, unions, "
         "and an Enum of texts or numbers",

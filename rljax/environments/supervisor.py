@@ -224,7 +224,7 @@ class EpisodeSupervisor(Supervisor):
             return
         self._lose(worker, "killed", why or "it ended its worker process", broken=bool(why))
 
-    def _lose(self, worker: PlayWorker, kind: str, why: str, broken: bool = False) -> None:
+    def _lose(self, worker: PlayWorker, kind: str, reason: str, broken: bool = False) -> None:
         """Blames the episode whose code ran, and plays the others again."""
         number, since, _ = worker.progress.read()
         if broken:  # when that was read, the worker may have been running another's code already
@@ -236,11 +236,11 @@ class EpisodeSupervisor(Supervisor):
             guilty = self._struck(worker)
         self._scatter(worker, guilty)
         if kind == "killed":
-            why = f"{why} ({how_it_ended(worker.process)})"
+            reason = f"{reason} ({how_it_ended(worker.process)})"
         seconds = time.monotonic() - since if kind == "timeout" else 0.0
         self._count("seconds", seconds)
         for played in guilty:
-            self._fail_attempt(played, failed_step(played.number, kind, why, seconds))
+            self._fail_attempt(played, failed_step(played.number, kind, reason, seconds))
 
     def _struck(self, worker: PlayWorker) -> list[OpenEpisode]:
         """Returns the episodes that owed a step too many times when a worker ended without a cause
@@ -266,8 +266,10 @@ class EpisodeSupervisor(Supervisor):
                 self._count("replayed")
                 self._homeless.append(played)
             else:
-                why = "its worker was killed for another's step, and it declares repeatable=False"
-                self._fail_attempt(played, failed_step(played.number, "killed", why))
+                message = (
+                    "its worker was killed for another's step, and it declares repeatable=False"
+                )
+                self._fail_attempt(played, failed_step(played.number, "killed", message))
 
     def fail(self, error: Exception) -> None:
         """Kills all workers, and tells the driver the error of the supervisor itself."""

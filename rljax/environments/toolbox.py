@@ -154,10 +154,10 @@ def _tool(function: str | Callable) -> Tool:
     component = _component(function)
     if isinstance(component, Component) and _makes_a_tool(component):
         component = awaited(component())
-    plain = getattr(component, "function", component)
-    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+    target = getattr(component, "function", component)
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise InputError(
-            f"tool {plain.__name__!r} is a generator",
+            f"tool {target.__name__!r} is a generator",
             rule="a tool returns its result, once",
             fix="return a list, or one text, instead of each yield",
         )

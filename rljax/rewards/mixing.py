@@ -30,14 +30,14 @@ def _member(text: str) -> tuple[Component, Fields]:
     return component, wanted_fields(component)
 
 
-def _scored(text: str, sample: dict, where: str) -> tuple[float, dict[str, float]]:
+def _scored(text: str, sample: dict, context: str) -> tuple[float, dict[str, float]]:
     component, fields = _member(text)
     try:
         return call_reward(component, sample, fields)
     except Abstained:
         raise
     except Exception as error:
-        raise RuntimeError(f"{where} {text!r}: {type(error).__name__}: {error}") from error
+        raise RuntimeError(f"{context} {text!r}: {type(error).__name__}: {error}") from error
 
 
 def _check_sources(options: dict) -> None:

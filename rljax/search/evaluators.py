@@ -200,8 +200,8 @@ def padded_paths(paths: Sequence[Sequence[int]], live: Sequence[bool]) -> Leaves
     wide = np.zeros((len(paths), path_columns(int(depth.max(initial=1)))), np.int32)
     for row, path in enumerate(paths):
         wide[row, : len(path)] = path
-    none = np.full(len(paths), NONE, np.int32)
-    return Leaves(wide, depth, none, none, np.asarray(live, bool))
+    no_nodes = np.full(len(paths), NONE, np.int32)
+    return Leaves(wide, depth, no_nodes, no_nodes, np.asarray(live, bool))
 
 
 def path_columns(depth: int) -> int:

@@ -149,9 +149,9 @@ def expand(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active) 
     are `tokens` [B, M] with `logprobs`, of which the prior is renormalised, and none where
     `terminal` [B]."""
     nodes, rows = tree.parent.shape[1], jnp.arange(tree.size.shape[0])
-    new = active & ~at.known
-    node = jnp.where(new, at.leaf, nodes)  # out of range: dropped
-    parent = jnp.where(new & (at.parent != NONE), at.parent, nodes)
+    is_new = active & ~at.known
+    node = jnp.where(is_new, at.leaf, nodes)  # out of range: dropped
+    parent = jnp.where(is_new & (at.parent != NONE), at.parent, nodes)
     tokens = jnp.where(terminal[:, None] | ~jnp.isfinite(logprobs), NONE, tokens)
     prior = jax.nn.softmax(jnp.where(tokens == NONE, -jnp.inf, logprobs), axis=-1)
     prior = jnp.where(tokens == NONE, 0.0, prior)
@@ -168,7 +168,7 @@ def expand(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active) 
         edge=put(tree.edge, at.edge),
         value=put(tree.value, value),
         terminal=put(tree.terminal, terminal),
-        size=tree.size + new,
+        size=tree.size + is_new,
     )
 
 
@@ -262,5 +262,5 @@ def _move_one(tree: Tree, edge, active):
 
 def _renamed(indices: jax.Array, new_index: jax.Array) -> jax.Array:
     """Returns the new indices of nodes, NONE for NONE and for nodes outside the subtree."""
-    new = jnp.where(indices == NONE, len(new_index), new_index[indices])
-    return jnp.where(new < len(new_index), new, NONE).astype(jnp.int32)
+    renumbered = jnp.where(indices == NONE, len(new_index), new_index[indices])
+    return jnp.where(renumbered < len(new_index), renumbered, NONE).astype(jnp.int32)

@@ -207,11 +207,11 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
             _check_own_tokenizer(config, tokenizer)
         model_config = dataclasses.replace(model_config, known_ids=tokenizer.vocab_size)
     else:
-        plain = resolve(config.model, NAMESPACES["model"])(tokenizer.vocab_size)
-        if vision := plain.vision:
+        base_config = resolve(config.model, NAMESPACES["model"])(tokenizer.vocab_size)
+        if vision := base_config.vision:
             remat = "none" if settings["remat"] == "none" else "full"
             vision = dataclasses.replace(vision, dtype=settings["dtype"], remat=remat)
-        model_config = dataclasses.replace(plain, vision=vision, **settings)
+        model_config = dataclasses.replace(base_config, vision=vision, **settings)
     _check_balance(config, model_config)
     rank, width = config.lora.rank, model_config.embed
     if rank > width:

@@ -35,13 +35,13 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
     What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
     """
     key = root_key(config.seed)
-    plain = dataclasses.replace(model, config=lora.without(model.config))
+    base_model = dataclasses.replace(model, config=lora.without(model.config))
     if is_path(config.model):
-        params, report = load_with_report(config.model, plain)
+        params, report = load_with_report(config.model, base_model)
         if record and hosts.first():
             record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     else:
-        params = plain.init(stream(key, "weights"))
+        params = base_model.init(stream(key, "weights"))
     if model.config.lora is None:
         return params
     params = lora.attach(model, params, stream(key, "adapters"))
@@ -53,8 +53,8 @@ def check_weights(config: Config, model: Model) -> None:
     that are cut short, or lacks a tensor of the policy or has one of another shape. Only the
     headers and sizes of files are read. Models on the hub are not checked."""
     if config.model and os.path.exists(config.model):
-        plain = dataclasses.replace(model, config=lora.without(model.config))
-        compare(hub.model_folder(config.model), plain)
+        base_model = dataclasses.replace(model, config=lora.without(model.config))
+        compare(hub.model_folder(config.model), base_model)
     for field in (name for name in MODELS if name not in ("model", "tokenizer")):
         folder = value_of(config, field)
         if not folder or not os.path.exists(folder):

@@ -223,7 +223,7 @@ class Supervisor(abc.ABC):
 
     def _read(self, worker) -> None:
         """Acts on all that a worker has sent, and on its end."""
-        still_open, before = worker.receive(), len(worker.received)
+        still_open, received_bytes = worker.receive(), len(worker.received)
         try:
             while worker.state != "dead":
                 message = take_frame(worker.received, self.sends)
@@ -236,7 +236,7 @@ class Supervisor(abc.ABC):
             self.reap(worker, f"it sent what is no message: {error}")
         if not worker.received:
             worker.unfinished_since = math.inf
-        elif worker.unfinished_since == math.inf or len(worker.received) < before:
+        elif worker.unfinished_since == math.inf or len(worker.received) < received_bytes:
             worker.unfinished_since = time.monotonic()
         if not still_open and worker.state != "dead":
             self.reap(worker)

@@ -156,10 +156,14 @@ def _as_call(number: int, call: Call) -> dict:
 
 def _usage(reply: Reply) -> dict | None:
     """The tokens of the policy's row before a reply and in it; None where they are not known."""
-    read, written = reply.prompt_tokens, reply.num_tokens
-    if not written:
+    prompt_tokens, reply_tokens = reply.prompt_tokens, reply.num_tokens
+    if not reply_tokens:
         return None
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": reply_tokens,
+        "total_tokens": prompt_tokens + reply_tokens,
+    }
 
 
 def _completion(message: Mapping, finish: str, model: str | None, usage: dict | None) -> dict:

@@ -198,8 +198,8 @@ def _sentence(text: str) -> str:
         end = formula.end()
     line = text[:end] + text[end:].split("\n", 1)[0]
     line = line.strip().strip("*_")
-    plain = _FORMULA.sub(lambda formula: "0" * len(formula[0]), line)
-    stop = _SENTENCE_END.search(plain)
+    masked = _FORMULA.sub(lambda formula: "0" * len(formula[0]), line)
+    stop = _SENTENCE_END.search(masked)
     return line[: stop.start()] if stop else line
 
 

@@ -56,10 +56,10 @@ def _same_expression(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
     if not (a.has(_PERCENT) or b.has(_PERCENT)):
         return _same_values(a, b, decimals)
     scales = (sympy.Rational(1, 100), sympy.Integer(1))
-    both = a.has(_PERCENT) and b.has(_PERCENT)
+    both_percent = a.has(_PERCENT) and b.has(_PERCENT)
     return any(
         _same_values(a.xreplace({_PERCENT: scale}), b.xreplace({_PERCENT: scale}), decimals)
-        for scale in (scales[:1] if both else scales)
+        for scale in (scales[:1] if both_percent else scales)
     )
 
 

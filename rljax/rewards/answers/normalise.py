@@ -167,8 +167,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def squad_form(text: str) -> str:
     """Lower case, without punctuation, the articles a, an, the, and repeated spaces (SQuAD); a text
     of which that leaves nothing ("A", "+") keeps them."""
-    bare = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
-    return " ".join(bare.split()) or " ".join(text.lower().split())
+    stripped = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    return " ".join(stripped.split()) or " ".join(text.lower().split())
 
 
 # -- numbers --

@@ -133,9 +133,9 @@ def _union(parts: list[list[Piece]]) -> list[Piece]:
             low < merged[-1][2] or (low == merged[-1][2] and (has_low or merged[-1][3]))
         )
         if touches:
-            before = merged[-1]
-            end = max((before[2], before[3]), (high, has_high))
-            merged[-1] = (*before[:2], *end)
+            previous = merged[-1]
+            end = max((previous[2], previous[3]), (high, has_high))
+            merged[-1] = (*previous[:2], *end)
         elif low < high or (low == high and has_low and has_high):
             merged.append((low, has_low, high, has_high))
     return merged

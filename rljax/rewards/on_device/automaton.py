@@ -87,9 +87,9 @@ def compile_pattern(pattern: str, whole: bool) -> Automaton:
     return graph.deterministic(first, last)
 
 
-def _refusal(pattern: str, what: str) -> InputError:
+def _refusal(pattern: str, feature: str) -> InputError:
     return InputError(
-        f"regex_match: the pattern uses {what}",
+        f"regex_match: the pattern uses {feature}",
         value=pattern,
         rule="on the device a pattern is an automaton: literals, classes, groups, alternatives and "
         "repeats, and ^ and $ at its ends",
@@ -206,10 +206,10 @@ class _Graph:
     def _closure(self, states) -> frozenset[int]:
         reached, todo = set(states), list(states)
         while todo:
-            for other in self.empties[todo.pop()]:
-                if other not in reached:
-                    reached.add(other)
-                    todo.append(other)
+            for next_state in self.empties[todo.pop()]:
+                if next_state not in reached:
+                    reached.add(next_state)
+                    todo.append(next_state)
         return frozenset(reached)
 
     def deterministic(self, first: int, last: int) -> Automaton:

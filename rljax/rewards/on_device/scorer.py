@@ -197,8 +197,8 @@ def token_bytes(tokenizer, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.
     # (A tokenizer that takes a space from the front of a text takes it from a token alone.)
     probe = next((i for i, text in enumerate(texts) if text.isalnum() and text.isascii()), None)
     if probe is not None:
-        before = texts[probe]
-        texts = [tokenizer.decode([probe, i]).removeprefix(before) for i in range(vocab_size)]
+        prefix = texts[probe]
+        texts = [tokenizer.decode([probe, i]).removeprefix(prefix) for i in range(vocab_size)]
     lost = [i for i in range(vocab_size) if "\ufffd" in texts[i]]
     complete = sorted({*range(vocab_size)} - {*lost})
     draw = np.random.default_rng(0)

@@ -406,7 +406,7 @@ class Process:
             if not data:
                 self._selector.modify(key.fd, selectors.EVENT_READ, key.data)
 
-    def _read(self, key: selectors.SelectorKey, into: bytearray, limit: int) -> bool:
+    def _read(self, key: selectors.SelectorKey, buffer: bytearray, limit: int) -> bool:
         """Returns whether data came; beyond the limit the program is ended."""
         try:
             data = os.read(key.fd, 1 << 16)
@@ -417,8 +417,8 @@ class Process:
         if not data:
             self._drop(key)
             return False
-        into += data[: limit - len(into)]
-        if len(into) >= limit and not self._why:
+        buffer += data[: limit - len(buffer)]
+        if len(buffer) >= limit and not self._why:
             self._why, self._note = "output", f"more than {limit} bytes of {key.data}"
             with contextlib.suppress(OSError):
                 self._zygote.control.send(b"kill")

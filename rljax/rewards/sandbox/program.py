@@ -228,9 +228,9 @@ def _answer_calls(channel: Channel, header: dict) -> None:
             keywords = {k: decode(a, resolve) for k, a in request["kwargs"].items()}
             value = _apply(request["do"], target, arguments, keywords)
             answer = {"value": encode(value, refer)}
-            after = [encode(a, refer) for a in arguments]
-            if after != request["args"]:  # a function that works in place
-                answer["args"] = after
+            new_arguments = [encode(a, refer) for a in arguments]
+            if new_arguments != request["args"]:  # a function that works in place
+                answer["args"] = new_arguments
         except BaseException as error:
             answer = {"raised": type(error).__name__, "text": describe(error)}
         channel.send(answer)

@@ -182,11 +182,11 @@ def _watch(control: socket.socket, child: int, scratch: str, limits: dict, space
     poll.register(control, select.POLLIN)
     reason = ""
     while True:
-        ready = dict(poll.poll(1000 * _WATCH_S))
-        if process in ready:
+        events = dict(poll.poll(1000 * _WATCH_S))
+        if process in events:
             os.close(process)
             return reason
-        if control.fileno() in ready:
+        if control.fileno() in events:
             reason = "killed"
             if not control.recv(1 << 10):
                 poll.unregister(control)  # the other side is gone: this one is the last

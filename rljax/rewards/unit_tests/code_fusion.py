@@ -154,8 +154,8 @@ def _case_result(
     mark = secrets.token_hex(16)
     if tests.kind == "calls":
         # Arguments of an assert are Python's own: tuples, sets, keys that are numbers.
-        read, write = ("_ast.literal_eval", repr) if literal else ("_json.loads", json.dumps)
-        program = f"{program}\n{_CALL.format(name=tests.function, mark=mark, read=read)}"
+        reader, write = ("_ast.literal_eval", repr) if literal else ("_json.loads", json.dumps)
+        program = f"{program}\n{_CALL.format(name=tests.function, mark=mark, read=reader)}"
         arguments = write(arguments)
     status, stdout, seconds, message = ask(program, arguments)
     if status != "passed":

@@ -74,31 +74,35 @@ def special_token(
     prompt_index = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
     batch, report = sample(prompts, key, n=n // max_rounds)
     full_mask, learned = batch.mask, [batch.mask]
-    kept = [jnp.zeros((batch.rows,), jnp.int32)]
+    kept_counts = [jnp.zeros((batch.rows,), jnp.int32)]
     batches, reports, weakest, gains, cut = [batch], [report], [], [], []
     for number in range(1, max_rounds):
         valued = critic.valued(batch.replace(mask=full_mask), cfg.microbatch_rows)
         shaped = apply_shaping(valued, cfg.reward_shaping)
         columns, smallest = fetch(_weakest(shaped, cfg.advantage))
-        going = smallest < tau  # (A row whose reward failed has no token, and inf.)
+        regenerated = smallest < tau  # (A row whose reward failed has no token, and inf.)
         weakest += smallest[np.isfinite(smallest)].tolist()
-        if not going.any():
+        if not regenerated.any():
             break
         starts = np.asarray(prompts.response_starts)[prompt_index]
         lengths, old_scores = fetch((jnp.sum(batch.segment_ids > 0, axis=1), batch.scores))
         # The others sample their last token anew, which nothing learns from: calls have one shape.
-        columns = np.where(going, columns, lengths - 1)
+        columns = np.where(regenerated, columns, lengths - 1)
         source = batch.replace(mask=full_mask, group=jnp.asarray(prompt_index), values=None)
         rows, branch_key = np.arange(len(prompt_index)), stream(key, "special_token", number)
         batch, report = branch(prompts, source, rows, columns - starts, branch_key)
         has_score = [row.score.status == "ok" for row in report.rows]
-        gains += (fetch(batch.scores) - old_scores)[going & has_score].tolist()
-        cut += ((columns - starts) / (lengths - starts))[going].tolist()
-        full_mask, new_mask = _masks(batch.mask, full_mask, columns, going)
+        gains += (fetch(batch.scores) - old_scores)[regenerated & has_score].tolist()
+        cut += ((columns - starts) / (lengths - starts))[regenerated].tolist()
+        full_mask, new_mask = _masks(batch.mask, full_mask, columns, regenerated)
         batches.append(batch)
         learned.append(full_mask if train_prefix else new_mask)
-        kept.append(jnp.sum(full_mask - learned[-1], axis=1).astype(jnp.int32))
-        scored = tuple(row for row, goes in zip(report.rows, going, strict=True) if goes)
+        kept_counts.append(jnp.sum(full_mask - learned[-1], axis=1).astype(jnp.int32))
+        scored = tuple(
+            row
+            for row, is_regenerated in zip(report.rows, regenerated, strict=True)
+            if is_regenerated
+        )
         reports.append(RewardReport(scored, report.process))
 
     def mean(x):
@@ -112,7 +116,7 @@ def special_token(
         "special_token/gain": mean(gains),
     }
     sizes = dict(rounds=max_rounds, count=count, mesh=actor.model.mesh)
-    joined = _of_all_rounds(batches, learned, kept, prompt_index, **sizes)
+    joined = _of_all_rounds(batches, learned, kept_counts, prompt_index, **sizes)
     rows = tuple(row for round_report in reports for row in round_report.rows)
     report = RewardReport(
         rows,
@@ -150,24 +154,26 @@ def _weakest(batch: Batch, advantage: Component):
 
 
 @jax.jit
-def _masks(mask, old_mask, columns, going):
+def _masks(mask, old_mask, columns, regenerated):
     """The mask of all tokens that a policy chose, and of those of this round: [B, S] each; 0 in
     rows that are not `going` [B], or whose reward failed."""
-    scored = (jnp.any(mask > 0, axis=1) & going)[:, None]
+    scored = (jnp.any(mask > 0, axis=1) & regenerated)[:, None]
     inside = jnp.arange(mask.shape[1])[None, :] < columns[:, None]
     full_mask = jnp.where(inside, old_mask, mask)
     return jnp.where(scored, full_mask, 0.0), jnp.where(scored, mask, 0.0)
 
 
-def _of_all_rounds(batches, masks, kept, prompt_index, *, rounds: int, count: int, mesh) -> Batch:
+def _of_all_rounds(
+    batches, masks, kept_counts, prompt_index, *, rounds: int, count: int, mesh
+) -> Batch:
     """The rows of all rounds; those of rounds that were not needed have mask 0."""
     missing = rounds - len(batches)
     batches = batches + batches[-1:] * missing
     masks = masks + [jnp.zeros_like(masks[-1])] * missing
-    kept = kept + [jnp.zeros_like(kept[-1])] * missing
+    kept_counts = kept_counts + [jnp.zeros_like(kept_counts[-1])] * missing
     rows = [
         batch.replace(mask=mask, kept_tokens=tokens, values=None)
-        for batch, mask, tokens in zip(batches, masks, kept, strict=True)
+        for batch, mask, tokens in zip(batches, masks, kept_counts, strict=True)
     ]
     return _together(rows, jnp.asarray(prompt_index), count=count, mesh=mesh)
 

@@ -146,7 +146,9 @@ def _estimates(
     shards = row_shards(mesh)
     size = -(-max(1, batch.rows // completions) // shards) * shards
     group, mask = fetch((batch.group, batch.mask))
-    before = np.cumsum(mask > 0, axis=1) - (mask > 0)  # policy tokens of the row before each one
+    tokens_before = np.cumsum(mask > 0, axis=1) - (
+        mask > 0
+    )  # policy tokens of the row before each one
     estimates, cut = [], []
     for first in range(0, len(states), size):
         part = states[first : first + size]
@@ -159,7 +161,7 @@ def _estimates(
         scores = np.array(scores, np.float64)
         if unfinished is not None:
             scores = np.where(limited & ~np.isnan(scores), unfinished, scores)
-        kept_counts = np.repeat(before[rows, columns].astype(np.int32), completions)
+        kept_counts = np.repeat(tokens_before[rows, columns].astype(np.int32), completions)
         continued = continued.replace(kept_tokens=place(kept_counts, mesh))
         scores = _shaped(continued, scores, cfg.reward_shaping, mesh)
         estimates.append(scores.reshape(size, completions)[: len(part)])

@@ -44,12 +44,12 @@ def _read(batch: Batch) -> Batch:
 def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
     """Computes the scalar head after each token, at most `rows` rows at once -> [B, S]
     float32. No gradient."""
-    plain = _read(batch)
+    inputs = _read(batch)
 
     def one(part):
         return model.token_scores(params, part)[..., 0]
 
-    scores = map_microbatches(one, plain, rows if batch.rows % rows == 0 else batch.rows)
+    scores = map_microbatches(one, inputs, rows if batch.rows % rows == 0 else batch.rows)
     return jax.lax.stop_gradient(scores)
 
 

@@ -105,8 +105,8 @@ class Reward:
     def outcome_alone(self) -> "Reward":
         """Returns the same pool without scores of lines, evolving rubrics and
         costs, for evaluation."""
-        plain = self.process is None and self.rubrics is None and not self.needs_costs
-        return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
+        is_plain = self.process is None and self.rubrics is None and not self.needs_costs
+        return self if is_plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
     @property
     def row_pool(self) -> RewardPool | None:

@@ -317,8 +317,8 @@ class Driver:
         seat = self.rules.seats.index(step.seat)
         logs = [log for log in episode.logs if log.seat == seat]
         begins = step.new_row or not logs
-        before = 0 if begins else logs[-1].tokens
-        return logs, begins, self.rules.limits.max_tokens - len(step.ids) - before
+        log_tokens = 0 if begins else logs[-1].tokens
+        return logs, begins, self.rules.limits.max_tokens - len(step.ids) - log_tokens
 
     def _branched(self, episode: Trajectory, step: Step) -> None:
         """Has new episodes go on from where this one stands, with what `step` says. Nothing that

@@ -194,8 +194,8 @@ class EpisodesInFlight:
         """Returns the versions of the tokens that the policy wrote, after `set_state`."""
         logs = [log["sample"] for episode in group.stood["episodes"] for log in episode["logs"]]
         samples = [Sample.from_state(state, self.cfg.sampling) for state in logs]
-        written = [sample.versions[sample.chosen] for sample in samples]
-        return {int(version) for versions in written for version in np.unique(versions)}
+        sampled_versions = [sample.versions[sample.chosen] for sample in samples]
+        return {int(version) for versions in sampled_versions for version in np.unique(versions)}
 
     def _brought_to(self, episode: Trajectory, state: dict) -> list[Sample]:
         """Plays a new episode on from where one stood -> its samples that are in the sampler."""
