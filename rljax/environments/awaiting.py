@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 
 
 def awaited(value: object) -> object:
-    """The result of a value that is awaitable, and any other value as it is.
+    """Returns the result of a value that is awaitable, and any other value as it is.
 
     All coroutines of a process run on one event loop, in a thread of its own: a session that
     `reset` opens is still that of the next call, also where the caller runs in a loop itself.
@@ -29,7 +29,8 @@ def awaited(value: object) -> object:
 
 
 async def _outcome(value: Awaitable) -> tuple[object, BaseException | None]:
-    """The result, or what was raised: a SystemExit on its way out would end the loop."""
+    """Returns (the result, None), or (None, the exception): a SystemExit that left the coroutine
+    would end the loop."""
     try:
         return await value, None
     except BaseException as error:

@@ -62,7 +62,8 @@ class Conversation:
         return beginning_of(*self._asked())
 
     def _asked(self) -> tuple[str, list[dict] | None]:
-        """The prompt of the policy's next turn as text, or the end of it, and its messages."""
+        """Returns the text of the prompt of the policy's next turn, or the end of
+        it, and its messages."""
         if self.messages is not None:
             return self._rendered, self.messages
         return self.tokenizer.decode(self.ids[-TAIL:], skip_special_tokens=False), None
@@ -131,7 +132,7 @@ class Conversation:
 
 
 def _joined(opened: Mapping, message: Mapping) -> str:
-    """The content of a turn that was begun, and of what the policy wrote behind it."""
+    """Returns the content of a turn that was begun, followed by the text that the policy wrote."""
     text = opened.get("content") or ""
     if not isinstance(text, str):
         text = "".join(part.get("text") or "" for part in text)
@@ -177,12 +178,12 @@ def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
 
 
 def _control(tokenizer, message: Mapping) -> frozenset[int]:
-    """The tokens that a cut may not bring together in a message's text."""
+    """Returns the tokens that must not form in a message's text where it is cut."""
     return tokenizer.template_ids if message.get("role") == "tool" else tokenizer.special_ids
 
 
 def _share(sizes: Sequence[int], limit: int) -> int:
-    """The greatest number c with sum(min(size, c)) <= limit."""
+    """Returns the greatest number c with sum(min(size, c)) <= limit."""
     remaining, count = limit, len(sizes)
     for size in sorted(sizes):
         if size * count > remaining:
@@ -192,7 +193,8 @@ def _share(sizes: Sequence[int], limit: int) -> int:
 
 
 def _cut(tokenizer, text: str, limit: int, control: frozenset[int]) -> str:
-    """Head and tail of a text, with how much was left out between them."""
+    """Returns head and tail of a text, with the number of tokens or characters that were
+    left out between them."""
     most = CHARACTERS_PER_TOKEN * limit
     complete = len(text) <= most
     head_ids = tokenizer.encode(text if complete else text[:most])

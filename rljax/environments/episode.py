@@ -193,7 +193,7 @@ class Episode:
         try:
             budget = dict(finish=finish, turns_left=turns_left, tokens_left=tokens_left)
             reply = self._read([int(i) for i in ids], budget)
-            if reply.problem and reply.calls:  # the others are made, and it is told beside them
+            if reply.problem and reply.calls:  # the next observation tells of it
                 self._untold = f"{_UNREADABLE}{reply.problem}"
             elif reply.problem and not self._limit:
                 messages = [{"role": "user", "content": f"{_UNREADABLE}{reply.problem}"}]
@@ -222,7 +222,7 @@ class Episode:
     # -- the environment's turn
 
     async def _advance(self, reply: Reply | None) -> Step:
-        """The generator's next yield, or its end, as a Step."""
+        """Returns the generator's next yield, or its end, as a Step."""
         began = time.perf_counter()
         returned, done = None, False
         try:
@@ -306,7 +306,7 @@ class Episode:
         return parted_messages(self.tokenizer, messages, ids, roles)
 
     def _first(self, turn: Turn, tools: Sequence[Mapping]) -> tuple[list[int], list[dict]]:
-        """The first prompt of a seat."""
+        """Returns the first prompt of a seat: its ids and its messages."""
         ids, messages = None, turn.observation
         if messages is not None:
             messages = self._without_control(messages)
@@ -364,7 +364,7 @@ class Episode:
         return self._over(seconds, failure=failure, kind=kind)
 
     def _over(self, seconds: float, **fields) -> Step:
-        """The last Step."""
+        """Returns the last Step."""
         self.ended = True
         fields |= self._told()
         return Step(self.number, self._seat, ended=True, seconds=seconds, **fields)
@@ -413,7 +413,7 @@ class Episode:
         return call if call.id else dataclasses.replace(call, id=f"call{self._calls + index:05d}")
 
     def _allowed(self, calls: tuple[Call, ...], bad: bool) -> tuple[Call, ...]:
-        """The calls that the environment is handed: none where this reply is the last."""
+        """Returns the calls that the environment is handed: none if this reply is the last."""
         self._calls += len(calls)
         self._bad_in_a_row = self._bad_in_a_row + 1 if bad else 0
         most = BAD_CALLS if self.limits.on_bad_call == "reply" else 0

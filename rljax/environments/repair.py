@@ -51,8 +51,8 @@ def repair(
 
 
 def first_failure(program: str, tests: Tests, timeout_s: float) -> tuple[int, str] | None:
-    """(the index of the first test that a program fails, how it fails); None if it passes all.
-    `timeout_s` is that of one test."""
+    """Returns (the index of the first test that a program fails, how it fails); None if it passes
+    all. `timeout_s` is the limit of one test."""
     key = (tests.inputs, tests.outputs, tests.function, tests.setup, tests.kind, tests.wrapped)
     return _first_failure(program, _Equal(repr(key), tests), timeout_s)
 

@@ -120,8 +120,9 @@ def _top_k(name, value) -> int:
 
 
 def _seed(name, value) -> int:
-    """A seed of 64 bits, as OpenAI and vLLM take it, in the 32 bits of a key. Those that have more
-    are hashed: to cut them would make equal draws of seeds that are near to one another."""
+    """Returns a seed of 64 bits, as OpenAI and vLLM take it, as one of the 32 bits of a
+    key. Seeds of more bits are hashed: if they were cut, seeds that are near to one another
+    would draw the same."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         refuse(name, value, fix=f"send a whole number from {-(2**63)} to {2**63 - 1}")
     if 0 <= value < 2**32:
@@ -180,7 +181,7 @@ def _stream_options(name, value) -> str:
 
 
 def _messages(name, value) -> object:
-    """Checked in full by the tokenizer, but for their number."""
+    """Checks the number of messages; the tokenizer checks all else."""
     if isinstance(value, list) and len(value) > MESSAGES:
         refuse(name, f"{len(value)} messages", fix=f"send at most {MESSAGES}")
     return value

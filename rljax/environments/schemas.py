@@ -31,8 +31,8 @@ _NOT_TOLD |= {"eager_input_streaming", "input_examples"}
 
 
 def told_of(tools: Sequence[Mapping]) -> list[dict]:
-    """The tools of a client in the form that a chat template is given: without flags of a decoder,
-    and without nulls."""
+    """Returns the tools of a client in the form that a chat template is given: without flags of a
+    decoder, and without nulls."""
 
     def told(value: Mapping) -> dict:
         return {k: v for k, v in value.items() if v is not None and k not in _NOT_TOLD}
@@ -189,7 +189,7 @@ def _unknown(hint: object, location: str) -> InputError:
 
 
 def _plain_default(default: object) -> object:
-    """A default, of a member of an enumeration its value."""
+    """Returns a default; of a member of an enumeration its value."""
     return default.value if isinstance(default, enum.Enum) else default
 
 
@@ -205,7 +205,7 @@ def _is_json(value: object) -> bool:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """(description, what is said of each parameter) of a docstring in Google's style, with Sphinx's
+    """Returns (description, {parameter: its text}) of a docstring in Google's style, with Sphinx's
     :param x:, or without either."""
     sections = [*_SECTION.finditer(text)]
     description = text[: sections[0].start()] if sections else text
@@ -232,7 +232,8 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _read_arguments(lines: Sequence[str], descriptions: dict[str, list[str]]) -> None:
-    """`name (type): text` at the least indentation; deeper lines go on with the one before."""
+    """Adds the descriptions of the arguments in a section: `name (type): text` at the least
+    indentation, where deeper lines continue the one before."""
     filled = [line for line in lines if line.strip()]
     if not filled:
         return
@@ -248,7 +249,7 @@ def _read_arguments(lines: Sequence[str], descriptions: dict[str, list[str]]) ->
 
 
 def _choices(text: str) -> list | None:
-    """The list of `(choices: ["a", "b"])` at the end of a parameter's text."""
+    """Returns the list of `(choices: ["a", "b"])` at the end of a parameter's text, or None."""
     match = _CHOICES.search(text)
     if not match:
         return None
@@ -272,8 +273,8 @@ def parameters_of(name: str, schemas: Sequence[Mapping]) -> Mapping[str, Mapping
 
 
 def checked_arguments(schema: Mapping, arguments: Mapping) -> tuple[dict, str]:
-    """(the arguments of a call by the tool's schema, what is wrong with them in words for
-    the policy or ""). A text that is a number, a boolean or JSON becomes one if its
+    """Returns (the arguments of a call by the tool's schema, the problem with them in words
+    for the policy or ""). A text that is a number, a boolean or JSON becomes one if its
     parameter is no text."""
     function = schema.get("function", schema)
     parameters = function.get("parameters") or {}
@@ -296,12 +297,12 @@ def checked_arguments(schema: Mapping, arguments: Mapping) -> tuple[dict, str]:
 
 
 def _short(name: str) -> str:
-    """A name that the policy wrote, without what could be a token of its own."""
+    """Returns a name that the policy wrote, without characters that could form a special token."""
     return re.sub(r"[^\w.-]", "?", name[:40])
 
 
 def _kinds(schema: Mapping) -> list[str]:
-    """The types that a schema allows; none: any."""
+    """Returns the types that a schema allows; an empty list allows any type."""
     kinds = schema.get("type", [])
     kinds = list(kinds) if isinstance(kinds, (list, tuple)) else [kinds]
     for option in schema.get("anyOf", ()):

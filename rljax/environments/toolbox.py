@@ -176,13 +176,14 @@ def _makes_a_tool(component: Component) -> bool:
 
 
 def _name(call: Call) -> str:
-    """A name that the policy wrote, without what could be a token of its own."""
+    """Returns a name that the policy wrote, without characters that could form a special token."""
     return re.sub(r"[^\w.-]", "?", call.name[:64])
 
 
 def _as_text(value: object) -> str:
-    """A tool's result as text: a text as it is, what JSON has as JSON, with NumPy's numbers and
-    arrays as Python's and other values in it as their text, everything else as its text."""
+    """Returns a tool's result as text: a text as it is, values that JSON has as JSON, anything
+    else as its str(). NumPy's numbers and arrays count as Python's; other values inside JSON are
+    written as their str()."""
     if isinstance(value, str):
         return value
     value = _plain(value)
@@ -197,7 +198,7 @@ def _as_text(value: object) -> str:
 
 
 def _plain(value: object, convert: Callable = lambda value: value) -> object:
-    """A value of NumPy as Python's own, any other one by `other`."""
+    """Returns a value of NumPy as Python's own, and any other value as `convert` makes it."""
     if isinstance(value, np.generic | np.ndarray):
         plain = value.tolist()
         return convert(plain) if isinstance(plain, np.generic) else plain
@@ -214,7 +215,8 @@ def described(error: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    """Valid Unicode of at most MOST_CHARACTERS: a longer text keeps its head and its tail."""
+    """Returns valid Unicode of at most MOST_CHARACTERS; a longer text keeps
+    its head and its tail."""
     if len(text) > MOST_CHARACTERS:
         half, cut = MOST_CHARACTERS // 2, len(text) - MOST_CHARACTERS
         text = f"{text[:half]}\n[{cut} characters cut]\n{text[-half:]}"

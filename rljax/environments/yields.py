@@ -86,8 +86,8 @@ def _messages(observation: object) -> list[dict] | None:
 
 
 def _plain(value: object) -> object:
-    """A copy of plain values, which alone another process takes; texts of a class of their own,
-    such as the members of an enumeration, as texts."""
+    """Returns a copy of plain values, the only ones that can be sent to another process. Texts of a
+    subclass of str, such as members of an enumeration, become texts."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
@@ -102,8 +102,8 @@ def _plain(value: object) -> object:
 
 
 def outcome_of(returned: object, seats: Sequence[str]) -> tuple[dict | None, dict[str, float]]:
-    """({seat: score}, or None if `reward.function` scores; named parts). Raises BadYield for what
-    is no finite number, no parts with "score", and no score for each seat."""
+    """Returns ({seat: score}, or None if `reward.function` scores; named parts). Raises BadYield
+    unless the outcome is a finite number, parts with "score", or a score for each seat."""
     if isinstance(returned, Done):
         returned = returned.outcome
     if returned is None:

@@ -81,7 +81,8 @@ def filled_chunks(items: Sequence, size: int) -> Iterator[tuple[int, list]]:
 
 
 def _per_call(prompts: int, most: int) -> int:
-    """The prompts of each call where none holds more than `most`: as equal as calls can be."""
+    """Returns the number of prompts of each call if none holds more than `most`; calls are
+    as equal as possible."""
     return -(-prompts // -(-prompts // most))
 
 
@@ -142,8 +143,8 @@ def _scores(scored: Sequence[ScoredRow], count: int, player: Player) -> list[tup
 def _read_rows(
     batch, lengths: np.ndarray, tokenizer: Tokenizer, records: Sequence[PromptRecord]
 ) -> Iterator[tuple]:
-    """(text, ids, logprobs, finish_reason) of the responses of the first rows, which begin after
-    `lengths` tokens and answer `records`."""
+    """Yields (text, ids, logprobs, finish_reason) of the responses of the first rows, which begin
+    after `lengths` tokens and answer `records`."""
     fields = (batch.tokens, batch.mask, batch.segment_ids, batch.finish_reason)
     tokens, mask, segments, finish = fetch(fields)
     logprobs = np.full(tokens.shape, np.nan)

@@ -102,9 +102,9 @@ class DeviceSampler:
         enough=None,
         tree=None,
     ) -> tuple[Batch, int]:
-        """n scored responses to each of P prompts: the batch of P n rows, and the number of the
-        call, which stands for its report. Raises InputError for `enough`, which the host would have
-        to ask, and for a role other than the actor."""
+        """Samples n scored responses to each of P prompts. Returns the batch of P n rows, and the
+        number of the call, which stands for its report. Raises InputError for `enough`, which the
+        host would have to ask, and for a role other than the actor."""
         if enough is not None or not isinstance(actor or self.actor, Actor):
             raise InputError(
                 "a rollout in a program of several steps samples in a way that needs the host",
@@ -166,6 +166,7 @@ def report_of(samples: Samples, prompts: Prompts, reward: Reward) -> RewardRepor
 
 
 def _shortest(scores: np.ndarray) -> list[float]:
-    """Float32 scores [R] as the numbers that people write: 0.3, and not 0.30000001192092896."""
+    """Returns float32 scores [R] as the shortest decimal numbers: 0.3, and not
+    0.30000001192092896."""
     values, inverse = np.unique(scores, return_inverse=True)
     return np.array([float(str(value)) for value in values])[inverse].tolist()

@@ -157,7 +157,7 @@ class _Plan:
 
 
 def _layout(plan: _Plan, trees: _Trees) -> _Trees:
-    """The sharding of every array."""
+    """Returns the sharding of every array."""
     mesh = plan.models[0].mesh
     layout = rows_layout(dataclasses.replace(trees, caches=()), mesh)
     caches = tuple(cache.shardings(layers, mesh) for layers in trees.caches)

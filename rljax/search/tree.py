@@ -82,7 +82,7 @@ def root_value(tree: Tree) -> jax.Array:
 
 
 def mean_value(visits: jax.Array, total_value: jax.Array) -> jax.Array:
-    """Q = W / N, and 0 where N = 0, in the shape of both."""
+    """Returns Q = W / N, and 0 where N = 0, in the shape of both."""
     return jnp.where(visits > 0, total_value / jnp.maximum(visits, 1), 0.0)
 
 
@@ -192,7 +192,7 @@ def backup(tree: Tree, leaf, value, active) -> Tree:
 
 
 def mixed(prior: jax.Array, noise: jax.Array, fraction) -> jax.Array:
-    """(1 - fraction) prior + fraction noise, in the shape of both."""
+    """Returns (1 - fraction) prior + fraction noise, in the shape of both."""
     return (1 - fraction) * prior + fraction * noise
 
 

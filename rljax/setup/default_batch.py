@@ -71,7 +71,8 @@ def _samples(config: Config) -> bool:
 
 
 def _of_the_run(run_dir: str) -> dict:
-    """The batch of the config.json of an earlier start in this folder, {} where there is none."""
+    """Returns the batch of the config.json of an earlier start in this folder,
+    {} if there is none."""
     if not run_dir:
         return {}
     path = f"{run_dir}/config.json"
@@ -117,8 +118,9 @@ def _machine(devices) -> str:
 
 
 def _sizes(config: Config, unset: Collection[str], most_rows: float, shards: int) -> dict[str, int]:
-    """{field of batch: its number}: the most prompts of PROMPTS whose sequences are at most `most`,
-    and at most 256 of them in an optimizer step; both divide over the shards of the mesh."""
+    """Returns {field of batch: its number}: the most prompts of PROMPTS whose sequences are
+    at most `most_rows`, and at most 256 of them in an optimizer step. Both divide over the
+    shards of the mesh."""
     batch, out = config.batch, {}
     samples, step = batch.samples_per_prompt, batch.sequences_per_optimizer_step
     if not all(type(n) is int and n > 0 for n in (samples, step, batch.prompts_per_step)):

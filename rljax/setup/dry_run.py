@@ -151,7 +151,8 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
 
 
 def _fails(problem: str, error: Exception, component: Component) -> InputError:
-    """The exception of a component in one line, with its location in the user's file."""
+    """Returns the InputError for an exception of a component, in one line, with its location
+    in the user's file."""
     summary = next(iter(str(error).splitlines()), "")
     location = location_in(error, [component.function])
     signature = f"{component.short_name}{component.signature}"
@@ -216,7 +217,7 @@ def _kind(value: object) -> str:
 
 
 def _check_process_reward(text: str) -> None:
-    """The dense reward of reward.process_model, on shapes: rewards [B, S]."""
+    """Checks the dense reward of reward.process_model on shapes: it returns rewards [B, S]."""
     numbers, ids = (jax.ShapeDtypeStruct((2, 3), d) for d in (jnp.float32, jnp.int32))
     row = jax.ShapeDtypeStruct((2,), jnp.float32)
     batch = Batch(
@@ -379,8 +380,8 @@ class _Checked(Component):
         return result
 
     def _first_of(self, result: object, label: str):
-        """The array that a stage is about, of what its function returned. Raises InputError where
-        that is something else."""
+        """Returns the array of a stage from the values that its function returned. Raises
+        InputError if there is none."""
         forms = self.stage.returns
         parts = result if isinstance(result, tuple) else (result,)
         for form in forms:

@@ -50,8 +50,8 @@ def stop_ids(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _of_model(config: Config) -> dict:
-    """generation_config.json of the model's folder; {} where there is none that can be read: at the
-    end of a run it is no reason to lose the export."""
+    """Returns generation_config.json of the model's folder; {} if there is none that can be read,
+    as the export at the end of a run must not fail for it."""
     with contextlib.suppress(InputError):
         if is_path(config.model):
             path = hub.model_folder(config.model, hub.CONFIG) / _GENERATION

@@ -57,7 +57,7 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
 
 
 def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
-    """reward.cost_model, if there is one."""
+    """Returns the scorer of reward.cost_model, or None."""
     field, folder = "reward.cost_model", setup.config.reward.cost_model
     if not folder:
         return None
@@ -68,7 +68,8 @@ def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
 
 
 def _check_rubrics(setup: Setup) -> None:
-    """Every prompt has rubrics: else its samples would fail one by one, steps later."""
+    """Raises InputError unless every prompt has rubrics; samples without them would fail one
+    by one, steps later."""
     prompts = setup.data.prompts if setup.main.samples else []
     for prompt in [*prompts, *setup.data.test_prompts]:
         try:
@@ -82,8 +83,8 @@ def _check_rubrics(setup: Setup) -> None:
 
 
 def _share(workers: int) -> int:
-    """This host's part of so many workers of all hosts together, which ask one server; at least
-    one."""
+    """Returns the number of workers of this host, out of those of all hosts together, which ask one
+    server; at least one."""
     return max(len(hosts.mine(workers)), 1)
 
 
@@ -106,7 +107,8 @@ def model_scorer(
 
 
 def _kept(config: Config, params: dict) -> dict:
-    """A scorer's weights where they are between two uses: on the devices, or on the host."""
+    """Returns a scorer's weights where they lie between two uses: on the
+    devices, or on the host."""
     if not config.memory.scorers_on_host:
         return params
     return jax.tree.map(lambda x: moved(x, on_host(x.sharding)), params)

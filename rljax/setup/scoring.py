@@ -99,8 +99,8 @@ def open_players(setup: Setup, log: Path) -> list[Player]:
 
 
 def _episodes(setup: Setup, log: Path) -> Episodes:
-    """The reward that scores episodes without an outcome is opened now where the config names one,
-    else before the first such episode."""
+    """Makes the player of episodes. The reward that scores episodes without an outcome is opened
+    now if the config names one, else before the first such episode."""
     config, reward = setup.config, setup.config.reward
     text = training_text(config)
     opened = functools.partial(reward_role, setup, text, dense=True, log=log)

@@ -282,8 +282,9 @@ def _steps(
     rows_per_example: int = 1,
     **shared,
 ) -> Steps:
-    """`together` rows are one example and stay in one microbatch. `shared` says what of a row is a
-    prompt that others have, too (rljax.learn.packing)."""
+    """Returns the steps that divide `rows` rows into microbatches. `rows_per_example` rows are one
+    example and stay in one microbatch. `shared` says which part of a row is a prompt that other
+    rows have as well (rljax.learn.packing)."""
     shards = row_shards(model.mesh) * rows_per_example
     if rows % shards:
         raise InputError(

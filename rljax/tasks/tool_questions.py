@@ -131,9 +131,9 @@ def fact_lines(*, lines: int = 500, seed: int = 0) -> list[str]:
 
 
 def _with_calls(task: Task, call: str, question_of, answer_of, share: float, seed: int) -> Task:
-    """The task with worked examples of a first turn, a call or any answer; of the rest of a call
-    that is begun; and of what follows one. `asked(row)`: the call's text; `answers(row)`: what the
-    tool says."""
+    """Returns the task with worked examples of a first turn (a call, or any answer), of the rest of
+    a call that is begun, and of the text behind a call. `question_of(row)` is the text of the call,
+    `answer_of(row)` the tool's answer."""
     if call.count("{}") != 1:
         rule = "{} stands once in it, where the question goes"
         fix = "write the call with one {}, such as 'calc({})'"

@@ -115,7 +115,7 @@ class Endpoint:
             writer.close()
 
     async def _respond(self, method: str, path: str, body: bytes) -> tuple[str, bytes]:
-        """("json" | "stream" | "error", the body of the response)."""
+        """Returns ("json" | "stream" | "error", the body of the response)."""
         route = path.partition("?")[0]
         if method == "GET" and route.endswith("/models"):
             models = [{"id": "policy", "object": "model", "created": 0, "owned_by": "rljax"}]
@@ -155,7 +155,8 @@ def _as_call(number: int, call: Call) -> dict:
 
 
 def _usage(reply: Reply) -> dict | None:
-    """The tokens of the policy's row before a reply and in it; None where they are not known."""
+    """Returns the numbers of tokens of the policy's row before a reply and in it; None if
+    they are not known."""
     prompt_tokens, reply_tokens = reply.prompt_tokens, reply.num_tokens
     if not reply_tokens:
         return None
@@ -174,8 +175,8 @@ def _completion(message: Mapping, finish: str, model: str | None, usage: dict | 
 def _streamed(
     message: Mapping, finish: str, model: str | None, usage: dict | None, usage_mode: str
 ) -> bytes:
-    """The whole message as one event, then its end. `told`: where the usage stands, "last" for an
-    event of its own, "each" for every one, too."""
+    """Returns the whole message as one event, then its end. `usage_mode` says where the usage is
+    written: "last" for an event of its own, "each" for every event as well."""
     calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls", ()))]
     delta = {**message, **({"tool_calls": calls} if calls else {})}
     events: Sequence[Mapping] = (

@@ -22,8 +22,8 @@ def gym():
 
 
 def written(render: str, act: str) -> tuple[Callable, Callable]:
-    """(a function (env, observation) -> text, a function (reply, space) -> action) that `render`
-    and `act` name. Raises InputError for a name that cannot be resolved."""
+    """Returns (a function (env, observation) -> text, a function (reply, space) -> action) that
+    `render` and `act` name. Raises InputError for a name that cannot be resolved."""
     home = "rljax.environments.adapters"
     show = resolve(render, home) if render else shown
     return show, resolve(act, home) if act else action_in

@@ -71,8 +71,9 @@ async def _answer(session: Session, call: Call, names: list[str]) -> dict:
 
 
 def _read(result) -> tuple[str, str]:
-    """(a result as text, how it failed or ""). Structured content is read where there is no text;
-    what is no text, such as an image, is named, and is a failure where it is all that there is."""
+    """Returns (a result as text, "" or how it failed). Structured content is read if there
+    is no text. Content that is no text, such as an image, is named, and is a failure if
+    there is nothing else."""
     parts = [_text(part) for part in result.content]
     texts = [text for text in parts if text is not None]
     if result.structured_content is not None and not any(map(str.strip, texts)):
@@ -87,7 +88,8 @@ def _read(result) -> tuple[str, str]:
 
 
 def _text(part) -> str | None:
-    """The text of a part of a result: of a link its name and address. None for what is no text."""
+    """Returns the text of a part of a result; of a link its name and address. None if
+    the part is no text."""
     if part.type == "resource_link":
         return f"{part.name}: {part.uri}"
     content = part.resource if part.type == "resource" else part
@@ -95,7 +97,7 @@ def _text(part) -> str | None:
 
 
 def _kind(part) -> str:
-    """The media type of a part that is no text, behind the address of a resource."""
+    """Returns the media type of a part that is no text, preceded by the address of a resource."""
     content = part.resource if part.type == "resource" else part
     address = f"{content.uri}, " if part.type == "resource" else ""
     return f"{address}{getattr(content, 'mime_type', None) or 'of no known type'}"

@@ -40,7 +40,7 @@ def with_prompt(prompt: str | Sequence[Mapping], seen: str | list) -> str | list
 
 
 def joined_contents(one: str | list, other: str | list, between: str = "") -> str | list[dict]:
-    """Two contents of messages as one: a text if both are, else the parts of both."""
+    """Joins two contents of messages: to a text if both are texts, else to the parts of both."""
     between = between if one and other else ""
     if isinstance(one, str) and isinstance(other, str):
         return f"{one}{between}{other}"
@@ -51,14 +51,15 @@ def joined_contents(one: str | list, other: str | list, between: str = "") -> st
 
 
 def declared(function: Callable, fields: Mapping) -> dict:
-    """Those of the fields that the function takes by name."""
+    """Returns those of the fields that the function takes by name."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {name: fields[name] for name in fields if takes_all or name in parameters}
 
 
 def followed(before: Sequence[Mapping], after: Sequence[Mapping]) -> list[Mapping] | None:
-    """The messages that `after` has behind `before`; None if it does not begin with them."""
+    """Returns the messages that `after` has behind `before`; None if it does
+    not begin with them."""
     old, new = map(essence, before), map(essence, after[: len(before)])
     matches = len(after) >= len(before) and all(a == b for a, b in zip(old, new, strict=True))
     return list(after[len(before) :]) if matches else None
@@ -114,8 +115,8 @@ class Session:
         return self._task.done()
 
     async def ask(self, what: Callable[[object], Awaitable]) -> object:
-        """The result of `what(the object)`. Raises what it raises, and ConnectionError
-        after the end."""
+        """Returns the result of `what(the object)`. Raises the exception that it raises, and
+        ConnectionError after the end."""
         answer = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((what, answer))
         await asyncio.wait([answer, self._task], return_when=asyncio.FIRST_COMPLETED)

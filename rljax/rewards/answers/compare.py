@@ -35,7 +35,8 @@ def same_number(
 
 
 def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
-    """1e-7 and 2e-7 round to the same number and are not equal: the tolerance is also relative."""
+    """Returns whether two numbers round to the same decimal and are close relative to their size:
+    1e-7 and 2e-7 round to the same number, but are not equal."""
     if a == 0 or b == 0 or round(a, decimals) != round(b, decimals):
         return False
     return abs(a - b) <= max(1e-3, 10.0 ** (1 - decimals)) * max(abs(a), abs(b))

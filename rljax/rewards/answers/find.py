@@ -154,8 +154,8 @@ def marked_answer(text: str, tag: str = "answer") -> str | None:
 
 
 def _tag_answer(content: str) -> str | None:
-    """The answer that a tag holds: as it stands, like that of a box; where it is a sentence, what
-    an answer without a mark is found to be."""
+    """Returns the answer that a tag holds: its text as it stands, like that of a box; if it is a
+    sentence, the answer that would be found in it without a tag."""
     content = content.strip().strip("`").strip()
     label = _LABEL.match(content)
     content = content[label.end() :] if label else content
@@ -170,7 +170,8 @@ def _tag_answer(content: str) -> str | None:
 
 
 def _last_answer(text: str) -> str | None:
-    """After the last "answer is" or "answer:", else the last formula, else the last number."""
+    """Returns the answer after the last "answer is" or "answer:", else the last formula,
+    else the last number."""
     matches = list(_ANSWER_IS.finditer(text))
     if matches:
         rest = _sentence(text[matches[-1].end() :].lstrip(" \t\n*_:`"))

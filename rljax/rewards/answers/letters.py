@@ -138,7 +138,7 @@ def letter_of(text: str, letters: str, *, after_cue: bool = False) -> str | None
 
 
 def _later_letters(text: str, rest: str, after_cue: bool) -> set[str]:
-    """The letters further on that label or are an answer of their own."""
+    """Returns the letters further on that label an answer or are one themselves."""
     first_line = rest.split("\n", 1)[0]
     letters = set(_LATER_LABEL.findall(text))
     if re.match(r"[)}\]*$\s]*:", rest):

@@ -24,7 +24,7 @@ def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> flo
     """
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"list_match: partial must lie in [0, 1), got {partial!r}")
-    # A list is the items themselves, {"target": [...]} several such lists.
+    # A list is the items themselves; {"target": [...]} holds several such lists.
     is_nested = ground_truth.lstrip("[ \n").startswith("{")
     lists = targets(ground_truth) if is_nested else [ground_truth]
     accepted = [_items(marked_answer(text) or text) for text in lists]

@@ -90,7 +90,8 @@ def _reference(ground_truth: str) -> str:
 
 
 def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | None:
-    """None if the answer cannot be read. Raises ValueError for such a reference."""
+    """Returns whether the answer equals the reference; None if the answer cannot be read. Raises
+    ValueError for a reference that cannot be read."""
     if plain_form(reference) == plain_form(answer) or _same_words(reference, answer):
         return True
     verdict = same_letter(reference, answer)  # first: the parser would drop the sign of A^T
@@ -375,8 +376,8 @@ def _products(node, sympy) -> int:
 
 
 def _digits(node, sympy) -> float:
-    """About how many digits the value has before its point, names taken for small numbers; raises
-    _Unreadable above the limit."""
+    """Returns about how many digits the value has before its point, where names count as small
+    numbers. Raises _Unreadable above the limit."""
     children = [_digits(child, sympy) for child in getattr(node, "args", ())]
     if isinstance(node, sympy.Rational):
         digits = (max(abs(node.p), node.q).bit_length()) * 0.30103

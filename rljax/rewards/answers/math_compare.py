@@ -85,7 +85,8 @@ def _same_values(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
 
 
 def _near_rounded(x, y, decimals: int, exact: bool) -> bool:
-    """Equal when rounded to the decimals, and relative to their size."""
+    """Returns whether two numbers are equal when rounded to the decimals, and
+    relative to their size."""
     if near(x, y, CONTEXT.mpf(10) ** -14):  # what a decimal of the grammar holds
         return True
     unit = CONTEXT.mpf(10) ** -decimals
@@ -116,8 +117,8 @@ def _chain(relation) -> list:
 
 
 def _without_names(gold, answer) -> tuple:
-    """The two with `x =` taken off where only one has it. An equation between numbers that differ
-    keeps both sides, and so is no number."""
+    """Returns both, with `x =` taken off if only one of them has it. An equation between numbers
+    that differ keeps both sides, and so is no number."""
     if is_relation(answer) and not is_relation(gold):
         answer = _said(answer)
     elif is_relation(gold) and not is_relation(answer):
@@ -235,7 +236,7 @@ def _same_collection(gold, answer, decimals: int) -> bool:
 
 
 def _values_of_names(gold, answer) -> tuple:
-    """`x=1, x=2` as {1, 2} and `x=1, y=2` as (1, 2) where the other one names nothing."""
+    """Returns `x=1, x=2` as {1, 2} and `x=1, y=2` as (1, 2) if the other one names nothing."""
     is_named = [
         isinstance(value, sympy.FiniteSet)
         and all(isinstance(e, sympy.Eq) and is_name(e.lhs) for e in value.args)

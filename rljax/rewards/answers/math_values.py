@@ -32,7 +32,8 @@ def names_of(expression) -> frozenset[str]:
 
 
 def _plain(expression):
-    """With f(x) as one symbol, and a mod b as what it means, which has a value."""
+    """Returns the expression with f(x) as one symbol, and with a mod b by its
+    definition, which has a value."""
     for mod in expression.atoms(sympy.Mod):
         a, b = mod.args
         expression = expression.xreplace({mod: a - b * sympy.floor(a / b)})

@@ -165,8 +165,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def squad_form(text: str) -> str:
-    """Lower case, without punctuation, the articles a, an, the, and repeated spaces (SQuAD); a text
-    of which that leaves nothing ("A", "+") keeps them."""
+    """Returns the text in lower case, without punctuation, the articles a, an, the, and repeated
+    spaces (SQuAD). A text of which nothing would be left ("A", "+") keeps them."""
     stripped = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join(stripped.split()) or " ".join(text.lower().split())
 

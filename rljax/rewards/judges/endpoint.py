@@ -72,8 +72,8 @@ def _posted_json(url, payload, headers, deadline, max_body_bytes) -> dict:
 
 
 def _retried(once: Callable, deadline: float, attempts: int, retryable: frozenset[str]):
-    """once() until it succeeds, fails for good, or there is no time or attempt left. Waits double,
-    with jitter; a server's Retry-After goes before."""
+    """Calls once() until it succeeds, fails for good, or no time or attempt is left. Waits double,
+    with jitter; a server's Retry-After takes precedence."""
     for attempt in range(attempts):
         try:
             return once()
@@ -132,7 +132,8 @@ def _check_limits(timeout_s: float, attempts: int) -> None:
 
 
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """http.client would print a value that it cannot send, and the key is one."""
+    """Returns the headers. Raises InputError for a value that cannot be sent: http.client would
+    print it, and the key is one."""
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()):
             raise InputError(

@@ -129,7 +129,8 @@ def post_once(
 
 
 def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
-    """The whole body: one that is longer than `limit` bytes is refused as soon as that is seen."""
+    """Returns the whole body. A body of more than `limit` bytes is refused as soon as
+    its length is known."""
     declared = response.length
     data = bytearray()
     while (declared is None or declared <= limit) and len(data) <= limit:

@@ -63,7 +63,7 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def _breaker(url: str, folder: str) -> Iterator[dict]:
-    """The breaker's numbers, to read and to change, under a lock that a kill releases."""
+    """Yields the breaker's numbers, to read and to change, under a lock that a kill releases."""
     state = {"failures": 0, "open_until": 0.0, "probe_until": 0.0}
     if not folder:
         with _LOCK:

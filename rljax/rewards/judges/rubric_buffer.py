@@ -151,8 +151,8 @@ class RubricBuffer:
     def _written(
         self, visited: list[list], known_rubrics: list[list[dict]]
     ) -> list[list[dict] | None]:
-        """New rubrics for each visited prompt. Every host asks about its own prompts, and has the
-        answers of all."""
+        """Returns new rubrics for each visited prompt. Every host asks about its own prompts, and
+        gets the answers of all."""
         from rljax import hosts  # not for workers
 
         indices = hosts.mine(len(visited))
@@ -167,7 +167,8 @@ class RubricBuffer:
     def _generate(
         self, questions: list[tuple[str, list[str], list[dict]]]
     ) -> list[list[dict] | None]:
-        """New rubrics for each (prompt, responses, known rubrics); None: the generator failed."""
+        """Returns new rubrics for each (prompt, responses, known rubrics); None if
+        the generator failed."""
         if self._pool is None:
             reward = f"{__name__}.generated(generator={self.generator.text!r})"
             self._pool = RewardPool(reward, workers=self._workers, timeout_s=self._timeout_s)
@@ -198,14 +199,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _key(record) -> str:
-    """prompt_id, else the row's index in its source."""
+    """Returns prompt_id, or else the row's index in its source."""
     number = record.prompt_id
     return f"{record.data_source} {record.index}" if number is None else str(number)
 
 
 def _with_std(active: list[dict], judged_by: list[dict], scores: list[Score]) -> list[dict]:
-    """The active rubrics with the std of their verdicts on one group; a rubric by which fewer than
-    two responses were judged keeps the std that it had."""
+    """Returns the active rubrics with the std of their verdicts on one group. A rubric by which
+    fewer than two responses were judged keeps its earlier std."""
     judged = [score.parts for score in scores if score.status == "ok"]
     columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(judged_by)}
     out = []

@@ -42,7 +42,7 @@ def _stripped_truth(ground_truth: str, **options) -> dict:
 
 
 def _truth(ground_truth: str) -> str:
-    """The one target, as a form reads it."""
+    """Returns the one target, as a form reads it."""
     target = only_target(ground_truth)
     if _REPLACED in target:
         raise ValueError("ground_truth holds U+FFFD, which stands for bytes that are no text")
@@ -195,7 +195,7 @@ def _gsm8k(
 
 
 def _at(flags: jax.Array, column: jax.Array) -> jax.Array:
-    """flags [B, N] at one column [B] of each row."""
+    """Returns flags [B, N] at one column [B] of each row."""
     column = jnp.minimum(column, flags.shape[1] - 1)
     return jnp.take_along_axis(flags, column[:, None], axis=1)[:, 0]
 

@@ -152,7 +152,8 @@ class DeviceScorer:
         return scores | {"score": jnp.where(decided, scores["score"], jnp.nan)}
 
     def _text(self, ids: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The text of ids [R, S]: bytes [R, N], length [R], and whether it is known [R]."""
+        """Returns the text of ids [R, S]: bytes [R, N], length [R], and whether
+        the text is known [R]."""
         table, width = jnp.asarray(self.table), self.table.shape[1]
         live = jnp.arange(ids.shape[1])[None, :] < count[:, None]
         sizes = jnp.where(live, jnp.asarray(self.sizes)[ids], 0)

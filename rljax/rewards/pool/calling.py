@@ -170,7 +170,8 @@ def members(component: Component) -> list[Component]:
 
 
 def _texts(annotation: object, value: object) -> list[str]:
-    """The values that an annotation such as tuple[tuple[str, RewardText], ...] says are rewards."""
+    """Returns the values that an annotation such as tuple[tuple[str, RewardText], ...]
+    declares to be rewards."""
     if annotation == RewardText:
         return [value]
     inner = get_args(annotation)
@@ -219,7 +220,7 @@ def _probe_options(component: Component) -> None:
 
 
 def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
-    """A reward is asked of a sample or of a group, never of both."""
+    """Raises InputError for a reward that reads both a sample and a group."""
     for field, plural in OF_EACH.items():
         if field in names and field != plural:
             raise InputError(
@@ -277,8 +278,8 @@ def scores_when_late(component: Component) -> bool:
 
 
 def late_score(component: Component, sample: Mapping) -> tuple[float, dict[str, float]] | None:
-    """(value, named parts) of a sample on which the reward passed a limit of time or memory, as its
-    contract's `on_timeout` declares; None: the sample has no score.
+    """Returns (value, named parts) of a sample on which the reward passed a limit of time or
+    memory, as its contract's `on_timeout` declares; None if the sample has no score.
 
     Raises InputError if `on_timeout` is neither a number nor a dict of numbers with "score".
     """

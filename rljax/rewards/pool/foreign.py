@@ -112,7 +112,7 @@ def takes_column(component: Component, name: str) -> bool:
 
 
 def _held(truth: object) -> object:
-    """The ground truth as a row holds it; of a worked solution the answer alone."""
+    """Returns the ground truth as a row holds it; of a worked solution the answer alone."""
     value = truth.value if isinstance(truth, GroundTruth) else truth
     return str(truth) if isinstance(value, str) else value
 
@@ -132,8 +132,8 @@ def library_of(component: Component) -> str:
 
 
 def fields_of(component: Component) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(fields of a sample, or of a group, that such a reward reads; fields that it requires).
-    Raises InputError for a parameter that no sample can fill."""
+    """Returns (fields of a sample, or of a group, that such a reward reads; fields that it
+    requires). Raises InputError for a parameter that no sample can fill."""
     library, parameters = library_of(component), component.signature.parameters.values()
     required = [
         p.name
@@ -235,13 +235,14 @@ class Logged:
 
 
 def _plain(value: object) -> object:
-    """The number that an array or a tensor of one element holds; another value as it is."""
+    """Returns the number that an array or a tensor of one element holds, and any
+    other value as it is."""
     is_single = math.prod(getattr(value, "shape", None) or ()) == 1
     return value.item() if is_single and callable(getattr(value, "item", None)) else value
 
 
 def _finite(value: object) -> float | None:
-    """The finite number that a value is, also as an array of one element; else None."""
+    """Returns the finite number that a value is, also as an array of one element; else None."""
     value = _plain(value)
     try:
         number = float(value) if isinstance(value, numbers.Real) else math.nan

@@ -169,7 +169,8 @@ class RewardPool:
         return Pending(self, job)
 
     def _split(self, samples: Sequence[Mapping]) -> list[tuple[int, ...]]:
-        """The rows of the samples that one call is about, in the order of their first."""
+        """Returns the rows of the samples that each call is about, in the order
+        of their first row."""
         for index, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise InputError(
@@ -188,7 +189,7 @@ class RewardPool:
         return [tuple(rows) for rows in groups.values()]
 
     def _pack(self, rows: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
-        """The fields that the reward declares, pickled."""
+        """Returns the fields that the reward declares, pickled."""
         members = [samples[row] for row in rows]
         sample = group_fields(members) if self.grouped else members[0]
         for name in self._required:

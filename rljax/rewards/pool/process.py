@@ -23,8 +23,8 @@ class RewardWorker(WorkerProcess):
         )
 
     def running(self) -> tuple[RewardCall | None, float, bool]:
-        """(the call it is on, or None if it has not begun one; since when; whether what runs has a
-        score when it is over its limit)."""
+        """Returns (the current call, or None if none has begun; its start time; whether the running
+        reward has a score when it is over its limit)."""
         if self.state == "busy":
             number, clock, scored = self.progress.read()
             for call in self.chunk:

@@ -88,7 +88,7 @@ class RewardSupervisor(Supervisor):
         self._todo.extend(calls)
 
     def _cancel(self, job: Job) -> None:
-        """Forget a job; a worker that has any of it is killed, and the rest of what it has goes
+        """Forgets a job. A worker that has any of it is killed, and its other calls go
         back into the queue."""
         self._jobs.discard(job)
         self._todo = collections.deque(call for call in self._todo if call.job is not job)
@@ -182,7 +182,7 @@ class RewardSupervisor(Supervisor):
             worker.state = "ready"
 
     def _timeout(self, call: RewardCall, scored: bool) -> tuple:
-        """The outcome of a call over its time."""
+        """Returns the outcome of a call over its time."""
         message = f"over the limit of {self.timeout_s} s"
         if scored and not self.combined:
             return late_outcome(self.component, pickle.loads(call.blob), message)

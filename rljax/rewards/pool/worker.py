@@ -68,8 +68,8 @@ class CallClock:
         self._go_on(member, now)
 
     def end(self, now: float) -> tuple[float, bool]:
-        """(seconds of the longest piece of the call so far, whether that piece has a score when
-        it is late)."""
+        """Returns (seconds of the longest piece of the call so far, whether that piece has a
+        score when it is late)."""
         self.longest = max(self.longest, (now - self.since, scores_when_late(self.running)))
         return self.longest
 
@@ -102,7 +102,7 @@ def main(spec_text: str) -> None:
 
 
 def _serve(context: WorkerContext, score: Callable, clock: CallClock) -> None:
-    """Score chunks until the pool closes the stream."""
+    """Scores chunks until the pool closes the stream."""
     own_pid, sock = os.getpid(), context.socket
     while True:
         while not readable(sock.fileno(), ORPHAN_POLL_S):

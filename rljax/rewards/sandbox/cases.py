@@ -49,7 +49,7 @@ def _run_unittest(unittest, owner: type, name: str) -> None:
 
 
 def _parameter_sets(*marked: object) -> Iterator[dict]:
-    """The arguments of each run by the marks parametrize of a class and of a function."""
+    """Yields the arguments of each run, by the parametrize marks of a class and of a function."""
     marks = [
         m for item in marked for m in getattr(item, "pytestmark", ()) if m.name == "parametrize"
     ]

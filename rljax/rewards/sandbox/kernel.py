@@ -204,7 +204,8 @@ def filter_template(files: str) -> bytes:
 
 
 def _step(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
-    """One instruction; `true` and `false` are how many a jump leaves out."""
+    """Returns one instruction; `true` and `false` are the numbers of
+    instructions that a jump skips."""
     return struct.pack("=HBBI", code, true, false, value)
 
 

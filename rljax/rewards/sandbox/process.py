@@ -130,7 +130,7 @@ class _Zygote:
         self.control.settimeout(_KILL_TIMEOUT_S)
 
     def kill(self) -> None:
-        """SIGKILL to it and to its program."""
+        """Sends SIGKILL to the zygote and to its program."""
         if self.owner == os.getpid() and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ class _Zygote:
         self.control.close()
 
     def close(self) -> None:
-        """Let it end by itself: it removes its folder."""
+        """Lets the zygote end by itself, so that it removes its folder."""
         self.control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_KILL_TIMEOUT_S)
@@ -166,7 +166,7 @@ def _take(tier: str, warm: bool) -> _Zygote:
 
 
 def _readable_paths() -> list[str]:
-    """The paths of the interpreter's libraries; none of them inside another."""
+    """Returns the paths of the interpreter's libraries, none of them inside another."""
     paths = sysconfig.get_paths()
     candidates = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     candidates += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

@@ -162,7 +162,7 @@ def _name(module: types.ModuleType, names: Iterable[str]) -> None:
 
 
 def _run_source(source: str, name: str) -> dict:
-    """The program's names after it ran. Raises what it raises."""
+    """Returns the program's names after it ran. Raises the exception that it raises."""
     module = types.ModuleType(name)
     module.__file__ = "program.py"
     sys.modules[name] = module
@@ -171,7 +171,7 @@ def _run_source(source: str, name: str) -> dict:
 
 
 def _exit_code(error: BaseException) -> int:
-    """The code that the interpreter would exit with; the traceback goes to stderr."""
+    """Returns the code that the interpreter would exit with, and writes the traceback to stderr."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
@@ -294,8 +294,8 @@ def _own_reference(value: object) -> ObjectReference:
 
 
 def _exception(answer: dict, do: str) -> BaseException:
-    """The exception as a class of Python's own where it is one: a program cannot end the tests
-    with it."""
+    """Returns the exception as one of Python's own classes if it is one, but never as one with
+    which a program could end the tests."""
     kind = getattr(builtins, str(answer["raised"]), None)
     fits = isinstance(kind, type) and issubclass(kind, Exception)
     # Out of a call, StopIteration would end the loop of a test early: all(map(...)) of nothing.
@@ -404,7 +404,7 @@ def _stand_in(paths: list[str], names: dict[str, object]) -> None:
 
 
 def _check(channel: Channel, header: dict) -> None:
-    """Run the units of a test one after another; each sends its verdict. Modules that stand for
+    """Runs the units of a test one after another; each sends its verdict. Modules that stand for
     the program have its names."""
     _name(typing, [name for name in typing.__all__ if name[0].isupper()])  # types, no functions
     program = _Program(channel)

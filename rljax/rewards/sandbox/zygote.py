@@ -86,7 +86,8 @@ def _enter(spec: dict) -> str:
 
 
 def _enter_namespaces(spec: dict) -> None:
-    """User, mount, pid, network, ipc, uts and cgroup namespaces, with a root of their own."""
+    """Enters user, mount, pid, network, ipc, uts and cgroup namespaces, with
+    a root of their own."""
     user, group = os.getuid(), os.getgid()
     # Opened now: the new root has no /proc, and the maps are written after the change of user.
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
@@ -118,7 +119,8 @@ def _enter_namespaces(spec: dict) -> None:
 
 
 def _private_root(spec: dict) -> None:
-    """A root that holds the interpreter's libraries, read-only, a few devices and an empty /tmp."""
+    """Makes a root that holds the interpreter's libraries, read-only, a few
+    devices and an empty /tmp."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH) for path in [*spec["readable"], *spec["devices"]]}
     # Over a folder that every system has; what that hides is open already.
@@ -197,7 +199,8 @@ def _watch(control: socket.socket, child: int, scratch: str, limits: dict, space
 
 
 def _excess(child: int, scratch: str, limits: dict, space: int) -> str:
-    """The limit that was passed, of those that the kernel does not enforce; empty if none."""
+    """Returns the limit that was passed, of those that the kernel does not
+    enforce; "" if none was."""
     try:
         files = [entry for entry in os.scandir(scratch) if not entry.is_dir()]
         size = sum(entry.stat(follow_symlinks=False).st_blocks for entry in files) * 512
@@ -214,8 +217,8 @@ def _excess(child: int, scratch: str, limits: dict, space: int) -> str:
 
 
 def _wipe(scratch: str) -> None:
-    """Empty the folder. It is flat: a program can make no folder and no link; those that are there
-    hold read-only libraries."""
+    """Empties the folder. It is flat: a program can make no folder and no link; those that are
+    there hold read-only libraries."""
     for entry in os.scandir(scratch):
         if not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)

@@ -45,7 +45,8 @@ def qa_exact_match(
 
 
 def _in_tag(accepted: list[str], tag: str) -> list[str]:
-    """The targets, and what those hold that are written in the tag, in a box or behind a mark."""
+    """Returns the targets, and the answers that targets hold in the tag, in a
+    box or behind a mark."""
     inside = (marked_answer(target, tag) for target in accepted if tag)
     return [*accepted, *filter(None, inside)]
 
@@ -111,7 +112,7 @@ def _chosen(response: str, letters: str) -> str | None:
 
 
 def _stated(text: str, letters: str) -> str | None:
-    """The letter of a marked answer, which may say `the answer is` itself."""
+    """Returns the letter of a marked answer, which may say `the answer is` itself."""
     return letter_of(_ANSWER_IS.split(text)[-1], letters)
 
 

@@ -53,7 +53,8 @@ def packed(name: str, config: dict, entry: dict) -> str:
 
 
 def _packed(value: object) -> object:
-    """The value in JSON's types; a tuple and an object whose keys are no texts are tagged lists."""
+    """Returns the value in JSON's types; a tuple, and an object whose keys are no texts,
+    become tagged lists."""
     if isinstance(value, tuple):
         return {"()": [_packed(item) for item in value]}
     if isinstance(value, dict):
@@ -84,7 +85,7 @@ def _unpacked(value: object) -> object:
 
 @functools.lru_cache(maxsize=64)
 def _scorer(name: str, config: str):
-    """score_answer(answer, entry) of a data set with this config."""
+    """Returns score_answer(answer, entry) of a data set with this config."""
     library = load_library()
     dataset = library.create_dataset(name, seed=0, size=1, **_unpacked(json.loads(config)))
     # Scorers call eval on answers, and on texts of the entry: theirs reads values alone.
@@ -153,8 +154,8 @@ def is_bounded(text: str) -> bool:
 
 
 def _size(node: ast.AST) -> tuple[float, float, int]:
-    """(digits of its numbers, terms once it is multiplied out, how deep its functions are nested).
-    Raises OverflowError above the limits."""
+    """Returns (digits of its numbers, terms once it is multiplied out, depth to which functions are
+    nested). Raises OverflowError above the limits."""
     inner = [_size(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     digits, terms, depth = (max((part[i] for part in inner), default=1) for i in range(3))
     if isinstance(node, ast.Constant):

@@ -33,7 +33,7 @@ def _parts(score: float, right: float, n: int, target: int) -> dict:
 
 
 def _late_l1(alpha: float, sample: dict) -> float:
-    """l1_exact of an answer that is wrong."""
+    """Returns l1_exact of a wrong answer."""
     return -alpha * abs(_target(sample["extra_info"]) - sample["num_tokens"])
 
 

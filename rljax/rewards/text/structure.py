@@ -49,8 +49,8 @@ def format_tags(
 
 
 def _span(text: str, tag: str) -> tuple[int, int] | None:
-    """The span from the opening tag to behind the closing one; None unless each stands once
-    around text."""
+    """Returns the span from the opening tag to behind the closing one; None unless each
+    stands once, around text."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     if text.count(opening) != 1 or text.count(closing) != 1:
         return None
@@ -186,7 +186,7 @@ def _validator(schema: str):
 
 
 def _unique_items(validator, unique: bool, items: object, schema: dict):
-    """The rule uniqueItems in linear time."""
+    """Checks the rule uniqueItems in linear time."""
     import jsonschema
 
     if unique and validator.is_type(items, "array"):
@@ -195,7 +195,7 @@ def _unique_items(validator, unique: bool, items: object, schema: dict):
 
 
 def _canonical(value: object) -> object:
-    """The value with 1.0 as 1, which is the same number in JSON."""
+    """Returns the value with 1.0 as 1, which is the same number in JSON."""
     if isinstance(value, dict):
         return {name: _canonical(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -239,8 +239,8 @@ _MORE_DEPTH, _MORE_LEAVES = 100, 1000  # of a response that is compared
 
 
 def _leaves(value: object, depth: float = math.inf, limit: float = math.inf) -> set[tuple] | None:
-    """(path, kind, value) of every leaf; an empty object or list is a leaf. None where they are
-    deeper or more: every leaf holds its whole path."""
+    """Returns (path, kind, value) of every leaf; an empty object or list is a leaf. None if leaves
+    are deeper than `depth` or more than `limit`, since every leaf holds its whole path."""
     leaves, todo = set(), [((), value)]
     while todo:
         path, node = todo.pop()

@@ -163,7 +163,8 @@ def looping(
 
 
 def _z_function(text: str) -> list[int]:
-    """z[i] = how far text[i:] agrees with text, in linear time (z[0] = 0)."""
+    """Returns z, where z[i] is the length to which text[i:] agrees with text, in
+    linear time (z[0] = 0)."""
     z, left, right = [0] * len(text), 0, 0
     for i in range(1, len(text)):
         if i < right:

@@ -54,7 +54,7 @@ def _checked(texts: list) -> list[str]:
 
 
 def _of_objects(values: list) -> list[str]:
-    """The answers of objects, and of texts among them, each once."""
+    """Returns the answers of objects, and of texts among them, each once."""
     texts = []
     for value in values:
         for name in _keys(value) if isinstance(value, dict) else ():
@@ -78,8 +78,8 @@ def _keys(value: dict) -> tuple[str, ...]:
 
 
 def _value_of(text: str) -> object:
-    """The value of a text that is JSON of several targets, else the text: "[1]" is a target. An
-    object of a row is no text, whatever it holds."""
+    """Returns the value of a text that is JSON of several targets, else the text: "[1]" is a
+    target. An object of a row is no text, whatever it holds."""
     value = text.value if isinstance(text, GroundTruth) else text
     if isinstance(value, dict) or isinstance(value, list) and _objects(value):
         return value

@@ -74,7 +74,7 @@ def _is_true(node: ast.expr) -> bool:
 
 
 def _last_name(node: ast.AST) -> str:
-    """The last part of a dotted name, of what is called where the node is a call."""
+    """Returns the last part of a dotted name; for a call, that of the function that is called."""
     node = node.func if isinstance(node, ast.Call) else node
     return getattr(node, "attr", getattr(node, "id", ""))
 
@@ -114,7 +114,8 @@ class Definitions:
                 stack += users[name]
 
     def _hold(self, node: ast.AST) -> None:
-        """A variable asserts where it is used if what it holds does: `for t in (a, b): t()`."""
+        """Records that a variable asserts where it is used if its value does:
+        `for t in (a, b): t()`."""
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         value = node.value if isinstance(node, ast.Assign | ast.NamedExpr) else node.iter
         names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
@@ -129,7 +130,7 @@ class Definitions:
         return uses.asserts or not uses.named.isdisjoint(self._asserting)
 
     def called_by(self, nodes: Iterable[ast.AST]) -> set[str]:
-        """The names that are called when the nodes run, also by functions defined here."""
+        """Returns the names that are called when the nodes run, also by functions defined here."""
         names: set[str] = set()
         stack = list(_uses(nodes).called)
         while stack:
@@ -140,7 +141,7 @@ class Definitions:
         return names
 
     def uncalled(self, body: Sequence[ast.stmt], called: set[str]) -> list[str]:
-        """The functions of a body that assert, but for those that are `called`."""
+        """Returns the functions of a body that assert, except for those that are `called`."""
         functions = (node.name for node in body if isinstance(node, Function))
         return [name for name in functions if name in self._asserting - called]
 
@@ -149,7 +150,7 @@ class Definitions:
         return any(_last_name(b).endswith("TestCase") for c in self.line(node) for b in c.bases)
 
     def line(self, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
-        """A class and those it extends, of those defined here."""
+        """Yields a class and the classes defined here that it extends."""
         names, stack = set(), [node]
         while stack:
             current = stack.pop(0)
@@ -354,7 +355,7 @@ def _is_left_out(node: Function | ast.ClassDef) -> bool:
 def _parameters(
     node: Function, decorators: Sequence[ast.expr], fixtures: dict[str, bool], skipped: int = 0
 ) -> tuple[list[str], str]:
-    """The names that a test asks for, and one of them that nothing gives, else ""."""
+    """Returns the names that a test asks for, and one of them that nothing provides, else ""."""
     available, any_name = set(fixtures), False
     names: list[str] = []
     for decorator in decorators:
@@ -445,7 +446,7 @@ def _global_names(table: symtable.SymbolTable, used: dict, defined: dict) -> Non
 
 
 def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str, list[str]]]:
-    """(statement, module, names taken from it) of each import."""
+    """Yields (statement, module, names taken from it) of each import."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield node, node.module or "", [alias.name for alias in node.names]

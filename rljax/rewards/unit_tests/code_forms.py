@@ -142,14 +142,14 @@ def _input_output(fields: dict, ground_truth: object) -> Tests:
 
 
 def _text(value: object) -> str:
-    """Text, or a list of lines."""
+    """Returns a text, or a list of lines as a text."""
     if isinstance(value, list):
         return "\n".join(map(_text, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _arguments(value: object) -> list:
-    """A list of arguments; text holds one of them per line, as JSON (LiveCodeBench)."""
+    """Returns a list of arguments; a text holds one of them per line, as JSON (LiveCodeBench)."""
     if isinstance(value, str):
         return [json.loads(line) for line in value.split("\n") if line.strip()]
     return value if isinstance(value, list) else [value]
@@ -169,8 +169,9 @@ def _python(value: dict, ground_truth: object) -> Tests:
 
 
 def _statements(texts: list[str], value: dict, ground_truth: object, *, parted: bool) -> Tests:
-    """Texts of Python as tests: each that asserts, or with `parted` each assert at its top level,
-    and each test function. HumanEval's check is one test, of the function `entry_point`."""
+    """Returns texts of Python as tests: each text that asserts, or with `parted` each
+    assert at its top level, and each test function. HumanEval's check is one test, of the
+    function `entry_point`."""
     imports = value.get("test_imports") or []
     setup = "\n".join([*imports, value.get("setup") or value.get("test_setup_code") or ""])
     function = str(value.get("fn_name") or value.get("entry_point") or "")
@@ -235,7 +236,7 @@ def _up_to_each_assert(body: list[ast.stmt]) -> list[list[ast.stmt]]:
 
 
 def _with_what_asserts(units: list[tuple[str, bool]]) -> list[str]:
-    """The sources of units that assert, each behind those before it that do not."""
+    """Returns the sources of units that assert, each preceded by those before it that do not."""
     tests: list[str] = []
     waiting: list[str] = []
     for source, asserts in units:
@@ -380,7 +381,8 @@ def _all_same(content: object, expected: Sequence, tolerance: float) -> bool:
 
 
 def _tag_of(data: object) -> tuple[str, object]:
-    """(kind, content) of an encoded value; "plain" for what JSON itself says."""
+    """Returns (kind, content) of an encoded value; the kind is "plain" for a value
+    that JSON has itself."""
     if isinstance(data, list):
         return "list", data
     if not isinstance(data, dict):
@@ -400,9 +402,9 @@ def _number(tag: str, content: object) -> int | float | None:
 
 
 def _wrapped(fields: dict, values: Sequence) -> bool | None:
-    """Returns whether the values of calls stand in lists of one, as APPS wraps them: the field
-    `wrapped` says so. Without it JSON in text is not, and a set is of that form or it is not; where
-    each value is such a list, nobody can know."""
+    """Returns whether the values of calls stand in lists of one, as APPS wraps them, by the field
+    `wrapped`. Without the field, values that are JSON texts are not wrapped, and all values of a
+    set have one form; if each value is such a list, the form is not known: None."""
     declared = fields.get("wrapped")
     if isinstance(declared, bool):
         return declared
@@ -412,9 +414,9 @@ def _wrapped(fields: dict, values: Sequence) -> bool | None:
 
 
 def readings(tests: Tests, data: object, expected: object, same) -> set[str]:
-    """The readings of the tests in which a returned value is right: "list", the value is
-    as it stands, "bare", it stands in a list of one. A program must be right in one of
-    them throughout."""
+    """Returns the readings of the tests in which a returned value is right: "list" if the value is
+    right as it stands, "bare" if it is right as the only item of a list. A program must be right in
+    one of them throughout."""
     matching = {"list"} if tests.wrapped is not True and same(data, expected) else set()
     if tests.wrapped is not False and isinstance(expected, list) and len(expected) == 1:
         matching |= {"bare"} if same(data, expected[0]) else set()
@@ -422,7 +424,8 @@ def readings(tests: Tests, data: object, expected: object, same) -> set[str]:
 
 
 def _key(data: object) -> str | None:
-    """The text of an encoded key, as JSON writes keys; None for one that JSON has not."""
+    """Returns the text of an encoded key, as JSON writes keys; None for a key that
+    JSON does not have."""
     tag, content = _tag_of(data)
     if tag == "plain" and isinstance(content, str):
         return content

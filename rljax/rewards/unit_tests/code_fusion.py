@@ -52,8 +52,9 @@ if True:
 
 
 def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[str, str, float, str]:
-    """(status, stdout, seconds, message); status as of a CaseResult, "passed" meaning it ran.
-    Raises EndpointError where the server, not the program, is at fault."""
+    """Returns (status, stdout, seconds, message); the status is that of a CaseResult, where
+    "passed" means that the program ran. Raises EndpointError if the server, not the
+    program, is at fault."""
     if timeout_s <= 0:
         raise EndpointError("timeout", "the tests before it used up the time of all")
     answer = post_json(
@@ -80,7 +81,7 @@ def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[st
 
 
 def _result(answer: dict, name: str) -> dict | None:
-    """One result with the types that it must have."""
+    """Returns one result, after a check of its types."""
     part = answer.get(name)
     if part is None:
         return None
@@ -110,7 +111,8 @@ def _result(answer: dict, name: str) -> dict | None:
 
 
 def _as_calls(tests: Tests) -> Tests:
-    """Asserts of the form f(literals) == literal as calls. InputError for any other one."""
+    """Returns asserts of the form f(literals) == literal as calls. Raises
+    InputError for any other one."""
     statements: list[ast.stmt] = []
     for source in tests.inputs:
         for node in ast.parse(source).body:

@@ -123,16 +123,17 @@ class _Session:
         return self.deadline - time.monotonic()
 
     def limit(self) -> float:
-        """Seconds for the next test."""
+        """Returns the seconds that the next test may take."""
         return min(self.timeout_s, self.left())
 
     def limits(self) -> ProcessLimits:
-        """The limits of a process that runs one test, or as many as are left."""
+        """Returns the limits of a process that runs one test, or all that are left."""
         wall = max(_LEAST_S, self.limit() if self.tests.kind == "stdin" else self.left())
         return ProcessLimits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
 
     def run(self, run_from, stop_at_failure: bool) -> list[CaseResult]:
-        """`one(first)` yields results from test `first` on, and ends where its process does."""
+        """Returns the results of all tests. `run_from(first)` yields results from test `first` on,
+        and ends when its process does."""
         results: list[CaseResult] = []
         while len(results) < len(self.tests):
             if self.left() < _LEAST_S:
@@ -166,7 +167,7 @@ def _run_stdin(session: _Session, first: int, same):
 
 
 def _ended(process: Process, seconds: float) -> CaseResult:
-    """The result of a program that ended, or was ended, instead of answering."""
+    """Returns the result of a program that ended, or was ended, instead of answering."""
     result = process.wait()
     if result.status == "ok":
         return CaseResult("error", seconds, "the program ended before it answered")
@@ -176,7 +177,8 @@ def _ended(process: Process, seconds: float) -> CaseResult:
 
 
 def _load(process: Process, deadline: float) -> dict | str | None:
-    """The names of a program that has run to its end; text: what it raised; None: it ended."""
+    """Returns the names of a program that has run to its end, the text of what it raised,
+    or None if it ended."""
     reply = process.receive(deadline)
     if reply is None:
         return None
@@ -278,7 +280,8 @@ def _run_asserts(session: _Session, first: int):
 
 
 def _relay(checker: Process, program: Process, deadline: float, began: float) -> CaseResult:
-    """Carry what the tests ask to the program and back until one of them has its result."""
+    """Carries requests of the tests to the program, and its answers back, until one
+    test has its result."""
     while True:
         request = checker.receive(deadline)
         if request is None:
@@ -301,8 +304,8 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
 
 
 def _tier(allow_unsafe_execution: bool) -> dict[str, str]:
-    """Tries the sandbox and returns its tier: without one nothing can be scored, so the pool raises
-    InputError when it is made, not sample by sample."""
+    """Tries the sandbox and returns its tier. Without a sandbox nothing can be scored, so the pool
+    raises InputError when it is made, not sample by sample."""
     return {"sandbox_tier": sandbox_tier(allow_unsafe_execution)}
 
 

@@ -126,7 +126,7 @@ class AgainstOpponent:
             )
 
         def finished_of(first: int) -> Callable | None:
-            """`finished`, called with the rows' indices in the joint batch."""
+            """Returns `finished`, called with the rows' indices in the joint batch."""
             if finished is None:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)

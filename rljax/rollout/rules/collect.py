@@ -241,8 +241,8 @@ class _Groups:
         self.rows = _copied(target_rows, batch, source.reshape(-1), self.mesh)
 
     def rollout(self, report, if_short: str, *, rounds: int) -> Rollout:
-        """The first `wanted` live groups as one batch. If there are fewer, dead groups fill it, or
-        InputError says so."""
+        """Returns the first `wanted` live groups as one batch. If there are fewer, dead groups fill
+        it, or InputError is raised (`if_short`)."""
         wanted, groups = self.wanted, len(self.live) + len(self.others)
         missing = max(wanted - len(self.live), 0)
         if missing and if_short == "error":
@@ -287,7 +287,7 @@ def _facts(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _laid_out(batch: Batch, mesh) -> Batch:
-    """Inside a program: the batch as `place` lays one out."""
+    """Returns the batch, inside a program, with the layout that `place` gives it."""
     fits = batch.rows % row_shards(mesh) == 0
     return jax.lax.with_sharding_constraint(batch, row_sharding(mesh) if fits else replicated(mesh))
 
@@ -301,7 +301,7 @@ def _empty(batch: Batch, rows: int, mesh) -> Batch:
 
 @functools.partial(jax.jit, static_argnames="mesh", donate_argnames="kept")
 def _copied(kept: Batch, batch: Batch, source: jax.Array, mesh) -> Batch:
-    """`kept` with row source[i] of the batch as row i where that is not below 0."""
+    """Returns `kept` with row source[i] of the batch as row i wherever source[i] >= 0."""
 
     def copy(old, new):
         keep = (source < 0).reshape(-1, *[1] * (old.ndim - 1))
@@ -312,8 +312,8 @@ def _copied(kept: Batch, batch: Batch, source: jax.Array, mesh) -> Batch:
 
 @functools.partial(jax.jit, static_argnames=("n", "mesh"))
 def _ordered(rows: Batch, order: jax.Array, group: jax.Array, n: int, mesh) -> Batch:
-    """The rows in this order, with these groups: one for each seat where there are several. The
-    numbers of episodes, which rounds count from 0, are those of the batch."""
+    """Returns the rows in this order, with these groups, one for each seat if there are several.
+    Numbers of episodes, which each round counts from 0, become those of the batch."""
     rows = jax.tree.map(lambda x: x[order], rows)
     if rows.seat is not None:
         group = group * (jnp.max(rows.seat) + 1) + rows.seat
@@ -336,8 +336,8 @@ def _require_groups(n: int) -> None:
 
 
 def _one_round(prompts: DevicePrompts, key, cfg, sample, draw, size: int) -> Rollout:
-    """`_rounds` of one round in a program: the first live groups of `size`, and dead ones behind
-    them where there are too few."""
+    """Samples one round in a program, as `_rounds` does: the first live groups of `size`, and dead
+    ones behind them if there are too few."""
     wanted, n = prompts.count, cfg.samples_per_prompt
     _require_groups(n)
     sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))

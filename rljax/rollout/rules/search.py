@@ -59,8 +59,9 @@ def _searched(prompts, key, cfg, actor, sample, method: str, value: Value | None
 
 
 def _metrics(batch: Batch) -> dict[str, float]:
-    """search/value: the mean of what the simulations found; search/agreement: the mean share of
-    them that went to the token that was chosen. A method without a tree has neither."""
+    """Returns search/value, the mean of the values that the simulations found, and
+    search/agreement, the mean share of them that went to the token that was chosen. A method
+    without a tree has neither."""
     if batch.target_ids is None:
         return {}
     mask, values, probs, ids, tokens = fetch(

@@ -155,8 +155,8 @@ def _weakest(batch: Batch, advantage: Component):
 
 @jax.jit
 def _masks(mask, old_mask, columns, regenerated):
-    """The mask of all tokens that a policy chose, and of those of this round: [B, S] each; 0 in
-    rows that are not `going` [B], or whose reward failed."""
+    """Returns the mask of all tokens that a policy chose, and that of the tokens of this round: [B,
+    S] each. Both are 0 in rows that are not `regenerated` [B], or whose reward failed."""
     scored = (jnp.any(mask > 0, axis=1) & regenerated)[:, None]
     inside = jnp.arange(mask.shape[1])[None, :] < columns[:, None]
     full_mask = jnp.where(inside, old_mask, mask)
@@ -166,7 +166,7 @@ def _masks(mask, old_mask, columns, regenerated):
 def _of_all_rounds(
     batches, masks, kept_counts, prompt_index, *, rounds: int, count: int, mesh
 ) -> Batch:
-    """The rows of all rounds; those of rounds that were not needed have mask 0."""
+    """Returns the rows of all rounds; those of rounds that were not needed have mask 0."""
     missing = rounds - len(batches)
     batches = batches + batches[-1:] * missing
     masks = masks + [jnp.zeros_like(masks[-1])] * missing
@@ -180,8 +180,8 @@ def _of_all_rounds(
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))
 def _together(batches: list[Batch], prompt_index, *, count: int, mesh) -> Batch:
-    """The rows of all rounds, those of a prompt side by side; rows without tokens have groups of
-    their own."""
+    """Returns the rows of all rounds, with those of a prompt side by side. Rows without tokens have
+    groups of their own."""
 
     def together(*rounds):
         parts = [x.reshape(count, -1, *x.shape[1:]) for x in rounds]

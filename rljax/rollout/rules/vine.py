@@ -121,7 +121,7 @@ def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0
 
 
 def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:
-    """step_ids [B, S] of lines, or of so many policy tokens each."""
+    """Returns step_ids [B, S] of lines, or of steps of `step_tokens` policy tokens."""
     if step_tokens:
         counted = np.cumsum(mask > 0, axis=1) - 1
         return np.where(mask > 0, counted // step_tokens + 1, 0).astype(np.int32)
@@ -140,8 +140,8 @@ def _estimates(
     completions: int,
     unfinished: float | None,
 ) -> tuple[np.ndarray, float]:
-    """Shaped scores of continuations of states [(row, column)], NaN where the reward failed:
-    [M, K]; and the part of them that a limit ended."""
+    """Returns shaped scores of continuations of states [(row, column)], NaN where the reward
+    failed: [M, K]; and the share of them that a limit ended."""
     # Calls of one shape, of about as many rows as the step has.
     shards = row_shards(mesh)
     size = -(-max(1, batch.rows // completions) // shards) * shards
@@ -172,7 +172,7 @@ def _estimates(
 
 
 def _shaped(batch: Batch, scores: np.ndarray, rules, mesh) -> np.ndarray:
-    """The scores [B], NaN where one failed, after every rule of algorithm.reward_shaping."""
+    """Returns the scores [B], NaN where one failed, after all rules of algorithm.reward_shaping."""
     if not rules:
         return scores
     valid = ~np.isnan(scores)

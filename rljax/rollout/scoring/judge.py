@@ -86,7 +86,7 @@ class MeshJudge:
         return out
 
     def _questions(self, sample: Mapping) -> tuple[list[list[int]], list[dict]]:
-        """(token ids of each question, the rubrics that they ask about)."""
+        """Returns (token ids of each question, the rubrics that they ask about)."""
         template, best = self.options["template"], self.grades[-1]
         sample = {**sample, "response": answer_of(sample["response"])}
         answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
@@ -105,7 +105,8 @@ class MeshJudge:
         return questions, rubrics
 
     def _verdicts(self, rows: list[list[int]]) -> list[tuple[float, float]]:
-        """(expected grade in [0, 1], probability of a grade) of each row, in their order."""
+        """Returns (expected grade in [0, 1], probability of a grade) of each
+        row, in their order."""
         out: list[tuple[float, float]] = [(math.nan, math.nan)] * len(rows)
         by_length: dict[int, list[int]] = {}
         for i, ids in enumerate(rows):
@@ -171,7 +172,7 @@ def _numbers(scale: float) -> tuple[str, ...]:
 
 
 def _grade_ids(tokenizer: Tokenizer, grades: Sequence[str]) -> tuple[int, ...]:
-    """The id of each grade, which must be one token of its own."""
+    """Returns the id of each grade. Raises InputError unless each grade is one token of its own."""
     encoded = [tokenizer.encode(grade) for grade in grades]
     for grade, ids in zip(grades, encoded, strict=True):
         if len(ids) != 1 or encoded.count(ids) > 1:

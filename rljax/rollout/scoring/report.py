@@ -200,10 +200,11 @@ class RewardReport:
         return extraction_failed_fraction(row.score.parts for row in self.rows)
 
     def _group_scores(self) -> dict[str, float]:
-        """reward/all_equal: 1 where all known scores are one number, else 0. Of the prompts with
-        two known scores or more: reward/equal_groups, the share of those whose scores are one
-        number, and reward/best_of_k, the mean of their highest scores, k being the samples of a
-        prompt. The reward's own scores: nothing that shaping or scores of lines add."""
+        """Returns reward/all_equal: 1 if all known scores are one number, else 0. Of the
+        prompts with two known scores or more it returns reward/equal_groups, the share of
+        those whose scores are one number, and reward/best_of_k, the mean of their highest
+        scores, k being the samples of a prompt. Scores are the reward's own, without shaping
+        and without scores of lines."""
         groups: dict[int, list[float]] = {}
         for row in self.rows:
             if row.score.status == "ok":
@@ -219,8 +220,9 @@ class RewardReport:
         return out
 
     def _late_and_long(self) -> dict[str, float]:
-        """reward/timeout_longer_fraction: of all pairs of a response that was too late and one that
-        was not, the share in which the late one is longer. 0.5: length says nothing."""
+        """Returns reward/timeout_longer_fraction: of all pairs of a response that was too late
+        and one that was not, the share in which the late one is longer. At 0.5, lateness does
+        not depend on length."""
         is_late = [row.score.status == "timeout" or row.score.over_limit for row in self.rows]
         if len(set(is_late)) < 2:
             return {}

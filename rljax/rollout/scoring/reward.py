@@ -176,8 +176,8 @@ class Reward:
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
     ) -> tuple[list[RewardInput], list[Score]]:
-        """The sample and the score of every row. Rows that were scored early and have not changed
-        since are not scored again."""
+        """Returns the sample and the score of every row. Rows that were scored early and have not
+        changed since are not scored again."""
         rows = range(len(ids))
         early_scores = {} if early is None else early.matching(ids, group, finish)
         samples = [
@@ -439,7 +439,7 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
 
 @jax.jit
 def _with_costs(batch: Batch, values) -> Batch:
-    """The cost of a row, at its last policy token."""
+    """Returns the batch with the cost of each row at its last policy token."""
     return batch.replace(costs=last_token(batch) * values[:, None])
 
 

@@ -369,7 +369,8 @@ class Episodes:
         parts: np.ndarray | None,
         per_prompt: int,
     ) -> Batch:
-        """The rows of the nodes, of leaves with these totals [E, seats] and parts [E seats, K]."""
+        """Returns the rows of the nodes, given the totals [E, seats] and parts [E
+        seats, K] of the leaves."""
         prompts = episodes[-1].prompt + 1
         leaves = [{} for _ in range(prompts)]
         leaf_totals = np.full((prompts * per_prompt, totals.shape[1]), np.nan)
@@ -415,6 +416,6 @@ def _messages_of(record: PromptRecord) -> list[dict] | None:
 
 
 def _seed(drawn: bytes, *numbers: int) -> int:
-    """A seed of 32 bits that the key and these numbers decide."""
+    """Returns a seed of 32 bits that is a function of the key and these numbers."""
     text = b"%s %s" % (drawn.hex().encode(), repr(numbers).encode())
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")

@@ -195,7 +195,8 @@ def rows_of(
 def _fill(
     fields: dict, row: int, log: Log, states: dict[bytes, int], mask_bad_turns: bool, played: int
 ) -> None:
-    """The tokens of a row, and what its turns say. `played`: turns of the seat in earlier rows."""
+    """Writes the tokens of a row and the results of its turns into the fields. `played`: the number
+    of turns of the seat in earlier rows."""
     sample, start = log.sample, len(log.sample.prompt)
     end = log.tokens
     fields["tokens"][row, :end] = sample.ids

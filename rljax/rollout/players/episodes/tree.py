@@ -183,8 +183,8 @@ def tree_rows(
 def _view(
     tree: TurnTree, node: Node, leaves: dict[int, Trajectory], number: int, failed: bool
 ) -> Trajectory:
-    """The turns of a node as an episode. Without logs where there is no such node: its parent has
-    ended before it could branch."""
+    """Returns the turns of a node as an episode; without logs if there is no such node, because its
+    parent ended before it could branch."""
     first = next(iter(leaves.values()))
     view = Trajectory(number, first.prompt, first.record, first.start, first.keys)
     view.finish = FinishReason.ABORT
@@ -213,7 +213,7 @@ def _is_there(tree: TurnTree, node: Node, leaves: dict[int, Trajectory]) -> bool
 
 
 def _paid(episode: Trajectory | None, node: Node, seats: int) -> np.ndarray:
-    """The rewards of an episode's turns before a node, for each seat."""
+    """Returns the rewards of an episode's turns before a node, for each seat."""
     paid = np.zeros(seats)
     for log in [] if episode is None else episode.logs:
         paid[log.seat] += sum(turn.reward for turn in log.turns if turn.number <= node.first)
