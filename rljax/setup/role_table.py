@@ -176,9 +176,8 @@ def scalar_start(
         if inputs.abstract:
             model_config = load_config(folder, **settings)
             model_config = reading_same_ids(field, folder, model_config, policy, tokenizer)
-            model_config = dataclasses.replace(
-                model_config, labels=1, **squashed
-            )  # two logits are one number
+            # The difference of two logits is one number.
+            model_config = dataclasses.replace(model_config, labels=1, **squashed)
             model = Model(model_config, policy.mesh, "scalar")
             return model, model.abstract()
         loaded, params = scalar_model(config, policy, tokenizer, field, folder, adapted=True)

@@ -38,9 +38,8 @@ def of_class(*, cls: str, **row) -> Generator[object, Reply, object]:
         )
     try:
         observation = awaited(env.reset(**declared(env.reset, row)))
-        observation = (
-            observation[0] if isinstance(observation, tuple) else observation
-        )  # observation, info
+        # Gymnasium's reset returns (observation, info).
+        observation = observation[0] if isinstance(observation, tuple) else observation
         prompt, has_step = row.get("prompt", ""), hasattr(env, "step")
         if isinstance(observation, str) or _parts(observation):
             join = with_prompt if has_step or isinstance(prompt, str) else _in_last

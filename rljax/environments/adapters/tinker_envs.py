@@ -24,9 +24,8 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     renderer = _Messages(_library().ParseTermination)
     make = resolve(env, "rljax.environments.adapters")
     environment = make(**declared(make.function, {**row, "seed": seed, "renderer": renderer}))
-    environment = getattr(
-        environment, "message_env", environment
-    )  # EnvFromMessageEnv would count tokens
+    # EnvFromMessageEnv would count tokens.
+    environment = getattr(environment, "message_env", environment)
     of_messages = hasattr(environment, "add_messages")
     observation = await environment.initial_observation()
     history = observation if of_messages else observation[0]

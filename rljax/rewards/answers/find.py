@@ -60,9 +60,8 @@ def tagged(text: str, tag: str = "answer", *, closed: bool = True) -> str | None
         _, mark, rest = text.rpartition(begin)
         return rest.partition(end)[0].strip() if mark else None
     content, position = None, text.find(begin)
-    while (
-        position >= 0
-    ):  # not a pattern: `.*?` takes quadratic time on many openings without an end
+    # A loop, not a pattern: `.*?` takes quadratic time on many openings without an end.
+    while position >= 0:
         start, position = position + len(begin), text.find(end, position)
         if position >= 0:
             content, position = text[start:position], text.find(begin, position)

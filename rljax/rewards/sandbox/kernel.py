@@ -227,9 +227,8 @@ def filter_system_calls(files: str) -> None:
     code = ctypes.create_string_buffer(filter_template(files).replace(mark, own_id))
     count = (len(code) - 1) // 8
     program = struct.pack("=HxxxxxxQ", count, ctypes.addressof(code))
-    program_buffer = ctypes.create_string_buffer(
-        program
-    )  # a name: the kernel reads it during the call
+    # The buffer has a name so that it lives while the kernel reads it.
+    program_buffer = ctypes.create_string_buffer(program)
     prctl(38, 1)
     prctl(22, 2, ctypes.addressof(program_buffer))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 

@@ -146,9 +146,8 @@ def _estimates(
     shards = row_shards(mesh)
     size = -(-max(1, batch.rows // completions) // shards) * shards
     group, mask = fetch((batch.group, batch.mask))
-    tokens_before = np.cumsum(mask > 0, axis=1) - (
-        mask > 0
-    )  # policy tokens of the row before each one
+    # Policy tokens of the row before each token.
+    tokens_before = np.cumsum(mask > 0, axis=1) - (mask > 0)
     estimates, cut = [], []
     for first in range(0, len(states), size):
         part = states[first : first + size]

@@ -150,8 +150,8 @@ def rows_of(
     every_row = np.arange(rows, dtype=np.int32)
     seat = every_row // rules.max_rows % len(rules.seats)
     states: dict[bytes, int] = {}
-    own_groups = (max(groups) + 1) * len(rules.seats)
-    group = own_groups + every_row
+    first_own_group = (max(groups) + 1) * len(rules.seats)
+    group = first_own_group + every_row
     for index, episode in enumerate(episodes):
         seat_rows: dict[int, list[int]] = {}  # the rows of each
         played = dict.fromkeys(range(len(rules.seats)), 0)  # turns
@@ -174,14 +174,13 @@ def rows_of(
             paid = sum(fields["rewards"][row].sum() for row in own_rows)
             _reward(fields, last, lengths[last], scores[own_rows[0]] - paid)
     seat_learned = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
-    is_learned = np.repeat(
-        seat_learned, rules.max_rows
-    )  # whether any row of the episode and seat is learned
+    # Whether any row of the same episode and seat is learned from.
+    is_learned = np.repeat(seat_learned, rules.max_rows)
     batch = batch_from_rows(
         fields.pop("tokens"),
         lengths,
         fields.pop("mask"),
-        group=np.where(is_learned, group, own_groups + every_row).astype(np.int32),
+        group=np.where(is_learned, group, first_own_group + every_row).astype(np.int32),
         finish_reason=finish,
         scores=np.where(is_learned, scores, 0.0).astype(np.float32),
         reward_parts=None if parts is None else parts.astype(np.float32),
