@@ -150,9 +150,12 @@ def devices_apart(config: Config) -> int:
 def divided(config: Config, devices: list) -> tuple[list, tuple[RoleGroup, ...]]:
     """Returns (the devices of config.mesh, the groups behind them). Raises InputError if the groups
     leave none, and for rollouts.sampler_devices on several processes."""
-    apart, remaining = devices_apart(config), list(devices)
+    group_devices, remaining = devices_apart(config), list(devices)
     check_room(config, len(remaining))
-    main, remaining = remaining[: len(remaining) - apart], remaining[len(remaining) - apart :]
+    main, remaining = (
+        remaining[: len(remaining) - group_devices],
+        remaining[len(remaining) - group_devices :],
+    )
     groups = []
     for text in config.placement:
         roles, component = parsed(text)
@@ -183,18 +186,18 @@ def _check_one_process(config: Config, devices: list) -> None:
 
 def check_room(config: Config, devices: int) -> None:
     """Raises InputError unless the groups leave a device for the actor."""
-    apart, sampling = devices_apart(config), config.rollouts.sampler_devices
+    group_devices, sampling = devices_apart(config), config.rollouts.sampler_devices
     available = f"{devices} device{'s are' if devices > 1 else ' is'} there"
     if sampling >= devices:
         fix = f"{f'1 to {devices - 1}, or ' if devices > 1 else ''}0: one mesh"
         rule = f"{available}, and training needs one of them"
         raise InputError("rollouts.sampler_devices", value=sampling, rule=rule, fix=fix)
-    if apart >= devices and config.placement:
+    if group_devices >= devices and config.placement:
         fix = f"groups of {devices - 1} devices together at most" if devices > 1 else "placement=()"
         raise InputError(
             "placement",
             value=config.placement,
-            rule=f"its groups take {apart} devices, {available}, and the actor needs one",
+            rule=f"its groups take {group_devices} devices, {available}, and the actor needs one",
             fix=fix,
         )
 
