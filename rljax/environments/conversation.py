@@ -15,7 +15,7 @@ from rljax.errors import InputError
 from rljax.reasoning import answer_of, beginning_of, response_of
 
 TAIL = 16  # tokens at the end of a log in which its last mark is found
-CHARACTERS_PER_TOKEN = 64  # of a text that is too long: the rest of it is not even tokenized
+CHARACTERS_PER_TOKEN = 64  # characters beyond which a text that is too long is not tokenized
 
 
 class Conversation:
@@ -24,11 +24,11 @@ class Conversation:
 
     def __init__(self, tokenizer, limit: int, *, rewrite: bool, variables=None):
         self.tokenizer, self.limit, self.rewrite = tokenizer, limit, rewrite
-        self.variables: dict = dict(variables or {})  # of the chat template
+        self.variables: dict = dict(variables or {})  # variables of the chat template
         self.messages: list[dict] | None = None  # None: plain texts behind one another
         self.tools: list | None = None
         self.ids: list[int] = []
-        self._rendered = ""  # what the policy's turn answers, as the template writes it
+        self._rendered = ""  # text that the policy's turn answers, as the template writes it
         self._written = ""  # the policy's last turn
 
     def begin(self, messages: Sequence[Mapping] | None, ids=None, tools=()) -> list[int]:
@@ -79,7 +79,7 @@ class Conversation:
             return
         separate = bool(parsed.reasoning) and _reads_reasoning_apart(self.tokenizer)
         message = assistant_message(text, parsed, apart=separate)
-        if self.messages[-1]["role"] == "assistant":  # which it has gone on with
+        if self.messages[-1]["role"] == "assistant":  # the policy has continued this message
             opened = self.messages.pop()
             message = {**opened, **message, "content": _joined(opened, message)}
         self.messages.append(message)

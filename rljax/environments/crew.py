@@ -132,7 +132,7 @@ class EpisodeCrew:
         self._require_own_process()
         reply = ([int(i) for i in ids], finish, turns_left, tokens_left)
         self._owing.add(number)
-        # Where it has failed meanwhile, and is played anew, this reply is to what is over.
+        # If the episode has failed meanwhile and is played anew, this reply is dropped as too late.
         order = self._played[number], self._attempts[number], reply
         self._supervisor.order("reply", *order)
 

@@ -96,15 +96,15 @@ class Episode:
         self._variables = variables_of(extra if isinstance(extra, dict) else {}, "the row")
         self._arguments = chosen_fields(component, fields, seed=seed, sample_seed=sample_seed)
         self._generator = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of a generator that shares none
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop of a generator that shares none
         self._conversations: dict[str, Conversation] = {}
-        self._schemas: dict[str, Sequence[Mapping]] = {}  # of the tools, by seat
+        self._schemas: dict[str, Sequence[Mapping]] = {}  # schemas of the tools, by seat
         self._seat, self._state = "", b""
-        self._stop, self._max_tokens = (), 0  # of the turn that is being written
+        self._stop, self._max_tokens = (), 0  # limits of the turn that is being written
         self._turns = self._calls = self._bad_in_a_row = 0
-        self._untold = ""  # what is wrong with a call whose reply had good ones, too
-        self._said: dict = {}  # what the next Step says about the reply before
-        self._limit = ""  # which has been passed: the environment is asked for the last time
+        self._untold = ""  # problem of a call whose reply had good calls as well
+        self._said: dict = {}  # fields of the next Step about the reply before
+        self._limit = ""  # limit that was passed: the environment is asked for the last time
         self._format = None
         if limits.calls not in ("", "auto"):
             self._format = parser(limits.calls, tokenizer)
@@ -252,7 +252,7 @@ class Episode:
         except BadYield as error:
             bad_outcome = done and self._turns
             return self._failed(error, "bad outcome" if bad_outcome else "bad yield", seconds)
-        except Exception as error:  # of the tokenizer, or the chat template
+        except Exception as error:  # an error of the tokenizer, or of the chat template
             return self._failed(error, "bad yield", seconds)
 
     def _step(self, turn: Turn, seconds: float = 0.0, tools: Sequence | None = None) -> Step:

@@ -7,7 +7,7 @@ from rljax.environments.games import chips
 from rljax.tasks.games import DEALS
 
 HISTORIES = ("", "p", "b", "pb")  # after which somebody moves; whose length is even: the first
-# What a seat knows as it moves: its card and the moves so far.
+# Information of a seat as it moves: its card and the moves so far.
 SITUATIONS = tuple((card, history) for card in "JQK" for history in HISTORIES)
 _MOVES = ("p", "b", "")  # "": no move of the game, which loses 2
 

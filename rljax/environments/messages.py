@@ -11,13 +11,13 @@ class EpisodeLimits:
     """Limits of one episode."""
 
     max_turns: int = 8  # replies of the policy
-    max_tokens: int = 4096  # of a log: prompt, replies and observations
-    max_reply_tokens: int = 1024  # of an observation; a longer one keeps its head and its tail
+    max_tokens: int = 4096  # tokens of a log: prompt, replies and observations
+    max_reply_tokens: int = 1024  # tokens of an observation; a longer one keeps head and tail
     max_calls: int = 0  # tool calls; 0 = no limit
-    turn_timeout_s: float = 10.0  # of one step of the environment
-    calls: str = "auto"  # how tool calls are written (rljax.environments.calls), "" = none
-    control_tokens: bool = False  # whether texts of the environment may hold control tokens
-    on_bad_call: str = "reply"  # what a call that cannot be parsed gets; or "end"
+    turn_timeout_s: float = 10.0  # seconds of one step of the environment
+    calls: str = "auto"  # format of tool calls (rljax.environments.calls), "" = none
+    control_tokens: bool = False  # texts of the environment may hold control tokens
+    on_bad_call: str = "reply"  # a call that cannot be parsed gets a reply; or "end"
     history: str = "append"  # "rewrite": where the template rewrites history, a new row begins
 
 
@@ -40,22 +40,22 @@ class Step:
     parts: dict = dataclasses.field(default_factory=dict)
     state: bytes = b""
     ended: bool = False
-    limit: str = ""  # that ended it where that is seen here: "calls", "bad calls", "tokens"
+    limit: str = ""  # limit that ended it, if known here: "calls", "bad calls", "tokens"
     returned: bool = False  # the environment has come to its end by itself, maybe at a limit
     outcome: dict | None = None
     outcome_parts: dict = dataclasses.field(default_factory=dict)
     failure: str = ""  # why the episode failed; "" = it did not
-    kind: str = ""  # of the failure: raised, timeout, killed, not repeatable, bad yield, ...
+    kind: str = ""  # kind of failure: raised, timeout, killed, not repeatable, bad yield, ...
     bad_turn: bool = False  # the reply before had a call that could not be parsed
     calls: int = 0  # calls in the reply before
     unknown_calls: int = 0
     failed_calls: int = 0
-    seconds: float = 0.0  # of the environment alone
+    seconds: float = 0.0  # seconds of the environment alone
     drift: str = ""  # "same" | "retokenized" | "rewritten", where it was looked at
     messages: tuple[dict, ...] = ()  # the messages behind `ids`, for transcripts and rewards
     text: str = ""  # the reply before, as it was parsed
     stop: tuple[str, ...] = ()  # texts that end the next reply, beside those of the run
-    max_tokens: int = 0  # of the next reply, where the run allows more; 0 = as the run
+    max_tokens: int = 0  # limit of the next reply below that of the run; 0 = that of the run
     mark: bytes = b""  # equal for steps that say the same: compared where it is played again
 
 
@@ -64,7 +64,7 @@ def failed_step(number: int, kind: str, why: str, seconds: float = 0.0) -> Step:
     return Step(number, ended=True, failure=why, kind=kind, seconds=seconds)
 
 
-_OTHER_KINDS = {  # of fields of a Step whose values are not all of the class of their default
+_OTHER_KINDS = {  # types of fields of a Step that differ from the class of the default
     "episode": (int,),
     "reward": (int, float),
     "seconds": (int, float),

@@ -40,7 +40,7 @@ from rljax.workers.progress import WorkerProgress
 from rljax.workers.wire import frame, read_frame, take_frame
 
 HOME = "rljax.environments"
-ON_LOOP = -3  # of Progress: the event loop runs, and it cannot be said which episode's code
+ON_LOOP = -3  # number in Progress: the event loop runs code of an unknown episode
 _BETWEEN = -2
 _FLUSH_S = 0.001  # steps are sent together if they took less: one wake-up of the parent, not many
 

@@ -14,8 +14,9 @@ from rljax.errors import InputError
 STOPS, STOP_CHARACTERS = 16, 1000
 MESSAGES = 4096
 TOOLS = 128
-NAME_CHARACTERS = 64  # of a field's name, as far as an error repeats it
-# What clients of OpenAI, vLLM and SGLang send, with the values that have no effect; null is absent.
+NAME_CHARACTERS = 64  # characters of a field's name that an error repeats
+# Fields that clients of OpenAI, vLLM and SGLang send, with the values that have no effect.
+# A field that is null counts as absent.
 _ANY = object()  # names and hints for a service: no value has an effect on the answer
 NEUTRAL = {
     # OpenAI

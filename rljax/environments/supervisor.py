@@ -22,7 +22,7 @@ from rljax.workers.process import WorkerProcess
 from rljax.workers.supervisor import START_TIMEOUT_S, Supervisor, how_it_ended
 from rljax.workers.wire import frame
 
-# Of an episode whose workers ended while nobody's code ran: a thread of somebody's, or the kernel.
+# Worker ends without a cause (a thread's, the kernel's) after which an episode counts as guilty.
 _MOST_STRIKES = 3
 
 
@@ -32,11 +32,11 @@ class OpenEpisode:
 
     number: int
     start: bytes  # pickled arguments of Episode
-    attempt: int = 0  # how often it has failed
+    attempt: int = 0  # number of attempts that have failed
     replies: list[Reply] = dataclasses.field(default_factory=list)
-    marks: list[bytes] = dataclasses.field(default_factory=list)  # of the steps that it has said
+    marks: list[bytes] = dataclasses.field(default_factory=list)  # marks of sent steps
     strikes: int = 0
-    ticket: int = -1  # of the worker that plays it now
+    ticket: int = -1  # its ticket in the worker that plays it now
     worker: "PlayWorker | None" = None
     over: bool = False
 
@@ -81,7 +81,7 @@ class EpisodeSupervisor(Supervisor):
         self.timeout_s, self.repeatable = limits.turn_timeout_s, spec(component).repeatable
         self.news: queue.SimpleQueue = queue.SimpleQueue()
         self.counts: collections.Counter = collections.Counter()
-        self.lock = threading.Lock()  # of the counts
+        self.lock = threading.Lock()  # guards the counts
         self._facts = frame((component.text, tokenizer, limits))
         self._homeless: collections.deque[OpenEpisode] = collections.deque()
         self._tickets = 0

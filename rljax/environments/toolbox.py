@@ -44,7 +44,7 @@ __all__ = ["Toolbox", "answered", "described", "toolbox", "tools"]
 
 HOME = NAMESPACES["tool"]
 ToolText = component_in(HOME)
-# Of an answer. environment.max_reply_tokens cuts it again, but a tokenizer would read it whole.
+# Limit of an answer, as environment.max_reply_tokens cuts only after all of it was tokenized.
 MOST_CHARACTERS = 32_768
 _LONGEST_ERROR = 500  # characters
 

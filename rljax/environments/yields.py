@@ -16,8 +16,8 @@ from rljax.data.text.messages import validate_messages
 from rljax.environments.contract import Done, Opening, Turn
 from rljax.errors import InputError
 
-MOST = 1e30  # of a reward: sums of them are float32
-OWN_PARTS = ("outcome", "turn_rewards")  # which the rows of every episode have
+MOST = 1e30  # bound of a reward: sums of rewards are float32
+OWN_PARTS = ("outcome", "turn_rewards")  # parts that the rows of every episode have
 
 
 class BadYield(Exception):

@@ -30,7 +30,7 @@ class Policy:
     tokenizer: Tokenizer
     sampling: Sampling
     prompt_tokens: int
-    images: ImageLayout | None = None  # of the prompts, where they have any
+    images: ImageLayout | None = None  # layout of the prompts' images, if they have any
 
     def greedy(self) -> "Policy":
         """Returns the policy with greedy sampling."""
@@ -58,7 +58,7 @@ class Completion:
     finish_reason: str  # the name of a FinishReason: stop, length, turns, ...
     reward: float = float("nan")
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    turns: int = 1  # of an episode: replies of the policy, and tool calls in them
+    turns: int = 1  # replies of the policy in an episode, and tool calls in them
     calls: int = 0
 
     @property

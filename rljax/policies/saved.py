@@ -47,7 +47,7 @@ class SavedPolicy:
     params: dict
     tokenizer: Tokenizer
     step: int | None
-    images: ImageReader | None = None  # how the model reads images
+    images: ImageReader | None = None  # reader of the model's images
     # generation_config.json of a Hugging Face folder; {} where there is none, and of a run.
     generation: dict = dataclasses.field(default_factory=dict)
 

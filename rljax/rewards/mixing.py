@@ -240,7 +240,7 @@ def reward_model(model_score: float) -> float:
     return model_score
 
 
-# What the common data sets call themselves -> the reward of their own evaluation. * is any text.
+# Data source of a common data set -> the reward of its own evaluation. * is any text.
 SOURCES: tuple[tuple[str, RewardText], ...] = (
     ("openai/gsm8k", "gsm8k()"),
     ("gsm8k", "gsm8k()"),

@@ -35,7 +35,7 @@ class RolloutConfig:
     correct_at: float = 1.0
     reward_shaping: tuple[Callable, ...] = ()
     advantage: Callable | None = None  # algorithm.advantage
-    microbatch_rows: int = 0  # that a model reads at once; 0 = all
+    microbatch_rows: int = 0  # rows that a model reads at once; 0 = all
     # The samples of the step have been decoded. Where the rollout declares drops_dead, groups of
     # equal scores have been replaced, so that none is left to choose.
     in_flight: bool = False

@@ -40,13 +40,13 @@ from rljax.search.tree import NONE
 class _Trees:
     """Arrays of every sentence's nodes that the tree of the search does not have."""
 
-    caches: tuple[list, ...]  # of the policy, and of the value model if there is one
+    caches: tuple[list, ...]  # caches of the policy, and of the value model if there is one
     held: jax.Array  # [B] int32: P
     token: jax.Array  # [B] int32: the root's own
     tokens: jax.Array  # [B, N] int32: of every node
     depths: jax.Array  # [B, N] int32
     ancestors: jax.Array  # [B, N, N] bool, each node its own, too
-    # Of a process model: the score of the last line that ends at or before each node, that of the
+    # For a process model: the score of the last line that ends at or before each node, that of the
     # last line before the root, and whether the root's token is one of the response.
     scores: jax.Array  # [B, N]
     before: jax.Array  # [B]

@@ -86,7 +86,7 @@ class Forked:
     ):
         self.engine, self.params, self.rules, self.width = engine, params, rules, width
         self.value = value
-        self.calls = 0  # of the policy and the value model together
+        self.calls = 0  # calls of the policy and the value model together
         self.value_engine, self.value_params = None, ()
         self.ends_line = why_lines_end(value, rules, engine.model.config.ids)
         if value is not None:

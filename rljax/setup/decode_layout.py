@@ -36,7 +36,7 @@ def workload(setup: Setup) -> Workload:
     response = setup.rollouts.sampling.max_response_tokens
     if setup.config.environment.function:
         response = setup.row_tokens - prompt_tokens
-    prompts = sampled_prompts(setup.config) or batch.prompts_per_step  # of an evaluation
+    prompts = sampled_prompts(setup.config) or batch.prompts_per_step  # prompts of an evaluation
     return Workload(prompts, batch.samples_per_prompt, prompt_tokens, response)
 
 
@@ -51,7 +51,7 @@ def decode_costs(setup: Setup, chip: Chip, roles: dict) -> list[LayoutCost]:
 def free_bytes(setup: Setup, chip: Chip, roles: dict) -> float:
     """Returns the bytes of a device that a run does not hold from start to end; a copy of the
     weights in a layout of decoding comes out of them."""
-    if setup.decoding.mesh is not None:  # which holds nothing else
+    if setup.decoding.mesh is not None:  # the mesh of samplers holds nothing else
         return chip.hbm_bytes
     parts = of_mesh(setup.model.mesh, held_parts(setup, roles))
     return chip.hbm_bytes - sum(held_bytes(x) for name, x in parts.items() if name != KEPT_COPY)

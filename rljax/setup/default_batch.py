@@ -23,14 +23,14 @@ from rljax.runs.store import Store, is_url, local_path
 from rljax.runs.units import human_count
 from rljax.setup.setup import load_model
 
-FIELDS = ("prompts_per_step", "sequences_per_optimizer_step")  # of batch
+FIELDS = ("prompts_per_step", "sequences_per_optimizer_step")  # fields of batch
 PROMPTS = (128, 64, 32, 16, 8, 4)
-# What a step may take, and what a device computes of it in earnest: a CPU core, and of the peak of
-# an accelerator that share, or this where the peak is not known.
+# Seconds that a step may take. FLOPs per second of a CPU core, the share of its peak that an
+# accelerator reaches, and its FLOPs per second if the peak is not known.
 CPU_STEP_S, STEP_S = 10.0, 60.0
 CPU_FLOPS, PEAK_SHARE, OTHER_FLOPS = 1e10, 0.2, 2e13
-FLOPS_PER_WEIGHT = 8  # of a token: it is sampled (2) and learned from (6)
-CACHE_SHARE = 0.25  # of the memory of all devices, for keys and values
+FLOPS_PER_WEIGHT = 8  # FLOPs of a token per weight: it is sampled (2) and learned from (6)
+CACHE_SHARE = 0.25  # share of the memory of all devices for keys and values
 
 
 def with_default_batch(

@@ -39,7 +39,7 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
         names |= set(spec(setup.rollout).fills or ())
         if config.sampler.router_replay and sampled_prompts(config):
             names |= {"routes"}
-        if config.rollouts.replay:  # what stored rollouts lack, a mixture lacks
+        if config.rollouts.replay:  # a mixture lacks fields that stored rollouts lack
             names -= {"entropy"}
         if setup.needs_costs:
             names |= {"costs"}
@@ -75,7 +75,7 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
         rows = config.batch.prompts_per_step * config.batch.samples_per_prompt
     elif phase.data == "unpaired":
         rows *= setup.rows_per_example
-    # How many parts the reward has shows when it runs: as many as there are weights for them.
+    # The number of parts of the reward is known when it runs: here it is the number of weights.
     readers = parts_readers(phase)
     weights = [c.options["weights"] for c in readers if c.options.get("weights")]
     if readers:
@@ -143,7 +143,7 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
                 _, metrics = function.run.trace(*arguments, **static).out_info
     except InputError:
         raise
-    except Exception as error:  # of the user's code, or of an option's value
+    except Exception as error:  # an error of the user's code, or of an option's value
         raise _fails(f"dataflow={dataflow.text!r} fails on shapes", error, dataflow) from error
     fields_read = frozenset(noting.fields_read)
     noting.become_plain()

@@ -79,7 +79,7 @@ class Feature(NamedTuple):
     field: str | tuple[str, ...]  # the config field that turns it on; or fields, each of which does
     # (parts, value of the field) -> bool. It is asked of each rule of algorithm.reward_shaping.
     is_on: Callable[[Parts, object], bool] = lambda parts, value: bool(value)
-    every_run: bool = False  # also a feature of runs that learn from a file
+    every_run: bool = False  # True: also a feature of runs that learn from a file
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _over_rows(name: str, field: str) -> Feature:
 
 FEATURES = {
     "program steps": Feature("program_steps", lambda parts, n: n > 1),
-    # What samples.
+    # Sampling.
     "in flight": Feature("rollouts.max_staleness", lambda parts, steps: steps > 0),
     "sampler devices": Feature(
         "rollouts.sampler_devices", lambda parts, n: n > 0 and sampled_prompts(parts.config) > 0
@@ -310,7 +310,7 @@ _AT_ONCE = (
     "replaces dead ones as soon as they have ended"
 )
 
-# What needs the host between sampling and learning, or another program.
+# Features that need the host between sampling and learning, or another program.
 _ON_THE_HOST = {
     "in flight": "rollouts.max_staleness decodes samples of several steps at once, from the host",
     "sampler devices": "rollouts.sampler_devices sample in a program of their own",

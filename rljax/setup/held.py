@@ -21,7 +21,7 @@ def held_bytes(tree, *, on_host: bool = False) -> int:
         waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
         if waits == on_host:
             shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
-            total += math.prod(shape) * x.dtype.itemsize  # of keys, too
+            total += math.prod(shape) * x.dtype.itemsize  # random keys have an itemsize as well
     return total
 
 

@@ -48,7 +48,7 @@ class Phase:
     dataflow: Component
     algorithm: Algorithm
     steps: int
-    optimizer_steps: int  # of all its steps: what learning-rate schedules are laid out over
+    optimizer_steps: int  # number of all its optimizer steps, the length of its schedules
     actor_optimizer: OptimizerConfig
     data: str  # rljax.data.kinds
 
@@ -81,9 +81,9 @@ class Setup:
     rollouts: RolloutConfig
     decoding: Decoding = Decoding()
     row_tokens: int = 0  # columns of a batch of the last phase
-    rows_per_example: int = 1  # of an offline batch
+    rows_per_example: int = 1  # rows of an example in an offline batch
     groups: tuple[RoleGroup, ...] = ()  # roles on devices of their own
-    pretraining: Steps | None = None  # how pretraining.data is computed, beside the last phase
+    pretraining: Steps | None = None  # steps of pretraining.data, beside the last phase
 
     def model_on(self, role: str) -> Model:
         """Returns the model on the mesh of a role: its group's, or the one of all others."""

@@ -16,7 +16,7 @@ _NAMES = "Ada Ben Cleo Dana Emil Farah Gita Hugo Ines Jonas Kira Liam Mona Nils 
 _SURNAMES = "Abel Brandt Costa Duval Eriksen Fischer Garcia Haas Ito Jensen Kaya Lopez".split()
 _CITIES = "Athens Bergen Cairo Delft Evora Florence Ghent Hanoi Izmir Jaipur Kyoto Lima".split()
 _GOODS = "lamps chairs kettles bicycles notebooks jackets mugs clocks tents violins".split()
-_MONTHS = "January March May July August October December".split()  # of 31 days
+_MONTHS = "January March May July August October December".split()  # months of 31 days
 _TOPICS = "gardening astronomy pottery chess sailing typography bread robotics".split()
 
 # field -> (its value, sentences that say it); `{}` is the value.

@@ -32,7 +32,7 @@ _MAP: tuple[Step, ...] = (
     ("change the sign of each", "-x", lambda x, k: -x),
     ("take the remainder of each after division by {k}", "x % {k}", lambda x, k: x % k),
 )
-# What is printed at the end, as one value or several; an empty list sums to 0, and its largest is
+# Results that are printed at the end, one value or several; an empty list sums to 0, its largest is
 # 0, as the prompt says.
 _REDUCE: tuple[tuple[str, str, Callable[[list[int]], int | Iterable[int]]], ...] = (
     ("the sum", "sum(numbers)", sum),

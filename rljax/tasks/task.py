@@ -26,7 +26,7 @@ class Task:
     test: Sequence[dict]
     worked_examples: Sequence[dict] = ()  # prompt, completion: drawn from the train split
     worked_test: Sequence[dict] = ()  # the same of the test split: for a held-out loss
-    reward: str = "exact_match()"  # of rljax.rewards, or dotted
+    reward: str = "exact_match()"  # a reward of rljax.rewards, or a dotted name
     # By which a held-out answer is right (a score of at least evaluate.correct_at); "" = reward.
     evaluation: str = ""
 

@@ -14,7 +14,7 @@ from rljax.errors import InputError
 from rljax.tasks.task import TEXT, Problem, Task, check_range, procedural
 
 _LETTERS = "bdfgklmnprstvz", "aeiou"
-_LINE = "x{}{}"  # of repair: an operation and a digit
+_LINE = "x{}{}"  # a line of `broken_lines`: an operation and a digit
 
 
 def _check_share(task: str, share: float) -> None:

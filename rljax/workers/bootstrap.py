@@ -12,7 +12,7 @@ import sys
 
 from rljax.workers.progress import WorkerProgress
 
-ORPHAN_POLL_S = 5.0  # how often a worker that is handed nothing looks for its parent
+ORPHAN_POLL_S = 5.0  # seconds between two looks of an idle worker for its parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,12 @@ def begin(spec_text: str) -> WorkerContext:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec = json.loads(spec_text)
     _die_with(spec["lifeline"])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what crashes must not fill the disk
-    if spec["memory_bytes"]:  # of what it writes to: libraries reserve far more addresses than that
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # core dumps must not fill the disk
+    if spec["memory_bytes"]:  # limits memory that is written: libraries reserve far more addresses
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         most = spec["memory_bytes"] if hard < 0 else min(hard, spec["memory_bytes"])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    sys.stdout.reconfigure(line_buffering=True)  # what is printed survives the kill
+    sys.stdout.reconfigure(line_buffering=True)  # output survives the kill
     sock = socket.socket(fileno=spec["socket"])
     sock.set_inheritable(False)  # a process that it starts must not keep the stream open
     progress = WorkerProgress(spec["progress"])

@@ -35,7 +35,7 @@ class Prints:
     def read_from(self, descriptor: int) -> bool:
         """Moves the content of a non-blocking pipe into the file; returns False once its other end
         is closed."""
-        for _ in range(64):  # what prints for ever must not keep the parent from its clocks
+        for _ in range(64):  # endless output must not keep the parent from its clocks
             try:
                 data = os.read(descriptor, 1 << 16)
             except BlockingIOError:

@@ -19,7 +19,7 @@ import importlib, sys
 module, spec, *sys.path = sys.argv[1:]
 importlib.import_module(module).main(spec)
 """
-_READS = 1024  # of 64 KiB: who writes without end is not read without end
+_READS = 1024  # reads of 64 KiB: a worker that writes without end is not read without end
 # A worker is one of many: no thread pools, and never the parent's accelerator.
 _WORKER_ENV = {
     "OMP_NUM_THREADS": "1",

@@ -35,7 +35,7 @@ class Supervisor(abc.ABC):
     Only the thread calls what is below `_run`; others leave `orders` in a queue that a signal
     handler may use as well."""
 
-    name: str  # of the thread, and of the workers in errors
+    name: str  # name of the thread, and of the workers in errors
     cannot_load: str  # the error of a worker that cannot load the component; {} is its text
     closed: str  # the error of those who wait when the supervisor stops
     sends: tuple[type, ...] = ()  # the classes in messages of its workers
@@ -43,7 +43,7 @@ class Supervisor(abc.ABC):
     def __init__(self, component: Component, size: int, memory_bytes: int, prints: Prints | None):
         self.component, self.size = component, size
         self.memory_bytes, self.prints = memory_bytes, prints
-        self.notes: dict[str, str] = {}  # that contract(prepare=...) has returned
+        self.notes: dict[str, str] = {}  # notes that contract(prepare=...) has returned
         # Replacements start later: they must see the folder and the path of today.
         self.folder, self.path = os.getcwd(), [str(entry) for entry in sys.path]
         self.owner = os.getpid()
@@ -265,7 +265,7 @@ class Supervisor(abc.ABC):
     def discard(self, worker) -> None:
         """Kills a worker."""
         worker.kill()
-        self._keep_prints(worker)  # what it wrote before its end
+        self._keep_prints(worker)  # output that it wrote before its end
         worker.close_pipe()
         self.workers.remove(worker)
         self._dying.append(worker.process)

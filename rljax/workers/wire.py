@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 LARGEST_FRAME = 2**30  # bytes
 _HEADER = struct.Struct("!Q")
-# What numpy's scalars and arrays are made by.
+# Functions that make numpy's scalars and arrays.
 _NUMPY = {
     (module, name)
     for core in ("numpy.core", "numpy._core")
@@ -66,7 +66,7 @@ def take_frame(buffer: bytearray, classes: Collection[type] = ()) -> object | No
     del buffer[:end]
     try:
         return _Plain(payload, classes).load()
-    except Exception as error:  # of bytes that are no pickle it raises what it likes
+    except Exception as error:  # bytes that are no pickle may raise any exception
         raise BrokenFrame(f"{type(error).__name__}: {error}"[:300]) from None
 
 

@@ -108,7 +108,7 @@ def _is_method(member: object) -> bool:
 
 
 def _called(env, observation) -> Generator[object, Reply, object]:
-    # Of the class: members of the object are looked at by calling its properties.
+    # Members of the class: to inspect those of the object would call its properties.
     names = [name for name, _ in inspect.getmembers(type(env), _is_method)]
     not_tools = ("reset", "get_reward", *(["close"] if _closes(env) else []))
     box = toolbox([getattr(env, n) for n in names if not n.startswith("_") and n not in not_tools])

@@ -25,7 +25,7 @@ _HEAD = 1 << 16  # bytes of a request's headers, at most
 _NEUTRAL = (
     NEUTRAL
     | NEUTRAL_IN_CHAT
-    | {  # what the server obeys, and an episode cannot
+    | {  # fields that the server obeys, and an episode cannot
         "add_generation_prompt": (True,),
         "chat_template_kwargs": ({},),
         "continue_final_message": (False,),

@@ -46,7 +46,7 @@ def observation_text(env, observation) -> str:
 def _written(value: object, convert: Callable = repr) -> str:
     if isinstance(value, np.generic):
         return convert(value.item()) if isinstance(value, str | bytes) else str(value)
-    if hasattr(value, "__array__"):  # of JAX or of torch, too
+    if hasattr(value, "__array__"):  # arrays of JAX and of torch as well
         return np.array2string(np.asarray(value), threshold=sys.maxsize)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_written(k)}: {_written(v)}' for k, v in value.items())}}}"

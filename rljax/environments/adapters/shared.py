@@ -107,7 +107,7 @@ class Session:
     async def __aexit__(self, *_) -> None:
         self._asked.put_nowait(None)
         await asyncio.wait([self._task])
-        self._task.cancelled() or self._task.exception()  # of a connection that was lost before
+        self._task.cancelled() or self._task.exception()  # the error of a lost connection
 
     @property
     def ended(self) -> bool:

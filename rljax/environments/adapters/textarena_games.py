@@ -24,7 +24,7 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
     of a seat is TextArena's reward of the player.
     """
     arena = _library()
-    # Its own "-raw" form: without wrappers that repeat the whole history in each observation.
+    # The game's "-raw" form has no wrappers that repeat the whole history in each observation.
     env = arena.make(game if game.endswith("-raw") else f"{game}-raw")
     draws = _Draws(seed)
     with draws:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rljax.contracts import contract
 from rljax.rewards.sandbox.tiers import ProcessLimits, run_program, sandbox_tier
 
-_OUTPUT_BYTES = 1 << 16  # of stdout and stderr, each
+_OUTPUT_BYTES = 1 << 16  # bytes of stdout and of stderr
 # Runs the last cell in the names that those before it leave. Their output was shown before; what
 # one of them raised was, too. Random numbers are equal each time, so that the names are. The code
 # is parsed in the sandbox, not here: a parser may fall over what a policy writes.
@@ -91,6 +91,6 @@ def _report(result) -> str:
     texts = [part.decode("utf-8", "replace").strip("\n") for part in parts]
     if result.status not in ("ok", "error"):
         texts.append(f"The program was stopped: {result.message}")
-    # Where an object lies differs from process to process.
+    # The address of an object differs from process to process.
     shown = "\n".join(text for text in texts if text)
     return _ADDRESS.sub(" at 0x...", shown) or "[no output]"

@@ -10,7 +10,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.files import parse_json, read_lines
 
-_FIELDS = ("text", "contents", "content", "passage")  # of a row of a .jsonl corpus
+_FIELDS = ("text", "contents", "content", "passage")  # fields that may hold the text
 _WORD = r"(?u)\b\w+\b"
 _LONGEST_QUERY = 2_000  # characters
 

@@ -12,8 +12,8 @@ from fractions import Fraction
 from rljax.contracts import contract
 from rljax.rewards.answers.find import answer_text
 
-MAX_CHARACTERS = 1000  # of an expression; a response may be any text
-MAX_DIGITS = 12  # of a number in it
+MAX_CHARACTERS = 1000  # characters of an expression; a response may be any text
+MAX_DIGITS = 12  # digits of a number in it
 _TOKEN = re.compile(r"\s*([0-9]+|[-+*/()])")  # ASCII digits: \d would take those of every script
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}

@@ -11,7 +11,7 @@ from typing import Literal
 from rljax.rewards.answers.normalise import NUMBER, REMARK, TAKEN_BACK, group_end, is_text
 
 _WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
-_MOST_WORDS = 3  # of an answer; a tag with more of them holds a sentence that says it
+_MOST_WORDS = 3  # words of an answer; a tag with more of them holds a sentence
 
 Place = Literal["any", "boxed", "marked", "last"]
 
@@ -84,7 +84,7 @@ def in_tag(response: str) -> str | None:
 
 
 _ANSWER_IS = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is|was|:|=)[ \t*_:]{0,9}", re.IGNORECASE)
-_INSIDE = r"(?:[^$\\]|\\.){1,1000}+"  # of dollars; `\$` is an amount's
+_INSIDE = r"(?:[^$\\]|\\.){1,1000}+"  # content between dollars; `\$` belongs to an amount
 _DISPLAY = (
     rf"\$\$({_INSIDE})\$\$|(?<!\\)\\\[((?:[^\\]|\\(?!\])){{1,1000}})\\\]"
     r"|\\begin\{(?:equation|displaymath)\*?\}((?:[^\\]|\\(?!end\{)){1,1000})\\end\{"
@@ -114,7 +114,7 @@ _UNSURE = re.compile(r"\b(?:or|either|neither|nor|not|maybe|perhaps)\b|n't\b", r
 
 
 _MARKS = ("<answer>", "\\boxed", "\\fbox", "####")
-_MAX_CHARACTERS = 200  # of a text that is an answer
+_MAX_CHARACTERS = 200  # characters of a text that is an answer
 _COMMAND = re.compile(r"\\[A-Za-z]+\*?(?:\s?\{[A-Za-z*]{1,20}\})?")  # \begin{cases}
 
 
@@ -191,7 +191,7 @@ def _sentence(text: str) -> str:
     """The first sentence, which ends with its line; a formula in it may stand on several lines."""
     lead = _LEADS.match(text)
     text = text[lead.end() :] if lead else text
-    end = 0  # of the formulas so far
+    end = 0  # end of the formulas so far
     for formula in _FORMULA.finditer(text):
         if "\n" in text[end : formula.start()]:
             break

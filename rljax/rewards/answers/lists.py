@@ -9,7 +9,7 @@ from rljax.contracts import contract
 from rljax.rewards.answers.find import answer_text, marked_answer
 from rljax.rewards.text.targets import targets
 
-MAX_CHARACTERS = 100_000  # of the text that is parsed
+MAX_CHARACTERS = 100_000  # characters of the text that is parsed
 
 
 @contract(safe=True, reads="answer", on_timeout=0.0)

@@ -25,9 +25,9 @@ from rljax.rewards.answers.latex import (
 from rljax.rewards.answers.normalise import is_text, plain_form, rational, unwrapped_remarks
 from rljax.rewards.text.targets import targets
 
-_MAX_DIGITS = 20_000  # of a number that is worked out
-_MAX_DEPTH = 12  # of brackets: the parser's time doubles with each of some
-_MAX_PRODUCTS = 9  # of each other, as in a/b/c/d
+_MAX_DIGITS = 20_000  # digits of a number that is worked out
+_MAX_DEPTH = 12  # depth of brackets: some of them double the parser's time
+_MAX_PRODUCTS = 9  # nested products, as in a/b/c/d
 _MAX_TEXT_CHARACTERS = 200
 # Work that is still to do: restating the problem is no answer to it.
 _OPEN = re.compile(
@@ -187,8 +187,8 @@ _INNERMOST = (
     )
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_MOST_FUNCTIONS = 20  # and arguments of one
-_MOST_BITS = 500  # of an argument: lcm multiplies them
+_MOST_FUNCTIONS = 20  # functions that are worked out, and arguments of one
+_MOST_BITS = 500  # bits of an argument: lcm multiplies arguments
 
 
 def _with_numbers(latex: str) -> str:
@@ -318,7 +318,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-# What the parser itself works out, by commands that no answer needs.
+# Commands that the parser itself works out, and that no answer needs.
 _WORKED_OUT = re.compile(
     r"\\(?:gcd|lcm|xrightarrow)(?![a-z])|\\operatorname\s*\{\s*(?!(?:arc?)?(?:sin|cos|tan|cot|sec|csc)"
     r"h?\s*\}|floor|ceil|sgn|Re|Im|lb|log|ln)"

@@ -87,7 +87,7 @@ def _same_values(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
 def _near_rounded(x, y, decimals: int, exact: bool) -> bool:
     """Returns whether two numbers are equal when rounded to the decimals, and
     relative to their size."""
-    if near(x, y, CONTEXT.mpf(10) ** -14):  # what a decimal of the grammar holds
+    if near(x, y, CONTEXT.mpf(10) ** -14):  # the precision of a decimal of the grammar
         return True
     unit = CONTEXT.mpf(10) ** -decimals
     if max(abs(x), abs(y)) < unit:  # rounding says nothing: two decimals are what they are

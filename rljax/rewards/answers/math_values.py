@@ -9,7 +9,7 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 _DIGITS = 80
-CONTEXT = mpmath.MPContext()  # of our own precision: the library's own is a global of 53 bits
+CONTEXT = mpmath.MPContext()  # has our own precision: the library's context is a global of 53 bits
 CONTEXT.dps = _DIGITS + 20
 CLOSE = CONTEXT.mpf(10) ** -60  # relative, of what holds no decimal
 ZERO = CONTEXT.mpf(10) ** -75  # an exact zero is found as such a number

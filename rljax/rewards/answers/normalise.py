@@ -68,7 +68,7 @@ _WRAPPER = re.compile(
     r"|boxed|ensuremath|(?:text)?color\s*\{[a-zA-Z0-9!]{1,20}\})\s*(?=\{)"
 )
 _COLOURED = re.compile(r"\{?\s*\\color\s*\{[a-zA-Z0-9!]{1,20}\}\s*([^{}]{1,200}?)\}?")
-# What leads to an answer and says nothing of it; only before a formula.
+# Words that lead to an answer and do not change it; only before a formula.
 _LEAD = re.compile(
     r"(?:(?:(?:so|thus|hence|therefore|then|the|final|correct|exact|answer|result|value|number|is|it"
     r"|approximately|approx|about|around|roughly|nearly|almost|exactly|precisely|definitely|clearly"
@@ -182,7 +182,7 @@ _PLAIN_NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:[$€£¥]\s*(?P<second>[-+]?))?(?P<number>{_DIGITS}(?:\.[0-9]++)?|\.[0-9]++)"
     r"(?!\.[0-9])(?:\s+(?P<upper>[0-9]{1,4})/(?P<lower>[0-9]{1,4})|\s*/\s*(?P<divisor>[0-9]{1,9}))?"
 )
-# What may stand behind a number: a unit and words, but no second number and nothing that takes it
+# Text that may stand behind a number: a unit and words, but no second number and nothing that takes it
 # back. A letter right behind a number is a unit or a variable.
 _UNIT = re.compile(r"(?:%|[€£¥$]|°[CF]?|[mgshlL](?![A-Za-z])|[A-Za-z]{2,})?[^0-9=+*^<>\\]*")
 TAKEN_BACK = re.compile(

@@ -56,7 +56,7 @@ def _folder_errors(folder: Path) -> Iterator[None]:
         ) from None
 
 
-# Of calls without a folder. That a process remembers is what a breaker is for.
+# Breakers of calls without a folder, by address; a breaker has to remember earlier calls.
 _OF_PROCESS: dict[str, dict] = {}
 _LOCK = threading.Lock()
 

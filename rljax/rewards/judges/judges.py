@@ -29,8 +29,8 @@ Response: {response}
 How well does the response solve the task, from 0 (not at all) to {scale} (perfectly)?
 {answer}"""
 
-# What a server's or our own tokenizer may read as a control token where it stands in a text, what
-# breaks a line in some eyes, and halves of characters, which no tokenizer takes.
+# Texts that a server's or our own tokenizer may read as a control token, characters that some
+# readers take for a line break, and halves of characters, which no tokenizer takes.
 _CONTROL = re.compile(
     r"<(?=[|\uff5c]|/?s>|/?think>|/?tool|(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>)"
     r"|[\x7f-\x9f\u2028\u2029\ud800-\udfff]+"

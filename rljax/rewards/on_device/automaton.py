@@ -20,7 +20,7 @@ import numpy as np
 from rljax.errors import InputError
 
 MOST_STATES = 2_000
-_MOST_PARTS = 20_000  # of the automaton before it is made deterministic
+_MOST_PARTS = 20_000  # states of the automaton before it is made deterministic
 _MOST_CODE = 0x10FFFF
 
 
@@ -80,7 +80,7 @@ def compile_pattern(pattern: str, whole: bool) -> Automaton:
     state = graph.sequence(state, items)
     last = graph.state()
     graph.empty(state, last)
-    if ending == (sre.AT, sre.AT_END) and not whole:  # also before a line's end that is the last
+    if ending == (sre.AT, sre.AT_END) and not whole:  # also before a line break at the end
         graph.edge(state, [(10, 10)], last)
     if not (ends or whole):
         graph.edge(last, any_byte, last)
@@ -257,7 +257,7 @@ def _category(category) -> tuple[tuple[int, int], ...]:
     return tuple((m.start(), m.end() - 1) for m in re.finditer(f"{letter}+", characters))
 
 
-_LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, _MOST_CODE)  # of one byte, of two, ...
+_LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, _MOST_CODE)  # the last code point of one byte, of two, ...
 
 
 def _utf8(low: int, high: int) -> list[list[tuple[int, int]]]:

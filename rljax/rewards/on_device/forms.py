@@ -164,7 +164,7 @@ def _gsm8k(
     digit = (text >= 48) & (text <= 57) | (text == ord(".")) | (text == ord(","))
     minus, width = text == ord("-"), text.shape[1]
     column = jnp.arange(width)[None, :]
-    ends = jnp.where(digit & ~shifted(digit, 1), column, -1)  # where a run of digits ends
+    ends = jnp.where(digit & ~shifted(digit, 1), column, -1)  # columns where a run of digits ends
     if method == "strict":
         mark, size = at_each(text, b"#### "), 5
         follows = shifted(digit, size) | shifted(minus, size) & shifted(digit, size + 1)

@@ -24,7 +24,7 @@ _TRIED = 64  # random sequences of tokens by which a vocabulary is tried
 _TOKENS = 24  # in each of them
 _BYTES_A_TOKEN = 8  # room for the text of a response, unless all tokens are shorter
 _MULTIPLE = 16  # fields of a prompt have a multiple of so many bytes, so that few shapes compile
-# What the reasoning of a response begins or ends with, or is said in (rljax.reasoning).
+# Marks at which the reasoning of a response begins or ends, or that stand in it (rljax.reasoning).
 _SIGNS = (
     *(mark.lower().encode() for pair in MARKS for mark in pair),
     b"<|message|>",

@@ -37,7 +37,7 @@ FIELDS = (
     "turns",
     "calls",
 )
-# What differs between the samples of a group, and what a reward of the group calls the list of it.
+# Field that differs between the samples of a group -> its list, as a reward of the group names it.
 OF_EACH = {
     "response": "responses",
     "num_tokens": "num_tokens",
@@ -57,7 +57,7 @@ _MESSAGE_CHARS = 500
 # is handed on, so the reward takes it as `**sample` and calls `call_reward`.
 RewardText = component_in(HOME)
 
-# What a worker is told as a member of a reward begins: see `watch`.
+# Functions that are called as a member of a reward begins: see `watch`.
 _watchers: list[Callable[[Component], None]] = []
 
 # (the fields that a reward declares, None for all of them: `**kwargs`; those without a default)

@@ -50,12 +50,12 @@ _LISTS_OF_VERL = {
 }
 _LISTS_OF_OPENRLHF = {"queries": "responses", "prompts": "prompt", "labels": "ground_truth"}
 _TRUTHS = ("ground_truth", "answer", "solution")
-# What the trainer of a library has, or its rubric, and a sample has not.
+# Objects of a library's trainer or rubric that a sample does not have.
 _OF_A_TRAINER = {"TRL": ("trainer_state", "environments"), "verifiers": ("parser", "judge")}
 VERL_BATCH, OPENRLHF = "verl's BatchRewardManager", "OpenRLHF"
 # {library: {parameter: the field that fills it}}; the others take any column of the row.
 _PARAMETERS = {"verl": _VERL_FIELDS, VERL_BATCH: _LISTS_OF_VERL, OPENRLHF: _LISTS_OF_OPENRLHF}
-# Those that are called once for all samples of a prompt.
+# Libraries whose rewards are called once for all samples of a prompt.
 OF_GROUPS = ("TRL", VERL_BATCH, OPENRLHF)
 
 

@@ -33,7 +33,7 @@ class Job:
     def __init__(self, count: int):
         self.scores: list[Score | None] = [None] * count
         self.left = count
-        self.failure: BaseException | None = None  # of the pool, not of a sample
+        self.failure: BaseException | None = None  # a failure of the pool, not of a sample
         self.ended = False
         self.done: queue.SimpleQueue = queue.SimpleQueue()  # unlike an Event safe in handlers
 

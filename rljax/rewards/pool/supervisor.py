@@ -25,7 +25,7 @@ from rljax.workers.prints import Prints
 from rljax.workers.supervisor import START_TIMEOUT_S, Supervisor, how_it_ended
 
 _CHUNK = 256  # calls at most that a worker is handed at once,
-_CHUNK_S = 0.01  # and seconds of work: one wake-up of the thread costs a hundredth of it
+_CHUNK_S = 0.01  # and seconds of work: a wake-up of the thread costs a hundredth of that
 _STATUSES = ("ok", "over limit", "error", "abstained", "timeout")
 _RECENT = 0.1  # weight of a call in the running mean of their seconds
 
@@ -53,7 +53,7 @@ class RewardSupervisor(Supervisor):
         self._todo: collections.deque[RewardCall] = collections.deque()
         self._jobs: set[Job] = set()
         self._numbers = 0
-        self._typical_s: float | None = None  # of a call
+        self._typical_s: float | None = None  # mean seconds of a call
 
     # -- what other threads may call
 
@@ -238,7 +238,7 @@ class RewardSupervisor(Supervisor):
 
     def ended(self) -> None:
         """Ends all jobs with a RuntimeError, after the pool was closed."""
-        self.listen()  # what came too late is told, too
+        self.listen()  # jobs that came too late are ended as well
         for job in self._jobs:
             job.end(RuntimeError(self.closed))
 

@@ -80,7 +80,7 @@ _ONLY = {
     "kill": ((62, 129), 0, ("self",)),
     "tgkill": ((234, 131), 0, ("self",)),
     "prlimit64": ((302, 261), 0, (0, "self")),
-    # Of itself alone: for another process the answer says whether there is one.
+    # Its own id alone: for another process the answer would say whether there is one.
     "getpgid": ((121, 155), 0, (0, "self")),
     "getsid": ((124, 156), 0, (0, "self")),
     "sched_getaffinity": ((204, 123), 0, (0, "self")),
@@ -93,7 +93,7 @@ _ONLY = {
 # The clocks of the system, whose numbers are small: a negative one is the clock of some process.
 _CLOCKS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 _SOCKETPAIR = (53, 199)
-_TMPFILE = 0x400000  # of the flags of open
+_TMPFILE = 0x400000  # a flag of open
 _OWN_ID = 0x5A5AA5A5  # no process has this id, and no instruction these bytes
 _THREAD_FLAGS = 0x00010100  # CLONE_THREAD | CLONE_VM
 _NEW_FLAGS = 0x7E020000  # CLONE_NEW*

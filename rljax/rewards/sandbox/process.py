@@ -147,7 +147,7 @@ class _Zygote:
         self.kill()  # at once, if it ended
 
 
-_idle: list[_Zygote] = []  # of this process, kept for its next program
+_idle: list[_Zygote] = []  # zygotes of this process, kept for its next program
 
 
 def _take(tier: str, warm: bool) -> _Zygote:
@@ -202,7 +202,7 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
             raise SandboxError("there is no bwrap on PATH")
         binds = [["--dev-bind", path, path] for path in devices]
         binds += [["--ro-bind", path, path] for path in [*readable, python, _HERE]]
-        binds += [["--proc", "/proc"]]  # for the zygote, which counts a program's threads there
+        binds += [["--proc", "/proc"]]  # the zygote counts a program's threads there
         size = ["--size", str(MAX_SCRATCH_BYTES), "--tmpfs", "/tmp"]
         flags = "--unshare-all --unshare-user --new-session --uid 65534 --gid 65534".split()
         words = (word for bind in binds for word in bind)
@@ -383,7 +383,7 @@ class Process:
             raise SandboxError(f"{self.tier}: the sandbox ended under a program")
         self._end = json.loads(data)
         self._selector.unregister(self._zygote.control)
-        for key in list(self._selector.get_map().values()):  # what it wrote before its end
+        for key in list(self._selector.get_map().values()):  # reads the last output
             if key.data in self.texts:
                 while key.fd in self._selector.get_map():
                     if not self._read(key, self.texts[key.data], self.limits.max_output_bytes):

@@ -45,7 +45,7 @@ for _name in (
 ).split():
     importlib.import_module(_name)
 
-# What judges import above a program, by name and by *: LiveCodeBench's and verl's import these. Of
+# Modules that judges import above a program, by name and by *, as LiveCodeBench's and verl's do. Of
 # two modules with a name the first one counts: as there, operator's sub comes before that of re,
 # and against their order Counter is that of collections, which typing's only stands for.
 _OF_JUDGES = (
@@ -55,7 +55,7 @@ _OF_JUDGES = (
 _RECURSION_OF_JUDGES = 50_000  # LiveCodeBench's
 site.setquit()  # exit() and quit(), which -S leaves out
 _MESSAGE_CHARS = 500
-_MOST_FRAMES = 1_000  # of a traceback: what a recursion without an end has by default
+_MOST_FRAMES = 1_000  # frames of a traceback: as many as an endless recursion has by default
 MODULE = "__program__"
 
 

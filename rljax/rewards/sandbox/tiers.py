@@ -29,7 +29,7 @@ __all__ = ["ProcessLimits", "Process", "Result", "SandboxError", "run_program", 
 
 TIERS = ("namespaces", "bubblewrap", "seccomp", "closed")
 ALL_TIERS = (*TIERS, "unsafe")
-# What the weaker tiers leave open, for a warning when a run begins.
+# Actions that the weaker tiers leave open, for a warning when a run begins.
 LEFT_OPEN = {
     "seccomp": "a program reads no file of yours, but sees by stat which files and processes there "
     "are, their sizes, times and owners; it can remove and rename no file of its own",

@@ -28,12 +28,12 @@ import time
 
 from rljax.rewards.sandbox import kernel, program
 
-_UNPRIVILEGED = 65534  # what root becomes before it enters the namespaces
+_UNPRIVILEGED = 65534  # user that root becomes before it enters the namespaces
 _WATCH_S = 0.02
 MAX_FILES = 256
-# Where the files of a program are: kernel.filter_template.
+# Location of a program's files by tier: the argument of kernel.filter_template.
 _FILES = {"namespaces": "private", "bubblewrap": "private", "seccomp": "shared", "closed": "none"}
-# Of the same user in the namespace: the zygote, and the process that waits for it.
+# Processes of the same user in the namespace: the zygote, and the one that waits for it.
 _SPARE_PROCESSES = 3
 
 

@@ -15,7 +15,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 
 Kind = Callable[..., bool]
-_LANGUAGE_CHARACTERS = 1000  # of a text that say its language
+_LANGUAGE_CHARACTERS = 1000  # characters of a text by which its language is detected
 
 # -- what kinds share --
 

@@ -25,7 +25,7 @@ def answer_unless_whole(options: dict) -> str:
     return "response" if options["whole_response"] else "answer"
 
 
-_FORMS = "rljax.rewards.on_device.forms"  # of the rewards here, for the device
+_FORMS = "rljax.rewards.on_device.forms"  # forms for the device of the rewards here
 # An answer stands at the end; verl's window of 300 characters also bounds the work on a long
 # response.
 _GSM8K_WINDOW = 300

@@ -235,7 +235,7 @@ def json_match(response: str, ground_truth: str | dict | list, *, partial: bool 
     }
 
 
-_MORE_DEPTH, _MORE_LEAVES = 100, 1000  # of a response that is compared
+_MORE_DEPTH, _MORE_LEAVES = 100, 1000  # bounds of a response that is compared, beyond the reference
 
 
 def _leaves(value: object, depth: float = math.inf, limit: float = math.inf) -> set[tuple] | None:

@@ -93,7 +93,7 @@ def _value_of(text: str) -> object:
         is_other_form = any(markers <= value.keys() for markers, _ in _OBJECTS[1:])
         listed = "target" in value and (value.keys() == {"target"} or _texts(value["target"]))
         return value if listed or is_other_form else text
-    # What holds texts and others is no text either: `targets` refuses it.
+    # A list of texts and other values is no text either: `targets` refuses it.
     listed = any(isinstance(item, str) for item in value)
     are_objects = [
         isinstance(item, dict) and any(k <= item.keys() for k, _ in _OBJECTS) for item in value

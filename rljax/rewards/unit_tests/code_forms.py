@@ -229,7 +229,7 @@ def _up_to_each_assert(body: list[ast.stmt]) -> list[list[ast.stmt]]:
         groups[-1].append(statement)
         if isinstance(statement, ast.Assert):
             groups.append([])
-    if len(groups) > 1 and groups[-1]:  # what follows the last assert belongs to it
+    if len(groups) > 1 and groups[-1]:  # statements after the last assert belong to it
         trailing = groups.pop()
         groups[-1] += trailing
     return [group for group in groups if group]

@@ -55,7 +55,7 @@ _LATE = CaseResult("timeout", 0.0, "over the limit of the pool")
 _OVER = "the tests before it used up the time of all"
 # A test that has less than this left is not begun: starting a program takes a part of it.
 _LEAST_S = 0.05
-_ANSWER_BYTES = 1 << 20  # of a value, beside 16 times the size of the arguments and the right one
+_ANSWER_BYTES = 1 << 20  # bytes of a value, plus 16 times the arguments and the right value
 _MOST_OF_NAMES = 1 << 20  # characters of the values that a program's names have
 
 
@@ -117,7 +117,7 @@ class _Session:
         self.program, self.tests, self.tier = program, tests, tier
         self.timeout_s, self.memory_bytes = timeout_s, memory_bytes
         self.deadline = time.monotonic() + total_timeout_s
-        self.readings = {"list", "bare"}  # in which all tests so far have passed
+        self.readings = {"list", "bare"}  # readings in which all tests so far have passed
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
@@ -225,7 +225,7 @@ def _call(
         return {"raised": "TypeError", "text": "TypeError: it is not callable"}
     arguments = [encode(value) for value in values]
     process.send({"do": "call", "target": target, "args": arguments, "kwargs": {}})
-    # What is far larger than the right value is not read: that would be our time, not its.
+    # A value that is far larger than the right one is not read: that would take our time.
     most_bytes = _ANSWER_BYTES + 16 * len(json.dumps([arguments, encode(expected)]))
     return process.receive(deadline, most_bytes)
 

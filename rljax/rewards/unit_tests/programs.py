@@ -19,7 +19,7 @@ from rljax.contracts import contract
 
 OPERATIONS = "+-*"
 MAX_STEPS = 64  # instructions that one run may execute
-MAX_CHARACTERS = 4096  # of a program; a response may be any text
+MAX_CHARACTERS = 4096  # characters of a program; a response may be any text
 MAX_VALUE = 10**12  # absolute value that the register may reach
 
 Instruction = tuple[str, str]  # operation, operand: digits or "x"

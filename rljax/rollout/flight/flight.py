@@ -38,7 +38,7 @@ METRICS = {
 }
 
 
-_FINDING = ("prompt_id", "index", "source")  # of a record, what finds it in the data again
+_FINDING = ("prompt_id", "index", "source")  # fields by which a record is found in the data again
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,7 +54,7 @@ class Group:
     scores: dict[int, Score] = dataclasses.field(default_factory=dict)  # by member
     asked: set[int] = dataclasses.field(default_factory=set)  # members with a score, or one to come
     complete: bool = False
-    stood: dict | None = None  # where episodes stood that nobody plays at the moment
+    stood: dict | None = None  # state of episodes that are not played at the moment
 
 
 class Flight:
@@ -65,7 +65,7 @@ class Flight:
     def __init__(self, player: ResponsesInFlight | EpisodesInFlight, clock: Clock):
         self.player, self.clock = player, clock
         self._groups: dict[int, Group] = {}
-        # What this host's processes were asked for: group, members, and when.
+        # Requests to this host's processes: group, members, pending scores, time.
         self._asked: list[tuple[Group, list[int], Pending, int]] = []
         self._owed = 0  # scores that the hosts were asked for
         self._complete: list[int] = []

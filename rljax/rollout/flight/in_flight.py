@@ -89,7 +89,7 @@ class InFlight:
             )
         self._step_of: dict[int, int] = {}  # version of weights -> the last step that had them
         self._dropped = self._dropped_tokens = 0  # since the last step was taken
-        self._weights, self._version = None, 0  # that draw now
+        self._weights, self._version = None, 0  # weights that draw now, and their version
         self._mesh: Mesh | None = None  # devices that only sample
 
     def take(self, actor, step: int) -> tuple[Landed, dict[str, float]]:
@@ -109,7 +109,7 @@ class InFlight:
                 while (chosen := tickets.ready()) is None:
                     self._dispatch()
         if actor.decoding.mesh is None:
-            self._weights = None  # which are donated to learning
+            self._weights = None  # learning donates these weights
         oldest = min(tickets.open.values(), default=step)
         batch, report, prompts = flight.collect(chosen, actor.model.mesh)
         batch, metrics = self._aged(batch, step, actor.model.mesh)

@@ -40,10 +40,10 @@ class Tickets:
     trained: int = 0
     dropped: int = 0
     failed: int = 0  # groups that took a place in a step, and in which no sample could be scored
-    renewed: bool = True  # whether its weights draw already; not while the step before still learns
+    renewed: bool = True  # False while the step before still learns, whose weights draw then
     # Ticket -> the step at which it was admitted, of all that are open, lowest first.
     open: dict[int, int] = dataclasses.field(default_factory=dict)
-    complete: set[int] = dataclasses.field(default_factory=set)  # of the open ones
+    complete: set[int] = dataclasses.field(default_factory=set)  # open tickets of complete groups
 
     def __post_init__(self):
         if self.groups_per_step < 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rljax.errors import InputError
 
-_NOTHING_S = 0.01  # how long news are waited for where nothing decodes
+_NOTHING_S = 0.01  # seconds to wait for news while nothing decodes
 
 
 @dataclasses.dataclass

@@ -20,7 +20,7 @@ class Responses:
     devices, which fills ref_logprobs while the reward scores."""
 
     has_turns = False
-    rows = 1  # of the batch, that a sample takes
+    rows = 1  # rows of the batch that a sample takes
 
     def __init__(self, reward: Reward, reference: PlacedReference | None = None):
         self.reward, self.reference = reward, reference

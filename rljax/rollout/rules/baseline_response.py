@@ -36,7 +36,7 @@ METRICS = {
     ),
 }
 
-COLUMN = "baseline_response"  # of the data
+COLUMN = "baseline_response"  # column of the data
 
 
 @contract(safe=True, fills=("task",))

@@ -180,7 +180,7 @@ class _Group:
     row: int  # its first one in the batch of its round
     prompt: int  # index into the prompts of all rounds
     failed: np.ndarray  # [n] whether a row has no policy token: its reward failed, say
-    tokens: int  # of its responses
+    tokens: int  # number of tokens of its responses
 
 
 class _Groups:

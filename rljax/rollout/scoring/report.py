@@ -124,7 +124,7 @@ class RewardReport:
 
     rows: tuple[ScoredRow, ...] = ()
     process: tuple[Mapping[str, float], ...] = ()  # metrics of the scored lines, one per call
-    episodes: tuple[EpisodeSummary, ...] = ()  # of an environment
+    episodes: tuple[EpisodeSummary, ...] = ()  # episodes of an environment
 
     @classmethod
     def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":

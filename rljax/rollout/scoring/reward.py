@@ -288,7 +288,7 @@ def sample_of(
         "data_source": record.data_source,
         "extra_info": record.extra_info if rubrics is None else rubrics.extra_info(record),
         "num_tokens": len(ids),
-        "token_ids": ids,  # for rewards of TRL's signature, as the messages
+        "token_ids": ids,  # for rewards of TRL's signature, like the messages
         "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
@@ -311,7 +311,7 @@ class EarlyScores:
         self._mine = set(hosts.mine(len(prompts.records)))
         self._rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
         self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's index in it
-        self.stopped = False  # whether the rows that had not ended were aborted
+        self.stopped = False  # True once the rows that had not ended were aborted
 
     def finished(self, row: int, ids: list[int], finish: int) -> None:
         """Submits row p n + s, sample s of prompt p, which has ended: `finished` of `generate`.

@@ -49,8 +49,8 @@ METRICS = {
     ),
 }
 
-_NOTHING_S = 0.02  # how long news are waited for where nothing decodes
-_LATE_S = 1.0  # and at a time where they are due
+_NOTHING_S = 0.02  # seconds to wait for news while nothing decodes
+_LATE_S = 1.0  # seconds to wait at a time for news that are due
 
 # The numbers, in the crew, of episodes that are played at once, and of those in flight.
 AT_ONCE, IN_FLIGHT = range(2**30, 2**31 - 1), range(2**30)
@@ -78,12 +78,12 @@ class Driver:
         self.episodes: dict[int, Trajectory] = {}
         self._of_sample: dict[int, Trajectory] = {}  # by the id of its sample
         self._deliveries: list[tuple[Sample, tuple[int, ...], Sampling]] = []
-        # What begins with the same prompt and limits: (episode, seat, row, step) of each.
+        # Logs that begin with the same prompt and limits: (episode, seat, row, step) of each.
         self._prompts: dict[tuple, list[tuple[Trajectory, int, int, Step]]] = {}
-        self._came: list[Step] = []  # that do not count yet
+        self._came: list[Step] = []  # steps that have come and do not count yet
         self._ended: list[Trajectory] = []  # since the last look
         self.left = 0
-        self.seconds = 0.0  # of playing, the same on all hosts
+        self.seconds = 0.0  # seconds of playing, the same on all hosts
         self._now: float | None = None  # the first host's clock at the last look
         self._held = self._parked = self._live = self._dispatches = self._reread = 0
 

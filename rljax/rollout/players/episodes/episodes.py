@@ -48,7 +48,7 @@ METRICS = {
     "env/killed": Metric("workers ended, as a step hung or crashed", "workers", "0"),
 }
 
-_PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
+_PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # tokens of a prompt, and prompts, that are read at once
 _TRIED = AT_ONCE.stop  # the number of an episode that is played before a run
 _SHOWN = 3  # failures in an error
 MENDING = {  # kind of a failure -> what mends the environment

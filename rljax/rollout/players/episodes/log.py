@@ -36,10 +36,10 @@ class Transition:
 
     start: int
     end: int
-    number: int = 0  # of the turns of its episode, from 1
+    number: int = 0  # its number among the turns of the episode, from 1
     finish: str = "stop"  # why it ended
     reward: float = 0.0
-    state: bytes = b""  # of the world that the reply was given in
+    state: bytes = b""  # state of the world in which the reply was given
     bad: bool = False  # it has a tool call that could not be parsed
     observation: tuple[dict, ...] = ()  # the messages that it answers
     text: str = ""
@@ -103,11 +103,11 @@ class Trajectory:
     number: int
     prompt: int  # equal for siblings
     record: PromptRecord
-    start: dict  # what its environment begins with: arguments of EpisodeCrew.admit
-    keys: np.ndarray  # of its rows: [R, 2]
-    attempt: int = 0  # how often it has begun anew
+    start: dict  # arguments of EpisodeCrew.admit
+    keys: np.ndarray  # keys of its rows: [R, 2]
+    attempt: int = 0  # number of times that it has begun anew
     asked: int | None = None  # when its environment was, by the driver's clock; None: it owes none
-    marks: list[bytes] = dataclasses.field(default_factory=list)  # of the steps that were read
+    marks: list[bytes] = dataclasses.field(default_factory=list)  # marks of steps that were read
     logs: list[Log] = dataclasses.field(default_factory=list)
     speaker: Log | None = None  # whose turn it is, or was last
     finish: FinishReason | None = None
@@ -121,10 +121,10 @@ class Trajectory:
     failed_calls: int = 0
     begun_s: float | None = None
     seconds: float = 0.0  # from its first prompt to its end
-    waited_s: float = 0.0  # of these, those of the environment
+    waited_s: float = 0.0  # seconds of the environment, out of `seconds`
     drift: list[str] = dataclasses.field(default_factory=list)
-    call_seconds: list[float] = dataclasses.field(default_factory=list)  # of answers to calls
-    # Where it branched off from its siblings: the state there, and the step that followed.
+    call_seconds: list[float] = dataclasses.field(default_factory=list)  # of each answer to calls
+    # The state where it branched off from its siblings, and the step that followed.
     origin: tuple[dict, Step] | None = None
 
     @property

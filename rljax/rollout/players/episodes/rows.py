@@ -174,7 +174,7 @@ def rows_of(
             paid = sum(fields["rewards"][row].sum() for row in own_rows)
             _reward(fields, last, lengths[last], scores[own_rows[0]] - paid)
     seat_learned = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
-    # Whether any row of the same episode and seat is learned from.
+    # A row counts if any row of the same episode and seat is learned from.
     is_learned = np.repeat(seat_learned, rules.max_rows)
     batch = batch_from_rows(
         fields.pop("tokens"),
@@ -203,7 +203,7 @@ def _fill(
         fields[name][row, start:end] = getattr(sample, attribute)
     mask = fields["mask"][row]
     last = log.turns[-1].end if log.turns else start
-    mask[last:] = 0.0  # what was begun when a limit ended the episode
+    mask[last:] = 0.0  # the turn that a limit cut off is not learned from
     fields["policy_version"][row] *= mask > 0
     for number, turn in enumerate(log.turns, played + 1):
         span = slice(turn.start, turn.end)
