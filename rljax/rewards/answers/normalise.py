@@ -182,8 +182,8 @@ _PLAIN_NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:[$€£¥]\s*(?P<second>[-+]?))?(?P<number>{_DIGITS}(?:\.[0-9]++)?|\.[0-9]++)"
     r"(?!\.[0-9])(?:\s+(?P<upper>[0-9]{1,4})/(?P<lower>[0-9]{1,4})|\s*/\s*(?P<divisor>[0-9]{1,9}))?"
 )
-# Text that may stand behind a number: a unit and words, but no second number and nothing that takes it
-# back. A letter right behind a number is a unit or a variable.
+# Text that may stand behind a number: a unit and words, but no second number and no word that takes
+# it back. A letter right behind a number is a unit or a variable.
 _UNIT = re.compile(r"(?:%|[€£¥$]|°[CF]?|[mgshlL](?![A-Za-z])|[A-Za-z]{2,})?[^0-9=+*^<>\\]*")
 TAKEN_BACK = re.compile(
     r"\b(?:or|not|no|nor|never|wrong|incorrect|false|cannot|except|unless|either|minus|plus|times"
