@@ -19,8 +19,8 @@ def log_of(card: str, history: str) -> str:
 
 
 def exploitability(policy: Mapping[tuple[str, str], tuple[float, float]]) -> float:
-    """(the best first seat's gain against the policy + the best second seat's gain) / 2, in chips
-    per game. 0: an equilibrium; 0.458: both moves equally likely.
+    """Returns (the best first seat's gain against the policy + the best second seat's gain) / 2, in
+    chips per game. 0: an equilibrium; 0.458: both moves equally likely.
 
     `policy` gives for each of the SITUATIONS the probabilities of p and b; the rest up to 1 are
     texts that are no moves.
@@ -33,7 +33,8 @@ def exploitability(policy: Mapping[tuple[str, str], tuple[float, float]]) -> flo
 
 
 def _best_answer(policy: dict, seat: int) -> float:
-    """The greatest mean of what a seat can win of the policy: one of its 64 pure strategies."""
+    """Returns the greatest mean that a seat can win against the policy, over its
+    64 pure strategies."""
     situations = [situation for situation in SITUATIONS if len(situation[1]) % 2 == seat]
     gains = []
     for moves in itertools.product(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0)), repeat=len(situations)):

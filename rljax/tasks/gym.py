@@ -44,8 +44,8 @@ def reasoning_gym(
 
 @functools.lru_cache(maxsize=4)
 def _made(name, difficulty, size, test, worked_examples, chat, seed, options) -> Task:
-    """The task, cached: a run makes it several times, and some generators take half a second
-    an item."""
+    """Returns the task, cached: a run makes it several times, and some generators take half a
+    second for an item."""
     config = _config(name, difficulty, dict(options))
 
     def numbered(split: str, number: int) -> Problem:

@@ -83,8 +83,8 @@ def countdown(
 def _random_expression(
     rng: random.Random, numbers: list[int], operations: str
 ) -> tuple[int | None, str]:
-    """A random expression of all the numbers, and its value; None where a division would not come
-    out even."""
+    """Returns the value and the text of a random expression of all the numbers; (None, "") if a
+    division leaves a remainder."""
     parts = [(n, str(n), 3) for n in numbers]  # value, text, precedence
     while len(parts) > 1:
         left = parts.pop(rng.randrange(len(parts)))
@@ -170,8 +170,9 @@ def arithmetic(
 
 
 def _chain(rng: random.Random, numbers: list[int], operations: str) -> tuple[int, str]:
-    """The numbers in their order with random operations between them, without brackets; one that
-    divides becomes a divisor of what stands before it."""
+    """Returns the value and the text of the numbers in their order with random
+    operations between them, without brackets. A number that divides is replaced by a
+    divisor of the product before it."""
     product, text = numbers[0], str(numbers[0])
     for number in numbers[1:]:
         sign = rng.choice(operations)

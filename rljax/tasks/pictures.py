@@ -65,7 +65,7 @@ def drawn_digits(
 
 
 def _digit(digit: int, size: int, noise: int, draw: random.Random) -> np.ndarray:
-    """[size, size, 3] uint8."""
+    """Draws a digit: [size, size, 3] uint8."""
     step = max(size // 8, 1)
     ground = np.array([draw.randrange(128, 256) for _ in range(3)])
     ink = np.array([draw.randrange(0, 96) for _ in range(3)])

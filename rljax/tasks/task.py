@@ -123,7 +123,7 @@ def _check_counts(name: str, prompts: int, test: int, worked_examples: int) -> N
 
 
 def _fresh(name: str, make: Callable, split: str, index: int, held_out: dict) -> Problem:
-    """Item `index` of a split, whose prompt is not one of those that are taken."""
+    """Returns item `index` of a split, whose prompt is not held out."""
     for attempt in range(_ATTEMPTS):
         problem = make(split, index + attempt * _FAR)
         if problem.prompt not in held_out:

@@ -70,8 +70,8 @@ def expressions(
 def _calculations(
     name: str, draw, call: str, call_share: float, test: int, worked_examples: int, seed: int
 ) -> Task:
-    """A task of drawn prompts that end in "=": a call asks for what precedes it, and is answered by
-    the completion."""
+    """Returns a task of drawn prompts that end in "=". A call asks for the text before it, and is
+    answered by the completion."""
     _check_share(name, call_share)
     sizes = dict(test=test, worked_examples=worked_examples, seed=seed)
     task = procedural(name, draw, reward="exact_match()", **sizes)

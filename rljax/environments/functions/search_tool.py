@@ -77,7 +77,8 @@ _index = functools.lru_cache(maxsize=4)(_Index)  # each process makes it once
 
 
 def _texts_of(path: str) -> list[str]:
-    """Every text of a corpus, titles in front. Raises InputError."""
+    """Returns every text of a corpus, titles in front. Raises InputError for a file of another
+    kind, or without texts."""
     lines = ((f"{path}:{n}", line) for n, line in read_lines(path) if line.strip())
     if path.endswith(".txt"):
         texts = [line.strip() for _, line in lines]

@@ -75,8 +75,8 @@ def answer_text(response: str) -> str:
 
 
 def in_tag(response: str) -> str | None:
-    """The answer in the last <answer>...</answer>; in one that is never closed, where none is, up
-    to the end; None without a tag."""
+    """Returns the answer in the last <answer>...</answer>; if no tag is closed, the answer behind
+    the last <answer>, up to the end; None without a tag."""
     content = tagged(response)
     if content is None:
         return tagged(response, closed=False)

@@ -122,7 +122,8 @@ _THOUSANDS = re.compile(rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9
 
 
 def latex_form(text: str) -> str | None:
-    """The answer in LaTeX that a parser reads as it is meant; None if it is no formula."""
+    """Returns the answer in LaTeX that a parser reads with its intended meaning; None
+    if it is no formula."""
     if len(text) > MAX_ANSWER_CHARACTERS or any(not _printable(c) for c in text):
         return None
     text = bare(text)

@@ -147,7 +147,7 @@ class _Unreadable(Exception):
 
 @functools.cache
 def _library() -> tuple:
-    """(latex2sympy2_extended, sympy, math_compare), which take about a second to import."""
+    """Returns (latex2sympy2_extended, sympy, math_compare), which take about a second to import."""
     try:
         import latex2sympy2_extended
         import sympy
@@ -239,7 +239,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _whole(text: str) -> int | None:
-    """The whole number that an argument is; None for anything else."""
+    """Returns the whole number that an argument is; None for anything else."""
     number = rational(plain_form(text))
     if number is None:
         try:
@@ -406,5 +406,5 @@ def _digits(node, sympy) -> float:
 
 
 def _value_of(digits: float) -> float:
-    """A number of so many digits."""
+    """Returns a number of so many digits."""
     return 10.0 ** min(digits, 300.0)

@@ -108,7 +108,7 @@ def _is_decimal(number: sympy.Expr) -> bool:
 
 
 def _chain(relation) -> list:
-    """[a, b, c] of a = b = c; [] for what is no chain of equations."""
+    """Returns [a, b, c] of a = b = c; [] unless it is a chain of equations."""
     links = list(getattr(relation, "_unsorted_args", relation.args))
     links = links if isinstance(relation, sympy.And) else [relation]
     if not all(isinstance(link, sympy.Eq) for link in links):

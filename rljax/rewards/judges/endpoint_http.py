@@ -77,8 +77,8 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def check_address(url: str) -> tuple[bool, str, int, str]:
-    """(True for https, host, port, path with query). Raises InputError unless the URL has http or
-    https and a host, and no user."""
+    """Returns (True for https, host, port, path with query). Raises InputError unless the URL has
+    http or https and a host, and no user."""
     fix = "such as 'http://127.0.0.1:8000/v1'"
     try:
         parts = urllib.parse.urlsplit(url)

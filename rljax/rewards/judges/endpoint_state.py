@@ -26,7 +26,8 @@ def answer_path(folder: str, url: str, payload: bytes) -> Path | None:
 
 
 def read_answer(path: Path | None, parse: Callable) -> tuple | None:
-    """(parse(text),) of a cached answer; None if there is none that can be read and parsed."""
+    """Returns (parse(text),) of a cached answer; None if there is none that can
+    be read and parsed."""
     try:
         return None if path is None else (parse(read_json_object(path)["text"]),)
     except (ValueError, KeyError, TypeError):

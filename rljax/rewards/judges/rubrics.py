@@ -104,7 +104,7 @@ def keep_active(std: Sequence[float | None]) -> list[bool]:
 def select_rubrics(
     std: Sequence[float | None], cap: int, *, seed: object = 0
 ) -> tuple[list[int], list[int]]:
-    """(active, deactivated) indices of rubrics by their std, None = no statistics yet.
+    """Returns (active, deactivated) indices of rubrics by their std, None = no statistics yet.
 
     A std of 0 is deactivated. Of the others at most `cap` stay: first those without statistics,
     then by falling std, then by index. If more than `cap` have none, a draw by `seed` says which of

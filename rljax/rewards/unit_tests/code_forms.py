@@ -85,8 +85,8 @@ def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
 
 
 def read_tests(ground_truth: str | dict | list) -> Tests:
-    """The tests that a ground truth holds. Raises InputError for any other form, for none, and for
-    some that would pass every program."""
+    """Returns the tests that a ground truth holds. Raises InputError for any other form, for one
+    without tests, and for some that would pass every program."""
     value = ground_truth
     try:
         for _ in range(2):  # some data sets store JSON in JSON

@@ -77,8 +77,8 @@ def run_trace(instructions: Sequence[Instruction], x: int) -> list[int]:
 
 
 def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int, list[int]]:
-    """(pairs of input and output, most instructions allowed, the trace that one run has to leave,
-    [] for none) from a ground truth in JSON. Raises ValueError for any other text."""
+    """Returns (pairs of input and output, most instructions allowed, the trace that one run has to
+    leave, [] for none) from a ground truth in JSON. Raises ValueError for any other text."""
     try:
         parsed = json.loads(ground_truth)
         tests = [(int(x), int(y)) for x, y in parsed["tests"]]
