@@ -55,11 +55,11 @@ def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
         )
     if is_run:
         tokenizer = load_run_tokenizer(from_dict(saved_config, f"{folder}/config.json"))
-        if differ := differing_ids(saved.tokenizer, tokenizer):
+        if difference := differing_ids(saved.tokenizer, tokenizer):
             rule = "a critic that reads the ids of the policy's tokenizer"
             raise InputError(
                 f"--search_model={folder}",
-                value=differ,
+                value=difference,
                 rule=rule,
                 fix="take the critic of a run with the policy's tokenizer",
             )

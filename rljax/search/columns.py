@@ -224,9 +224,9 @@ def _set(x: jax.Array, node: jax.Array, live: jax.Array, value: jax.Array) -> ja
 
 def _grown(plan: _Plan, trees: _Trees, token, node, parent, live) -> _Trees:
     is_node = jnp.arange(plan.nodes)[None, :] == node[:, None]
-    is_root, above = parent == NONE, jnp.maximum(parent, 0)
-    depth = jnp.where(is_root, 0, _at(trees.depths, above) + 1)
-    ancestors = is_node | (_at(trees.ancestors, above) & ~is_root[:, None])
+    is_root, parent_index = parent == NONE, jnp.maximum(parent, 0)
+    depth = jnp.where(is_root, 0, _at(trees.depths, parent_index) + 1)
+    ancestors = is_node | (_at(trees.ancestors, parent_index) & ~is_root[:, None])
     return dataclasses.replace(
         trees,
         tokens=_set(trees.tokens, node, live, jnp.where(is_root, trees.token, token)),
@@ -238,10 +238,10 @@ def _grown(plan: _Plan, trees: _Trees, token, node, parent, live) -> _Trees:
 def _of_lines(trees: _Trees, ends_line, score, token, node, parent, live):
     """Returns (the score [B] of the last line that ends at or before each node, the trees with
     these scores)."""
-    is_root, above = parent == NONE, jnp.maximum(parent, 0)
-    behind = jnp.where(is_root, 0, ends_line[_at(trees.tokens, above)])
-    ends = ends_of_lines(ends_line[token], behind) & (~is_root | trees.inside)
-    before = jnp.where(is_root, trees.before, _at(trees.scores, above))
+    is_root, parent_index = parent == NONE, jnp.maximum(parent, 0)
+    parent_ends_line = jnp.where(is_root, 0, ends_line[_at(trees.tokens, parent_index)])
+    ends = ends_of_lines(ends_line[token], parent_ends_line) & (~is_root | trees.inside)
+    before = jnp.where(is_root, trees.before, _at(trees.scores, parent_index))
     score = jnp.where(ends, score, before)
     return score, dataclasses.replace(trees, scores=_set(trees.scores, node, live, score))
 

@@ -62,8 +62,8 @@ def beam(
             )
         # A text that has ended is a candidate as it is; a beam that has no text yet is none.
         grown = np.where((tokens < 0) | ~np.isfinite(scores)[:, None], -np.inf, grown)
-        stays = np.where(np.arange(width) == 0, scores[:, None], -np.inf)
-        grown = np.where(ended[:, None], stays, grown).reshape(problem.rows, beams * width)
+        ended_scores = np.where(np.arange(width) == 0, scores[:, None], -np.inf)
+        grown = np.where(ended[:, None], ended_scores, grown).reshape(problem.rows, beams * width)
         order = np.argsort(-grown, axis=1, kind="stable")[:, :beams]
         scores = np.take_along_axis(grown, order, axis=1).reshape(-1)
         source = (rows[:, None] * beams + order // width).reshape(-1)
@@ -149,8 +149,8 @@ def lookahead(
             [] if ended[s] else steps[w][s] for s, w in zip(source, sample_index, strict=True)
         ]
         texts = [texts[s] + step for s, step in zip(source, new_steps, strict=True)]
-        stuck = np.array([not step for step in new_steps])  # ended before, or not finite
-        ended = stuck | np.array([problem.reason(text) is not None for text in texts])
+        has_no_step = np.array([not step for step in new_steps])  # ended before, or not finite
+        ended = has_no_step | np.array([problem.reason(text) is not None for text in texts])
         evaluator.advance(
             _wide(new_steps, step_tokens), np.array([len(s) for s in new_steps]), source
         )

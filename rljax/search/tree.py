@@ -231,8 +231,8 @@ def _move_one(tree: Tree, edge, active):
     root = tree.children[0, edge]
 
     def mark(in_subtree, node):
-        above = tree.parent[node]
-        inside = (node == root) | ((above != NONE) & in_subtree[above])
+        parent = tree.parent[node]
+        inside = (node == root) | ((parent != NONE) & in_subtree[parent])
         return in_subtree.at[node].set(inside & (node < tree.size)), None
 
     in_subtree, _ = jax.lax.scan(mark, jnp.zeros((nodes,), bool), index)

@@ -226,10 +226,10 @@ def _check_own_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
     model_tokenizer = tokenizer_of(config.model)
     if isinstance(model_tokenizer, str):
         return
-    if differ := differing_ids(tokenizer, model_tokenizer, may_lack=True):
+    if difference := differing_ids(tokenizer, model_tokenizer, may_lack=True):
         raise InputError(
             f"the tokenizer of {config.tokenizer} is not that of {config.model}",
-            value=differ,
+            value=difference,
             rule="the model would read its ids as other words",
             fix="tokenizer='' takes the model's own; a copy of it may have another template",
         )

@@ -139,10 +139,10 @@ def reading_same_ids(
                 folder,
                 other,
             )
-    elif differ := differing_ids(tokenizer, other):
+    elif difference := differing_ids(tokenizer, other):
         raise InputError(
             f"{field}={folder} has another tokenizer than the run",
-            value=differ,
+            value=difference,
             rule="it would read the run's ids as other words",
             fix=fix,
         )

@@ -93,11 +93,11 @@ class DeviceScorer:
         text and the messages of each. Raises InputError for a ground truth that the reward refuses,
         and for a prompt that begins the reasoning of a response whose answer is read."""
         for text, messages in prompts if self.cuts else ():
-            if begun := beginning_of(text, messages):
+            if opening := beginning_of(text, messages):
                 raise InputError(
                     f"program_steps with the reward {self.component.text!r}: a prompt begins the "
                     "reasoning of its response",
-                    value=begun,
+                    value=opening,
                     rule="it reads the answer behind the reasoning, which the host finds",
                     fix="program_steps=1, or a prompt that does not",
                 )
@@ -200,8 +200,8 @@ def token_bytes(tokenizer, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.
     if probe is not None:
         prefix = texts[probe]
         texts = [tokenizer.decode([probe, i]).removeprefix(prefix) for i in range(vocab_size)]
-    lost = [i for i in range(vocab_size) if "\ufffd" in texts[i]]
-    complete = sorted({*range(vocab_size)} - {*lost})
+    partial = [i for i in range(vocab_size) if "\ufffd" in texts[i]]
+    complete = sorted({*range(vocab_size)} - {*partial})
     draw = np.random.default_rng(0)
     for _ in range(_TRIED):
         ids = draw.choice(complete, _TOKENS).tolist()
@@ -215,7 +215,7 @@ def token_bytes(tokenizer, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.
             )
     raw = [text.encode() for text in texts]
     names, unknown = tokenizer.vocabulary(), np.zeros(vocab_size, bool)
-    for i in lost:
+    for i in partial:
         part = part_of_a_character(names.get(i, ""))
         raw[i], unknown[i] = part or b"", part is None
     table = np.zeros((vocab_size, max(1, *map(len, raw))), np.uint8)

@@ -145,9 +145,9 @@ class InFlight:
         with self._device():
             self._admit()
             while (tickets.ready() is None) if by_dispatches else not learned():
-                begun = time.monotonic()
+                start_s = time.monotonic()
                 if self._dispatch() and not learned():  # all of it beside
-                    timing.beside(time.monotonic() - begun)
+                    timing.beside(time.monotonic() - start_s)
         self._weights = None  # the next ones take their memory
 
     def _renew(self, actor) -> None:

@@ -131,10 +131,10 @@ class MeshJudge:
         """Rows of the host on the judge's mesh; what it takes is recorded where that is its own."""
         if not self.apart:
             return place(batch, self.model.mesh)
-        begun = time.monotonic()
+        start_s = time.monotonic()
         size = sum(x.nbytes for x in jax.tree.leaves(batch))
         batch = jax.block_until_ready(place(batch, self.model.mesh))
-        timing.moved("judge", moved_bytes=size, moved_s=time.monotonic() - begun)
+        timing.moved("judge", moved_bytes=size, moved_s=time.monotonic() - start_s)
         return batch
 
     def _score(self, values: list[float], mass: list[float], rubrics: list[dict]) -> Score:

@@ -327,9 +327,11 @@ def episode_metrics(
     failed, totals = np.array([bool(e.failure) for e in episodes]), np.asarray(returns)
     number = np.asarray(groups)
     group_values = [(totals[number == g], failed[number == g]) for g in dict.fromkeys(groups)]
-    metrics["group/partial"] = _mean([lost.any() and not lost.all() for _, lost in group_values])
+    metrics["group/partial"] = _mean(
+        [failures.any() and not failures.all() for _, failures in group_values]
+    )
     metrics["group/dead"] = _mean(
-        [len({*values[~lost].tolist()}) < 2 for values, lost in group_values]
+        [len({*values[~failures].tolist()}) < 2 for values, failures in group_values]
     )
     if live:
         scored = [x for x, episode in zip(returns, episodes, strict=True) if not episode.failure]
