@@ -470,14 +470,14 @@ BREAKS = {
     ),
     "the base under adapters is sent after every update": (
         "rljax/sampler/layout.py",
-        "        if one == key and _same(leaves, [known() for known in made_of]):\n",
+        "        if held_key == key and _same(leaves, [reference() for reference in made_of]):\n",
         "        if False:\n",
         ["tests/sampler/test_layouts.py", "-k", "adapters_alone"],
     ),
     "a base is found by its layout alone": (
         "rljax/sampler/layout.py",
-        "        if one == key and _same(leaves, [known() for known in made_of]):\n",
-        "        if one == key:\n",
+        "        if held_key == key and _same(leaves, [reference() for reference in made_of]):\n",
+        "        if held_key == key:\n",
         ["tests/sampler/test_layouts.py", "-k", "another_base"],
     ),
     "a base that stays in the layout of decoding is not planned": (
@@ -1670,14 +1670,14 @@ BREAKS |= {
 BREAKS |= {
     "top_p counts from the mass of the whole vocabulary behind top_k": (
         "rljax/sampler/draw.py",
-        "        wanted = rules.top_p * jnp.where(by_count, jnp.sum(inside, axis=-1), mass)\n",
-        "        wanted = rules.top_p * mass\n",
+        "        target_mass = rules.top_p * jnp.where(by_count, jnp.sum(remaining, axis=-1), mass)\n",
+        "        target_mass = rules.top_p * mass\n",
         ["tests/sampler/test_sampler.py", "-k", "sets_that_sorting"],
     ),
     "min_p goes by the whole mass": (
         "rljax/sampler/draw.py",
-        "    least = rules.min_p * jnp.max(weights, axis=-1)\n",
-        "    least = rules.min_p * jnp.sum(weights, axis=-1)\n",
+        "    min_weight = rules.min_p * jnp.max(weights, axis=-1)\n",
+        "    min_weight = rules.min_p * jnp.sum(weights, axis=-1)\n",
         ["tests/sampler/test_sampler.py", "-k", "sets_that_sorting"],
     ),
     "a row that a baseline filter drops stays in its group": (

@@ -44,7 +44,7 @@ class Drawn:
     logp: jax.Array  # log softmax(logits / temperature)[id], over the full vocabulary
     log_kept: jax.Array  # logp minus the log-prob with which id was drawn; 0 without a rule
     entropy: jax.Array  # of softmax(logits / temperature), nats
-    finite: jax.Array  # bool: the logits were
+    finite: jax.Array  # bool: whether the logits were finite
 
 
 def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
@@ -56,19 +56,21 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
     size = min(GROUP, probs.shape[1] + -probs.shape[1] % BLOCK)
     probs = jnp.pad(probs, ((0, 0), (0, max(0, size - probs.shape[1]))))
     rows, vocab = probs.shape
-    # Slice by slice: of one sum over a reshaped array a TPU's compiler makes a far slower one.
-    firsts = range(0, vocab, size)
-    sums = jnp.stack([jnp.sum(probs[:, i : i + size], axis=-1) for i in firsts], axis=1)
+    # One sum for each slice: a TPU's compiler makes one sum over a reshaped array far slower.
+    starts = range(0, vocab, size)
+    sums = jnp.stack([jnp.sum(probs[:, i : i + size], axis=-1) for i in starts], axis=1)
     group, target = _passed(sums, u * jnp.sum(sums, axis=-1))
-    # The last group may be short: it is cut with the end of the one before, and without its mass.
-    first = jnp.minimum(group * size, vocab - size)
-    cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (size,)))(probs, first)
-    own = first[:, None] + jnp.arange(size)[None, :] >= group[:, None] * size
-    blocks = jnp.where(own, cut, 0.0).reshape(rows, -1, BLOCK)
+    # The last group may be short: its window begins in the group before, whose mass is left out.
+    start = jnp.minimum(group * size, vocab - size)
+    window = jax.vmap(lambda row, begin: jax.lax.dynamic_slice(row, (begin,), (size,)))(
+        probs, start
+    )
+    in_group = start[:, None] + jnp.arange(size)[None, :] >= group[:, None] * size
+    blocks = jnp.where(in_group, window, 0.0).reshape(rows, -1, BLOCK)
     block, target = _passed(jnp.sum(blocks, axis=-1), target)
     tokens = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     token, _ = _passed(tokens, target)
-    return first + block * BLOCK + token
+    return start + block * BLOCK + token
 
 
 def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -77,15 +79,15 @@ def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]
     index = jnp.arange(masses.shape[1])[None, :]
     sums = jnp.cumsum(masses, axis=-1)
     # Rounding may push the target past all of them: stay on the last one that has mass.
-    last = jnp.max(jnp.where(masses > 0, index, 0), axis=-1)
-    first = jnp.minimum(jnp.sum(sums <= target[:, None], axis=-1), last)
-    before = jnp.max(jnp.where(index < first[:, None], sums, 0.0), axis=-1)
-    return first, target - before
+    last_index = jnp.max(jnp.where(masses > 0, index, 0), axis=-1)
+    passed = jnp.minimum(jnp.sum(sums <= target[:, None], axis=-1), last_index)
+    mass_before = jnp.max(jnp.where(index < passed[:, None], sums, 0.0), axis=-1)
+    return passed, target - mass_before
 
 
-def _edge(weights: jax.Array, holds) -> jax.Array:
-    """The largest threshold t [B] for which holds(weights >= t) [B] is true, of weights [B, N] in
-    0..1; t = 0 must hold, and truth falls with t.
+def _edge(weights: jax.Array, predicate) -> jax.Array:
+    """The largest threshold t [B] for which predicate(weights >= t) [B] is true, of weights [B, N]
+    in 0..1. The predicate must be true at t = 0, and once it is false it stays so for larger t.
 
     Floats above 0 are ordered as their bits are, so 30 halvings find t exactly: no sort, no gather,
     and the vocabulary may be split over devices.
@@ -96,8 +98,8 @@ def _edge(weights: jax.Array, holds) -> jax.Array:
     def halve(_, bounds):
         low, high = bounds
         middle = low + (high - low) // 2
-        true = holds(bits >= middle[:, None])
-        return jnp.where(true, middle, low), jnp.where(true, high, middle)
+        satisfied = predicate(bits >= middle[:, None])
+        return jnp.where(satisfied, middle, low), jnp.where(satisfied, high, middle)
 
     low = jnp.zeros((rows,), jnp.int32)
     edge, _ = jax.lax.fori_loop(0, 31, halve, (low, jnp.full((rows,), _ONE + 1, jnp.int32)))
@@ -105,42 +107,44 @@ def _edge(weights: jax.Array, holds) -> jax.Array:
 
 
 def _edges(weights: jax.Array, mass: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
-    """The weights [B] from which on tokens are kept by top_k, and by top_p of these, too; 0 = all.
-    Of weights [B, N]: all, or the largest of rows whose whole mass is `mass` [B]."""
+    """Returns two thresholds [B], at or above which weights are kept: by top_k alone, and by top_k
+    and then top_p; 0 keeps all. `weights` [B, N] are all weights of each row, or the largest of
+    them, and `mass` [B] is the sum of all."""
     by_count, by_mass = rules.top_k > 0, rules.top_p < 1
 
     def of_count():
-        edge = _edge(weights, lambda kept: jnp.sum(kept, axis=-1) >= rules.top_k)
+        edge = _edge(weights, lambda mask: jnp.sum(mask, axis=-1) >= rules.top_k)
         return jnp.where(by_count, edge, 0.0)
 
     def of_mass(edge):
-        inside = jnp.where(weights >= edge[:, None], weights, 0.0)
-        wanted = rules.top_p * jnp.where(by_count, jnp.sum(inside, axis=-1), mass)
+        remaining = jnp.where(weights >= edge[:, None], weights, 0.0)
+        target_mass = rules.top_p * jnp.where(by_count, jnp.sum(remaining, axis=-1), mass)
 
-        def enough(kept):
-            return jnp.sum(jnp.where(kept, inside, 0.0), axis=-1) >= wanted
+        def enough(mask):
+            return jnp.sum(jnp.where(mask, remaining, 0.0), axis=-1) >= target_mass
 
-        return jnp.where(by_mass, jnp.maximum(_edge(inside, enough), edge), edge)
+        return jnp.where(by_mass, jnp.maximum(_edge(remaining, enough), edge), edge)
 
-    nothing = jnp.zeros_like(mass)
-    some_count, some_mass = (highest_of_runs(jnp.any(x)) for x in (by_count, by_mass))
-    counted = jax.lax.cond(some_count, of_count, lambda: nothing)
-    return counted, jax.lax.cond(some_mass, of_mass, lambda edge: edge, counted)
+    zeros = jnp.zeros_like(mass)
+    any_count, any_mass = (highest_of_runs(jnp.any(x)) for x in (by_count, by_mass))
+    count_edge = jax.lax.cond(any_count, of_count, lambda: zeros)
+    return count_edge, jax.lax.cond(any_mass, of_mass, lambda edge: edge, count_edge)
 
 
 def _edges_by_largest(weights: jax.Array, mass: jax.Array, rules: Rules) -> jax.Array:
-    """The last edge of whole rows from their LARGEST weights where these say it: an edge above the
-    least of them has all tokens that it keeps among them. Other rows are searched whole."""
-    # XLA finds the largest without a sort of the row only where the whole of them is all it reads.
+    """Returns the second threshold of `_edges` [B]. Where it is above the least of a row's LARGEST
+    weights, all tokens that it keeps are among these, and they alone are searched; the other rows
+    are searched in full."""
+    # XLA finds the largest without a sort of the row only where nothing reads a part of them.
     largest = jax.lax.optimization_barrier(jax.lax.top_k(weights, LARGEST)[0])
-    counted, edge = _edges(largest, mass, rules)
-    sure = (counted > largest[:, -1]) | (rules.top_k <= 0)
-    sure &= (edge > largest[:, -1]) | ~_is_cut(rules)
+    count_edge, edge = _edges(largest, mass, rules)
+    resolved = (count_edge > largest[:, -1]) | (rules.top_k <= 0)
+    resolved &= (edge > largest[:, -1]) | ~_is_cut(rules)
 
     def whole():
-        return jnp.where(sure, edge, _edges(weights, mass, rules)[1])
+        return jnp.where(resolved, edge, _edges(weights, mass, rules)[1])
 
-    return jax.lax.cond(highest_of_runs(jnp.any(~sure)), whole, lambda: edge)
+    return jax.lax.cond(highest_of_runs(jnp.any(~resolved)), whole, lambda: edge)
 
 
 def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
@@ -148,20 +152,20 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     of these the tokens of at least min_p times the top probability. Ties at an edge stay. The
     largest weight is 1."""
     mass = jnp.sum(weights, axis=-1)
-    find_edge = whole = lambda *of: _edges(*of)[1]
-    if weights.shape[-1] > 2 * LARGEST:  # which a CPU finds far faster than it reads rows 31 times
+    find_edge = full_edge = lambda *arguments: _edges(*arguments)[1]
+    if weights.shape[-1] > 2 * LARGEST:  # a CPU finds these far faster than it reads rows 31 times
 
-        def find_edge(*of):
-            return jax.lax.platform_dependent(*of, cpu=_edges_by_largest, default=whole)
+        def find_edge(*arguments):
+            return jax.lax.platform_dependent(*arguments, cpu=_edges_by_largest, default=full_edge)
 
     def nothing(*_):
         return jnp.zeros_like(mass)
 
-    some = highest_of_runs(jnp.any(_is_cut(rules)))
-    edge = jax.lax.cond(some, find_edge, nothing, weights, mass, rules)
-    # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
-    least = rules.min_p * jnp.max(weights, axis=-1)
-    return jnp.where(weights >= jnp.maximum(edge, least)[:, None], weights, 0.0)
+    any_cut = highest_of_runs(jnp.any(_is_cut(rules)))
+    edge = jax.lax.cond(any_cut, find_edge, nothing, weights, mass, rules)
+    # (The largest weight may be slightly below 1 by rounding, and min_p = 1 must keep it.)
+    min_weight = rules.min_p * jnp.max(weights, axis=-1)
+    return jnp.where(weights >= jnp.maximum(edge, min_weight)[:, None], weights, 0.0)
 
 
 def _is_cut(rules: Rules) -> jax.Array:
@@ -185,8 +189,8 @@ def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
 def choice_logprobs(logits: jax.Array, rules: Rules) -> jax.Array:
     """Returns log softmax((logits + bias) / temperature) [B, V] of logits [B, V], -inf where a
     token is not allowed. Temperature 0 reads as 1; top-k, top-p and min-p cut nothing."""
-    warmth = jnp.where(rules.temperature <= 0, 1.0, rules.temperature)[:, None]
-    return jax.nn.log_softmax(_with_bias(logits, rules) / warmth, axis=-1)
+    temperature = jnp.where(rules.temperature <= 0, 1.0, rules.temperature)[:, None]
+    return jax.nn.log_softmax(_with_bias(logits, rules) / temperature, axis=-1)
 
 
 def mode_of(rules: Rules) -> jax.Array:
@@ -198,8 +202,8 @@ def mode_of(rules: Rules) -> jax.Array:
 
 
 def _is_ruled(rules: Rules) -> jax.Array:
-    """Returns whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it:
-    a point of it.)"""
+    """Returns whether each row's draw is not from the plain softmax: [B] bool. (A greedy draw
+    counts as one from it.)"""
     ruled = _is_cut(rules) | (rules.min_p > 0)
     if rules.bias is not None:
         ruled |= jnp.any(rules.bias != 0, axis=1)
@@ -231,28 +235,28 @@ def sample(
     Returns ids, log-probs and entropies in nats, [B] each.
     """
     greedy = rules.temperature <= 0
-    warmth = jnp.where(greedy, 1.0, rules.temperature)[:, None]
-    scaled = logits / warmth
+    temperature = jnp.where(greedy, 1.0, rules.temperature)[:, None]
+    scaled = logits / temperature
     top = jnp.max(scaled, axis=-1, keepdims=True)
-    plain = jnp.exp(scaled - top)
-    total = jnp.sum(plain, axis=-1)
+    exp_scaled = jnp.exp(scaled - top)
+    total = jnp.sum(exp_scaled, axis=-1)
     lse = jnp.log(total) + top[:, 0]
-    weighted = jnp.sum(jnp.where(plain > 0, plain * scaled, 0.0), axis=-1)
+    weighted = jnp.sum(jnp.where(exp_scaled > 0, exp_scaled * scaled, 0.0), axis=-1)
     u = jax.vmap(_uniform)(keys, positions)
 
     def at(x, ids):
         return jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]
 
-    # Of each mode: the tokens, and logp minus the log-prob with which each was drawn.
+    # Each mode returns the tokens, and logp minus the log-prob with which each was drawn.
     def softmax(rules):
-        return _inverse_cdf(plain, u), jnp.zeros_like(lse)
+        return _inverse_cdf(exp_scaled, u), jnp.zeros_like(lse)
 
     def greedy_too(rules):
         likeliest = _first_of(scaled, top)
-        return jnp.where(greedy, likeliest, _inverse_cdf(plain, u)), jnp.zeros_like(lse)
+        return jnp.where(greedy, likeliest, _inverse_cdf(exp_scaled, u)), jnp.zeros_like(lse)
 
     def ruled(rules):
-        shaped = _with_bias(logits, rules) / warmth
+        shaped = _with_bias(logits, rules) / temperature
         peak = jnp.max(shaped, axis=-1, keepdims=True)
         weights = _truncate(jnp.exp(shaped - peak), rules)
         lse_kept = jnp.log(jnp.sum(weights, axis=-1)) + peak[:, 0]
@@ -266,7 +270,7 @@ def sample(
     ids = ids.astype(jnp.int32)
     logp = at(scaled, ids) - lse
     if batch_invariant:
-        logp = chosen_logprobs(logits, ids, warmth[:, 0])
+        logp = chosen_logprobs(logits, ids, temperature[:, 0])
     log_kept = jnp.where(greedy, logp, log_kept)  # the log-prob of a greedy choice is 0
     return Drawn(ids, logp, log_kept, lse - weighted / total, jnp.isfinite(lse))
 

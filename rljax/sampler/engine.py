@@ -117,8 +117,8 @@ class Engine:
     def rules(self, requests: list[Sampling]):
         """Returns the rules of M requests as host arrays; their shapes do not depend
         on the requests."""
-        for one in requests:
-            self.check(one)
+        for request in requests:
+            self.check(request)
         return rules_of(requests, self.model.config.ids, whole=True, room=self.stop_ids)
 
     def forcing(self, requests: list[Sampling], budgets, prompt_tokens):
@@ -206,11 +206,16 @@ class Engine:
     def gather(self, state: Slots, shard: int, pages: np.ndarray, length: int) -> Prefix:
         """Returns the first `length` tokens of pages [P] of a shard as one sequence with
         a slot's room."""
-        at = jnp.reshape(shard * self.slots // self.pool.shards, (1,))
-        table, held = state.table.at[at].set(pages), state.length.at[at].set(length)
-        rows = slot.take(dataclasses.replace(state, table=table, length=held), at, self.model.mesh)
+        index = jnp.reshape(shard * self.slots // self.pool.shards, (1,))
+        table, lengths = state.table.at[index].set(pages), state.length.at[index].set(length)
+        rows = slot.take(
+            dataclasses.replace(state, table=table, length=lengths), index, self.model.mesh
+        )
         blank = self.model.empty_caches(1, self.tokens, self.kv_dtype)
-        caches = [cache.resized(one, old.columns) for one, old in zip(rows, blank, strict=True)]
+        caches = [
+            cache.resized(layer, blank_layer.columns)
+            for layer, blank_layer in zip(rows, blank, strict=True)
+        ]
         return Prefix(caches, *(jnp.full((1,), value, jnp.int32) for value in (length, -1, 0)))
 
     @_program()
@@ -218,21 +223,21 @@ class Engine:
         """Returns row `row` of a prefix, cut to `length` read tokens, as one sequence with
         a slot's room."""
         blank = self.model.empty_caches(1, self.tokens, self.kv_dtype)
-        at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
+        target, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
         caches = [
-            cache.write_rows(old, new, at, source)
-            for old, new in zip(blank, prefix.caches, strict=True)
+            cache.write_rows(blank_layer, layer, target, source)
+            for blank_layer, layer in zip(blank, prefix.caches, strict=True)
         ]
-        # (Not a weak type: what comes of it would compile the other programs again.)
+        # (Not weakly typed: a weakly typed result would compile the other programs again.)
         length = jnp.full((1,), length, jnp.int32)
-        caches = [cache.first_tokens(one, length) for one in caches]
+        caches = [cache.first_tokens(layer, length) for layer in caches]
         return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
 
     def with_table(self, state: Slots, table: np.ndarray) -> Slots:
         """Returns the state with the pages [B, P] int32 of every slot, counted from the
         first of its device; a number that is no page is none. No other slot may write a page
         that several read."""
-        # (As programs return it: another sharding of the same would compile them again.)
+        # (With the sharding that programs return: another one would compile them again.)
         layout = slot.rows_layout(table, self.model.mesh)
         return dataclasses.replace(state, table=put_whole(table, layout))
 
@@ -271,15 +276,17 @@ class Engine:
         the slots hold, they go on by their own. Raises InputError if a slot would hold more tokens
         than it has room for.
         """
-        inside = np.asarray(slots) < self.slots
+        in_range = np.asarray(slots) < self.slots
         if inputs is None:
-            held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
+            lengths = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
         else:
-            held = np.asarray(inputs.length)
-        if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
+            lengths = np.asarray(inputs.length)
+        if (
+            longest := int(np.max((lengths + 1 + np.asarray(counts))[in_range], initial=0))
+        ) > self.tokens:
             raise InputError(
                 "tokens behind a slot",
-                value=most,
+                value=longest,
                 rule=f"at most {self.tokens}",
                 fix="shorten the continuation, or make the engine with more tokens to a slot",
             )
@@ -289,11 +296,11 @@ class Engine:
     def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:
         """Copies what slots [M] hold into rows [M] of `beside`, which is donated; a row out of
         range is dropped."""
-        taken = _taken(self, state, slots)
+        prefix = _taken(self, state, slots)
         source = jnp.arange(len(slots))
         caches = [
-            cache.write_rows(old, new, rows, source)
-            for old, new in zip(beside.caches, taken.caches, strict=True)
+            cache.write_rows(target_layer, source_layer, rows, source)
+            for target_layer, source_layer in zip(beside.caches, prefix.caches, strict=True)
         ]
         return dataclasses.replace(beside, caches=cache.constrain(caches, self.model.mesh))
 
@@ -306,15 +313,15 @@ class Engine:
     @_program(donate=1)
     def fork(self, state: Slots, source, slots, keys) -> Slots:
         """Copies slot `source` into slots [M], which go on with keys [M, 2]. `state` is donated."""
-        taken = _taken(self, state, jnp.reshape(source, (1,)))
+        prefix = _taken(self, state, jnp.reshape(source, (1,)))
         zeros = jnp.zeros(slots.shape, jnp.int32)
-        state = slot.insert(state, (taken.caches,), slots, zeros, self.model.mesh)
+        state = slot.insert(state, (prefix.caches,), slots, zeros, self.model.mesh)
         rows = dataclasses.replace(state, caches=(), table=None)
         copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
         key = copied.key.at[slots].set(keys, mode="drop")
         # The slots keep pages of their own.
-        own = dict(caches=state.caches, table=state.table, key=key)
-        return _pinned(self, dataclasses.replace(copied, **own))
+        fields = dict(caches=state.caches, table=state.table, key=key)
+        return _pinned(self, dataclasses.replace(copied, **fields))
 
     @_program()
     def extract(self, state: Slots, slots) -> Prefix:
@@ -339,7 +346,7 @@ class Engine:
             return x.at[slots].set(0, mode="drop")
 
         # (What is read of pages is zero behind a slot's tokens, so theirs can be used as they are.)
-        caches = [one if one.pool else jax.tree.map(zero, one) for one in state.caches[0]]
+        caches = [layer if layer.pool else jax.tree.map(zero, layer) for layer in state.caches[0]]
         caches, length, token = (caches,), zero(state.length), zero(state.token)
         live = state.live.at[slots].set(False, mode="drop")
         state = dataclasses.replace(state, caches=caches, length=length, token=token, live=live)
@@ -347,12 +354,14 @@ class Engine:
 
 
 def _pinned(engine: Engine, state: Slots) -> Slots:
-    """Split as at first, so that what is donated can be written in place; on one device, too."""
+    """Returns the state with the sharding that it had at first, so that donated buffers can be
+    written in place; on one device, too."""
     return jax.lax.with_sharding_constraint(state, slot.layout(state, engine.model.mesh))
 
 
 def _on_mesh(tree, mesh):
-    """Inside a program: rows split where they divide, on one device, too."""
+    """Returns the arrays with their rows split over the mesh where they divide (inside a program);
+    on one device, too."""
     return jax.lax.with_sharding_constraint(tree, slot.rows_layout(tree, mesh))
 
 
@@ -370,20 +379,23 @@ def _prefill(engine: Engine, params, tokens, lengths, images) -> Prefix:
         names = ("pixels", "patch_coords", "rope_positions")
         prompts, shift = prompts.replace(**{name: images[name] for name in names}), images["shift"]
     caches = engine.model.prefill(params, prompts, tokens.shape[1], engine.kv_dtype)
-    last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
-    return Prefix(caches, lengths - 1, last, shift)
+    last_tokens = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
+    return Prefix(caches, lengths - 1, last_tokens, shift)
 
 
 def _appended(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
-    """Reads the token that waited first; the last of the new ones waits then."""
-    none = prefix.token < 0
-    line = jnp.concatenate([prefix.token[:, None], tokens], axis=1)
-    read = jnp.where(none[:, None], line[:, 1:], line[:, :-1])
-    real = jnp.maximum(counts - none, 0)
+    """Reads the token that the prefix still has to read, if there is one, and all new tokens but
+    the last, which is then the next to be read."""
+    no_token = prefix.token < 0
+    sequence = jnp.concatenate([prefix.token[:, None], tokens], axis=1)
+    inputs = jnp.where(no_token[:, None], sequence[:, 1:], sequence[:, :-1])
+    read_counts = jnp.maximum(counts - no_token, 0)
     unstacked = engine.model.unstack(params)
-    caches = engine.model.extend(unstacked, read, prefix.length, real, prefix.caches, prefix.shift)
-    last = jnp.take_along_axis(line, counts[:, None], axis=1)[:, 0]
-    return Prefix(caches, prefix.length + real, last, prefix.shift)
+    caches = engine.model.extend(
+        unstacked, inputs, prefix.length, read_counts, prefix.caches, prefix.shift
+    )
+    next_token = jnp.take_along_axis(sequence, counts[:, None], axis=1)[:, 0]
+    return Prefix(caches, prefix.length + read_counts, next_token, prefix.shift)
 
 
 @_program(donate=2)
@@ -391,8 +403,8 @@ def _generate(engine: Engine, params, state: Slots, steps, enough_free):
     models = [(engine.model, engine.model.unstack(params, engine.steps))]
     steps = jnp.minimum(steps, engine.steps)
     state = dataclasses.replace(state, drafts=speculation.uncounted(state.drafts))
-    state, tokens, done = slot.decode(models, 0.0, state, steps, engine.steps, enough_free)
-    return _pinned(engine, state), tokens, done
+    state, tokens, steps_done = slot.decode(models, 0.0, state, steps, engine.steps, enough_free)
+    return _pinned(engine, state), tokens, steps_done
 
 
 @_program(donate=2)
@@ -406,39 +418,41 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, inputs,
     state = dataclasses.replace(state, drafts=drafts)
     if len(slots) * row_shards(engine.model.mesh) >= engine.slots:
         return _pinned(engine, _extended_in_place(engine, params, state, slots, tokens, counts))
-    taken = _taken(engine, state, slots)
-    prefix = _appended(engine, params, taken, tokens, counts)
-    where = (slots, jnp.arange(len(slots)), engine.model.mesh)
-    state = slot.insert(state, (prefix.caches,), *where, taken.length)
+    slot_rows = _taken(engine, state, slots)
+    prefix = _appended(engine, params, slot_rows, tokens, counts)
+    arguments = (slots, jnp.arange(len(slots)), engine.model.mesh)
+    state = slot.insert(state, (prefix.caches,), *arguments, slot_rows.length)
 
-    def put(old, new):
-        return old.at[slots].set(new, mode="drop")
+    def put(array, values):
+        return array.at[slots].set(values, mode="drop")
 
     length, token = put(state.length, prefix.length), put(state.token, prefix.token)
     return _pinned(engine, dataclasses.replace(state, length=length, token=token))
 
 
 def _extended_in_place(engine: Engine, params, state: Slots, slots, tokens, counts) -> Slots:
-    """Every slot reads, most of them nothing: no slot is copied, and each device reads for the
-    slots that it has."""
-    line = jnp.zeros((engine.slots, tokens.shape[1]), jnp.int32).at[slots].set(tokens, mode="drop")
-    count = jnp.zeros((engine.slots,), jnp.int32).at[slots].set(counts, mode="drop")
-    line, count = _on_mesh((line, count), engine.model.mesh)
+    """Extends the caches without a copy of any slot: all slots take part, most of them with no
+    tokens, and each device reads for the slots that it has."""
+    slot_tokens = (
+        jnp.zeros((engine.slots, tokens.shape[1]), jnp.int32).at[slots].set(tokens, mode="drop")
+    )
+    slot_counts = jnp.zeros((engine.slots,), jnp.int32).at[slots].set(counts, mode="drop")
+    slot_tokens, slot_counts = _on_mesh((slot_tokens, slot_counts), engine.model.mesh)
     caches = cache.with_table(state.caches[0], state.table)
-    whole = Prefix(caches, state.length, state.token, state.shift)
-    whole = _appended(engine, params, whole, line, count)
-    caches = (cache.with_table(whole.caches, None),)
-    return dataclasses.replace(state, caches=caches, length=whole.length, token=whole.token)
+    prefix = Prefix(caches, state.length, state.token, state.shift)
+    prefix = _appended(engine, params, prefix, slot_tokens, slot_counts)
+    caches = (cache.with_table(prefix.caches, None),)
+    return dataclasses.replace(state, caches=caches, length=prefix.length, token=prefix.token)
 
 
 @_program(donate=2)
 def _restore(engine: Engine, caches: tuple, state: Slots, slots, source) -> Slots:
-    joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
-    return _pinned(engine, slot.insert(state, (joined,), slots, source, engine.model.mesh))
+    layers = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
+    return _pinned(engine, slot.insert(state, (layers,), slots, source, engine.model.mesh))
 
 
 def _taken(engine: Engine, state: Slots, slots) -> Prefix:
-    """The rows of the slots as a prefix; a slot out of range gives some row."""
+    """Returns the rows of the slots as a prefix; a slot out of range gives an arbitrary row."""
 
     def pick(x):
         return jnp.take(x, slots, axis=0, mode="clip")

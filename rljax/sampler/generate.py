@@ -114,16 +114,19 @@ def generate(
     if sampling.thinking_tokens:
         requests, keys = [sampling] * rows, request_keys(key, rows)
         room = slot.forcing_room(requests)
-        spent = budgets(keys, sampling)
-        forcing = slot.forcing_of(requests, room, spent, np.repeat(lengths, n))
-    queue, how = (prompts, lengths, keys, None), (sampling, n, decoding, version, images, second)
-    arguments, shape = _arguments(model, params, queue, forcing, *how)
+        thinking_budgets = budgets(keys, sampling)
+        forcing = slot.forcing_of(requests, room, thinking_budgets, np.repeat(lengths, n))
+    queue, settings = (
+        (prompts, lengths, keys, None),
+        (sampling, n, decoding, version, images, second),
+    )
+    arguments, shape = _arguments(model, params, queue, forcing, *settings)
     stops = (sampling.stop_strings, decoding.decode)
     tell = None
     if finished is not None:
 
-        def tell(row, ids, why):
-            return finished(row, *cut_row(ids, why, *stops))
+        def tell(row, ids, reason):
+            return finished(row, *cut_row(ids, reason, *stops))
 
     batch = _decoded(arguments, shape, rows, tell, stop)
     if sampling.stop_strings:
@@ -167,7 +170,7 @@ def generate_in_program(
 def _require_in_program(model: Model, params, sampling: Sampling, decoding: Decoding) -> None:
     target = decoding.of(model)
     like = weights_like(target, params, keep_dtypes=not decoding.weight_dtype)
-    found = {
+    unsupported = {
         "sampler.loop='host'": decoding.loop == "host",
         "sampler.layout or sampler.weight_dtype": not agree(model, target, params, like),
         "sampler.stop_strings": bool(sampling.stop_strings),
@@ -175,7 +178,7 @@ def _require_in_program(model: Model, params, sampling: Sampling, decoding: Deco
         "sampler.draft_tokens": decoding.draft_tokens > 0,
         "sampler.router_replay": decoding.record_routes,
     }
-    for name, is_set in found.items():
+    for name, is_set in unsupported.items():
         if is_set:
             raise InputError(
                 f"program_steps with {name}",
@@ -232,31 +235,38 @@ def branch(
         prompts[j, :length] = sources[row].ids[:length]
     _check(model, prompts, lengths, sampling, n, decoding, None)
     branches = list(zip(rows.tolist(), at.tolist(), strict=True))
-    how = dict(n=n, version=version, decoding=decoding)
+    options = dict(n=n, version=version, decoding=decoding)
     if decoding.loop == "host":
-        out = host_branches(model, params, sources, branches, columns, sampling, **how)
+        continuations = host_branches(
+            model, params, sources, branches, columns, sampling, **options
+        )
     else:
         keys = branch_keys(np.stack([sources[row].key for row, _ in branches]), at, n)
         keys, forcing = fetch(keys).reshape(-1, 2), None
         if sampling.thinking_tokens:
             children = [
                 sources[row].continued(end, 0, key)
-                for (row, end), some in zip(branches, keys.reshape(-1, n, 2), strict=True)
-                for key in some
+                for (row, end), row_keys in zip(branches, keys.reshape(-1, n, 2), strict=True)
+                for key in row_keys
             ]
             requests = [sampling] * len(children)
             forcing = forcing_now(slot.forcing_room(requests), requests, children)
         queue = (prompts, lengths, keys, starts[rows] + sampling.max_response_tokens)
         arguments = _arguments(model, params, queue, forcing, sampling, n, decoding, version)
-        out = _decoded(*arguments, len(keys), None, None)
+        continuations = _decoded(*arguments, len(keys), None, None)
     if decoding.loop != "host" and sampling.stop_strings:
         stops = (sampling.stop_strings, decoding.decode)
-        out = cut_at_stop_strings(out, np.repeat(starts[rows], n), *stops, np.repeat(at, n))
-    return _behind(_at_home(out, model, home), batch, np.repeat(rows, n), np.repeat(lengths, n))
+        continuations = cut_at_stop_strings(
+            continuations, np.repeat(starts[rows], n), *stops, np.repeat(at, n)
+        )
+    return _behind(
+        _at_home(continuations, model, home), batch, np.repeat(rows, n), np.repeat(lengths, n)
+    )
 
 
 def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[int, Sample]:
-    """The samples that rows of a batch are; InputError where one has no such token."""
+    """Returns {row: its sample} of the rows that are continued. Raises InputError for rows that are
+    not in the batch, and for tokens that are not in their responses."""
     if batch.pixels is not None:
         raise InputError("branches of samples with images", fix="prompts of text")
     if rows.ndim != 1 or not len(rows) or at.shape != rows.shape or starts.shape != (batch.rows,):
@@ -275,22 +285,22 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
             fix="continue rows of this batch alone",
         )
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
-    read = {name: getattr(batch, name) for name in ("tokens", "mask", "finish_reason", *names)}
+    fields = {name: getattr(batch, name) for name in ("tokens", "mask", "finish_reason", *names)}
     sizes = jnp.sum(batch.segment_ids > 0, axis=1)
-    known, sizes = fetch(({k: v for k, v in read.items() if v is not None}, sizes))
-    most = sampling.max_response_tokens
-    if int((starts[rows] + most).max()) > batch.tokens.shape[1]:
+    fetched, sizes = fetch(({k: v for k, v in fields.items() if v is not None}, sizes))
+    max_tokens = sampling.max_response_tokens
+    if int((starts[rows] + max_tokens).max()) > batch.tokens.shape[1]:
         rule = f"a prompt and its response fit the batch's {batch.tokens.shape[1]} columns"
         raise InputError(
             "sampler max_response_tokens",
-            value=most,
+            value=max_tokens,
             rule=rule,
             fix="lower --config.sampler.max_response_tokens",
         )
-    if np.any((at < 0) | (at >= np.minimum(sizes[rows] - starts[rows], most))):
+    if np.any((at < 0) | (at >= np.minimum(sizes[rows] - starts[rows], max_tokens))):
         rule = (
             "it counts the tokens of the response that are kept (it is no column): fewer than "
-            f"those of the response and than max_response_tokens={most}"
+            f"those of the response and than max_response_tokens={max_tokens}"
         )
         raise InputError(
             "branch at", value=at.tolist()[:8], rule=rule, fix="branch within the response"
@@ -299,51 +309,52 @@ def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[in
     keys = fetch(request_keys(key, batch.rows))
     sources = {}
     for row in dict.fromkeys(rows.tolist()):
-        where = (row, slice(int(starts[row]), int(sizes[row])))
-        new = np.zeros(sizes[row] - starts[row], RECORD)
+        location = (row, slice(int(starts[row]), int(sizes[row])))
+        records = np.zeros(sizes[row] - starts[row], RECORD)
         # (A row whose reward failed has mask 0 on all tokens.)
-        chosen = known["mask"][where] > 0
-        new["ids"], new["chosen"] = known["tokens"][where], chosen | ~chosen.any()
+        chosen = fetched["mask"][location] > 0
+        records["ids"], records["chosen"] = fetched["tokens"][location], chosen | ~chosen.any()
         for name, field in zip(("logprobs", "log_kept", "entropy", "versions"), names, strict=True):
-            new[name] = known[field][where] if field in known else 0
+            records[name] = fetched[field][location] if field in fetched else 0
         sources[row] = source = Sample(
             row,
-            known["tokens"][row, : starts[row]],
+            fetched["tokens"][row, : starts[row]],
             sampling,
             keys[row],
-            drawn=len(new),
-            interrupted=int(np.count_nonzero(~new["chosen"])),
-            finish_reason=FinishReason(int(known["finish_reason"][row])),
+            drawn=len(records),
+            interrupted=int(np.count_nonzero(~records["chosen"])),
+            finish_reason=FinishReason(int(fetched["finish_reason"][row])),
         )
-        source.record(new)
+        source.record(records)
     return sources
 
 
 @jax.jit
-def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
-    """Continuations with the groups of their rows [R], and in their first lengths [R] columns what
-    was recorded of them."""
-    inside = jnp.arange(out.tokens.shape[1])[None, :] < lengths[:, None]
+def _behind(continuations: Batch, batch: Batch, rows, lengths) -> Batch:
+    """Returns the continuations with the groups of their rows [R] and, in their first lengths [R]
+    columns, what was recorded of these rows."""
+    in_prefix = jnp.arange(continuations.tokens.shape[1])[None, :] < lengths[:, None]
     names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
     names = [name for name in names if getattr(batch, name) is not None]
-    names += ["routes"] if out.routes is not None and batch.routes is not None else []
+    names += ["routes"] if continuations.routes is not None and batch.routes is not None else []
 
     def wide(x):
-        return inside.reshape(*inside.shape, *(1,) * (x.ndim - 2))
+        return in_prefix.reshape(*in_prefix.shape, *(1,) * (x.ndim - 2))
 
-    both = {name: (getattr(batch, name)[rows], getattr(out, name)) for name in names}
-    taken = {name: jnp.where(wide(old), old, new) for name, (old, new) in both.items()}
-    return out.replace(**taken, group=batch.group[rows])
+    pairs = {name: (getattr(batch, name)[rows], getattr(continuations, name)) for name in names}
+    merged = {name: jnp.where(wide(old), old, new) for name, (old, new) in pairs.items()}
+    return continuations.replace(**merged, group=batch.group[rows])
 
 
 def _decoded(arguments: tuple, shape: Shape, rows: int, finished, stop) -> Batch:
-    """The batch of a call of the device's loop, in dispatches where the host has to look up."""
-    # Hosts that may be told to stop look up after every dispatch, too.
+    """Returns the batch of the device's loop, run in dispatches where the host has to act between
+    them."""
+    # Hosts that may be told to stop check for it after every dispatch, too.
     if fits_a_dispatch(shape, rows) or finished is None and hosts.count() == 1:
         batch, drafted = rollout(*arguments)
     else:
-        tell = finished or (lambda *_: None)
-        batch, drafted = in_dispatches(*arguments, finished=tell, stop=stop)
+        callback = finished or (lambda *_: None)
+        batch, drafted = in_dispatches(*arguments, finished=callback, stop=stop)
     timing.drafted(*() if drafted is None else fetch(drafted).tolist())
     return batch
 
@@ -351,13 +362,16 @@ def _decoded(arguments: tuple, shape: Shape, rows: int, finished, stop) -> Batch
 def _on_layout(model: Model, params, second: SecondModel | None, decoding: Decoding):
     """The models as they decode, with the weights that they read."""
     if second is not None:
-        other, weights = decoding.of(second.model), decoding.weights(second.model, second.params)
-        second = dataclasses.replace(second, model=other, params=weights)
+        second_model, weights = (
+            decoding.of(second.model),
+            decoding.weights(second.model, second.params),
+        )
+        second = dataclasses.replace(second, model=second_model, params=weights)
     return decoding.of(model), decoding.weights(model, params), second
 
 
 def _at_home(batch: Batch, model: Model, home) -> Batch:
-    """The batch of a model that decoded on the mesh of training, `home`."""
+    """Moves the batch of a model that has decoded to the mesh of training, `home`."""
     if model.mesh == home:
         return batch
     if set(model.mesh.devices.flat) != set(home.devices.flat):
@@ -368,7 +382,7 @@ def _at_home(batch: Batch, model: Model, home) -> Batch:
 
 @functools.lru_cache(maxsize=8)
 def _with_layout(sharding):
-    """The program that gives a batch a layout: one, and not one for each of its arrays."""
+    """Returns one program that gives all arrays of a batch a layout."""
     return jax.jit(lambda batch: batch, out_shardings=sharding)
 
 
@@ -388,21 +402,21 @@ def _arguments(
     second = second and dataclasses.replace(second, model=of_length(second.model, columns))
     check_memory(model, slots, columns, decoding.kv_dtype)
     rules = rules_of([sampling] * rows, model.config.ids)
-    queue, whole = (prompts, lengths, keys, rules, limits), replicated(model.mesh)
+    queue, unsplit = (prompts, lengths, keys, rules, limits), replicated(model.mesh)
     if shard_count(model, prompts.shape[0], slots) > 1:
         placed = place(queue, model.mesh)
-        if keys.ndim == 1:  # of one key, and no rows
-            placed = (*placed[:2], put_whole(keys, whole), *placed[3:])
-    else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
-        placed = jax.device_put(queue, whole)
+        if keys.ndim == 1:  # the data of one key, which has no rows
+            placed = (*placed[:2], put_whole(keys, unsplit), *placed[3:])
+    else:  # every device serves any row, and holds all so that reading prompts sends nothing
+        placed = jax.device_put(queue, unsplit)
     *queue, limits = placed
     version = jnp.asarray(version, jnp.int32)
     return (model, shape, params, *queue, version, forcing, images, second, limits), shape
 
 
 def _shape(n: int, slots: int, sampling: Sampling, decoding: Decoding, columns: int = 0) -> Shape:
-    how = (decoding.kv_dtype, decoding.look_every, decoding.draft_tokens)
-    return Shape(n, slots, sampling.max_response_tokens, *how, columns, decoding.record_routes)
+    settings = (decoding.kv_dtype, decoding.look_every, decoding.draft_tokens)
+    return Shape(n, slots, sampling.max_response_tokens, *settings, columns, decoding.record_routes)
 
 
 def planned_rollout(
@@ -421,22 +435,22 @@ def planned_rollout(
     tokens). `branches`: what `branch` would run, of `prompts` that are whole rows."""
     (model, params), resharding = _planned_weights(model, params, decoding)
     if second is not None:
-        (other, weights), programs = _planned_weights(second.model, second.params, decoding)
-        second = dataclasses.replace(second, model=other, params=weights)
+        (second_model, weights), programs = _planned_weights(second.model, second.params, decoding)
+        second = dataclasses.replace(second, model=second_model, params=weights)
         resharding |= {f"{name} of the second model": call for name, call in programs.items()}
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
-    wide = columns if branches else columns + response
-    model = of_length(model, wide)
-    shape = _shape(n, slots, sampling, decoding, wide if branches else 0)
+    width = columns if branches else columns + response
+    model = of_length(model, width)
+    shape = _shape(n, slots, sampling, decoding, width if branches else 0)
     requests = [sampling] * rows
     forcing = None
     if sampling.thinking_tokens:
-        none = np.zeros(rows, np.int32)
-        forcing = slot.forcing_of(requests, slot.forcing_room(requests), none, none)
-    split = shard_count(model, count, slots) > 1
-    layout = (row_sharding if split else replicated)(model.mesh)
+        zeros = np.zeros(rows, np.int32)
+        forcing = slot.forcing_of(requests, slot.forcing_room(requests), zeros, zeros)
+    splits_rows = shard_count(model, count, slots) > 1
+    layout = (row_sharding if splits_rows else replicated)(model.mesh)
 
     def array(shape, dtype):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
@@ -455,17 +469,20 @@ def planned_rollout(
         engine = Engine(
             model,
             slots,
-            wide,
+            width,
             kv_dtype=decoding.kv_dtype,
             page_tokens=decoding.page_tokens,
             pages=decoding.pages,
             draft_tokens=decoding.draft_tokens,
         )
-        hosts = engine.programs(params, count, columns)
-        programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], steps)}
+        host_programs = engine.programs(params, count, columns)
+        programs = {
+            "prefill": (*host_programs["prefill"], 1),
+            name: (*host_programs["generate"], steps),
+        }
     batch, _ = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
-    chosen = np.arange(wide) >= wide - response
+    chosen = np.arange(width) >= width - response
     batch = batch.replace(
         segment_ids=np.ones_like(batch.tokens),
         mask=np.broadcast_to(chosen, batch.tokens.shape).astype(np.float32),
@@ -479,29 +496,31 @@ def planned_search(
 ) -> tuple[dict[str, tuple], Batch]:
     """`planned_rollout` of a `generate` whose tokens `search` chooses."""
     (model, params), resharding = _planned_weights(model, params, decoding)
-    how = dict(n=n, decoding=decoding)
-    programs, batch = search.planned(model, params, np.shape(prompts), sampling, **how)
+    options = dict(n=n, decoding=decoding)
+    programs, batch = search.planned(model, params, np.shape(prompts), sampling, **options)
     return resharding | programs, _placed_here(batch)
 
 
 def _placed_here(batch: Batch) -> Batch:
-    """Rows of this host."""
+    """Places the rows of a batch on this host."""
     return place(batch, make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1]))
 
 
 def _planned_weights(model: Model, params, decoding: Decoding):
     """((the model that decodes, the shapes of its weights), the program that makes them of
     `params`, if one does)."""
-    target, kept = decoding.of(model), not decoding.weight_dtype
-    like = weights_like(target, params, keep_dtypes=kept)
+    target, keep_dtypes = decoding.of(model), not decoding.weight_dtype
+    like = weights_like(target, params, keep_dtypes=keep_dtypes)
     if agree(model, target, params, like):
         return (target, params), {}
-    if is_apart(model, target):  # sent, by no program but the one that makes them narrow
-        narrow = dataclasses.replace(target, mesh=model.mesh)
-        if agree(model, narrow, params, like):
+    if is_apart(model, target):  # sent without a program, but for the one that casts them
+        local_target = dataclasses.replace(target, mesh=model.mesh)
+        if agree(model, local_target, params, like):
             return (target, like), {}
-        return (target, like), {"reshard": (reshard_program(model, narrow, kept), (params,), 1)}
-    return (target, like), {"reshard": (reshard_program(model, target, kept), (params,), 1)}
+        return (target, like), {
+            "reshard": (reshard_program(model, local_target, keep_dtypes), (params,), 1)
+        }
+    return (target, like), {"reshard": (reshard_program(model, target, keep_dtypes), (params,), 1)}
 
 
 def _check(
@@ -524,12 +543,12 @@ def _check(
             fix="give the number of tokens of each prompt, 1 or more",
         )
     vocab_size = model.config.vocab_size
-    real = prompts[np.arange(prompts.shape[1])[None, :] < lengths[:, None]]
-    if real.min() < 0 or real.max() >= vocab_size:
-        bad = real[(real < 0) | (real >= vocab_size)][0]
+    token_ids = prompts[np.arange(prompts.shape[1])[None, :] < lengths[:, None]]
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        bad_id = token_ids[(token_ids < 0) | (token_ids >= vocab_size)][0]
         raise InputError(
             "prompt",
-            value=int(bad),
+            value=int(bad_id),
             rule=f"ids from 0 to {vocab_size - 1}",
             fix="encode the prompts by the tokenizer of the model",
         )
@@ -561,11 +580,11 @@ def _check(
         )
 
 
-def _refuse_on_host(images, second, how: str, *, fix: str, routes=False) -> None:
+def _refuse_on_host(images, second, phrase: str, *, fix: str, routes=False) -> None:
     for name, value in (("images", images), ("a mixture of two models", second)):
         if value is not None:
-            raise InputError(f"{name} cannot be decoded {how}", fix=fix)
+            raise InputError(f"{name} cannot be decoded {phrase}", fix=fix)
     if routes:
         raise InputError(
-            f"routes of experts cannot be recorded {how}", fix="sampler.router_replay=False"
+            f"routes of experts cannot be recorded {phrase}", fix="sampler.router_replay=False"
         )

@@ -46,8 +46,8 @@ def host_rollout(
     for p in range(count):
         ids = range(p * n, (p + 1) * n)
         prompt = prompts[p, : lengths[p]]
-        own = of_prompt(images, p, len(prompt))
-        samples += sampler.submit(prompt, sampling, n=n, request_ids=ids, images=own)
+        prompt_images = of_prompt(images, p, len(prompt))
+        samples += sampler.submit(prompt, sampling, n=n, request_ids=ids, images=prompt_images)
     _decode(sampler, samples, params, int(version), finished, stop)
     return place(batch_of(samples, engine.tokens, n, images), model.mesh)
 
@@ -71,12 +71,12 @@ def host_branches(
     sampler = Sampler(engine, chunk_tokens=columns, decode=decoding.decode)
     samples: list[Sample | None] = [None] * (len(branches) * n)
     for row, source in sources.items():
-        own = [j for j, (other, _) in enumerate(branches) if other == row]
-        ids = [j * n + i for j in own for i in range(n)]
-        ends = [branches[j][1] for j in own]
+        indices = [j for j, (branch_row, _) in enumerate(branches) if branch_row == row]
+        ids = [j * n + i for j in indices for i in range(n)]
+        ends = [branches[j][1] for j in indices]
         children = sampler.branch(source, ends, n, request_ids=ids)
-        for at, child in zip(ids, children, strict=True):
-            samples[at] = child
+        for index, child in zip(ids, children, strict=True):
+            samples[index] = child
     _decode(sampler, samples, params, int(version))
     return place(batch_of(samples, columns, n), model.mesh)
 
@@ -126,14 +126,14 @@ def batch_of(samples: list[Sample], columns: int, n: int, images: dict | None = 
     those of all prompts."""
     rows = len(samples)
     tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))
-    mask, logp, kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))
+    mask, logp, log_kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))
     for row, sample in enumerate(samples):
         start, end = len(sample.prompt), sample.size
         tokens[row, :end] = sample.ids
         for array, values in (
             (mask, sample.chosen),
             (logp, sample.logprobs),
-            (kept, sample.log_kept),
+            (log_kept, sample.log_kept),
             (entropy, sample.entropy),
             (versions, sample.versions),
         ):
@@ -144,7 +144,7 @@ def batch_of(samples: list[Sample], columns: int, n: int, images: dict | None = 
         np.array([sample.size for sample in samples], np.int32),
         mask,
         sampler_logprobs=logp,
-        sampler_log_kept=kept,
+        sampler_log_kept=log_kept,
         entropy=entropy,
         policy_version=np.where(mask > 0, versions, 0).astype(np.int32),
         group=np.arange(rows, dtype=np.int32) // n,

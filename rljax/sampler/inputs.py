@@ -55,13 +55,13 @@ def branch_keys(keys, at, n: int):
     """Returns the keys [M, n, 2] uint32 of continuations 0 to n - 1 behind the first at [M] tokens
     of the responses with keys [M, 2]."""
 
-    def one(key, at):
-        # (Not a position's own number: its draw would be of the bits that are keys here.)
+    def one(key, branch):
+        # (Not a number that is a position: its draw would use the bits that are keys here.)
         key = jax.random.fold_in(jax.random.wrap_key_data(key), _BRANCHES)
-        at = jax.random.fold_in(key, at)
+        branch = jax.random.fold_in(key, branch)
 
         def child(i):
-            return jax.random.key_data(jax.random.fold_in(at, i))
+            return jax.random.key_data(jax.random.fold_in(branch, i))
 
         return jax.vmap(child)(jnp.arange(n))
 
@@ -132,10 +132,10 @@ def check_request(
             fix="encode the text by the tokenizer of the model",
         )
     if ids.min() < 0 or ids.max() >= vocab_size:
-        bad = ids[(ids < 0) | (ids >= vocab_size)][0]
+        bad_id = ids[(ids < 0) | (ids >= vocab_size)][0]
         raise InputError(
             "prompt",
-            value=int(bad),
+            value=int(bad_id),
             rule=f"ids from 0 to {vocab_size - 1}",
             fix="encode the text by the tokenizer of the model",
         )
@@ -168,28 +168,28 @@ def slot_inputs(
     key = np.zeros((rows, 2), np.uint32)
     for i, sample in enumerate(samples):
         key[i] = sample.key
-    rules, which = _rules(engine, requests)
+    rules, rule_rows = _rules(engine, requests)
     forcing = history = None
     if engine.forcing_tokens:
         forcing = forcing_now(engine.forcing_tokens, requests, samples)
     if engine.draft_tokens:
         history = speculation.histories(rows, engine.tokens, [sample.ids for sample in samples])
     columns = (_column(values, rows) for values in (length, token, limit, shift))
-    return SlotInputs(*columns, key, rules, forcing, which, history)
+    return SlotInputs(*columns, key, rules, forcing, rule_rows, history)
 
 
 def _rules(engine: Engine, requests: list[Sampling]):
     """Returns (rules, the row in them of each request [M]): a few rows where requests share them,
     as a row is as long as the vocabulary."""
-    numbers: dict[tuple, int] = {}
-    which = np.zeros(len(requests), np.int32)
-    firsts: list[Sampling] = []
-    for i, one in enumerate(requests):
-        which[i] = number = numbers.setdefault(alike(one), len(numbers))
-        if number == len(firsts):
-            firsts.append(one)
-    rows = _SHARED_RULES if len(firsts) <= _SHARED_RULES else len(requests)
-    return engine.rules(firsts + [Sampling()] * (rows - len(firsts))), which
+    row_of: dict[tuple, int] = {}
+    rule_rows = np.zeros(len(requests), np.int32)
+    distinct: list[Sampling] = []
+    for i, request in enumerate(requests):
+        rule_rows[i] = row = row_of.setdefault(alike(request), len(row_of))
+        if row == len(distinct):
+            distinct.append(request)
+    rows = _SHARED_RULES if len(distinct) <= _SHARED_RULES else len(requests)
+    return engine.rules(distinct + [Sampling()] * (rows - len(distinct))), rule_rows
 
 
 def _column(values: Sequence[int], rows: int) -> np.ndarray:
@@ -201,13 +201,16 @@ def _column(values: Sequence[int], rows: int) -> np.ndarray:
 def forcing_now(room: int, requests: list[Sampling], samples: Sequence[Sample]) -> Forcing:
     """Returns the interruptions of requests [M], with room for F = `room` tokens of a phrase. The
     first requests are those of `samples`, at the point where each stands."""
-    spent, start = np.full(len(requests), -1, np.int32), np.zeros(len(requests), np.int32)
+    thinking_budgets, start = (
+        np.full(len(requests), -1, np.int32),
+        np.zeros(len(requests), np.int32),
+    )
     for i, sample in enumerate(samples):
         start[i] = len(sample.prompt) + sample.begun
         if sample.sampling.thinking_tokens:
             key = sample.key if sample.budget_key is None else sample.budget_key
-            spent[i] = budgets(key[None], sample.sampling)[0]
-    forcing = forcing_of(requests, room, spent, start)
+            thinking_budgets[i] = budgets(key[None], sample.sampling)[0]
+    forcing = forcing_of(requests, room, thinking_budgets, start)
     thinking, recent = np.array(forcing.thinking), forcing.recent
     for i, sample in enumerate(samples):
         newest = sample.tokens[sample.begun :][: -recent.shape[1] - 1 : -1]

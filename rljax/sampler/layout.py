@@ -69,9 +69,9 @@ class Layout:
         sizes do not divide them."""
         sizes = dict.fromkeys(MESH_AXES, 1) | dataclasses.asdict(self)
         sizes["expert"] = self.expert or training.shape["expert"]
-        known = math.prod(size for size in sizes.values() if size > 0)
+        fixed_size = math.prod(size for size in sizes.values() if size > 0)
         free = [name for name, size in sizes.items() if size == -1]
-        fits = training.size % known == 0 if free else training.size == known
+        fits = training.size % fixed_size == 0 if free else training.size == fixed_size
         if not fits:
             raise InputError(
                 "sampler.layout does not fit the devices",
@@ -80,7 +80,7 @@ class Layout:
                 "may be -1: what is left",
                 fix="--config.sampler.layout='mesh(tensor=-1)', or sizes that multiply to them",
             )
-        sizes |= {name: training.size // known for name in free}
+        sizes |= {name: training.size // fixed_size for name in free}
         grid = training.devices.reshape([sizes[name] for name in MESH_AXES])
         return Mesh(grid, MESH_AXES, axis_types=training.axis_types)
 
@@ -127,9 +127,9 @@ def check_slices(mesh: Mesh, slices: int) -> None:
 
 
 def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Model:
-    """Returns `model` on the mesh of a layout, with weights of `weight_dtype`: "int8" are codes of
-    the linear maps, the rest being in what is computed in. A quantised base and adapters stay as
-    they are. Raises InputError if the layout does not fit the model."""
+    """Returns `model` on the mesh of a layout, with weights of `weight_dtype`. With "int8" the
+    linear maps are codes, and all other weights have the dtype of products. A quantised base and
+    adapters stay as they are. Raises InputError if the layout does not fit the model."""
     config, target = model.config, layout.mesh(model.mesh) if layout else model.mesh
     if config.batch_invariant and weight_dtype:
         rule = "'' with model_settings.batch_invariant: the trainer's own weights"
@@ -139,18 +139,18 @@ def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Mode
             rule=rule,
             fix="--config.sampler.weight_dtype=''",
         )
-    held = config.lora.base if config.lora else ""
-    if weight_dtype == "int8" and held not in KINDS:
+    base = config.lora.base if config.lora else ""
+    if weight_dtype == "int8" and base not in KINDS:
         lora = config.lora or LoraConfig(rank=0)
-        # Experts as codes would be decoded whole in every step, where it reads a few of them.
+        # Experts that are codes would all be decoded in every step, which reads only a few of them.
         lora = dataclasses.replace(lora, base="int8", quantised_experts=False)
         config = dataclasses.replace(config, lora=lora, weight_dtype=config.dtype)
     elif weight_dtype and weight_dtype != "int8":
         config = dataclasses.replace(config, weight_dtype=weight_dtype)
-    made = dataclasses.replace(model, config=config, mesh=target)
+    decoding_model = dataclasses.replace(model, config=config, mesh=target)
     if layout:
-        _check_fits(made, layout)
-    return made
+        _check_fits(decoding_model, layout)
+    return decoding_model
 
 
 def _check_fits(model: Model, layout: Layout) -> None:
@@ -204,7 +204,7 @@ def copied_bytes(like) -> int:
     )
 
 
-_CODES = ("codes", "scales")  # what a linear map becomes that is rounded to int8
+_CODES = ("codes", "scales")  # the weights of a linear map that is rounded to int8
 
 
 def _like(target: Model, params, tree) -> dict:
@@ -218,10 +218,13 @@ def _like(target: Model, params, tree) -> dict:
 
 @functools.lru_cache(maxsize=64)
 def reshard_program(source: Model, target: Model, keep_dtypes: bool, part: str = ""):
-    """Returns the program weights of `source` -> weights of `target`. Numbers are made narrow where
-    they lie and then sent. Layers go one after another, so that what a relayout holds beside its
-    input and its output is a layer of it. `part`: "trained" or "frozen" weights alone."""
-    before, after = flattened(source.shardings()), flattened(target.shardings())
+    """Returns the program that maps weights of `source` to weights of `target`. Weights are cast or
+    quantised where they lie, and then sent. Layers go one after another, so that a relayout holds
+    one layer beside its input and its output. `part`: "trained" or "frozen" weights alone."""
+    source_shardings, target_shardings = (
+        flattened(source.shardings()),
+        flattened(target.shardings()),
+    )
     dtypes = {path: x.dtype for path, x in flattened(target.abstract()).items()}
     axes = {path: named for path, (_, named) in target.shapes().items()}
 
@@ -232,32 +235,40 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool, part: str =
 
     def encoded(path, x, stacked: bool) -> dict:
         codes, scales = ((*path[:-1], name) for name in _CODES)
-        made = quantise(x, target.config.lora.base, axes[scales].index(None) - stacked)
-        narrow = sent(made[0], of(before[path], stacked), of(after[codes], stacked))
-        few = jax.lax.with_sharding_constraint(made[1], of(after[scales], stacked))
-        return {codes: narrow, scales: few}
+        quantised = quantise(x, target.config.lora.base, axes[scales].index(None) - stacked)
+        sent_codes = sent(
+            quantised[0], of(source_shardings[path], stacked), of(target_shardings[codes], stacked)
+        )
+        sent_scales = jax.lax.with_sharding_constraint(
+            quantised[1], of(target_shardings[scales], stacked)
+        )
+        return {codes: sent_codes, scales: sent_scales}
 
     def moved(flat: dict, stacked: bool) -> dict:
-        out = {}
+        leaves = {}
         for path, x in flat.items():
-            if path not in after:
-                out |= encoded(path, x, stacked)
+            if path not in target_shardings:
+                leaves |= encoded(path, x, stacked)
                 continue
-            narrow = x if keep_dtypes else x.astype(dtypes[path])
-            out[path] = sent(narrow, of(before[path], stacked), of(after[path], stacked))
-        return out
+            values = x if keep_dtypes else x.astype(dtypes[path])
+            leaves[path] = sent(
+                values, of(source_shardings[path], stacked), of(target_shardings[path], stacked)
+            )
+        return leaves
 
     def reshard(params):
         flat = flattened(params)
-        out = moved({path: x for path, x in flat.items() if path[0] != "layers"}, False)
+        leaves = moved({path: x for path, x in flat.items() if path[0] != "layers"}, False)
         for member in sorted({path[1] for path in flat if path[0] == "layers"}):
-            own = {path: x for path, x in flat.items() if path[:2] == ("layers", member)}
-            out |= jax.lax.scan(lambda _, layer: (None, moved(layer, True)), None, own)[1]
-        return nested(out)
+            member_leaves = {path: x for path, x in flat.items() if path[:2] == ("layers", member)}
+            leaves |= jax.lax.scan(
+                lambda _, layer: (None, moved(layer, True)), None, member_leaves
+            )[1]
+        return nested(leaves)
 
-    given, (trained, frozen) = source.abstract(), source.split(source.abstract())
-    given = {"": given, "trained": trained, "frozen": frozen}[part]
-    return jax.jit(reshard, out_shardings=_like(target, given, target.shardings()))
+    inputs, (trained, frozen) = source.abstract(), source.split(source.abstract())
+    inputs = {"": inputs, "trained": trained, "frozen": frozen}[part]
+    return jax.jit(reshard, out_shardings=_like(target, inputs, target.shardings()))
 
 
 # The copies of the enclosing `held_weights`: (source model, target model, leaves of the source,
@@ -297,11 +308,11 @@ def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
     if agree(source, target, params, like):
         return params
     leaves, copies = jax.tree.leaves(params), _held.get()
-    for of, to, made_of, copy in copies or ():
-        if (of, to) == (source, target) and _same(leaves, made_of):
+    for held_source, held_target, held_leaves, copy in copies or ():
+        if (held_source, held_target) == (source, target) and _same(leaves, held_leaves):
             return copy
-    if copies is not None:  # what was donated since is of an older version
-        copies[:] = [one for one in copies if not any(x.is_deleted() for x in one[2])]
+    if copies is not None:  # arrays that were donated since are of an older version
+        copies[:] = [entry for entry in copies if not any(x.is_deleted() for x in entry[2])]
     copy = _copy(source, target, params, like, keep_dtypes)
     if copies is not None:
         copies.append((source, target, leaves, copy))
@@ -309,7 +320,7 @@ def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
 
 
 def _copy(source: Model, target: Model, params, like, keep_dtypes: bool) -> dict:
-    """The weights of `target`; what is brought for it is counted in the metrics."""
+    """Returns the weights of `target`, and counts in the metrics what is copied for it."""
     trained, frozen = source.split(params)
     if not (trained and frozen):
         return _brought(source, target, params, like, keep_dtypes)
@@ -330,12 +341,12 @@ def kept_like(source: Model, target: Model, params, like) -> dict:
 def _kept(source: Model, target: Model, frozen, like, keep_dtypes: bool) -> dict:
     """The frozen weights of `target`: the copy that there is, or a new one that is kept."""
     key, leaves = (source, target, keep_dtypes), jax.tree.leaves(frozen)
-    for one, made_of, copy in _frozen:
-        if one == key and _same(leaves, [known() for known in made_of]):
+    for held_key, made_of, copy in _frozen:
+        if held_key == key and _same(leaves, [reference() for reference in made_of]):
             return copy
 
     def forget(_):
-        _frozen[:] = [one for one in _frozen if one is not entry]
+        _frozen[:] = [other for other in _frozen if other is not entry]
 
     copy = _brought(source, target, frozen, like, keep_dtypes, "frozen")
     entry = (key, [weakref.ref(x, forget) for x in leaves], copy)
@@ -344,16 +355,16 @@ def _kept(source: Model, target: Model, frozen, like, keep_dtypes: bool) -> dict
 
 
 def _brought(source, target, params, like, keep_dtypes: bool, part: str = "") -> dict:
-    """A copy of `params`, counted in the metrics. Between devices that no program joins the numbers
-    are made narrow where they lie, and then sent."""
+    """Returns a copy of `params` for `target`, counted in the metrics. Between devices that no
+    program spans the weights are cast where they lie, and then sent."""
     begun = time.monotonic()
     apart = is_apart(source, target)
-    to = dataclasses.replace(target, mesh=source.mesh) if apart else target
+    local_target = dataclasses.replace(target, mesh=source.mesh) if apart else target
     copy = params
-    if not apart or not agree(source, to, params, like):
-        copy = reshard_program(source, to, keep_dtypes, part)(params)
+    if not apart or not agree(source, local_target, params, like):
+        copy = reshard_program(source, local_target, keep_dtypes, part)(params)
     if apart:
-        copy = jax.tree.map(lambda x, to: moved(x, to.sharding), copy, like)
+        copy = jax.tree.map(lambda x, struct: moved(x, struct.sharding), copy, like)
     jax.block_until_ready(copy)
     timing.synced(copied_bytes(like), time.monotonic() - begun)
     return copy

@@ -87,9 +87,9 @@ class LayoutCost:
     @property
     def binding(self) -> str:
         """Names the largest part of a step."""
-        parts = {"HBM": self.hbm_s, "compute": self.compute_s}
-        parts |= {f"ICI {axis}": seconds for axis, seconds in self.ici_s.items()}
-        return max(parts, key=parts.get)
+        seconds_of = {"HBM": self.hbm_s, "compute": self.compute_s}
+        seconds_of |= {f"ICI {axis}": seconds for axis, seconds in self.ici_s.items()}
+        return max(seconds_of, key=seconds_of.get)
 
 
 def layout_costs(
@@ -101,16 +101,16 @@ def layout_costs(
 
     Other meshes can be named: they pad weights anew in every program, which no cost here counts.
     """
-    own = dataclasses.replace(decoding, layout=None)
-    costs, mesh = [layout_cost(model, params, own, work, chip)], decoding.mesh or model.mesh
+    unchanged = dataclasses.replace(decoding, layout=None)
+    costs, mesh = [layout_cost(model, params, unchanged, work, chip)], decoding.mesh or model.mesh
     for layout in _meshes(mesh.size // mesh.shape["expert"]):
         if (layout.data, layout.fsdp, layout.tensor) == tuple(
             mesh.shape[axis] for axis in ("data", "fsdp", "tensor")
         ) or layout.data % slices:
             continue
-        one = dataclasses.replace(decoding, layout=layout)
-        if not undivided(one.of(model).mesh, model.shapes()):
-            costs.append(layout_cost(model, params, one, work, chip))
+        candidate = dataclasses.replace(decoding, layout=layout)
+        if not undivided(candidate.of(model).mesh, model.shapes()):
+            costs.append(layout_cost(model, params, candidate, work, chip))
     return sorted(costs, key=lambda cost: cost.rollout_s)
 
 
@@ -132,28 +132,30 @@ def layout_cost(model: Model, params, decoding: Decoding, work: Workload, chip: 
     divide the experts."""
     target = decoding.of(model)
     like = weights_like(target, params, keep_dtypes=not decoding.weight_dtype)
-    same = agree(model, target, params, like)
-    held = flattened(like)
+    no_copy = agree(model, target, params, like)
+    weights = flattened(like)
     slots, context = work.slots(decoding), work.prompt_tokens + work.response_tokens // 2
     rows = _split(slots, row_shards(target.mesh))
-    read = _read_bytes(target, held, slots) + slots_bytes(target, slots, context, decoding.kv_dtype)
-    read += LOGITS_PASSES * 4 * rows * target.config.vocab_size // target.mesh.shape["tensor"]
-    sent, collectives = _exchanged(target, held, slots)
+    read_bytes = _read_bytes(target, weights, slots) + slots_bytes(
+        target, slots, context, decoding.kv_dtype
+    )
+    read_bytes += LOGITS_PASSES * 4 * rows * target.config.vocab_size // target.mesh.shape["tensor"]
+    sent_bytes, collectives = _exchanged(target, weights, slots)
     link = 2 * chip.link_bytes_per_s  # both ways along one ring
-    needs = decode_bytes(target, work, decoding)
-    kv = needs["keys and values"]
-    copy = 0 if same else _shard_bytes(held)
+    needed_bytes = decode_bytes(target, work, decoding)
+    kv_bytes = needed_bytes["keys and values"]
+    copy_bytes = 0 if no_copy else _shard_bytes(weights)
     return LayoutCost(
         decoding.layout,
         {axis: size for axis, size in target.mesh.shape.items() if size > 1},
         work.steps(decoding),
-        read / chip.hbm_bytes_per_s,
+        read_bytes / chip.hbm_bytes_per_s,
         _flops(target, slots) / chip.flops_per_s,
-        {axis: size / link for axis, size in sent.items() if size},
+        {axis: size / link for axis, size in sent_bytes.items() if size},
         collectives * LATENCY_S,
-        0.0 if same else _gathered_bytes(model, target, held) / link,
-        copy,
-        copy + int(kv + FACTOR * (sum(needs.values()) - kv)),
+        0.0 if no_copy else _gathered_bytes(model, target, weights) / link,
+        copy_bytes,
+        copy_bytes + int(kv_bytes + FACTOR * (sum(needed_bytes.values()) - kv_bytes)),
     )
 
 
@@ -164,12 +166,12 @@ def decode_bytes(model: Model, work: Workload, decoding: Decoding) -> dict[str, 
     shards, tensor = row_shards(mesh), mesh.shape["tensor"]
     size, slots = jnp.dtype(config.dtype).itemsize, work.slots(decoding)
     shapes = flattened(model.abstract()).items()
-    layers = sum(_of_shard(x) for path, x in shapes if path[0] == "layers")
-    wide = sum(_of_shard(x) for _, x in shapes if x.dtype.itemsize > size)
+    layer_elements = sum(_of_shard(x) for path, x in shapes if path[0] == "layers")
+    wider_elements = sum(_of_shard(x) for _, x in shapes if x.dtype.itemsize > size)
     # CPU and GPU programs copy the layers before the loop; all keep weights that are wider than
     # their products in the dtype of the products.
-    copied = 4 * layers if mesh.devices.flat[0].platform != "tpu" else 0
-    copied += size * copied_elements(model.shapes(), config, mesh)
+    copied_bytes = 4 * layer_elements if mesh.devices.flat[0].platform != "tpu" else 0
+    copied_bytes += size * copied_elements(model.shapes(), config, mesh)
     tokens = _split(work.prompts, shards) * work.prompt_tokens
     activations = tokens * (6 * config.embed + 4 * config.mlp // tensor) * size
     columns = work.prompt_tokens + work.response_tokens
@@ -178,7 +180,7 @@ def decode_bytes(model: Model, work: Workload, decoding: Decoding) -> dict[str, 
         "keys and values": slots_bytes(model, slots, columns, decoding.kv_dtype, pool),
         "prompts": activations
         + slots_bytes(model, work.prompts, work.prompt_tokens, decoding.kv_dtype),
-        "weights as used": copied + wide * size,
+        "weights as used": copied_bytes + wider_elements * size,
         "logits": 4 * 4 * _split(slots, shards) * config.vocab_size // tensor,
     }
 
@@ -196,8 +198,8 @@ def _of_shard(x: jax.ShapeDtypeStruct) -> int:
     return math.prod(x.sharding.shard_shape(x.shape))
 
 
-def _shard_bytes(held: dict) -> int:
-    return sum(_of_shard(x) * x.dtype.itemsize for x in held.values())
+def _shard_bytes(weights: dict) -> int:
+    return sum(_of_shard(x) * x.dtype.itemsize for x in weights.values())
 
 
 def _used(model: Model, path, rows: int) -> float:
@@ -211,10 +213,10 @@ def _used(model: Model, path, rows: int) -> float:
     return 0.0 if path[0] == "vision" else 1.0
 
 
-def _read_bytes(model: Model, held: dict, slots: int) -> float:
+def _read_bytes(model: Model, weights: dict, slots: int) -> float:
     """Bytes of weights that a step reads, with what is padded."""
     total, padded = 0.0, _computed(model)
-    for path, x in held.items():
+    for path, x in weights.items():
         shape, axes = padded[path]
         layout = weight_sharding(model.mesh, ".".join(path), shape, axes)
         size = math.prod(layout.shard_shape(shape)) * x.dtype.itemsize
@@ -232,45 +234,49 @@ def _flops(model: Model, slots: int) -> float:
     config, total = model.config, 0.0
     for path, (shape, axes) in _computed(model).items():
         if len(shape) > 1 + (axes[0] == "layers") and path[0] not in ("vision", "embedding"):
-            part = config.experts.per_token / config.experts.count if "experts" in axes else 1.0
-            total += math.prod(shape) * part
+            share = config.experts.per_token / config.experts.count if "experts" in axes else 1.0
+            total += math.prod(shape) * share
     if config.tie_embeddings and model.head == "lm":
         total += config.vocab_size * config.embed
     return 2 * total * slots / model.mesh.size
 
 
-def _exchanged(model: Model, held: dict, slots: int) -> tuple[dict[str, float], float]:
+def _exchanged(model: Model, weights: dict, slots: int) -> tuple[dict[str, float], float]:
     """({mesh axis: bytes that a device sends in a step}, collectives), as XLA lays out a step whose
     residual is split over fsdp (rljax.mesh.constrain_step)."""
     config, mesh = model.config, model.mesh
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     rows, size = _split(slots, mesh.size // fsdp // tensor), jnp.dtype(config.dtype).itemsize
-    whole, part = 2 * (fsdp - 1) / fsdp, (fsdp - 1) / fsdp
-    sent, count = {"fsdp": 0.0, "tensor": 0.0}, 2.0
+    all_reduce, reduce_scatter = 2 * (fsdp - 1) / fsdp, (fsdp - 1) / fsdp
+    sent_bytes, collectives = {"fsdp": 0.0, "tensor": 0.0}, 2.0
     # Attention is by rows: to them XLA scatters queries, keys and values that no bias is added to.
-    ring = {"heads": whole if config.qkv_bias else part, "mlp": whole}
+    ring = {"heads": all_reduce if config.qkv_bias else reduce_scatter, "mlp": all_reduce}
     ring["kv_heads"] = ring["heads"]
     for path, (shape, axes) in _computed(model).items():
         layers = shape[0] if axes[0] == "layers" else 0
         if not layers or "embed" not in axes or path[-1] in ("bias", "scales"):
             continue
         inner = dict(zip(axes, shape, strict=True))
-        split = tensor if "tensor" in (RULES[axis] for axis in axes) else 1
-        width = math.prod(shape[1:]) / inner["embed"] / split / inner.get("experts", 1)
+        tensor_parts = tensor if "tensor" in (RULES[axis] for axis in axes) else 1
+        width = math.prod(shape[1:]) / inner["embed"] / tensor_parts / inner.get("experts", 1)
         if axes[-1] != "embed":
             outer = next((axis for axis in axes if axis in ring), "")
-            sent["fsdp"] += layers * rows * width * size * ring.get(outer, whole)
-            count += layers * (fsdp > 1)
+            sent_bytes["fsdp"] += layers * rows * width * size * ring.get(outer, all_reduce)
+            collectives += layers * (fsdp > 1)
             continue
         if "heads" in axes:
-            sent["fsdp"] += layers * rows * width * size * part
-        sent["tensor"] += layers * rows * inner["embed"] / fsdp * size * 2 * (split - 1) / split
-        count += layers * ((split > 1) + (fsdp > 1) * ("heads" in axes))
-    words = tensor * (fsdp if "fsdp" in _axes_of("vocab") else 1)
-    head = rows * config.vocab_size / words * 4
-    sent["fsdp"] += head * (part if words > tensor or not config.tie_embeddings else whole)
-    sent["tensor"] += rows * config.embed / fsdp * size * (tensor - 1) / tensor
-    return sent, count
+            sent_bytes["fsdp"] += layers * rows * width * size * reduce_scatter
+        sent_bytes["tensor"] += (
+            layers * rows * inner["embed"] / fsdp * size * 2 * (tensor_parts - 1) / tensor_parts
+        )
+        collectives += layers * ((tensor_parts > 1) + (fsdp > 1) * ("heads" in axes))
+    vocab_shards = tensor * (fsdp if "fsdp" in _axes_of("vocab") else 1)
+    head_bytes = rows * config.vocab_size / vocab_shards * 4
+    sent_bytes["fsdp"] += head_bytes * (
+        reduce_scatter if vocab_shards > tensor or not config.tie_embeddings else all_reduce
+    )
+    sent_bytes["tensor"] += rows * config.embed / fsdp * size * (tensor - 1) / tensor
+    return sent_bytes, collectives
 
 
 def _axes_of(name: str) -> tuple[str, ...]:
@@ -279,12 +285,12 @@ def _axes_of(name: str) -> tuple[str, ...]:
     return rule if isinstance(rule, tuple) else (rule,) if rule else ()
 
 
-def _gathered_bytes(source: Model, target: Model, held: dict) -> float:
+def _gathered_bytes(source: Model, target: Model, weights: dict) -> float:
     """Bytes that a device receives of the weights `held` of `target`, beside what it had of them on
     the mesh of `source`."""
     total = 0.0
-    for path, x in held.items():
-        lies = weight_sharding(source.mesh, ".".join(path), x.shape, target.shapes()[path][1])
-        here = math.prod(lies.shard_shape(x.shape))
-        total += max(_of_shard(x) - here, 0) * x.dtype.itemsize
+    for path, x in weights.items():
+        sharding = weight_sharding(source.mesh, ".".join(path), x.shape, target.shapes()[path][1])
+        local_elements = math.prod(sharding.shard_shape(x.shape))
+        total += max(_of_shard(x) - local_elements, 0) * x.dtype.itemsize
     return total

@@ -102,13 +102,13 @@ def pool_for(model: Model, slots: int, columns: int, page_tokens: int, pages: in
 
 def check_whole_rows(pool: Pool | None, tokens: int) -> None:
     """Raises InputError if a row of `tokens` tokens needs more pages than there are."""
-    if pool and pool.count < (least := pool.pages_for(tokens - 1) * pool.shards):
-        rule = f"at least {least}: {pool.shards} x those of one row of {tokens} tokens"
+    if pool and pool.count < (min_pages := pool.pages_for(tokens - 1) * pool.shards):
+        rule = f"at least {min_pages}: {pool.shards} x those of one row of {tokens} tokens"
         raise InputError(
             "sampler pages",
             value=pool.count,
             rule=rule,
-            fix=f"--config.sampler.pages={least}, or more; 0 makes as many as the slots need",
+            fix=f"--config.sampler.pages={min_pages}, or more; 0 makes as many as the slots need",
         )
 
 
@@ -116,28 +116,28 @@ def slots_bytes(
     model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None, rings=True
 ) -> int:
     """Returns the bytes per device of `slots` slots of `columns` tokens, or of their pages."""
-    whole = slots * cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh, rings)
+    total_bytes = slots * cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh, rings)
     if pool:
-        whole = cache.pool_bytes(model.computed, slots, columns, kv_dtype, pool)
+        total_bytes = cache.pool_bytes(model.computed, slots, columns, kv_dtype, pool)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
     heads = 1 if model.config.latent else model.computed.kv_heads
-    split = shards if slots % shards == 0 else 1
-    return whole // (split * (tensor if heads % tensor == 0 else 1))
+    parts = shards if slots % shards == 0 else 1
+    return total_bytes // (parts * (tensor if heads % tensor == 0 else 1))
 
 
 def plan(
     model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None
 ) -> str:
     """Returns the sizes in one sentence."""
-    need = slots_bytes(model, slots, columns, kv_dtype, pool)
+    needed_bytes = slots_bytes(model, slots, columns, kv_dtype, pool)
     dtype = kv_dtype or model.config.dtype
     if pool:
         pages = f"{pool.count} pages of {pool.page_tokens} tokens"
-        return f"{slots} slots and {pages} need {human_bytes(need)} per device ({dtype})"
-    each = cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh)
+        return f"{slots} slots and {pages} need {human_bytes(needed_bytes)} per device ({dtype})"
+    slot_size = cache.slot_bytes(model.computed, columns, kv_dtype, model.mesh)
     return (
-        f"{slots} slots of {columns} tokens need {human_bytes(need)} per device "
-        f"({human_bytes(each)} a slot, {dtype})"
+        f"{slots} slots of {columns} tokens need {human_bytes(needed_bytes)} per device "
+        f"({human_bytes(slot_size)} a slot, {dtype})"
     )
 
 
@@ -145,11 +145,11 @@ def memory_left(mesh: Mesh) -> tuple[int | None, int]:
     """Returns (the bytes that a device of this host has left, None if it does not say; over how
     many devices they are to be shared)."""
     # A device of another host, or one that is only compiled for, does not report its memory.
-    here = [d for d in mesh.devices.flat if d in d.client.local_devices()]
-    if not here:
+    local = [d for d in mesh.devices.flat if d in d.client.local_devices()]
+    if not local:
         return None, 1
     # The devices that a CPU pretends to have share its memory.
-    return device_bytes(here[0]), len(here) if here[0].platform == "cpu" else 1
+    return device_bytes(local[0]), len(local) if local[0].platform == "cpu" else 1
 
 
 def check_memory(
@@ -161,18 +161,18 @@ def check_memory(
     beside: int = 0,
 ) -> None:
     """Raises InputError if the slots alone are larger than what the devices have left: `beside` of
-    them are contiguous even where the others are pages. A host of several that raises it ends the
-    run on all, with its words."""
+    them are contiguous even where the others are pages. If one of several hosts raises it, the run
+    ends on all of them with its message."""
     cache.check_dtype(model.config, kv_dtype)
-    have, local = memory_left(model.mesh)
-    need = slots_bytes(model, slots - beside, columns, kv_dtype, pool)
-    need += slots_bytes(model, beside, columns, kv_dtype) if beside else 0
-    need *= local
-    if have is not None and need > have:
-        fit = int((pool.count if pool else slots) * have / need)
+    free_bytes, sharing = memory_left(model.mesh)
+    needed_bytes = slots_bytes(model, slots - beside, columns, kv_dtype, pool)
+    needed_bytes += slots_bytes(model, beside, columns, kv_dtype) if beside else 0
+    needed_bytes *= sharing
+    if free_bytes is not None and needed_bytes > free_bytes:
+        fit = int((pool.count if pool else slots) * free_bytes / needed_bytes)
         raise InputError(
             plan(model, slots, columns, kv_dtype, pool),
-            value=f"{human_bytes(have)} left for {local} device(s)",
+            value=f"{human_bytes(free_bytes)} left for {sharing} device(s)",
             fix=f"about {fit} pages, or kv_dtype bfloat16 or int8"
             if pool
             else f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
@@ -184,11 +184,11 @@ def slots_that_fit(model: Model, rows: int, columns: int, kv_dtype: str = "") ->
     values take at most an eighth of the devices' memory. It follows from the machine and not
     from what else runs there, so that a call meets its compiled program again; all hosts take
     the first one's."""
-    here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
-    capacity = device_capacity(here[0]) if here else None
+    local_devices = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
+    capacity = device_capacity(local_devices[0]) if local_devices else None
     slots, shards = rows, row_shards(model.mesh)
     if capacity is not None:
-        sharing = len(here) if here[0].platform == "cpu" else 1
+        sharing = len(local_devices) if local_devices[0].platform == "cpu" else 1
         while (
             slots % (2 * shards) == 0
             and 8 * sharing * slots_bytes(model, slots, columns, kv_dtype) > capacity

@@ -51,27 +51,27 @@ class PrefixCache:
     def held_tokens(self) -> int:
         """Room, in tokens, that the kept prefixes take: all rows and columns of each, as one row
         keeps the arrays of all alive."""
-        prefixes = {id(kept.prefix): kept.prefix for kept in self._kept.values()}
+        prefixes = {id(entry.prefix): entry.prefix for entry in self._kept.values()}
         return sum(prefix.rows * prefix.columns for prefix in prefixes.values())
 
     def find(self, tokens: np.ndarray) -> tuple[Kept, int] | None:
         """Returns (the prefix that shares the most leading tokens with `tokens` [S], how many of
         them), or None."""
-        best, most = None, 0
-        for key, kept in self._kept.items():
-            size = min(len(kept.tokens), len(tokens))
-            differ = np.nonzero(kept.tokens[:size] != tokens[:size])[0]
+        best_key, most_shared = None, 0
+        for key, entry in self._kept.items():
+            size = min(len(entry.tokens), len(tokens))
+            differ = np.nonzero(entry.tokens[:size] != tokens[:size])[0]
             shared = int(differ[0]) if len(differ) else size
-            # A ring that went round has lost what a shorter beginning would need.
+            # A sliding window's ring that has wrapped lacks tokens that a shorter prefix needs.
             # (The token behind kept.tokens may have been read, too.)
-            whole = shared == len(kept.tokens) or not 0 < self._window <= len(kept.tokens)
-            if shared > most and whole:
-                best, most = key, shared
-        self.note(most)
-        if best is None:
+            usable = shared == len(entry.tokens) or not 0 < self._window <= len(entry.tokens)
+            if shared > most_shared and usable:
+                best_key, most_shared = key, shared
+        self.note(most_shared)
+        if best_key is None:
             return None
-        self._kept.move_to_end(best)
-        return self._kept[best], most
+        self._kept.move_to_end(best_key)
+        return self._kept[best_key], most_shared
 
     def note(self, tokens: int) -> None:
         """Counts a prompt of which `tokens` tokens were found."""

@@ -30,8 +30,8 @@ class PromptImages:
     def name(self) -> bytes:
         """Returns a name that tells these images from others beside the same tokens."""
         digest = hashlib.blake2b(digest_size=16)
-        real = self.patch_coords[:, 0] > 0
-        for array in (self.pixels[real], self.patch_coords[real]):
+        valid = self.patch_coords[:, 0] > 0
+        for array in (self.pixels[valid], self.patch_coords[valid]):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.digest()
 
@@ -53,21 +53,21 @@ class PromptImages:
             )
         count = len(self.pixels)
         shapes = self.pixels.shape, self.patch_coords.shape, self.rope_positions.shape
-        wanted = (count, vision.patch_values), (count, 4), (len(ids), 3)
-        if shapes != wanted:
-            rule = f"pixels, patch_coords and rope_positions are {wanted}"
+        expected_shapes = (count, vision.patch_values), (count, 4), (len(ids), 3)
+        if shapes != expected_shapes:
+            rule = f"pixels, patch_coords and rope_positions are {expected_shapes}"
             raise InputError(
                 "arrays of a prompt's images",
                 value=shapes,
                 rule=rule,
                 fix="make the arrays by the ImageReader of this model",
             )
-        given = int(np.count_nonzero(self.patch_coords[:, 0] > 0)) // vision.merge_area
+        image_tokens = int(np.count_nonzero(self.patch_coords[:, 0] > 0)) // vision.merge_area
         special = (ids == vision.image_token_id) | (ids == vision.video_token_id)
-        if int(np.count_nonzero(special)) != given:
+        if int(np.count_nonzero(special)) != image_tokens:
             raise InputError(
                 f"a prompt has {np.count_nonzero(special)} tokens of images",
-                rule=f"its images fill {given}",
+                rule=f"its images fill {image_tokens}",
                 fix="rljax.data.images.rows.prompt_images",
             )
 
@@ -91,16 +91,16 @@ class PromptImages:
         size = min(len(ids), columns)
         tokens, positions = np.zeros((1, columns), np.int32), np.zeros((1, columns, 3), np.int32)
         tokens[0, :size], positions[0, :size] = ids[:size], self.rope_positions[:size]
-        real = self.patch_coords[:, 0] > 0
-        count, room = int(np.count_nonzero(real)), _LEAST_TOKENS * vision.merge_area
+        valid = self.patch_coords[:, 0] > 0
+        count, room = int(np.count_nonzero(valid)), _LEAST_TOKENS * vision.merge_area
         while room < count:
             room *= 2
         pixels = np.zeros((1, room, vision.patch_values), np.float32)
         coords = np.zeros((1, room, 4), np.int32)
-        pixels[0, :count], coords[0, :count] = self.pixels[real], self.patch_coords[real]
+        pixels[0, :count], coords[0, :count] = self.pixels[valid], self.patch_coords[valid]
         shift = np.array([self.shift], np.int32)
-        made = dict(pixels=pixels, patch_coords=coords, rope_positions=positions, shift=shift)
-        return tokens, size, made
+        inputs = dict(pixels=pixels, patch_coords=coords, rope_positions=positions, shift=shift)
+        return tokens, size, inputs
 
 
 def of_prompt(images: Mapping[str, np.ndarray] | None, row: int, size: int) -> PromptImages | None:

@@ -28,27 +28,30 @@ def common_mesh(one: Mesh, other: Mesh) -> Mesh | None:
 
 
 def _spans(mesh: Mesh) -> dict[str, tuple[int, int]]:
-    """{axis: (the parts that the axes before it make, those with it)}."""
-    spans, made = {}, 1
+    """Returns {axis: (number of parts by the axes before it, number of parts with it)}."""
+    spans, parts = {}, 1
     for name, size in mesh.shape.items():
-        spans[name] = (made, made * size)
-        made *= size
+        spans[name] = (parts, parts * size)
+        parts *= size
     return spans
 
 
 def _in_common(sharding: NamedSharding, common: Mesh, rank: int) -> list[tuple[str, ...]]:
     """The axes of the common mesh that split each axis of an array."""
-    ours, theirs = _spans(sharding.mesh), _spans(common)
+    source_spans, common_spans = _spans(sharding.mesh), _spans(common)
 
     def axes(entry) -> tuple[str, ...]:
         names = entry if isinstance(entry, tuple) else (entry,) * (entry is not None)
-        spans = [ours[name] for name in names]
+        spans = [source_spans[name] for name in names]
 
         def inside(a, b, low, high):
             return low <= a < b <= high
 
         return tuple(
-            name for low, high in spans for name, of in theirs.items() if inside(*of, low, high)
+            name
+            for low, high in spans
+            for name, span in common_spans.items()
+            if inside(*span, low, high)
         )
 
     spec = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
@@ -57,29 +60,32 @@ def _in_common(sharding: NamedSharding, common: Mesh, rank: int) -> list[tuple[s
 
 def way(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding) -> list:
     """Returns the shardings between `source` and `target`, `target` last. (The common mesh is
-    coarser than neither; where there is none, or a size does not divide, XLA goes straight.)"""
+    coarser than neither; where there is none, or a size does not divide, XLA goes to `target` in
+    one step.)"""
     common = common_mesh(source.mesh, target.mesh)
     if common is None:
         return [target]
-    before, after = (_in_common(s, common, len(shape)) for s in (source, target))
-    split, was = ({name for axes in spec for name in axes} for spec in (after, before))
-    stay = [tuple(name for name in axes if name not in split) for axes in before]
-    sliced = [  # what every part of a copy holds, cut before anything is sent
-        (*old, *(name for name in new if name not in was))
-        for old, new in zip(before, after, strict=True)
+    source_axes, target_axes = (_in_common(s, common, len(shape)) for s in (source, target))
+    target_names, source_names = (
+        {name for axes in spec for name in axes} for spec in (target_axes, source_axes)
+    )
+    unsplit = [tuple(name for name in axes if name not in target_names) for axes in source_axes]
+    sliced = [  # each device keeps a part of what it has a copy of; nothing is sent
+        (*old, *(name for name in new if name not in source_names))
+        for old, new in zip(source_axes, target_axes, strict=True)
     ]
-    held = [  # what stays, in the order of the source where the axis is still the same
+    exchanged = [  # the mesh axes that stay, in the order of the source, and those that arrive
         tuple(name for name in old if name in (*new, *rest))
         + tuple(name for name in new if name not in old)
-        for old, new, rest in zip(sliced, after, stay, strict=True)
+        for old, new, rest in zip(sliced, target_axes, unsplit, strict=True)
     ]
-    ordered = [(*new, *rest) for new, rest in zip(after, stay, strict=True)]
+    ordered = [(*new, *rest) for new, rest in zip(target_axes, unsplit, strict=True)]
     steps = []
-    for spec in (sliced, held, ordered):
-        parts = [math.prod(common.shape[name] for name in axes) for axes in spec]
-        if any(size % count for size, count in zip(shape, parts, strict=True)):
+    for spec in (sliced, exchanged, ordered):
+        counts = [math.prod(common.shape[name] for name in axes) for axes in spec]
+        if any(size % count for size, count in zip(shape, counts, strict=True)):
             return [target]
-        if spec not in steps and spec not in (before, after):
+        if spec not in steps and spec not in (source_axes, target_axes):
             steps.append(spec)
     shardings = [PartitionSpec(*(axes or None for axes in spec)) for spec in steps]
     return [*(NamedSharding(common, spec) for spec in shardings), target]

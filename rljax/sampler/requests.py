@@ -52,8 +52,8 @@ class Sampling:
         return dataclasses.replace(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def __post_init__(self):
-        def check(good, name, rule):
-            if not good:
+        def check(valid, name, rule):
+            if not valid:
                 raise InputError(
                     f"sampler {name}",
                     value=getattr(self, name),
@@ -62,8 +62,8 @@ class Sampling:
                 )
 
         for name in ("top_k", "max_response_tokens"):
-            whole = isinstance(getattr(self, name), (int, np.integer))
-            check(whole and getattr(self, name) < 2**30, name, "a whole number below 2**30")
+            is_integer = isinstance(getattr(self, name), (int, np.integer))
+            check(is_integer and getattr(self, name) < 2**30, name, "a whole number below 2**30")
         low, high = LOWEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
         warm = self.temperature == 0 or low <= self.temperature <= high
         rule = f"0 (greedy), or from {low:g} to {high:g}"
@@ -101,10 +101,10 @@ class Sampling:
             "interrupt_ids": self.interrupt_ids,
         }
         for name, ids in named.items():
-            if bad := [i for i in ids if not 0 <= i < vocab_size]:
+            if bad_ids := [i for i in ids if not 0 <= i < vocab_size]:
                 raise InputError(
                     f"sampler {name}",
-                    value=bad[0],
+                    value=bad_ids[0],
                     rule=f"an id of the model, 0 to {vocab_size - 1}",
                     fix="take the id from the tokenizer of the model",
                 )
@@ -175,8 +175,8 @@ class Decoding:
                 "--config.sampler.weight_dtype='', the weights as they are",
             ),
         )
-        for name, known, rule, fix in choices:
-            if (value := getattr(self, name)) not in known:
+        for name, allowed, rule, fix in choices:
+            if (value := getattr(self, name)) not in allowed:
                 raise InputError(f"sampler {name}", value=value, rule=rule, fix=fix)
         if self.page_tokens and self.loop != "host":
             raise InputError(
@@ -197,8 +197,8 @@ class Decoding:
     def weights(self, model: Model, params):
         """Returns the weights that `of(model)` reads: `params` itself where nothing differs, else a
         copy made by one program, once within `held_weights`."""
-        kept = not self.weight_dtype
-        return decode_weights(model, self.of(model), params, keep_dtypes=kept)
+        keep_dtypes = not self.weight_dtype
+        return decode_weights(model, self.of(model), params, keep_dtypes=keep_dtypes)
 
 
 def alike(one: Sampling) -> tuple:
@@ -210,8 +210,8 @@ def alike(one: Sampling) -> tuple:
 def stop_room(requests: Sequence[Sampling]) -> int:
     """Returns the room for every row's stop ids: a few sizes only, so that another set
     does not recompile."""
-    most = max([len(one.stop_ids) for one in requests], default=0)
-    return max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)
+    longest = max([len(request.stop_ids) for request in requests], default=0)
+    return max(STOP_IDS, -(-longest // STOP_IDS) * STOP_IDS)
 
 
 def rules_of(
@@ -225,24 +225,24 @@ def rules_of(
     count = len(requests)
 
     def column(name, dtype):
-        return np.array([getattr(one, name) for one in requests], dtype)
+        return np.array([getattr(request, name) for request in requests], dtype)
 
     stop_ids = np.full((count, room or stop_room(requests)), -1, np.int32)
-    for row, one in enumerate(requests):
-        stop_ids[row, : len(one.stop_ids)] = one.stop_ids
+    for row, request in enumerate(requests):
+        stop_ids[row, : len(request.stop_ids)] = request.stop_ids
     bias_ids = bias = allowed = None
-    if whole or any(one.logit_bias for one in requests):
+    if whole or any(request.logit_bias for request in requests):
         bias_ids = np.full((count, BIASED_IDS), vocab_size, np.int32)
         bias = np.zeros((count, BIASED_IDS), np.float32)
-        for row, one in enumerate(requests):
-            for at, (token, value) in enumerate(one.logit_bias):
-                bias_ids[row, at], bias[row, at] = token, value
-    if whole or any(len(one.allowed_ids) for one in requests):
+        for row, request in enumerate(requests):
+            for index, (token, value) in enumerate(request.logit_bias):
+                bias_ids[row, index], bias[row, index] = token, value
+    if whole or any(len(request.allowed_ids) for request in requests):
         allowed = np.full((count, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-        for row, one in enumerate(requests):
-            if len(one.allowed_ids):
+        for row, request in enumerate(requests):
+            if len(request.allowed_ids):
                 bits = np.zeros(32 * allowed.shape[1], bool)
-                bits[list(one.allowed_ids)] = True
+                bits[list(request.allowed_ids)] = True
                 allowed[row] = np.packbits(bits, bitorder="little").view("<u4")
     return Rules(
         column("temperature", np.float32),

@@ -24,7 +24,7 @@ from rljax.sampler.slots import Slots
 # (M, S) of the programs that read: few slots and many tokens, or many slots and few.
 _SHAPES = ((8, 1024), (8, 128), (64, 128), (8, 16), (64, 16), (256, 16))
 _PREFIXES = 8  # of paused samples that are put back at a time
-_MANY_ROUNDS = 4  # of a shape of fewer tokens: then the next one takes as long
+_MANY_ROUNDS = 4  # so many rounds of a shape take as long as one of the next larger shape
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,14 +37,14 @@ class Returning:
 
 def rows_for(count: int, choices: Sequence[int], slots: int) -> int:
     """Returns the smallest of `choices` (at most `slots` each) for `count` rows, or the largest."""
-    known = sorted({min(rows, slots) for rows in choices})
-    return next((rows for rows in known if rows >= count), known[-1])
+    sizes = sorted({min(rows, slots) for rows in choices})
+    return next((rows for rows in sizes if rows >= count), sizes[-1])
 
 
 def columns_for(tokens: int, engine_tokens: int) -> int:
     """Returns S of the call that reads `tokens` tokens of a sample, or the first of them."""
-    known = sorted({min(columns, engine_tokens) for _, columns in _SHAPES})
-    return next((columns for columns in known if tokens <= _MANY_ROUNDS * columns), known[-1])
+    sizes = sorted({min(columns, engine_tokens) for _, columns in _SHAPES})
+    return next((columns for columns in sizes if tokens <= _MANY_ROUNDS * columns), sizes[-1])
 
 
 def calls(unread: Sequence[int], engine: Engine) -> Iterator[tuple[int, int, list[int]]]:
@@ -53,22 +53,22 @@ def calls(unread: Sequence[int], engine: Engine) -> Iterator[tuple[int, int, lis
     groups: dict[int, list[int]] = {}
     for i, tokens in enumerate(unread):
         groups.setdefault(columns_for(tokens, engine.tokens), []).append(i)
-    for columns, which in sorted(groups.items()):
+    for columns, indices in sorted(groups.items()):
         choices = [rows for rows, s in _SHAPES if min(s, engine.tokens) == columns]
-        while which:
-            rows = rows_for(len(which), choices, engine.slots)
-            yield rows, columns, which[:rows]
-            which = which[rows:]
+        while indices:
+            rows = rows_for(len(indices), choices, engine.slots)
+            yield rows, columns, indices[:rows]
+            indices = indices[rows:]
 
 
 def read_together(engine: Engine, params, state: Slots, waiting: dict[int, Sample]) -> Slots:
     """Reads what is not cached of {slot: sample}, and makes the slots live. `state` is donated."""
-    left = [(slot, sample, sample.ids) for slot, sample in waiting.items()]
-    while left:
-        unread = [len(ids) - 1 - sample.cached for _, sample, ids in left]
-        for rows, columns, which in calls(unread, engine):
-            state = _read(engine, params, state, [left[i] for i in which], rows, columns)
-        left = [one for one in left if one[1].cached < len(one[2]) - 1]
+    pending = [(slot, sample, sample.ids) for slot, sample in waiting.items()]
+    while pending:
+        unread = [len(ids) - 1 - sample.cached for _, sample, ids in pending]
+        for rows, columns, indices in calls(unread, engine):
+            state = _read(engine, params, state, [pending[i] for i in indices], rows, columns)
+        pending = [entry for entry in pending if entry[1].cached < len(entry[2]) - 1]
     return state
 
 
@@ -80,18 +80,18 @@ def compile_reads(engine: Engine, params, state: Slots) -> Slots:
     return state
 
 
-def _read(engine: Engine, params, state: Slots, some: list, rows: int, columns: int) -> Slots:
-    """Reads up to `columns` tokens of each of `rows` (slot, sample, ids) at most."""
+def _read(engine: Engine, params, state: Slots, entries: list, rows: int, columns: int) -> Slots:
+    """Reads up to `columns` tokens of each entry (slot, sample, ids), of at most `rows` entries."""
     slots = np.full(rows, engine.slots, np.int32)
     tokens, counts = np.zeros((rows, columns), np.int32), np.zeros(rows, np.int32)
     live = np.zeros(rows, bool)
-    for i, (slot, sample, ids) in enumerate(some):
-        new = ids[sample.cached + 1 : sample.cached + 1 + columns]
-        slots[i], counts[i], tokens[i, : len(new)] = slot, len(new), new
-        live[i] = sample.cached + len(new) == len(ids) - 1
-    samples = [sample for _, sample, _ in some]
+    for i, (slot, sample, ids) in enumerate(entries):
+        new_ids = ids[sample.cached + 1 : sample.cached + 1 + columns]
+        slots[i], counts[i], tokens[i, : len(new_ids)] = slot, len(new_ids), new_ids
+        live[i] = sample.cached + len(new_ids) == len(ids) - 1
+    samples = [sample for _, sample, _ in entries]
     length = [sample.cached for sample in samples]
-    token = [ids[sample.cached] for _, sample, ids in some]
+    token = [ids[sample.cached] for _, sample, ids in entries]
     inputs = slot_inputs(engine, samples, length, token, rows)
     state = engine.extend(params, state, slots, tokens, counts, inputs, live)
     for sample, count in zip(samples, counts.tolist(), strict=False):
@@ -104,8 +104,8 @@ def batches(pairs: Sequence[tuple[int, int]], slots: int, beyond: int) -> Iterat
     while pairs:
         rows = rows_for(len(pairs), (8, 64, 256), slots)
         source, target = np.zeros(rows, np.int32), np.full(rows, beyond, np.int32)
-        for i, (one, other) in enumerate(pairs[:rows]):
-            source[i], target[i] = one, other
+        for i, (source_index, target_index) in enumerate(pairs[:rows]):
+            source[i], target[i] = source_index, target_index
         yield source, target
         pairs = pairs[rows:]
 
@@ -115,11 +115,11 @@ def restore_prefixes(engine: Engine, state: Slots, prefixes: dict[int, Prefix]) 
     `state` is donated."""
     waiting = list(prefixes.items())
     while waiting:
-        some, waiting = waiting[:_PREFIXES], waiting[_PREFIXES:]
-        count = 1 if len(some) == 1 else _PREFIXES
+        batch, waiting = waiting[:_PREFIXES], waiting[_PREFIXES:]
+        count = 1 if len(batch) == 1 else _PREFIXES
         slots = np.full(count, engine.slots, np.int32)
-        slots[: len(some)] = [slot for slot, _ in some]
-        rows = [prefix for _, prefix in some] + [some[0][1]] * (count - len(some))
+        slots[: len(batch)] = [slot for slot, _ in batch]
+        rows = [prefix for _, prefix in batch] + [batch[0][1]] * (count - len(batch))
         state = engine.restore(rows, state, slots, np.arange(count, dtype=np.int32))
     return state
 
@@ -191,8 +191,10 @@ def check_branch(
         raise InputError("branch", value=f"sample {sample.id}", rule=rule, fix=fix)
     count = len(sample.tokens)
     low, high = (sample.turn_start, count - 1) if sampling is None else (0, count)
-    whole = [isinstance(end, (int, np.integer)) and not isinstance(end, bool) for end in ends]
-    if not ends or not all(whole) or not all(low <= end <= high for end in ends):
+    are_integers = [
+        isinstance(end, (int, np.integer)) and not isinstance(end, bool) for end in ends
+    ]
+    if not ends or not all(are_integers) or not all(low <= end <= high for end in ends):
         rule = f"tokens of the response, {low} to {high}"
         if sampling is None:
             rule += ": inside of its last turn, whose limits go on"

@@ -57,7 +57,7 @@ class Sample:
     turn_start: int = 0  # tokens of the response before those that stop strings are looked for in
     begun: int = 0  # tokens of the response before those that `sampling` is about
     drawn: int = 0  # tokens since the prompt, or since new limits came
-    resumed: int = 0  # how often
+    resumed: int = 0  # how often it was resumed
     interrupted: int = 0  # tokens of an interruption that were forced
     branched: int = 0  # tokens of the response that are those of the sample it continues
     budget_key: np.ndarray | None = None  # [2], decides the thinking budget; None: `key`
@@ -65,8 +65,8 @@ class Sample:
     hold: bool = False  # on finishing, keep the slot, for `deliver`
     partial: "Partial | None" = None
     images: PromptImages | None = None  # of its prompt
-    cached: int = 0  # while it stands still: how many of `ids` are in its slot or beside the slots
-    lost: int = 0  # tokens that were, and have to be read again
+    cached: int = 0  # while it does not decode: tokens cached in its slot or beside the slots
+    lost: int = 0  # tokens that were cached, and have to be read again
     _records: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(_FIRST_ROOM, RECORD))
     _count: int = 0
 
@@ -124,9 +124,9 @@ class Sample:
     def part(self, start: int, end: int) -> "Sample":
         """Returns a copy whose response is tokens [start, end) of prompt and response, and whose
         prompt is what stands before them."""
-        first = len(self.prompt)
-        records = self._records[start - first : end - first].copy()
-        branched = max(0, self.branched - (start - first))
+        prompt_tokens = len(self.prompt)
+        records = self._records[start - prompt_tokens : end - prompt_tokens].copy()
+        branched = max(0, self.branched - (start - prompt_tokens))
         return dataclasses.replace(
             self, prompt=self.ids[:start], branched=branched, _records=records, _count=end - start
         )
@@ -136,9 +136,9 @@ class Sample:
     ) -> "Sample":
         """Returns a new request that goes on behind the first `at` tokens of the response, with
         their records. It has the thinking budget of this sample. `key` [2] decides its draws.
-        `sampling`: a new turn begins at `at`, with these limits; None: what was left there of
-        this sample's own."""
-        behind = self._records[at : self._count]
+        `sampling`: a new turn begins at `at`, with these limits; None: the limits of this sample,
+        as far as it had not used them up there."""
+        later = self._records[at : self._count]
         budget_key = self.key if self.budget_key is None else self.budget_key
         sample = Sample(
             request_id,
@@ -147,10 +147,10 @@ class Sample:
             key,
             turn_start=self.turn_start,
             begun=self.begun,
-            drawn=self.drawn - len(behind),
+            drawn=self.drawn - len(later),
             branched=at,
             budget_key=budget_key,
-            interrupted=self.interrupted - int(np.count_nonzero(~behind["chosen"])),
+            interrupted=self.interrupted - int(np.count_nonzero(~later["chosen"])),
             **how,
         )
         sample.record(self._records[:at])
@@ -161,14 +161,14 @@ class Sample:
     def get_state(self) -> dict:
         """Returns the state of the sample as JSON. `from_state` makes the sample again, but for the
         images of its prompt, which are the data's."""
-        most = self.sampling.max_response_tokens
+        max_tokens = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, field) for name, field in _COUNTS.items()},
             "id": self.id,
             "hold": self.hold,
             "key": _text(self.key, np.uint32),
             "prompt": _text(self.prompt, np.int32),
-            "max_response_tokens": most,
+            "max_response_tokens": max_tokens,
             "stop_strings": list(self.sampling.stop_strings),
             "budget_key": None if self.budget_key is None else _text(self.budget_key, np.uint32),
             "finish_reason": None if self.finish_reason is None else int(self.finish_reason),
@@ -179,9 +179,9 @@ class Sample:
     def from_state(cls, state: dict, sampling: Sampling) -> "Sample":
         """Returns the sample of a state, with the rules that it was sampled by. Raises KeyError,
         TypeError or ValueError for what is no state."""
-        most, reason = int(state["max_response_tokens"]), state["finish_reason"]
+        max_tokens, reason = int(state["max_response_tokens"]), state["finish_reason"]
         stops = tuple(state.get("stop_strings", sampling.stop_strings))
-        limits = dict(max_response_tokens=most, stop_strings=stops)
+        limits = dict(max_response_tokens=max_tokens, stop_strings=stops)
         budget = state["budget_key"]
         sample = cls(
             int(state["id"]),
@@ -194,8 +194,8 @@ class Sample:
             **{field: int(state[name]) for name, field in _COUNTS.items()},
         )
         sample.record(_array(state["tokens"], RECORD))
-        if sample.key.shape != (2,) or not 0 <= sample.drawn <= min(most, sample._count):
-            raise ValueError(f"sample {sample.id} has drawn {sample.drawn} tokens of {most}")
+        if sample.key.shape != (2,) or not 0 <= sample.drawn <= min(max_tokens, sample._count):
+            raise ValueError(f"sample {sample.id} has drawn {sample.drawn} tokens of {max_tokens}")
         return sample
 
     def record(self, new: np.ndarray) -> None:
@@ -213,9 +213,9 @@ class Sample:
         self.resumed += 1
         if self.finish_reason is not None and self.interrupted:
             self.interrupted = len(self.sampling.interrupt_ids)  # a phrase that was cut is over
-        new = np.zeros(len(more), RECORD)
-        new["ids"], new["versions"] = more, version
-        self.record(new)
+        records = np.zeros(len(more), RECORD)
+        records["ids"], records["versions"] = more, version
+        self.record(records)
         if len(more) or self.finish_reason is not None:
             self.turn_start = self._count
         self.finish_reason = self.partial = None
@@ -229,21 +229,21 @@ class Sample:
     def drop_last(self, count: int) -> None:
         """Removes the last `count` tokens, which were all drawn or forced."""
         self.drawn -= count
-        kept = self._count - count
-        self.interrupted -= count - int(np.count_nonzero(self.chosen[kept:]))
-        self._count = kept
+        remaining = self._count - count
+        self.interrupted -= count - int(np.count_nonzero(self.chosen[remaining:]))
+        self._count = remaining
 
     def cut(self, new: int, decode: Callable) -> int:
         """Ends the sample at a stop string; returns how many of its `new` tokens are beyond it."""
         if not self.sampling.stop_strings or not new:
             return 0
         ids = self.tokens[self.turn_start :].tolist()
-        kept = find_stop(ids, self.sampling.stop_strings, decode, len(ids) - new)
-        if kept is None:
+        remaining = find_stop(ids, self.sampling.stop_strings, decode, len(ids) - new)
+        if remaining is None:
             return 0
-        self.drop_last(len(ids) - kept)
+        self.drop_last(len(ids) - remaining)
         self.finish_reason = FinishReason.STOP
-        return len(ids) - kept
+        return len(ids) - remaining
 
     def forget(self) -> None:
         """Notes that what was read of it is gone."""
@@ -273,8 +273,8 @@ class Partial:
     def take(self) -> Sample:
         """Returns the sample to go on with: itself the first time, afterwards a new one in the
         state at the pause."""
-        same = self.sample.resumed == self.then.resumed
-        return self.sample if same else self.then.copy()
+        unchanged = self.sample.resumed == self.then.resumed
+        return self.sample if unchanged else self.then.copy()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -146,12 +146,12 @@ class Pages:
     def find(self, shard: int, tokens: np.ndarray, images=b"") -> list[int]:
         """Returns the pages that hold the longest known beginning of tokens [S]
         with these images."""
-        found = []
+        pages = []
         for name in self._names_of(tokens, images):
             if name not in self._named[shard]:
                 break
-            found.append(self._named[shard][name])
-        return found
+            pages.append(self._named[shard][name])
+        return pages
 
     def forget_names(self) -> None:
         """Makes `find` return nothing from here on: other parameters read these pages."""
@@ -254,34 +254,36 @@ class PageTables:
         if self.pages is None:
             return True
         shard, owned = self.shard(slot), self._owned.get(sample)
-        new = owned is None
-        if new:
+        is_new = owned is None
+        if is_new:
             prefix = (sample.ids[:-1], _image_digest(sample))
-            found = self.pages.find(shard, *prefix) if fresh or self.keeps_pages else []
-            self.pages.share(shard, found)
-            shared = len(found) * self.pages.page_tokens
-            owned = _Owned(shard, found, shared, self.version)
-        more = self.pages.take(shard, max(0, self._needed(sample) - len(owned.pages)))
-        if more is None:
-            if new:
+            shared_pages = self.pages.find(shard, *prefix) if fresh or self.keeps_pages else []
+            self.pages.share(shard, shared_pages)
+            shared = len(shared_pages) * self.pages.page_tokens
+            owned = _Owned(shard, shared_pages, shared, self.version)
+        added = self.pages.take(shard, max(0, self._needed(sample) - len(owned.pages)))
+        if added is None:
+            if is_new:
                 self.pages.drop(shard, owned.pages)
             return False
-        if new:
+        if is_new:
             self._owned[sample] = owned
             if self.keeps_pages and not fresh:
                 sample.forget()
                 sample.cached, sample.lost = owned.shared, max(0, sample.lost - owned.shared)
-        owned.pages += more
-        if more or new or self._table[slot, 0] != owned.pages[0]:
+        owned.pages += added
+        if added or is_new or self._table[slot, 0] != owned.pages[0]:
             self._table[slot, : len(owned.pages)] = owned.pages
             self._changed = True
         return True
 
     def _needed(self, sample: Sample) -> int:
         """Returns how many pages hold a sample's tokens and those that one dispatch may read."""
-        left = sample.sampling.max_response_tokens - sample.drawn
-        most = self.engine.steps * (1 + self.engine.draft_tokens) + self.engine.draft_tokens
-        tokens = sample.size - 1 + min(most, left)
+        tokens_left = sample.sampling.max_response_tokens - sample.drawn
+        dispatch_tokens = (
+            self.engine.steps * (1 + self.engine.draft_tokens) + self.engine.draft_tokens
+        )
+        tokens = sample.size - 1 + min(dispatch_tokens, tokens_left)
         return max(1, -(-tokens // self.pages.page_tokens))
 
     def shared(self, sample: Sample) -> int:
@@ -330,9 +332,13 @@ class PageTables:
     def find(self, tokens: np.ndarray) -> tuple[int, np.ndarray, int]:
         """Returns (shard, pages [P], number of tokens in them) of the longest beginning of `tokens`
         that was read before."""
-        found = [self.pages.find(shard, tokens) for shard in range(self.pages.shards)]
-        shard = max(range(len(found)), key=lambda shard: len(found[shard]))
-        return shard, self._row(found[shard]), len(found[shard]) * self.pages.page_tokens
+        pages_by_shard = [self.pages.find(shard, tokens) for shard in range(self.pages.shards)]
+        shard = max(range(len(pages_by_shard)), key=lambda shard: len(pages_by_shard[shard]))
+        return (
+            shard,
+            self._row(pages_by_shard[shard]),
+            len(pages_by_shard[shard]) * self.pages.page_tokens,
+        )
 
     def pages_of(self, sample: Sample) -> tuple[int, np.ndarray] | None:
         """Returns (shard, pages [P]) of a sample; None if it has no pages."""
@@ -351,13 +357,13 @@ class PageTables:
         if self.pages is None:
             return
         self.dispatches += 1
-        used, page = self.pages.used, self.pages.page_tokens
-        empty = sum(
-            len(owned.pages) * page - min(sample.size - 1, len(owned.pages) * page)
+        used, page_tokens = self.pages.used, self.pages.page_tokens
+        unused_tokens = sum(
+            len(owned.pages) * page_tokens - min(sample.size - 1, len(owned.pages) * page_tokens)
             for sample, owned in self._owned.items()
         )
         self._used, self._shared = self._used + used, self._shared + self.pages.shared
-        self._tokens += used * page - empty
+        self._tokens += used * page_tokens - unused_tokens
         self.most_used = max(self.most_used, used)
 
     def metrics(self) -> dict[str, float]:
@@ -465,9 +471,9 @@ class PromptQueue:
     def read(self, params, state: Slots, free: int) -> None:
         """Reads prompts for `free` slots: all short ones that come first, several in one pass, and
         one chunk of a long one. What pages of `state` hold of them is not read again."""
-        ready = sum(len(g.waiting) for g in self._groups if g.prefix is not None)
+        ready_count = sum(len(g.waiting) for g in self._groups if g.prefix is not None)
         unread = [group for group in self._groups if group.prefix is None]
-        short, slots_left = [], free - ready
+        short_groups, slots_left = [], free - ready_count
         for group in unread:
             if slots_left <= 0:
                 break
@@ -478,7 +484,7 @@ class PromptQueue:
                     continue
             elif group.partial is None and not self._shares(state, group):
                 if len(group.ids) <= self.chunk_tokens:
-                    short.append(group)
+                    short_groups.append(group)
                     continue
                 group.partial = self.engine.empty_prefix()
             if group.prefix is None and not group.whole:
@@ -486,8 +492,8 @@ class PromptQueue:
                 break
             while group.prefix is None:
                 self._read_chunk(params, group)
-        for first in range(0, len(short), self.prefill_rows):
-            self._read_short(params, short[first : first + self.prefill_rows])
+        for start in range(0, len(short_groups), self.prefill_rows):
+            self._read_short(params, short_groups[start : start + self.prefill_rows])
 
     def unread(self, free: int) -> bool:
         """Returns whether a prompt that is not read to its end would get one of `free` slots."""
@@ -506,15 +512,15 @@ class PromptQueue:
         hit = self.cache.find(group.ids[:-1])
         if hit is None:
             return False
-        kept, shared = hit
+        entry, shared = hit
         if 4 * shared < len(group.ids):
             return False  # not worth a pass of its own
-        if shared == len(group.ids) - 1 == len(kept.tokens):
-            group.prefix, group.row = kept.prefix, kept.row
+        if shared == len(group.ids) - 1 == len(entry.tokens):
+            group.prefix, group.row = entry.prefix, entry.row
         elif shared == len(group.ids) - 1:
-            group.prefix = self.engine.widen(kept.prefix, kept.row, shared)
+            group.prefix = self.engine.widen(entry.prefix, entry.row, shared)
         else:
-            group.partial = self.engine.widen(kept.prefix, kept.row, shared)
+            group.partial = self.engine.widen(entry.prefix, entry.row, shared)
             group.read = shared
         return True
 
@@ -532,9 +538,9 @@ class PromptQueue:
     def _read_images(self, params, group: _Group) -> None:
         """Reads a prompt up to its last image at least, in one pass: the vision tower runs once for
         all samples of a prompt. The rest is read in chunks."""
-        config, most = self.engine.model.config, self.engine.tokens
-        how = (config, group.ids, self.chunk_tokens, most)
-        tokens, size, images = group.images.padded(*how)
+        config, max_columns = self.engine.model.config, self.engine.tokens
+        arguments = (config, group.ids, self.chunk_tokens, max_columns)
+        tokens, size, images = group.images.padded(*arguments)
         prefix = self.engine.prefill(params, tokens, np.array([size], np.int32), images)
         if size == len(group.ids):
             group.prefix, group.row = prefix, 0
@@ -585,9 +591,9 @@ class PromptQueue:
                 slot = self.tables.allocate(group.waiting[0], free, make_room, fresh=True)
                 if slot is None:
                     return list(placed.values())
-                one = Admitted(group.waiting.popleft(), slot, group.row)
-                self.tables.publish(one.sample, one.sample.size - 1)
-                placed.setdefault(id(group.prefix), (group.prefix, []))[1].append(one)
+                admission = Admitted(group.waiting.popleft(), slot, group.row)
+                self.tables.publish(admission.sample, admission.sample.size - 1)
+                placed.setdefault(id(group.prefix), (group.prefix, []))[1].append(admission)
             if not group.waiting:
                 self._groups.remove(group)
             if not free:
@@ -618,7 +624,7 @@ class Scheduler:
         self.slots: list[Sample | None] = [None] * engine.slots
         self.held: dict[Sample, int] = {}  # samples that wait for `deliver`, and their slots
         self.unread: dict[int, Sample] = {}  # slots whose samples have tokens that were not read
-        self.parked: dict[Sample, None] = {}  # as ordered on all hosts, which no set is
+        self.parked: dict[Sample, None] = {}  # no set, as its order must be the same on all hosts
         self.returning: list[Returning] = []  # what goes on in any slot, first come first
         self.parked_caches = ParkedCaches(engine, parked_tokens)
         self.state = engine.init_state()
@@ -659,17 +665,17 @@ class Scheduler:
                     self.unread[slot] = sample
                 self.tables.leave(sample, slot)
                 sample.forget()
-            for sample in [*self.parked, *(one.sample for one in self.returning)]:
+            for sample in [*self.parked, *(entry.sample for entry in self.returning)]:
                 self._drop_cache(sample)
         self.version = version
 
     def warm_up(self, params) -> None:
         """Compiles what is needed where pages are short, or found again."""
-        none = self.padded([])
-        self.state = self.engine.release(self.state, none)
+        no_slots = self.padded([])
+        self.state = self.engine.release(self.state, no_slots)
         self.state = compile_reads(self.engine, params, self.state)
         if self.tables.keeps_pages:
-            self.engine.gather(self.state, *self.tables.find(none[:0]))
+            self.engine.gather(self.state, *self.tables.find(no_slots[:0]))
 
     def schedule(self, params) -> tuple[int, int | None] | None:
         """Prepares the next dispatch: moves samples into slots and reads what is new with `params`.
@@ -706,8 +712,8 @@ class Scheduler:
             self.leave(slot)
         if slots:
             self.state = self.engine.release(self.state, self.padded(slots))
-        unseen = [one.sample for one in self.returning if self._is_unseen(one)]
-        self.returning = [one for one in self.returning if one.sample not in unseen]
+        unseen = [entry.sample for entry in self.returning if self._is_unseen(entry)]
+        self.returning = [entry for entry in self.returning if entry.sample not in unseen]
         for sample in unseen:
             self._drop_cache(sample)
         for sample in [*samples, *unseen]:
@@ -715,14 +721,14 @@ class Scheduler:
             sample.cached = sample.lost = 0
         return sorted([*samples, *unseen], key=lambda sample: sample.id)
 
-    def _is_unseen(self, one: Returning) -> bool:
+    def _is_unseen(self, entry: Returning) -> bool:
         """Returns whether a sample has images and comes back without all that was read of them.
         (Pages may be found that end inside of an image.)"""
-        kept = one.partial is None
-        if not kept:
-            kept = one.partial.prefix is not None and one.partial.version == self.version
-        kept = kept and one.sample.cached > 0 and not self.tables.keeps_pages
-        return one.sample.images is not None and not kept
+        is_cached = entry.partial is None
+        if not is_cached:
+            is_cached = entry.partial.prefix is not None and entry.partial.version == self.version
+        is_cached = is_cached and entry.sample.cached > 0 and not self.tables.keeps_pages
+        return entry.sample.images is not None and not is_cached
 
     # -- out of slots
 
@@ -735,9 +741,9 @@ class Scheduler:
                 self.state = self.engine.release(self.state, np.array([slot], np.int32))
             self.leave(slot)
             return True
-        if sample in self.parked or any(one.sample is sample for one in self.returning):
+        if sample in self.parked or any(entry.sample is sample for entry in self.returning):
             self.parked.pop(sample, None)
-            self.returning = [one for one in self.returning if one.sample is not sample]
+            self.returning = [entry for entry in self.returning if entry.sample is not sample]
             self._drop_cache(sample)
             return True
         return self.queue.remove(sample)
@@ -773,8 +779,8 @@ class Scheduler:
         highest request id, as long as that is above the id of the one that waits. Where all slots
         are held, also from lower ones: what they wait for may depend on what waits here."""
         free, held = self.slots.count(None), sorted(self.held, key=lambda sample: sample.id)
-        self.returning.sort(key=lambda one: one.sample.id)
-        waiting = itertools.chain((one.sample for one in self.returning), self.queue)
+        self.returning.sort(key=lambda entry: entry.sample.id)
+        waiting = itertools.chain((entry.sample for entry in self.returning), self.queue)
         chosen: list[Sample] = []
         for sample in itertools.islice(waiting, free, free + len(held)):
             if held[-1].id <= sample.id:
@@ -803,17 +809,17 @@ class Scheduler:
         of them waits for pages."""
         free, placed, prefixes = self.free(), {}, {}
         while free and self.returning:
-            one = self.returning.pop(0)
-            slot = self.tables.allocate(one.sample, free, self._evict)
+            entry = self.returning.pop(0)
+            slot = self.tables.allocate(entry.sample, free, self._evict)
             if slot is None:
-                self.returning.insert(0, one)
+                self.returning.insert(0, entry)
                 break
-            sample = self.slots[slot] = self.unread[slot] = placed[slot] = one.sample
-            if self.tables.keeps_pages or one.partial is None and sample.cached:
+            sample = self.slots[slot] = self.unread[slot] = placed[slot] = entry.sample
+            if self.tables.keeps_pages or entry.partial is None and sample.cached:
                 continue
-            if one.partial is not None and one.partial.prefix is not None:
-                if one.partial.version == self.version:
-                    prefixes[slot] = one.partial.prefix
+            if entry.partial is not None and entry.partial.prefix is not None:
+                if entry.partial.version == self.version:
+                    prefixes[slot] = entry.partial.prefix
                     continue
             sample.forget()
         self.state = self.tables.upload(self.state)
@@ -826,64 +832,71 @@ class Scheduler:
         admitted, count = self.queue.admit(self.free(), self._evict), len(self.slots)
         self.state = self.tables.upload(self.state)
         for prefix, group in admitted:
-            slots, rows = self.padded([one.slot for one in group]), np.zeros(count, np.int32)
-            first = np.zeros(count, np.int32) if self.tables.pages else None
-            for i, one in enumerate(group):
-                self.slots[one.slot], rows[i] = one.sample, one.row
-                if first is not None:
-                    first[i] = self.tables.shared(one.sample)
-            samples = [one.sample for one in group]
-            read = [sample.size - 1 for sample in samples]
+            slots, rows = (
+                self.padded([admission.slot for admission in group]),
+                np.zeros(count, np.int32),
+            )
+            shared_counts = np.zeros(count, np.int32) if self.tables.pages else None
+            for i, admission in enumerate(group):
+                self.slots[admission.slot], rows[i] = admission.sample, admission.row
+                if shared_counts is not None:
+                    shared_counts[i] = self.tables.shared(admission.sample)
+            samples = [admission.sample for admission in group]
+            lengths = [sample.size - 1 for sample in samples]
             token = [sample.ids[-1] for sample in samples]
-            inputs = slot_inputs(self.engine, samples, read, token, count)
-            self.state = self.engine.insert(prefix, self.state, slots, rows, inputs, first)
+            inputs = slot_inputs(self.engine, samples, lengths, token, count)
+            self.state = self.engine.insert(prefix, self.state, slots, rows, inputs, shared_counts)
 
     def add_branches(self, sample: Sample, children: list[Sample]) -> None:
         """Puts continuations of a finished sample into the queue with what was read of it: as one
         group if what is read of the longest one serves the shorter ones, too."""
-        prefix, read = self._cache_of(sample)
+        prefix, read_count = self._cache_of(sample)
         sizes = sorted({child.size for child in children})
         groups = [children]
-        if not self.engine.can_go_back(max(read, sizes[-1] - 1)):
+        if not self.engine.can_go_back(max(read_count, sizes[-1] - 1)):
             groups = [[child for child in children if child.size == size] for size in sizes]
         for group in groups:
             ids = max(group, key=lambda child: child.size).ids
-            known = read if len(groups) == 1 or read == len(ids) - 1 else 0
-            again = min(len(ids), sample.size) - 1 - known  # what is behind the sample is new
-            self.reread_tokens += max(0, again)
-            known_prefix = prefix if known else None
-            if known_prefix is not None and known < len(ids) - 1:  # what is appended goes behind it
-                known_prefix = self.engine.widen(known_prefix, 0, known)
-            self.queue.add(ids, group, prefix=known_prefix, read=known)
+            cached = read_count if len(groups) == 1 or read_count == len(ids) - 1 else 0
+            reread = min(len(ids), sample.size) - 1 - cached  # what is behind the sample is new
+            self.reread_tokens += max(0, reread)
+            cached_prefix = prefix if cached else None
+            if (
+                cached_prefix is not None and cached < len(ids) - 1
+            ):  # what is appended goes behind it
+                cached_prefix = self.engine.widen(cached_prefix, 0, cached)
+            self.queue.add(ids, group, prefix=cached_prefix, read=cached)
 
     def _cache_of(self, sample: Sample) -> tuple[Prefix | None, int]:
         """Returns what was read of a finished sample, as a prefix of one row, and how many of its
         tokens that are; (None, 0) if it is gone."""
-        prefix, read = None, sample.cached
+        prefix, read_count = None, sample.cached
         if sample in self.held:
-            if read:
+            if read_count:
                 prefix = self.engine.extract(self.state, np.array([self.held[sample]], np.int32))
         elif sample in self.parked:
             prefix = self.parked_caches.copy(sample)
-            if self.tables.keeps_pages and read and (pages := self.tables.pages_of(sample)):
-                prefix = self.engine.gather(self.state, *pages, read)
+            if self.tables.keeps_pages and read_count and (pages := self.tables.pages_of(sample)):
+                prefix = self.engine.gather(self.state, *pages, read_count)
         elif sample.partial is not None and sample.partial.version == self.version:
-            prefix, read = sample.partial.prefix, sample.partial.then.cached
+            prefix, read_count = sample.partial.prefix, sample.partial.then.cached
             if self.tables.keeps_pages:  # all but the end of them, less than a page
-                shard, pages, read = self.tables.find(sample.ids[:read])
-                prefix = self.engine.gather(self.state, shard, pages, read) if read else None
-        return (prefix, read) if prefix is not None else (None, 0)
+                shard, pages, read_count = self.tables.find(sample.ids[:read_count])
+                prefix = (
+                    self.engine.gather(self.state, shard, pages, read_count) if read_count else None
+                )
+        return (prefix, read_count) if prefix is not None else (None, 0)
 
     # -- where pages are short
 
-    def _evict(self, shard: int, held: bool = False) -> bool:
+    def _evict(self, shard: int, from_held: bool = False) -> bool:
         """Takes the pages of a shard from a sample that does not decode, the one with the highest
-        request id; with `held`, or where nothing decodes there, also from held samples in slots.
-        Returns whether there was one."""
-        chosen = [*self.parked, *(one.sample for one in self.returning)]
+        request id; with `from_held`, or where nothing decodes there, also from held samples in
+        slots. Returns whether there was one."""
+        chosen = [*self.parked, *(entry.sample for entry in self.returning)]
         chosen = [sample for sample in chosen if self.tables.has(sample, shard)]
         in_slots = [s for s in self.slots if s is not None and self.tables.has(s, shard)]
-        if not chosen and (held or all(sample in self.held for sample in in_slots)):
+        if not chosen and (from_held or all(sample in self.held for sample in in_slots)):
             chosen = [sample for sample in self.held if self.tables.has(sample, shard)]
         if not chosen:
             return False
@@ -903,12 +916,12 @@ class Scheduler:
         for slot, sample in sorted(live.items(), key=lambda item: (item[1].id, item[0])):
             shard = self.tables.shard(slot)
             while slot in live and not self.tables.grow(sample, slot):
-                if self._evict(shard, held=True):
+                if self._evict(shard, from_held=True):
                     continue
-                others = [other for other in live if self.tables.shard(other) == shard]
-                last = max(others, key=lambda other: (live[other].id, other))
-                self._preempt(last, live.pop(last))
-                preempted.append(last)
+                slots = [other for other in live if self.tables.shard(other) == shard]
+                victim = max(slots, key=lambda other: (live[other].id, other))
+                self._preempt(victim, live.pop(victim))
+                preempted.append(victim)
         if preempted:
             self.state = self.engine.release(self.state, self.padded(preempted))
         self.state = self.tables.upload(self.state)

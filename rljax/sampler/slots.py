@@ -99,7 +99,7 @@ def empty(
 
     rules, forcing = jax.tree.map(blank, (rules, forcing))
     return Slots(
-        caches=tuple(one.empty_caches(slots, columns, kv_dtype, pool) for one in models),
+        caches=tuple(model.empty_caches(slots, columns, kv_dtype, pool) for model in models),
         length=whole(0, jnp.int32),
         token=whole(0, jnp.int32),
         live=whole(False, bool),
@@ -117,15 +117,15 @@ def empty(
 def layout(state: Slots, mesh) -> Slots:
     """Returns the sharding of everything in a decode state: slots over the axes of rows, kv
     heads over tensor."""
-    rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
-    caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
-    return dataclasses.replace(rest, caches=caches)
+    shardings = rows_layout(dataclasses.replace(state, caches=()), mesh)
+    caches = tuple(cache.shardings(model_caches, mesh) for model_caches in state.caches)
+    return dataclasses.replace(shardings, caches=caches)
 
 
 def rows_layout(tree, mesh):
     """Returns shardings that split rows where they divide."""
-    whole, split = replicated(mesh), row_sharding(mesh)
-    return jax.tree.map(lambda x: whole if x.shape[0] % row_shards(mesh) else split, tree)
+    unsplit, by_row = replicated(mesh), row_sharding(mesh)
+    return jax.tree.map(lambda x: unsplit if x.shape[0] % row_shards(mesh) else by_row, tree)
 
 
 # -- interruptions
@@ -137,13 +137,13 @@ def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> F
     count = len(requests)
 
     def padded(name, backwards=False):
-        out = np.full((count, room), -1, np.int32)
+        table = np.full((count, room), -1, np.int32)
         sizes = np.zeros(count, np.int32)
-        for row, one in enumerate(requests):
-            ids = getattr(one, name) if one.thinking_tokens else ()
+        for row, request in enumerate(requests):
+            ids = getattr(request, name) if request.thinking_tokens else ()
             ids = ids[:: -1 if backwards else 1]
-            out[row, : len(ids)], sizes[row] = ids, len(ids)
-        return out, sizes
+            table[row, : len(ids)], sizes[row] = ids, len(ids)
+        return table, sizes
 
     phrase, phrase_tokens = padded("interrupt_ids")
     marker, marker_tokens = padded("end_of_thinking_ids", backwards=True)
@@ -161,20 +161,22 @@ def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> F
 
 def forcing_room(requests: list[Sampling]) -> int:
     """Returns F: a few sizes only, so that another phrase does not recompile."""
-    most = max(max(len(one.interrupt_ids), len(one.end_of_thinking_ids)) for one in requests)
-    return max(8, -(-most // 8) * 8)
+    longest = max(
+        max(len(request.interrupt_ids), len(request.end_of_thinking_ids)) for request in requests
+    )
+    return max(8, -(-longest // 8) * 8)
 
 
 def _force(forcing: Forcing, ids, total, live):
     """Replaces the sampled next tokens by those of an interruption, where slots have `total` [B]
     tokens. Returns ids [B], forced [B] bool, and forcing."""
     begins = live & forcing.thinking & (total >= forcing.budget)
-    inside = (forcing.forced > 0) & (forcing.forced < forcing.phrase_tokens)
-    forced = begins | (live & inside)
-    at = jnp.where(begins, 0, forcing.forced)
-    width = forcing.phrase.shape[1]
-    token = jnp.take_along_axis(forcing.phrase, jnp.minimum(at, width - 1)[:, None], axis=1)[:, 0]
-    thinking, count = forcing.thinking & ~begins, jnp.where(forced, at + 1, forcing.forced)
+    in_phrase = (forcing.forced > 0) & (forcing.forced < forcing.phrase_tokens)
+    forced = begins | (live & in_phrase)
+    pos = jnp.where(begins, 0, forcing.forced)
+    room = forcing.phrase.shape[1]
+    token = jnp.take_along_axis(forcing.phrase, jnp.minimum(pos, room - 1)[:, None], axis=1)[:, 0]
+    thinking, count = forcing.thinking & ~begins, jnp.where(forced, pos + 1, forcing.forced)
     forcing = dataclasses.replace(forcing, thinking=thinking, forced=count)
     return jnp.where(forced, token, ids), forced, forcing
 
@@ -183,9 +185,9 @@ def _note(forcing: Forcing, ids, emitted) -> Forcing:
     """Records the newest tokens; thinking is over where they are the marker."""
     recent = jnp.concatenate([ids[:, None], forcing.recent[:, :-1]], axis=1)
     recent = jnp.where(emitted[:, None], recent, forcing.recent)
-    back = jnp.arange(recent.shape[1])[None, :]
-    same = (recent == forcing.marker) | (back >= forcing.marker_tokens[:, None])
-    ended = emitted & jnp.all(same, axis=1)
+    distance = jnp.arange(recent.shape[1])[None, :]
+    matches = (recent == forcing.marker) | (distance >= forcing.marker_tokens[:, None])
+    ended = emitted & jnp.all(matches, axis=1)
     return dataclasses.replace(forcing, recent=recent, thinking=forcing.thinking & ~ended)
 
 
@@ -196,11 +198,11 @@ def step(models, weight, slots: Slots, mode=None, routed=False) -> tuple[Slots, 
     """Reads each live slot's token and draws the next one. models: [(Model, unstacked weights)] of
     one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`. `routed`: the
     Tokens have the routes of the first model."""
-    read = slots.token[:, None]
-    logits, caches, routes = _next_logits(models, weight, slots, read, None)
+    inputs = slots.token[:, None]
+    logits, caches, routes = _next_logits(models, weight, slots, inputs, None)
     drawn = sample(logits, slots.key, slots.length + 1, slots.rules, mode, _apart(models))
-    slots, new = _emit(dataclasses.replace(slots, caches=caches), drawn, slots.live)
-    return slots, dataclasses.replace(new, routes=routes[:, 0]) if routed else new
+    slots, tokens = _emit(dataclasses.replace(slots, caches=caches), drawn, slots.live)
+    return slots, dataclasses.replace(tokens, routes=routes[:, 0]) if routed else tokens
 
 
 def _apart(models) -> bool:
@@ -219,17 +221,17 @@ def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
         ids, forced, forcing = _force(forcing, ids, total, emitted)
         forcing = _note(forcing, ids, emitted)
     stopped = emitted & ~forced & jnp.any(ids[:, None] == slots.rules.stop_ids, axis=1)
-    full = emitted & ~stopped & (total + 1 >= slots.limit)
+    at_limit = emitted & ~stopped & (total + 1 >= slots.limit)
     ended = FinishReason.STOP
     if forcing is not None:
         ended = jnp.where(forcing.forced > 0, FinishReason.INTERRUPT, FinishReason.STOP)
     reason = jnp.where(stopped, ended, slots.reason)
-    reason = jnp.where(full, FinishReason.LENGTH, reason)
+    reason = jnp.where(at_limit, FinishReason.LENGTH, reason)
     slots = dataclasses.replace(
         slots,
         length=slots.length + emitted,
         token=jnp.where(emitted, ids, slots.token),
-        live=jnp.where(going, emitted & ~stopped & ~full, slots.live),
+        live=jnp.where(going, emitted & ~stopped & ~at_limit, slots.live),
         reason=reason.astype(jnp.int32),
         forcing=forcing,
     )
@@ -243,16 +245,16 @@ def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
 
 def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
     """`step` that reads a draft, too (rljax.sampler.speculation), and draws behind all of it. The
-    Tokens are [1 + D, B]. Where no slot has a draft it reads one token, unless `always`: devices
-    meet to know."""
+    Tokens are [1 + D, B]. Where no slot has a draft it reads one token, unless `always`: to know
+    that, all devices have to exchange a flag."""
     total = slots.length + 1
     room = jnp.where(slots.live, slots.limit - total - 1, 0)  # the last token is never read
     draft, count = speculation.look_up(slots.drafts, total, room)
 
     def alone(slots: Slots):
-        slots, new = step(models, weight, slots, mode)
-        behind = ((0, draft.shape[1]), (0, 0))
-        return slots, jax.tree.map(lambda x: jnp.pad(x[None], behind), new)
+        slots, tokens = step(models, weight, slots, mode)
+        padding = ((0, draft.shape[1]), (0, 0))
+        return slots, jax.tree.map(lambda x: jnp.pad(x[None], padding), tokens)
 
     def along(slots):
         return _read_along(models, weight, slots, mode, draft, count)
@@ -260,47 +262,53 @@ def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
     if always:
         slots, tokens = along(slots)
     else:
-        some = highest_of_runs(jnp.any(count > 0))
-        slots, tokens = jax.lax.cond(some, along, alone, slots)
+        any_draft = highest_of_runs(jnp.any(count > 0))
+        slots, tokens = jax.lax.cond(any_draft, along, alone, slots)
     drafts = speculation.recorded(slots.drafts, total, count, tokens.ids, tokens.valid)
     return dataclasses.replace(slots, drafts=drafts), tokens
 
 
 def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots, Tokens]:
     """Reads each slot's token and the first count [B] of draft [B, D]; draws at every position, and
-    keeps what was drawn as long as it is what was read."""
+    keeps the drawn tokens as long as they equal the draft."""
     rows, size = draft.shape[0], 1 + draft.shape[1]
-    read = jnp.concatenate([slots.token[:, None], draft], axis=1)
-    logits, caches, _ = _next_logits(models, weight, slots, read, 1 + count)
+    inputs = jnp.concatenate([slots.token[:, None], draft], axis=1)
+    logits, caches, _ = _next_logits(models, weight, slots, inputs, 1 + count)
     columns = (slots.length + 1)[:, None] + jnp.arange(size)[None, :]
     key, rules = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), (slots.key, slots.rules))
     drawn = sample(logits, key, columns.reshape(-1), rules, mode, _apart(models))
     drawn = jax.tree.map(lambda x: x.reshape(rows, size).T, drawn)
 
     def one(carry, position):
-        after, going = carry
-        at, drawn, ahead = position
-        after, new = _emit(after, drawn, going)
-        return (after, new.valid & after.live & (at < count) & (new.ids == ahead)), new
+        state, going = carry
+        index, drawn, next_draft = position
+        state, tokens = _emit(state, drawn, going)
+        return (
+            state,
+            tokens.valid & state.live & (index < count) & (tokens.ids == next_draft),
+        ), tokens
 
     # (Behind the last position nothing was read.)
     positions = (jnp.arange(size), drawn, jnp.pad(draft.T, ((0, 1), (0, 0)), constant_values=-1))
     start = (dataclasses.replace(slots, caches=()), slots.live)
-    (after, _), tokens = jax.lax.scan(one, start, positions)
-    kept = after.length - slots.length
+    (state, _), tokens = jax.lax.scan(one, start, positions)
+    kept_counts = state.length - slots.length
     caches = tuple(
-        [taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
-        for each in zip(slots.caches, caches, strict=True)
+        [
+            taken_back(*layers, slots.length, kept_counts)
+            for layers in zip(*model_caches, strict=True)
+        ]
+        for model_caches in zip(slots.caches, caches, strict=True)
     )
-    return dataclasses.replace(after, caches=caches), tokens
+    return dataclasses.replace(state, caches=caches), tokens
 
 
-def _next_logits(models, weight, slots: Slots, read, counts):
+def _next_logits(models, weight, slots: Slots, tokens, counts):
     """The logits [B S, V] behind tokens read [B, S], of which counts [B] are real, of the one
     model, or of the mixture, the new caches of each, and where the first one routed the tokens."""
     tabled = [cache.with_table(caches, slots.table) for caches in slots.caches]
     outputs = [
-        model.decode_routed(weights, read, slots.length, counts, caches, slots.shift)
+        model.decode_routed(weights, tokens, slots.length, counts, caches, slots.shift)
         for (model, weights), caches in zip(models, tabled, strict=True)
     ]
     logits = outputs[0][0]
@@ -324,48 +332,54 @@ def decode(
     of them are not. Returns the slots, Tokens of `room` steps (with drafts: of all tokens that they
     may give a slot), and how many steps were done.
 
-    All devices meet to look whether it ends. Between slices that takes long: they do it every
-    `look_every` steps, and some steps at the end decode nothing.
+    All devices exchange a flag to know whether it ends. Between slices that takes long: they do it
+    every `look_every` steps, and some steps at the end decode nothing.
     """
     count = slots.token.shape[0]
     enough_free = count if enough_free is None else enough_free
-    mode = mode_of(slots.rules)  # here: in the loop all devices would meet at each step
-    before, drafts = slots.length, slots.drafts
+    mode = mode_of(slots.rules)  # in the loop all devices would have to exchange it at each step
+    start_lengths, drafts = slots.length, slots.drafts
     if drafts is not None:
         room = min(room * (1 + drafts.tokens), drafts.history.shape[1])
 
     def more(carry):
-        done, slots, _ = carry
+        steps_done, slots, _ = carry
         live = jnp.sum(slots.live)
-        return (done < steps) & highest_of_runs((live > 0) & (count - live < enough_free))
+        return (steps_done < steps) & highest_of_runs((live > 0) & (count - live < enough_free))
 
     def one(carry):
-        done, slots, tokens = carry
+        steps_done, slots, tokens = carry
         if drafts is not None:
-            given, how = slots.length - before, dict(always=look_every > 1)
-            slots, new = step_with_drafts(models, weight, slots, mode, **how)
+            written, options = slots.length - start_lengths, dict(always=look_every > 1)
+            slots, new_tokens = step_with_drafts(models, weight, slots, mode, **options)
 
-            def put(old, x):
-                return speculation.put(old, x, new.valid, given)
+            def put(buffer, values):
+                return speculation.put(buffer, values, new_tokens.valid, written)
 
-            return done + 1, slots, jax.tree.map(put, tokens, new)
-        slots, new = step(models, weight, slots, mode, routed)
-        return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)
+            return steps_done + 1, slots, jax.tree.map(put, tokens, new_tokens)
+        slots, new_tokens = step(models, weight, slots, mode, routed)
+        return (
+            steps_done + 1,
+            slots,
+            jax.tree.map(lambda a, x: a.at[steps_done].set(x), tokens, new_tokens),
+        )
 
     def several(carry):
         end = jnp.minimum(carry[0] + look_every, steps)
         return jax.lax.while_loop(lambda carry: carry[0] < end, one, carry)
 
-    number, flag = jnp.zeros((room, count), jnp.float32), jnp.zeros((room, count), bool)
-    tokens = Tokens(jnp.zeros((room, count), jnp.int32), number, number, number, flag, flag)
+    zeros, no_flags = jnp.zeros((room, count), jnp.float32), jnp.zeros((room, count), bool)
+    tokens = Tokens(jnp.zeros((room, count), jnp.int32), zeros, zeros, zeros, no_flags, no_flags)
     if routed:
-        like = jax.eval_shape(lambda slots: step(models, weight, slots, mode, True), slots)[
+        route_struct = jax.eval_shape(lambda slots: step(models, weight, slots, mode, True), slots)[
             1
         ].routes
-        tokens = dataclasses.replace(tokens, routes=jnp.zeros((room, *like.shape), like.dtype))
+        tokens = dataclasses.replace(
+            tokens, routes=jnp.zeros((room, *route_struct.shape), route_struct.dtype)
+        )
     body = one if look_every == 1 else several
-    done, slots, tokens = jax.lax.while_loop(more, body, (jnp.int32(0), slots, tokens))
-    return slots, tokens, done
+    steps_done, slots, tokens = jax.lax.while_loop(more, body, (jnp.int32(0), slots, tokens))
+    return slots, tokens, steps_done
 
 
 # -- filling slots
@@ -410,40 +424,43 @@ def enter(slots: Slots, inputs: SlotInputs, at: jax.Array, live=True) -> Slots:
 def insert(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
     """Puts rows source [M] of a prefix's caches into slots at [M]; of pages all but those of their
     `first` [M] tokens (None: 0)."""
-    how = dict(first=first, alone=mesh.size == 1)
-    tabled = [cache.with_table(of_model, slots.table) for of_model in slots.caches]
+    options = dict(first=first, alone=mesh.size == 1)
+    tabled = [cache.with_table(model_caches, slots.table) for model_caches in slots.caches]
     placed = [
-        [cache.write_rows(old, new, at, source, **how) for old, new in zip(a, b, strict=True)]
+        [cache.write_rows(old, new, at, source, **options) for old, new in zip(a, b, strict=True)]
         for a, b in zip(tabled, caches, strict=True)
     ]
-    caches = tuple(cache.with_table(of_model, None) for of_model in placed)
+    caches = tuple(cache.with_table(model_caches, None) for model_caches in placed)
     return dataclasses.replace(slots, caches=caches)
 
 
 def take(slots: Slots, at: jax.Array, mesh) -> list:
     """Returns rows at [M] of the first model's caches, contiguous; a slot out of range
-    gives some row.
+    gives an arbitrary row.
 
     Where slots are split over devices, each device gives its own and a sum joins them: indexing
     would gather the whole cache on every device.
     """
     caches = cache.with_table(slots.caches[0], slots.table)
     count = slots.token.shape[0]
-    # (Not a row of NaN.)
+    # (Clipped, as an index out of range would otherwise give a row of NaN.)
     length = jnp.take(slots.length, at, mode="clip")
     if row_shards(mesh) == 1 or count % row_shards(mesh):
-        return [cache.take_rows(one, at, length) for one in caches]
+        return [cache.take_rows(layer, at, length) for layer in caches]
 
-    def own(caches, at, length):
-        each = count // row_shards(mesh)
-        at = at - jax.lax.axis_index(BATCH_AXES) * each
-        inside = (at >= 0) & (at < each)
+    def own(caches, index, length):
+        slots_per_device = count // row_shards(mesh)
+        index = index - jax.lax.axis_index(BATCH_AXES) * slots_per_device
+        is_local = (index >= 0) & (index < slots_per_device)
 
         def give(x):
-            mine = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
-            return jax.lax.psum(mine, BATCH_AXES)
+            local_rows = jnp.where(is_local.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+            return jax.lax.psum(local_rows, BATCH_AXES)
 
-        rows = [cache.take_rows(one, jnp.clip(at, 0, each - 1), length) for one in caches]
+        rows = [
+            cache.take_rows(layer, jnp.clip(index, 0, slots_per_device - 1), length)
+            for layer in caches
+        ]
         return jax.tree.map(give, rows)
 
     return jax.shard_map(

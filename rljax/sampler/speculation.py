@@ -64,20 +64,20 @@ def look_up(drafts: Drafts, total: jax.Array, room: jax.Array) -> tuple[jax.Arra
     """Returns the draft of each slot of total [B] tokens, of at most room [B]: (ids [B, D], how
     many [B], 0 where its newest tokens have not occurred before).
 
-    Behind the newest token a draft goes on with its own beginning: what repeats, repeats again.
+    A draft that reaches the newest token goes on with its own beginning, as the text then repeats.
     """
     history = drafts.history
     column = jnp.arange(history.shape[1])[None, :]
-    end, same = jnp.full(total.shape, -1), column <= (total - 2)[:, None]
-    for back in range(max(N_GRAMS)):
-        one = jnp.take_along_axis(history, jnp.maximum(total - 1 - back, 0)[:, None], axis=1)
-        same &= (jnp.roll(history, back, axis=1) == one) & (column >= back)
-        if back + 1 in N_GRAMS:  # longer ones come later, and decide
-            latest = jnp.max(jnp.where(same, column, -1), axis=1)
+    end, matches = jnp.full(total.shape, -1), column <= (total - 2)[:, None]
+    for lag in range(max(N_GRAMS)):
+        token = jnp.take_along_axis(history, jnp.maximum(total - 1 - lag, 0)[:, None], axis=1)
+        matches &= (jnp.roll(history, lag, axis=1) == token) & (column >= lag)
+        if lag + 1 in N_GRAMS:  # longer ones come later, and decide
+            latest = jnp.max(jnp.where(matches, column, -1), axis=1)
             end = jnp.where(latest >= 0, latest, end)
     distance = total - 1 - end
-    ahead = jnp.arange(drafts.tokens)[None, :] % jnp.maximum(distance, 1)[:, None]
-    ids = jnp.take_along_axis(history, end[:, None] + 1 + ahead, axis=1)
+    offset = jnp.arange(drafts.tokens)[None, :] % jnp.maximum(distance, 1)[:, None]
+    ids = jnp.take_along_axis(history, end[:, None] + 1 + offset, axis=1)
     return ids, jnp.where(end >= 0, jnp.clip(room, 0, drafts.tokens), 0)
 
 
@@ -85,18 +85,18 @@ def recorded(drafts: Drafts, total, drafted, ids, valid) -> Drafts:
     """Returns the drafts with the new tokens ids [S, B] behind total [B] of each slot, of which the
     valid ones [S, B] come first; drafted [B] of them were guessed."""
     added = jnp.sum(valid, axis=0)
-    gave = (added > 0).astype(jnp.int32)
-    new = jnp.stack([gave, drafted, added - gave], axis=1)
-    counts = drafts.counts + new.astype(jnp.uint32)
+    stepped = (added > 0).astype(jnp.int32)
+    increments = jnp.stack([stepped, drafted, added - stepped], axis=1)
+    counts = drafts.counts + increments.astype(jnp.uint32)
     history = _appended(drafts.history, total, ids.T, added)
     return dataclasses.replace(drafts, history=history, counts=counts)
 
 
 def _appended(history, total, ids, added):
-    """History [B, C] with ids [B, S], the first added [B] of them, behind its first total [B]."""
-    at = jnp.arange(history.shape[1])[None, :] - total[:, None]
-    new = jnp.take_along_axis(ids, jnp.clip(at, 0, ids.shape[1] - 1), axis=1)
-    return jnp.where((at >= 0) & (at < added[:, None]), new, history)
+    """Returns history [B, C] with the first added [B] of ids [B, S] behind its first total [B]."""
+    index = jnp.arange(history.shape[1])[None, :] - total[:, None]
+    values = jnp.take_along_axis(ids, jnp.clip(index, 0, ids.shape[1] - 1), axis=1)
+    return jnp.where((index >= 0) & (index < added[:, None]), values, history)
 
 
 def entered(drafts: Drafts | None, slots, history) -> Drafts | None:
@@ -108,8 +108,8 @@ def entered(drafts: Drafts | None, slots, history) -> Drafts | None:
         raise InputError(
             "slot inputs without their tokens", fix="SlotInputs(history=) where slots draft"
         )
-    new = drafts.history.at[slots].set(history, mode="drop")
-    return dataclasses.replace(drafts, history=new)
+    updated = drafts.history.at[slots].set(history, mode="drop")
+    return dataclasses.replace(drafts, history=updated)
 
 
 def extended(drafts: Drafts | None, slots, length, tokens, counts) -> Drafts | None:
@@ -117,9 +117,9 @@ def extended(drafts: Drafts | None, slots, length, tokens, counts) -> Drafts | N
     slots [M], of which length [B] are read."""
     if drafts is None:
         return None
-    some = jnp.take(drafts.history, slots, axis=0, mode="clip")
+    rows = jnp.take(drafts.history, slots, axis=0, mode="clip")
     total = jnp.take(length, slots, mode="clip") + 1
-    return entered(drafts, slots, _appended(some, total, tokens, counts))
+    return entered(drafts, slots, _appended(rows, total, tokens, counts))
 
 
 def uncounted(drafts: Drafts | None) -> Drafts | None:
@@ -130,21 +130,21 @@ def uncounted(drafts: Drafts | None) -> Drafts | None:
 def put(old: jax.Array, new: jax.Array, valid, given) -> jax.Array:
     """Writes the valid ones of new [S, B] into the tokens of a dispatch, old [k, B], behind the
     first given [B] of each slot."""
-    at = given[None, :] + jnp.arange(new.shape[0])[:, None]
-    at = jnp.where(valid, at, old.shape[0])
+    row = given[None, :] + jnp.arange(new.shape[0])[:, None]
+    row = jnp.where(valid, row, old.shape[0])
 
-    def write(old, at, new):
-        return old.at[at].set(new, mode="drop")
+    def write(old, row, new):
+        return old.at[row].set(new, mode="drop")
 
-    return jax.vmap(write, in_axes=1, out_axes=1)(old, at, new)
+    return jax.vmap(write, in_axes=1, out_axes=1)(old, row, new)
 
 
 def histories(rows: int, columns: int, ids) -> np.ndarray:
     """Returns sequences of ids as host rows [rows, C]; what is behind them is blank."""
-    out = np.zeros((rows, columns), np.int32)
-    for row, one in enumerate(ids):
-        out[row, : len(one)] = one
-    return out
+    table = np.zeros((rows, columns), np.int32)
+    for row, sequence in enumerate(ids):
+        table[row, : len(sequence)] = sequence
+    return table
 
 
 def totals(drafts: Drafts | None) -> jax.Array | None:

@@ -33,8 +33,8 @@ def special_texts(tokenizer: Tokenizer) -> dict[str, int]:
 def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> tuple[int, ...]:
     """Returns the ids of those stop strings that are one special token: they end a response as
     other stop ids do, without a look at its text."""
-    known = special_texts(tokenizer) if stops else {}
-    return tuple(known[stop] for stop in stops if stop in known)
+    special_ids = special_texts(tokenizer) if stops else {}
+    return tuple(special_ids[stop] for stop in stops if stop in special_ids)
 
 
 @functools.lru_cache(maxsize=64)
@@ -47,8 +47,8 @@ def decoder_for(decode: Callable | None, stops: Sequence[str]) -> Callable | Non
     """Returns ids -> text in which these stop strings are looked for: with special tokens if one of
     them holds such a token's text, which a tokenizer's `decode` leaves out by itself."""
     tokenizer = decode.__self__ if inspect.ismethod(decode) else None
-    known = stops and isinstance(tokenizer, Tokenizer)
-    if known and holds_special(tokenizer, tuple(stops)):
+    has_tokenizer = stops and isinstance(tokenizer, Tokenizer)
+    if has_tokenizer and holds_special(tokenizer, tuple(stops)):
         return functools.partial(decode, skip_special_tokens=False)
     return decode
 
@@ -62,8 +62,8 @@ def find_stop(
     start = _window(ids, decode, known_free, max(map(len, stops), default=0) + 2 * EDGE)
 
     def ended(count: int) -> bool:
-        for cut in range(4):
-            text = decode(ids[start : count - cut])
+        for trimmed in range(4):
+            text = decode(ids[start : count - trimmed])
             if any(stop in text[EDGE if start else 0 :] for stop in stops):
                 return True
             if not text.endswith(HALF):
@@ -89,9 +89,9 @@ def _window(ids: Sequence[int], decode: Callable, end: int, characters: int) -> 
     while size < end:
         # The bytes of a character may be four tokens. Parts of one at either end are no text, and
         # spoil what is between for decoders that take bytes together.
-        for cut, more in itertools.product(range(4), repeat=2):
-            start = max(end - size - more, 0)
-            text = decode(ids[start : end - cut])
+        for trimmed, extra in itertools.product(range(4), repeat=2):
+            start = max(end - size - extra, 0)
+            text = decode(ids[start : end - trimmed])
             if not text.startswith(HALF) and not text.endswith(HALF):
                 break
         if len(text) >= characters:
@@ -104,8 +104,8 @@ def cut_row(
     ids: list[int], reason: int, stops: Sequence[str], decode: Callable | None
 ) -> tuple[list[int], int]:
     """Returns one whole response and its finish reason, as `cut_at_stop_strings` leaves them."""
-    kept = find_stop(ids, stops, decode) if stops and ids else None
-    return (ids, reason) if kept is None else (ids[:kept], int(FinishReason.STOP))
+    count = find_stop(ids, stops, decode) if stops and ids else None
+    return (ids, reason) if count is None else (ids[:count], int(FinishReason.STOP))
 
 
 def cut_at_stop_strings(
@@ -116,15 +116,15 @@ def cut_at_stop_strings(
     0). Each host looks for the strings in rows of its own."""
     lengths = jnp.sum(batch.segment_ids > 0, axis=1)
     tokens, lengths = fetch((batch.tokens, lengths))
-    found = []
+    cuts = []
     for row in hosts.mine(len(tokens)):
         ids = tokens[row, starts[row] : lengths[row]].tolist()
-        known = 0 if free is None else int(free[row])
-        kept = find_stop(ids, stops, decode, known) if len(ids) > known else None
-        if kept is not None:
-            found.append((row, int(starts[row]) + kept))
+        checked = 0 if free is None else int(free[row])
+        count = find_stop(ids, stops, decode, checked) if len(ids) > checked else None
+        if count is not None:
+            cuts.append((row, int(starts[row]) + count))
     ends, stopped = lengths.copy(), np.zeros(len(tokens), bool)
-    for row, end in itertools.chain(*hosts.gather(found)):
+    for row, end in itertools.chain(*hosts.gather(cuts)):
         ends[row], stopped[row] = end, True
     return _cut(batch, ends, stopped)
 
@@ -132,10 +132,10 @@ def cut_at_stop_strings(
 @jax.jit
 def _cut(batch: Batch, ends: jax.Array, stopped: jax.Array) -> Batch:
     """The batch without what stands at columns ends [B] and behind."""
-    inside = jnp.arange(batch.tokens.shape[1])[None, :] < ends[:, None]
+    before_end = jnp.arange(batch.tokens.shape[1])[None, :] < ends[:, None]
     names = ("tokens", "segment_ids", "positions", "mask", "policy_version")
     names += ("sampler_logprobs", "sampler_log_kept", "entropy")
-    cut = {name: getattr(batch, name) for name in names}
-    cut = {name: jnp.where(inside, x, jnp.zeros_like(x)) for name, x in cut.items()}
+    fields = {name: getattr(batch, name) for name in names}
+    fields = {name: jnp.where(before_end, x, jnp.zeros_like(x)) for name, x in fields.items()}
     reason = jnp.where(stopped, FinishReason.STOP, batch.finish_reason)
-    return batch.replace(**cut, finish_reason=reason.astype(batch.finish_reason.dtype))
+    return batch.replace(**fields, finish_reason=reason.astype(batch.finish_reason.dtype))

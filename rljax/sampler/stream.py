@@ -70,22 +70,22 @@ class Sampler:
         time, short ones `prefill_rows` together. `parked_tokens`: room, in tokens, for what was
         read of held samples whose slots others need. `decode`: ids -> text, for stop strings; of a
         tokenizer that has fewer ids than the model, the others are never drawn."""
-        for name, value, least in (
+        for name, value, minimum in (
             ("chunk_tokens", chunk_tokens, 1),
             ("prefill_rows", prefill_rows, 1),
             ("parked_tokens", parked_tokens, 0),
             ("prefix_cache_tokens", prefix_cache_tokens, 0),
         ):
-            check_whole(name, value, least)
+            check_whole(name, value, minimum)
         engine = _of_known_ids(engine, decode)
         self.engine, self.decode = engine, decode
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)
         chunk_tokens = min(chunk_tokens, engine.tokens)
         self._scheduler = Scheduler(engine, self.cache, chunk_tokens, prefill_rows, parked_tokens)
         if not self._scheduler.tables.keeps_pages:  # else pages hold what is kept
-            beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
-            kind = (engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
-            check_memory(*kind, engine.pool, beside)
+            cached_rows = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
+            arguments = (engine.model, engine.slots + cached_rows, engine.tokens, engine.kv_dtype)
+            check_memory(*arguments, engine.pool, cached_rows)
         self._keys = RequestKeys(jax.random.key(0) if key is None else key)
         self._ids = itertools.count()
         # Of the decode steps done so far: slot-steps, and how many of them gave a token.
@@ -141,9 +141,9 @@ class Sampler:
         request_ids = self._numbers(request_ids, n)
         if keys is None:
             keys = [self._key(i, sampling.seed) for i in request_ids]
-        now, how = time.monotonic(), dict(keep=keep, hold=hold, images=images)
+        now, options = time.monotonic(), dict(keep=keep, hold=hold, images=images)
         samples = [
-            Sample(i, ids, sampling, key, submitted_s=now, **how)
+            Sample(i, ids, sampling, key, submitted_s=now, **options)
             for i, key in zip(request_ids, keys, strict=True)
         ]
         self._scheduler.queue.add(ids, samples)
@@ -172,7 +172,7 @@ class Sampler:
         """Takes over samples of another sampler, such as those of a checkpoint, each at the
         point where it stands: what they have read is read again. A finished one is held, if
         it says so."""
-        new: dict[tuple, list[Sample]] = {}
+        groups: dict[tuple, list[Sample]] = {}
         for sample in samples:
             sample.cached, sample.lost = 0, sample.size - 1 if len(sample.tokens) else 0
             if sample.finish_reason is not None:
@@ -180,9 +180,9 @@ class Sampler:
             elif len(sample.tokens):
                 self._scheduler.returning.append(Returning(sample))
             else:
-                own = (sample.prompt.tobytes(), sample.images and sample.images.name)
-                new.setdefault(own, []).append(sample)
-        for group in new.values():
+                group_key = (sample.prompt.tobytes(), sample.images and sample.images.name)
+                groups.setdefault(group_key, []).append(sample)
+        for group in groups.values():
             self._scheduler.queue.add(group[0].prompt, group)
 
     @property
@@ -244,10 +244,10 @@ class Sampler:
         cannot be served.
         """
         sample = partial.take()
-        left = sampling or dataclasses.replace(
+        limits = sampling or dataclasses.replace(
             sample.sampling, max_response_tokens=sample.sampling.max_response_tokens - sample.drawn
         )
-        ids = self._checked([*sample.ids.tolist(), *more], left, 1)
+        ids = self._checked([*sample.ids.tolist(), *more], limits, 1)
         sample.append_observation(more, self._scheduler.version or 0)
         if sampling is not None:
             sample.limit(sampling)
@@ -266,10 +266,10 @@ class Sampler:
         replies. Raises InputError, and changes nothing, if a sample is not held, or a request
         cannot be served.
         """
-        given, scheduler = set(), self._scheduler
-        for sample, more, sampling in replies:
-            held = sample in scheduler.held or sample in scheduler.parked
-            if sample in given or not held:
+        delivered, scheduler = set(), self._scheduler
+        for sample, reply, sampling in replies:
+            is_held = sample in scheduler.held or sample in scheduler.parked
+            if sample in delivered or not is_held:
                 rule = "samples that are held, once each"
                 raise InputError(
                     "deliver",
@@ -278,10 +278,10 @@ class Sampler:
                     fix="deliver to samples that were submitted with hold=True and have ended "
                     "their turn",
                 )
-            given.add(sample)
-            self._checked(np.concatenate([sample.ids, np.asarray(more, np.int32)]), sampling, 1)
-        for sample, more, sampling in replies:
-            sample.append_observation(more, scheduler.version or 0)
+            delivered.add(sample)
+            self._checked(np.concatenate([sample.ids, np.asarray(reply, np.int32)]), sampling, 1)
+        for sample, reply, sampling in replies:
+            sample.append_observation(reply, scheduler.version or 0)
             sample.limit(sampling)
             if sample in scheduler.held:
                 scheduler.unread[scheduler.held.pop(sample)] = sample
@@ -323,14 +323,14 @@ class Sampler:
         ends = [at] if np.ndim(at) == 0 else list(at)
         check_branch(sample, ends, n, sampling, more, keep and hold)
         for end in ends if sampling is not None else ():
-            before = sample.ids[: len(sample.prompt) + end]
-            self._checked(np.concatenate([before, np.asarray(more, np.int32)]), sampling, n)
+            kept_ids = sample.ids[: len(sample.prompt) + end]
+            self._checked(np.concatenate([kept_ids, np.asarray(more, np.int32)]), sampling, n)
         ids = iter(self._numbers(request_ids, len(ends) * n))
         now, children = time.monotonic(), []
-        how = dict(keep=keep, hold=hold, submitted_s=now)
+        options = dict(keep=keep, hold=hold, submitted_s=now)
         for end in ends:
             keys = fetch(branch_keys(sample.key[None], np.array([end], np.int32), n))[0]
-            children += [sample.continued(end, next(ids), key, sampling, **how) for key in keys]
+            children += [sample.continued(end, next(ids), key, sampling, **options) for key in keys]
         if len(more):
             for child in children:
                 child.append_observation(more, self._scheduler.version or 0)
@@ -364,29 +364,38 @@ class Sampler:
         values that older parameters wrote (PipelineRL, arXiv 2509.19128), or with keep_cache=False
         over new ones of their tokens so far (AReaL, arXiv 2505.24298).
         """
-        started, scheduler = time.perf_counter(), self._scheduler
+        started_s, scheduler = time.perf_counter(), self._scheduler
         if version != scheduler.version:
             scheduler.set_version(version, keep_cache)
         dispatch = scheduler.schedule(params)
         if dispatch is None:
             return []
-        ready = time.perf_counter()
-        scheduler.state, tokens, done = self.engine.generate(params, scheduler.state, *dispatch)
-        told = told_to_stop(self.engine.model.mesh)
-        told = None if told is None else _any(told)
+        ready_s = time.perf_counter()
+        scheduler.state, tokens, steps_done = self.engine.generate(
+            params, scheduler.state, *dispatch
+        )
+        must_stop = told_to_stop(self.engine.model.mesh)
+        must_stop = None if must_stop is None else _any(must_stop)
         drafts = speculation.totals(scheduler.state.drafts)
-        ended = (tokens, done, scheduler.state.live, scheduler.state.reason, told, drafts)
-        tokens, done, live, reason, told, drafts = fetch(ended)
-        if told:
+        outputs = (
+            tokens,
+            steps_done,
+            scheduler.state.live,
+            scheduler.state.reason,
+            must_stop,
+            drafts,
+        )
+        tokens, steps_done, live, reason, must_stop, drafts = fetch(outputs)
+        if must_stop:
             hosts.stop_here()
         if drafts is not None:
             self.drafted += int(drafts[1])
             self.kept_drafts += int(drafts[2])
             self.live_slot_steps -= int(drafts[2])
-        decoded = time.perf_counter()
-        events = self._collect(tokens, int(done), live, reason, version)
-        self.host_s += ready - started + time.perf_counter() - decoded
-        self.device_s += decoded - ready
+        decoded_s = time.perf_counter()
+        events = self._collect(tokens, int(steps_done), live, reason, version)
+        self.host_s += ready_s - started_s + time.perf_counter() - decoded_s
+        self.device_s += decoded_s - ready_s
         return events
 
     def run(self, params, *, version: int = 0) -> Iterator[Sample]:
@@ -396,14 +405,14 @@ class Sampler:
                 if event.sample.finish_reason is not None:
                     yield event.sample
 
-    def _collect(self, tokens, done: int, live, reason, version: int) -> list[Event]:
-        """Hand each slot's new tokens to its sample, and free the slots of what finished."""
+    def _collect(self, tokens, steps_done: int, live, reason, version: int) -> list[Event]:
+        """Hands each slot's new tokens to its sample, and frees the slots of finished samples."""
         self.dispatches += 1
-        self.slot_steps += done * len(self._scheduler.slots)
+        self.slot_steps += steps_done * len(self._scheduler.slots)
         counts, now, events = tokens.valid.sum(axis=0), time.monotonic(), []
         self.live_slot_steps += int(counts.sum())
-        most = int(counts.max())
-        records = np.zeros((len(self._scheduler.slots), most), RECORD)
+        max_count = int(counts.max())
+        records = np.zeros((len(self._scheduler.slots), max_count), RECORD)
         for name, values in (
             ("ids", tokens.ids),
             ("logprobs", tokens.logp),
@@ -411,35 +420,35 @@ class Sampler:
             ("entropy", tokens.entropy),
             ("chosen", tokens.chosen),
         ):
-            records[name] = values[:most].T
+            records[name] = values[:max_count].T
         records["versions"] = version
         forced = (tokens.valid & ~tokens.chosen).sum(axis=0).tolist()
         counts, live, reason = counts.tolist(), live.tolist(), reason.tolist()
         freed: list[int] = []
-        for at, sample in enumerate(self._scheduler.slots):
+        for slot, sample in enumerate(self._scheduler.slots):
             if sample is None or sample in self._scheduler.held:
                 continue
-            count = counts[at]
+            count = counts[slot]
             sample.drawn += count
-            sample.record(records[at, :count])
-            sample.interrupted += forced[at]
+            sample.record(records[slot, :count])
+            sample.interrupted += forced[slot]
             if count and not sample.first_token_s:
                 sample.first_token_s = now
-            if not live[at]:
-                sample.finish_reason = FinishReason(reason[at])
-            broken = sample.finish_reason == FinishReason.ABORT
-            reached = sample.size - 1
+            if not live[slot]:
+                sample.finish_reason = FinishReason(reason[slot])
+            not_finite = sample.finish_reason == FinishReason.ABORT
+            read_tokens = sample.size - 1
             count -= sample.cut(count, self.decode)
             if sample.finish_reason == FinishReason.ABORT:
                 sample.error = "the model's logits are not finite"
-            if broken:
+            if not_finite:
                 self._scheduler.state = self.engine.clear(
-                    self._scheduler.state, np.array([at], np.int32)
+                    self._scheduler.state, np.array([slot], np.int32)
                 )
             if sample.finish_reason is not None:
-                if live[at]:
-                    freed.append(at)
-                self._finish(sample, at, 0 if broken else reached)
+                if live[slot]:
+                    freed.append(slot)
+                self._finish(sample, slot, 0 if not_finite else read_tokens)
             events.append(Event(sample, count))
         if freed:
             self._scheduler.state = self.engine.release(
@@ -447,22 +456,22 @@ class Sampler:
             )
         return events
 
-    def _finish(self, sample: Sample, at: int, reached: int) -> None:
-        """Frees the slot of a finished sample, which has read `reached` tokens, or holds it."""
+    def _finish(self, sample: Sample, slot: int, read_tokens: int) -> None:
+        """Frees the slot of a finished sample, which has read `read_tokens` tokens, or holds it."""
         sample.cached = sample.size - 1
-        beyond = reached > sample.cached and not self.engine.can_go_back(reached)
-        if beyond or reached < sample.cached:
+        overran = read_tokens > sample.cached and not self.engine.can_go_back(read_tokens)
+        if overran or read_tokens < sample.cached:
             sample.forget()  # the slot went further than the sample, over what it needs
         self._scheduler.tables.publish(sample, sample.cached)
         if sample.keep:
-            prefix = self._scheduler.extract(at)
+            prefix = self._scheduler.extract(slot)
             sample.partial = Partial(sample, prefix, self._scheduler.version, sample.copy())
         if sample.hold and sample.finish_reason != FinishReason.ABORT:
             if sample.cached:
-                self._scheduler.held[sample] = at
+                self._scheduler.held[sample] = slot
                 return
             self._scheduler.parked[sample] = None
-        self._scheduler.leave(at)
+        self._scheduler.leave(slot)
 
 
 _any = jax.jit(jnp.any)

@@ -105,20 +105,20 @@ def rollout(
     inputs = (prompts, lengths, keys, rules, forcing, images, second, limits)
     prompt_batch, queue, carry = _start(model, shape, params, *inputs)
     models = _unstacked(model, params, second, steps=shape.response_tokens)
-    whole = count == rows
-    room = shape.response_tokens if whole else min(REFILL_STEPS, shape.response_tokens)
+    all_fit = count == rows
+    room = shape.response_tokens if all_fit else min(REFILL_STEPS, shape.response_tokens)
     shards = shard_count(model, prompts.shape[0], count)
 
     def more(carry):
-        slots, _, taken, _ = carry
-        return highest_of_runs(jnp.any(slots.live) | (jnp.min(taken) < rows // shards))
+        slots, _, taken_rows, _ = carry
+        return highest_of_runs(jnp.any(slots.live) | (jnp.min(taken_rows) < rows // shards))
 
     def once(carry):
         carry = _refill_all(carry, queue, shape, shards)
         return _decode(models, second, carry, shape, room, shards)[0]
 
-    slots, *_, out = jax.lax.while_loop(more, once, carry)
-    batch = _batch(model, shape, out, lengths, version, images, prompt_batch, queue.shift)
+    slots, *_, record = jax.lax.while_loop(more, once, carry)
+    batch = _batch(model, shape, record, lengths, version, images, prompt_batch, queue.shift)
     return batch, speculation.totals(slots.drafts)
 
 
@@ -130,19 +130,22 @@ def _start(
     count, total = shape.slots, shape.columns or prompts.shape[1] + shape.response_tokens
     rows = prompts.shape[0] * shape.n
     prompt_batch, shift = _prompts(prompts, lengths, images)
-    models, how = _models(model, params, second), (prompt_batch, prompts.shape[1], shape.kv_dtype)
-    reading = [one.prefill_routed(weights, *how) for one, weights in models]
+    models, arguments = (
+        _models(model, params, second),
+        (prompt_batch, prompts.shape[1], shape.kv_dtype),
+    )
+    reading = [member.prefill_routed(weights, *arguments) for member, weights in models]
     prefix = tuple(caches for caches, _ in reading)
     routes = reading[0][1] if shape.record_routes else None
     limits = lengths + shape.response_tokens if limits is None else limits
     if keys.ndim == 1:
         keys = constrain_rows(request_keys(jax.random.wrap_key_data(keys), rows), model.mesh)
     queue = _Queue(prefix, prompts, lengths, limits, shift, keys, rules, forcing)
-    how = (count, total, shape.kv_dtype, rules, forcing, None, shape.draft_tokens)
-    first = slot.empty([one for one, _ in models], *how)
-    out = _empty_record(prompts, lengths, routes, shape.n, total)
-    taken = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
-    return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
+    arguments = (count, total, shape.kv_dtype, rules, forcing, None, shape.draft_tokens)
+    slots = slot.empty([member for member, _ in models], *arguments)
+    record = _empty_record(prompts, lengths, routes, shape.n, total)
+    taken_rows = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
+    return prompt_batch, queue, (slots, jnp.full((count,), rows, jnp.int32), taken_rows, record)
 
 
 def _models(model, params, second) -> list[tuple]:
@@ -150,31 +153,36 @@ def _models(model, params, second) -> list[tuple]:
 
 
 def _unstacked(*models, steps: int):
-    return [(one, one.unstack(weights, steps)) for one, weights in _models(*models)]
+    return [(member, member.unstack(weights, steps)) for member, weights in _models(*models)]
 
 
 def _refill_all(carry, queue: "_Queue", shape: Shape, shards: int):
-    slots, owner, taken, out = carry
-    return *_refill(slots, owner, taken, queue, shape.n, shape, shards), out
+    slots, owner, taken_rows, record = carry
+    return *_refill(slots, owner, taken_rows, queue, shape.n, shape, shards), record
 
 
 def _decode(models, second, carry, shape: Shape, room: int, shards: int):
     """Decodes up to `room` steps, or until enough slots are free for others. Returns the state of
     the loop, and Tokens."""
-    slots, owner, taken, out = carry
-    count, rows = shape.slots, out.length.shape[0]
+    slots, owner, taken_rows, record = carry
+    count, rows = shape.slots, record.length.shape[0]
     enough_free = count if count == rows else max(1, count // REFILL)
-    before = slots.length
-    waiting = jnp.min(taken) < rows // shards
+    start_lengths = slots.length
+    waiting = jnp.min(taken_rows) < rows // shards
     # What is free now stays free: its shard has no rows left.
     free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
     weight = second.weight if second else 0.0
-    how = (room, room, free, shape.look_every, shape.record_routes)
-    slots, tokens, done = slot.decode(models, weight, slots, *how)
+    arguments = (room, room, free, shape.look_every, shape.record_routes)
+    slots, tokens, steps_done = slot.decode(models, weight, slots, *arguments)
     # Adds 0 without the compiler knowing: the communication of the record then waits for the
     # loop. Side by side, devices may begin one or the other and wait for each other for ever.
-    owner, before = (x + jnp.minimum(done, 0) for x in (owner, before))
-    return (slots, owner, taken, _record(out, owner, before, slots, tokens, shards)), tokens
+    owner, start_lengths = (x + jnp.minimum(steps_done, 0) for x in (owner, start_lengths))
+    return (
+        slots,
+        owner,
+        taken_rows,
+        _record(record, owner, start_lengths, slots, tokens, shards),
+    ), tokens
 
 
 # -- the same in dispatches
@@ -196,28 +204,28 @@ def _begin(model, shape: Shape, params, *inputs):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"), donate_argnames=("carry",))
-def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, told):
-    """One dispatch: returns the state of the loop, and what the host reads of it. `told` says of
-    each device whether its host was told to stop; None with one process."""
+def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, stop_flags):
+    """Runs one dispatch. Returns the state of the loop, and what the host reads of it. `stop_flags`
+    says of each device whether its host was told to stop; None with one process."""
     shards = shard_count(model, queue.prompts.shape[0], shape.slots)
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
     room = min(DISPATCH_STEPS, shape.response_tokens)
     models = _unstacked(model, params, second, steps=room)
     carry, tokens = _decode(models, second, carry, shape, room, shards)
-    slots, owner, taken, out = carry
-    waiting = jnp.min(taken) < out.length.shape[0] // shards
-    stop = None if told is None else jnp.any(told)
+    slots, owner, taken_rows, record = carry
+    waiting = jnp.min(taken_rows) < record.length.shape[0] // shards
+    stop = None if stop_flags is None else jnp.any(stop_flags)
     look = (owner, slots.live, slots.reason, tokens.ids, tokens.valid, waiting, stop)
-    # Whole on every device: every host of a pod looks at all of it.
+    # Replicated, as every host of a pod reads all of it.
     return _pinned(carry, model), jax.lax.with_sharding_constraint(look, replicated(model.mesh))
 
 
 def _pinned(carry, model: Model):
     """The state with its first split, so that donated buffers can be written in place."""
     slots, *rest = carry
-    split = (slot.layout(slots, model.mesh), *slot.rows_layout(rest, model.mesh))
-    return jax.lax.with_sharding_constraint(tuple(carry), split)
+    shardings = (slot.layout(slots, model.mesh), *slot.rows_layout(rest, model.mesh))
+    return jax.lax.with_sharding_constraint(tuple(carry), shardings)
 
 
 def in_dispatches(
@@ -248,18 +256,18 @@ def in_dispatches(
     program = (model, shape, params, second, queue)
     carry, look = _dispatch(*program, carry, told_to_stop(model.mesh))
     while True:
-        owner, live, reason, ids, valid, waiting, told = fetch(look)
-        if told:
+        owner, live, reason, ids, valid, waiting, must_stop = fetch(look)
+        if must_stop:
             hosts.stop_here()
         going = bool(waiting or live.any())
         if going:
             carry, look = _dispatch(*program, carry, told_to_stop(model.mesh))
         timing.decoding(shape.slots if waiting else int(live.sum()))
-        for row, said, why in responses.take(owner, live, reason, ids, valid):
-            finished(row, said, why)
+        for row, response, end_reason in responses.take(owner, live, reason, ids, valid):
+            finished(row, response, end_reason)
         if not going or (stop is not None and stop()):
-            rest = (queue.lengths, version, images, prompt_batch, queue.shift)
-            batch = _batch(model, shape, carry[3], *rest)
+            arguments = (queue.lengths, version, images, prompt_batch, queue.shift)
+            batch = _batch(model, shape, carry[3], *arguments)
             return batch, speculation.totals(carry[0].drafts)
 
 
@@ -270,15 +278,15 @@ class _Responses:
         self._ids: list[list[int] | None] = [[] for _ in range(rows)]  # None: it was reported
 
     def take(self, owner, live, reason, ids, valid) -> Iterator[tuple[int, list[int], int]]:
-        """The slots' new tokens [k, B] -> (row, ids, reason) of those that ended with them."""
-        for at, row in enumerate(owner):
+        """Yields (row, ids, reason) of the rows that end with the slots' new tokens [k, B]."""
+        for index, row in enumerate(owner):
             response = self._ids[row] if row < len(self._ids) else None
             if response is None:  # no row, or one that ended in an earlier dispatch
                 continue
-            response += ids[valid[:, at], at].tolist()
-            if not live[at]:
+            response += ids[valid[:, index], index].tolist()
+            if not live[index]:
                 self._ids[row] = None
-                yield int(row), response, int(reason[at])
+                yield int(row), response, int(reason[index])
 
 
 @jax.tree_util.register_dataclass
@@ -319,68 +327,71 @@ def shard_count(model: Model, prompts: int, slots: int) -> int:
 
 def _pick(x: jax.Array, index: jax.Array, shards: int) -> jax.Array:
     """x[index] where shard d of index [B] counts within shard d of x's rows."""
-    parts = x.reshape(shards, -1, *x.shape[1:])
-    picked = jax.vmap(lambda a, i: a[i])(parts, index.reshape(shards, -1))
+    by_shard = x.reshape(shards, -1, *x.shape[1:])
+    picked = jax.vmap(lambda a, i: a[i])(by_shard, index.reshape(shards, -1))
     return picked.reshape(-1, *x.shape[1:])
 
 
-def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: int):
+def _refill(slots, owner, taken_rows, queue: _Queue, n: int, shape: Shape, shards: int):
     """Gives every free slot the next waiting row of its shard. Returns the slots, the rows that own
     them [B] (R: none), and how many rows each shard has taken."""
     rows = queue.keys.shape[0] // shards
     free = ~slots.live.reshape(shards, -1)
-    row = taken[:, None] + jnp.cumsum(free, axis=1) - 1
-    take = (free & (row < rows)).reshape(-1)
-    taken = jnp.minimum(taken + jnp.sum(free, axis=1), rows).astype(jnp.int32)
+    row = taken_rows[:, None] + jnp.cumsum(free, axis=1) - 1
+    refilled = (free & (row < rows)).reshape(-1)
+    taken_rows = jnp.minimum(taken_rows + jnp.sum(free, axis=1), rows).astype(jnp.int32)
     row = jnp.clip(row, 0, rows - 1)
     base = (jnp.arange(shards) * rows)[:, None]
-    kept = jnp.where(slots.live, owner, queue.keys.shape[0])
-    owner = jnp.where(take, (row + base).reshape(-1), kept)
+    live_owner = jnp.where(slots.live, owner, queue.keys.shape[0])
+    owner = jnp.where(refilled, (row + base).reshape(-1), live_owner)
     row, prompt = row.reshape(-1), (row // n).reshape(-1)
 
     def pick(x, index):
         return _pick(x, index, shards)
 
     def choose(old, new):
-        where = take.reshape((-1,) + (1,) * (old.ndim - 1))
+        mask = refilled.reshape((-1,) + (1,) * (old.ndim - 1))
         if old.shape == new.shape:
-            return jnp.where(where, new, old)
+            return jnp.where(mask, new, old)
         # A prefix has fewer columns; those behind it are garbage that is never read.
         head = tuple(slice(0, size) for size in new.shape)
-        return old.at[head].set(jnp.where(where, new, old[head]))
+        return old.at[head].set(jnp.where(mask, new, old[head]))
 
     # Where a row ended for logits that are not finite, its last column is not, either, nor are
     # those of a draft; those before it were finite or lie in the prompt's columns.
-    read = 1 + shape.draft_tokens
-    clean = tuple([cache.forget(one, slots.length, read) for one in each] for each in slots.caches)
+    columns = 1 + shape.draft_tokens
+    clean = tuple(
+        [cache.forget(layer, slots.length, columns) for layer in layers] for layers in slots.caches
+    )
     caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
     length = pick(queue.lengths, prompt)
-    last = jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0]
+    last_tokens = jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0]
     fresh = dataclasses.replace(
         slots,
         caches=caches,
         # The prompt's last token is read again: its column is written with the same numbers.
         length=choose(slots.length, length - 1),
-        token=choose(slots.token, pick(last, prompt)),
+        token=choose(slots.token, pick(last_tokens, prompt)),
         limit=choose(slots.limit, pick(queue.limits, prompt)),
         shift=choose(slots.shift, pick(queue.shift, prompt)),
         key=choose(slots.key, pick(queue.keys, row)),
-        live=slots.live | take,
-        reason=jnp.where(take, FinishReason.ABORT, slots.reason).astype(jnp.int32),
+        live=slots.live | refilled,
+        reason=jnp.where(refilled, FinishReason.ABORT, slots.reason).astype(jnp.int32),
         rules=jax.tree.map(lambda a, b: choose(a, pick(b, row)), slots.rules, queue.rules),
         forcing=jax.tree.map(lambda a, b: choose(a, pick(b, row)), slots.forcing, queue.forcing),
     )
     if (drafts := slots.drafts) is not None:
         history = choose(drafts.history, pick(queue.prompts, prompt))
         fresh = dataclasses.replace(fresh, drafts=dataclasses.replace(drafts, history=history))
-    return fresh, owner, taken
+    return fresh, owner, taken_rows
 
 
 def _empty_record(prompts, lengths, routes, n: int, total: int) -> _Record:
-    """That of n rows of each prompt, before anything is decoded. routes: the prompts', or None."""
+    """Returns the record of n rows of each prompt, before anything is decoded. routes: those of the
+    prompts, or None."""
     if routes is not None:  # -1: not read yet
-        inside = jnp.arange(routes.shape[1])[None, :] < lengths[:, None]
-        routes = jnp.where(inside[..., None, None], routes, -1)
+        in_prompt = jnp.arange(routes.shape[1])[None, :] < lengths[:, None]
+        routes = jnp.where(in_prompt[..., None, None], routes, -1)
         room = [(0, 0), (0, total - routes.shape[1]), (0, 0), (0, 0)]
         routes = jnp.pad(routes, room, constant_values=-1)
     of_prompts = (prompts, lengths, routes)
@@ -399,62 +410,68 @@ def _empty_record(prompts, lengths, routes, n: int, total: int) -> _Record:
     )
 
 
-def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int) -> _Record:
-    """Writes what a dispatch decoded at its rows and columns; `before` [B] is each slot's
-    length then. A shard's slots hold its own rows: nothing is moved."""
-    steps, (rows, total) = tokens.ids.shape[0], out.tokens.shape
-    column = before[None, :] + 1 + jnp.arange(steps)[:, None]
+def _record(
+    record: _Record, owner, start_lengths, slots, tokens: slot.Tokens, shards: int
+) -> _Record:
+    """Writes what a dispatch decoded at its rows and columns; `start_lengths` [B] are the lengths
+    of the slots before it. A shard's slots hold its own rows: nothing is moved."""
+    steps, (rows, total) = tokens.ids.shape[0], record.tokens.shape
+    column = start_lengths[None, :] + 1 + jnp.arange(steps)[:, None]
     column = jnp.where(tokens.valid, column, total)
 
     def parts(x, axis=0):
         return x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :])
 
-    first = (jnp.arange(shards) * (rows // shards))[:, None]
-    own = parts(owner) - first
-    own = jnp.where(own < rows // shards, own, rows)  # the rows of no slot: dropped
+    first_rows = (jnp.arange(shards) * (rows // shards))[:, None]
+    local_rows = parts(owner) - first_rows
+    local_rows = jnp.where(
+        local_rows < rows // shards, local_rows, rows
+    )  # the rows of no slot: dropped
 
     def put(old, new, column=column):
         def write(old, row, column, new):
             return old.at[row[None], column].set(new, mode="drop")
 
         write = jax.vmap(write, in_axes=(0, 0, 1, 1))
-        return write(parts(old), own, parts(column, 1), parts(new, 1)).reshape(old.shape)
+        return write(parts(old), local_rows, parts(column, 1), parts(new, 1)).reshape(old.shape)
 
     def per_row(old, new):
         write = jax.vmap(lambda old, row, new: old.at[row].set(new, mode="drop"))
-        return write(parts(old), own, parts(new)).reshape(old.shape)
+        return write(parts(old), local_rows, parts(new)).reshape(old.shape)
 
-    read = jnp.where(tokens.valid, column - 1, total)  # a step reads the token before its own
+    read_columns = jnp.where(
+        tokens.valid, column - 1, total
+    )  # a step reads the token before its own
     return _Record(
-        routes=None if out.routes is None else put(out.routes, tokens.routes, read),
-        tokens=put(out.tokens, tokens.ids),
-        logp=put(out.logp, tokens.logp),
-        log_kept=put(out.log_kept, tokens.log_kept),
-        entropy=put(out.entropy, tokens.entropy),
-        chosen=put(out.chosen, tokens.chosen),
-        length=per_row(out.length, slots.length + 1),
-        reason=per_row(out.reason, slots.reason),
+        routes=None if record.routes is None else put(record.routes, tokens.routes, read_columns),
+        tokens=put(record.tokens, tokens.ids),
+        logp=put(record.logp, tokens.logp),
+        log_kept=put(record.log_kept, tokens.log_kept),
+        entropy=put(record.entropy, tokens.entropy),
+        chosen=put(record.chosen, tokens.chosen),
+        length=per_row(record.length, slots.length + 1),
+        reason=per_row(record.reason, slots.reason),
     )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
 def _batch(
-    model, shape: Shape, out: _Record, lengths, version, images, prompt_batch, shift
+    model, shape: Shape, record: _Record, lengths, version, images, prompt_batch, shift
 ) -> Batch:
     """The rows that were decoded as a Batch."""
-    index = jnp.arange(out.tokens.shape[1])[None, :]
-    mask = out.chosen.astype(jnp.float32)
+    index = jnp.arange(record.tokens.shape[1])[None, :]
+    mask = record.chosen.astype(jnp.float32)
     batch = batch_from_rows(
-        jnp.where(index < out.length[:, None], out.tokens, 0),
-        out.length,
+        jnp.where(index < record.length[:, None], record.tokens, 0),
+        record.length,
         mask,
-        sampler_logprobs=out.logp,
-        sampler_log_kept=out.log_kept,
-        entropy=out.entropy,
+        sampler_logprobs=record.logp,
+        sampler_log_kept=record.log_kept,
+        entropy=record.entropy,
         policy_version=jnp.where(mask > 0, version, 0).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(lengths.shape[0], dtype=jnp.int32), shape.n),
-        finish_reason=out.reason.astype(jnp.int32),  # never weakly typed: one program learns
-        routes=out.routes,
+        finish_reason=record.reason.astype(jnp.int32),  # never weakly typed: one program learns
+        routes=record.routes,
     )
     batch = jax.tree.map(lambda x: constrain_rows(x, model.mesh), batch)
     if images is None:
@@ -477,9 +494,9 @@ def with_images(batch: Batch, images: dict, start, shift, n: int) -> Batch:
     prompts, and positions that go on behind the prompt: start [R] is the prompts' length, and shift
     [R] by how much positions and columns differ there."""
     of_prompt = {name: jnp.repeat(images[name], n, axis=0) for name in _IMAGE_FIELDS}
-    after = (batch.positions + shift[:, None])[..., None]
+    next_positions = (batch.positions + shift[:, None])[..., None]
     prompt = of_prompt["rope_positions"]
     prompt = jnp.pad(prompt, [(0, 0), (0, batch.tokens.shape[1] - prompt.shape[1]), (0, 0)])
-    inside = jnp.arange(batch.tokens.shape[1])[None, :, None] < start[:, None, None]
-    of_prompt["rope_positions"] = jnp.where(inside, prompt, after).astype(jnp.int32)
+    in_prompt = jnp.arange(batch.tokens.shape[1])[None, :, None] < start[:, None, None]
+    of_prompt["rope_positions"] = jnp.where(in_prompt, prompt, next_positions).astype(jnp.int32)
     return batch.replace(**of_prompt)
