@@ -638,7 +638,7 @@ BREAKS = {
     ),
     "the best word is numbered within its tile": (
         "rljax/kernels/logprob/xla.py",
-        "stats = stats._replace(best=stats.best + first)",
+        "stats = stats._replace(best=stats.best + vocab_start)",
         "pass",
         ["tests/kernels/test_logprob.py", "-k", "float64"],
     ),
@@ -1062,8 +1062,8 @@ BREAKS |= {
     # -- kernels
     "a packed row's advantages run on into the segment before": (
         "rljax/kernels/gae/xla.py",
-        "ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)",
-        "ahead = gamma[:, 0] * (value + lam_t * advantage)",
+        "carried = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)",
+        "carried = gamma[:, 0] * (value + lam_t * advantage)",
         [GAE],
     ),
     "the doublings stop one short": (
@@ -1080,8 +1080,8 @@ BREAKS |= {
     ),
     "a target in the overlap of two vocabulary tiles is found twice": (
         "rljax/kernels/logprob/xla.py",
-        "(y - first >= fresh) & (y - first < tile_size)",
-        "(y - first >= 0) & (y - first < tile_size)",
+        "(y - vocab_start >= fresh) & (y - vocab_start < tile_size)",
+        "(y - vocab_start >= 0) & (y - vocab_start < tile_size)",
         [LOGPROB],
     ),
     # -- keys

@@ -33,7 +33,7 @@ def grouped_matmul(
 
 
 def _ragged(x, w, sizes) -> jax.Array:
-    # What ragged_dot gives after the last group, and takes back in its gradient, is not promised.
+    # What ragged_dot returns for rows after the last group, and their gradient, is not defined.
     grouped = _grouped_rows(x, sizes)
     y = jax.lax.ragged_dot(jnp.where(grouped, x, 0), w, sizes)
     return jnp.where(grouped, y, 0)
@@ -46,8 +46,8 @@ def _grouped_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
 
 def _zeros(shape: tuple[int, ...], dtype, like: jax.Array) -> jax.Array:
     """Zeros that vary over the mesh axes of `like`, as the carry of a loop in shard_map has to."""
-    first = jax.lax.slice(like, (0,) * like.ndim, (1,) * like.ndim).reshape(())
-    return jnp.broadcast_to(jnp.where(False, first, 0).astype(dtype), shape)
+    element = jax.lax.slice(like, (0,) * like.ndim, (1,) * like.ndim).reshape(())
+    return jnp.broadcast_to(jnp.where(False, element, 0).astype(dtype), shape)
 
 
 # -- TPU: for ragged_dot XLA has a kernel of its own; for the gradients of it, the same kernel on a
@@ -55,8 +55,8 @@ def _zeros(shape: tuple[int, ...], dtype, like: jax.Array) -> jax.Array:
 # they lie.
 
 
-def _tiles(rows: int, groups: int, inside: int, outside: int, itemsize: int):
-    """(rows, inside, outside) of a block. A block of rows is run once for each group that has rows
+def _tiles(rows: int, groups: int, in_size: int, out_size: int, itemsize: int):
+    """Returns (rows, inside, outside) of a block. A block of rows runs once for each group that is
     in it, so it is no larger than a mean group, but 128 rows cost the matrix unit no more than one.
     The other sizes keep what is in flight within the 16 MiB that a program has of a v5e's VMEM."""
     t = next((t for t in (512, 256) if t * groups <= rows), 128)
@@ -67,7 +67,7 @@ def _tiles(rows: int, groups: int, inside: int, outside: int, itemsize: int):
             return size
         return next((t for t in range(largest, 255, -128) if size % t == 0), 512)
 
-    return min(t, -(-rows // 16) * 16), tile(inside), tile(outside)
+    return min(t, -(-rows // 16) * 16), tile(in_size), tile(out_size)
 
 
 def _on_device(kernel, *arrays: jax.Array) -> jax.Array:
@@ -75,8 +75,8 @@ def _on_device(kernel, *arrays: jax.Array) -> jax.Array:
     its result varies, so inside shard_map that check is off."""
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return kernel(*arrays)
-    whole = PartitionSpec()
-    specs = dict(in_specs=(whole,) * len(arrays), out_specs=whole)
+    unsplit = PartitionSpec()
+    specs = dict(in_specs=(unsplit,) * len(arrays), out_specs=unsplit)
     return jax.shard_map(kernel, **specs, check_vma=False)(*arrays)
 
 
@@ -96,9 +96,9 @@ def _on_tpu_backward(interpret, saved, g):
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
     x, w, sizes = saved
-    (rows, inside), (groups, _, outside) = x.shape, w.shape
-    block, in_block, out_block = _tiles(rows, groups, inside, outside, x.dtype.itemsize)
-    x_whole, g_whole = (jnp.pad(a, ((0, -rows % block), (0, 0))) for a in (x, g))
+    (rows, in_size), (groups, _, out_size) = x.shape, w.shape
+    block, in_block, out_block = _tiles(rows, groups, in_size, out_size, x.dtype.itemsize)
+    x_padded, g_padded = (jnp.pad(a, ((0, -rows % block), (0, 0))) for a in (x, g))
     to_x = functools.partial(
         gmm,
         preferred_element_type=x.dtype,
@@ -112,8 +112,8 @@ def _on_tpu_backward(interpret, saved, g):
         tiling=(block, in_block, out_block),
         interpret=interpret,
     )
-    dx = _on_device(to_x, g_whole, w, sizes)[:rows]
-    dw = _on_device(to_w, x_whole.swapaxes(0, 1), g_whole, sizes)
+    dx = _on_device(to_x, g_padded, w, sizes)[:rows]
+    dw = _on_device(to_w, x_padded.swapaxes(0, 1), g_padded, sizes)
     # What varies over the mesh is declared so again; where no group has rows, dx is garbage.
     dx = jnp.where(_grouped_rows(x, sizes), dx, _zeros(x.shape, x.dtype, x))
     return dx, dw + _zeros(w.shape, w.dtype, x), None
@@ -131,15 +131,16 @@ def _block_rows(rows: int, groups: int) -> int:
 
 
 def _blocks(sizes: jax.Array, block: int, rows: int):
-    """For each block its group, its first row and how many rows of the group are left from there;
-    and the number of blocks. Groups without rows, in a decode step most, have no block."""
-    each = (sizes + block - 1) // block
-    ends, at_most = jnp.cumsum(each), rows // block + sizes.shape[0]
+    """Returns, for each block, its group, its first row and the number of rows of the group from
+    there on; and the number of blocks. Groups without rows, in a decode step most, have no
+    block."""
+    counts = (sizes + block - 1) // block
+    ends, at_most = jnp.cumsum(counts), rows // block + sizes.shape[0]
     i = jnp.arange(at_most, dtype=ends.dtype)
     group = jnp.sum((ends[None, :] <= i[:, None]).astype(jnp.int32), axis=1)
     group = jnp.minimum(group, sizes.shape[0] - 1)  # past the last block: never run
-    before = (i - (ends - each)[group]) * block
-    return group, (jnp.cumsum(sizes) - sizes)[group] + before, sizes[group] - before, ends[-1]
+    offset = (i - (ends - counts)[group]) * block
+    return group, (jnp.cumsum(sizes) - sizes)[group] + offset, sizes[group] - offset, ends[-1]
 
 
 def _rows_at(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
@@ -152,7 +153,7 @@ def _multiply(
     """x [M, D] -> [M, F] with w [X, D, F], or with w [X, F, D] transposed."""
     block = block or _block_rows(x.shape[0], w.shape[0])
     group, start, _, count = _blocks(sizes, block, x.shape[0])
-    inside, outside = (1, 0) if transposed else (0, 1)
+    in_axis, out_axis = (1, 0) if transposed else (0, 1)
     padded = jnp.pad(x, ((0, block), (0, 0)))
 
     def one(i, y):
@@ -160,13 +161,13 @@ def _multiply(
         rows = jax.lax.dot_general(
             _rows_at(padded, start[i], block),
             w[group[i]],
-            (((1,), (inside,)), ((), ())),
+            (((1,), (in_axis,)), ((), ())),
             preferred_element_type=jnp.float32,
         )
-        at = (start[i], jnp.zeros_like(start[i]))
-        return jax.lax.dynamic_update_slice(y, rows.astype(y.dtype), at)
+        index = (start[i], jnp.zeros_like(start[i]))
+        return jax.lax.dynamic_update_slice(y, rows.astype(y.dtype), index)
 
-    y = _zeros((x.shape[0] + block, w.shape[1 + outside]), x.dtype, x)
+    y = _zeros((x.shape[0] + block, w.shape[1 + out_axis]), x.dtype, x)
     y = jax.lax.fori_loop(0, count, one, y)[: x.shape[0]]
     return jnp.where(_grouped_rows(x, sizes), y, 0)
 
@@ -174,12 +175,12 @@ def _multiply(
 def _outer(x: jax.Array, g: jax.Array, sizes: jax.Array, dtype) -> jax.Array:
     """sum over the rows of each group of x[m]^T g[m]: [X, D, F], summed in float32."""
     block = _block_rows(x.shape[0], sizes.shape[0])
-    group, start, left, count = _blocks(sizes, block, x.shape[0])
+    group, start, remaining, count = _blocks(sizes, block, x.shape[0])
     padded = [jnp.pad(a, ((0, block), (0, 0))) for a in (x, g)]
 
     def one(i, total):
-        inside = (jnp.arange(block) < left[i])[:, None]
-        x_rows, g_rows = (jnp.where(inside, _rows_at(a, start[i], block), 0) for a in padded)
+        in_group = (jnp.arange(block) < remaining[i])[:, None]
+        x_rows, g_rows = (jnp.where(in_group, _rows_at(a, start[i], block), 0) for a in padded)
         product = jax.lax.dot_general(
             x_rows, g_rows, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
         )

@@ -53,34 +53,43 @@ def tiled(function: Callable, axes: int, weights, *rows: jax.Array):
         flat = jnp.pad(flat, ((0, tiles * TILE - count), *[(0, 0)] * (flat.ndim - 1)))
         return flat.reshape(tiles, *ones, TILE, *flat.shape[1:])
 
-    parts = [cut(x) for x in rows]
+    cut_rows = [cut(x) for x in rows]
 
     def one(i):
-        return function(weights, *[x[i] for x in parts])
+        return function(weights, *[x[i] for x in cut_rows])
 
-    leaves, form = jax.tree.flatten(jax.eval_shape(one, 0))
-    real = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    leaves, structure = jax.tree.flatten(jax.eval_shape(one, 0))
+    float_flags = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
 
     def made(i):
         flat = [x.reshape(TILE, -1) for x in jax.tree.leaves(one(i))]
-        # Side by side, so that what is read of them later changes nothing of the loop.
-        joined = jnp.concatenate([x for x, good in zip(flat, real, strict=True) if good], axis=1)
-        return [joined, *[x for x, good in zip(flat, real, strict=True) if not good]]
+        # In one array, so that the loop does not depend on which of them are read later.
+        floats = jnp.concatenate(
+            [x for x, is_float in zip(flat, float_flags, strict=True) if is_float], axis=1
+        )
+        return [floats, *[x for x, is_float in zip(flat, float_flags, strict=True) if not is_float]]
 
-    def body(i, out):
-        return [old.at[i].set(x) for old, x in zip(out, made(i), strict=True)]
+    def body(i, buffers):
+        return [old.at[i].set(x) for old, x in zip(buffers, made(i), strict=True)]
 
-    out = [jnp.zeros((tiles, *x.shape), x.dtype) for x in jax.eval_shape(made, 0)]
-    out = jax.lax.fori_loop(0, _unknown(blocks), body, out)
-    joined, *others = [x.reshape(-1, x.shape[-1])[:count] for x in out]
-    widths = [math.prod(x.shape[axes:]) for x, good in zip(leaves, real, strict=True) if good]
-    apart = iter(jnp.split(joined, np.cumsum(widths)[:-1], axis=1))
-    others = iter(others)
-    whole = [next(apart if good else others) for good in real]
-    whole = [x.reshape(*lead, *like.shape[axes:]) for x, like in zip(whole, leaves, strict=True)]
-    return jax.tree.unflatten(form, whole)
+    buffers = [jnp.zeros((tiles, *x.shape), x.dtype) for x in jax.eval_shape(made, 0)]
+    buffers = jax.lax.fori_loop(0, _unknown(blocks), body, buffers)
+    floats, *non_floats = [x.reshape(-1, x.shape[-1])[:count] for x in buffers]
+    widths = [
+        math.prod(x.shape[axes:])
+        for x, is_float in zip(leaves, float_flags, strict=True)
+        if is_float
+    ]
+    split_floats = iter(jnp.split(floats, np.cumsum(widths)[:-1], axis=1))
+    non_floats = iter(non_floats)
+    outputs = [next(split_floats if is_float else non_floats) for is_float in float_flags]
+    outputs = [
+        x.reshape(*lead, *leaf.shape[axes:]) for x, leaf in zip(outputs, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, outputs)
 
 
 def _unknown(count: int) -> jax.Array:
-    """`count`, which the compiler does not know: it takes a loop of one iteration apart."""
+    """Returns `count` as a value that the compiler does not know: it would unroll a loop of one
+    iteration."""
     return jax.lax.optimization_barrier(jnp.int32(count))

@@ -35,11 +35,11 @@ def gae(
     takes the kernel on TPU. Raises InputError for other shapes, and for another `impl`.
     arXiv 1506.02438; masked tokens skipped as verl does.
     """
-    by = "gae"
+    function = "gae"
     rewards, values = _floats(rewards, values)
-    _check(by, rewards, impl, values=values, mask=mask, segment_ids=segment_ids)
-    gamma = _coefficient(f"{by}(gamma)", gamma, rewards, per_token=False)
-    lam = _coefficient(f"{by}(lam)", lam, rewards, per_token=True)
+    _check(function, rewards, impl, values=values, mask=mask, segment_ids=segment_ids)
+    gamma = _coefficient(f"{function}(gamma)", gamma, rewards, per_token=False)
+    lam = _coefficient(f"{function}(lam)", lam, rewards, per_token=True)
     arrays = (rewards, values, _readable(mask, rewards), _ids(segment_ids), gamma, lam)
     return _run("gae", impl, *jax.lax.stop_gradient(arrays))
 
@@ -50,10 +50,10 @@ def discounted_sum(x, decay, mask, segment_ids=None, *, impl: Impl = "auto") -> 
     decay: a number, [B] or [B, S], read at t. With a gradient to x and decay. segment_ids, impl and
     dtypes as in `gae`. Rewards and gamma give returns; delta and gamma lam give GAE.
     """
-    by = "discounted_sum"
+    function = "discounted_sum"
     (x,) = _floats(x)
-    _check(by, x, impl, mask=mask, segment_ids=segment_ids)
-    decay = _coefficient(f"{by}(decay)", decay, x, per_token=True)
+    _check(function, x, impl, mask=mask, segment_ids=segment_ids)
+    decay = _coefficient(f"{function}(decay)", decay, x, per_token=True)
     return _discounted_sum(impl, x, decay, _readable(mask, x), _ids(segment_ids))
 
 
@@ -76,33 +76,35 @@ def _floats(*arrays):
     return [a.astype(dtype) for a in arrays]
 
 
-def _check(by, first, impl, **others):
+def _check(function, array, impl, **arrays):
     if impl not in IMPLS:
-        raise InputError(f"{by}(impl)", value=impl, fix=f"impl={', impl='.join(map(repr, IMPLS))}")
-    if first.ndim != 2:
         raise InputError(
-            f"{by} has the wrong number of axes",
-            value=first.shape,
+            f"{function}(impl)", value=impl, fix=f"impl={', impl='.join(map(repr, IMPLS))}"
+        )
+    if array.ndim != 2:
+        raise InputError(
+            f"{function} has the wrong number of axes",
+            value=array.shape,
             rule="[B, S]",
             fix="give arrays of rows and tokens; x[None] makes a batch of one row",
         )
-    for name, x in others.items():
-        if x is not None and jnp.shape(x) != first.shape:
+    for name, x in arrays.items():
+        if x is not None and jnp.shape(x) != array.shape:
             raise InputError(
-                f"{by}({name})",
+                f"{function}({name})",
                 value=jnp.shape(x),
-                rule=f"its shape is {first.shape}",
+                rule=f"its shape is {array.shape}",
                 fix=f"give {name} an entry for each row and token",
             )
 
 
-def _coefficient(what, x, like, *, per_token):
+def _coefficient(name, x, like, *, per_token):
     """A number, [B] or [B, S] as [B, 1] or [B, S]."""
     x = jnp.asarray(x, like.dtype)
     allowed = [(), like.shape[:1], *([like.shape] if per_token else [])]
     if x.shape not in allowed:
         raise InputError(
-            what,
+            name,
             value=x.shape,
             rule=f"its shape is one of {allowed}",
             fix="give one number, or an array of one of these shapes",
@@ -117,7 +119,7 @@ def _ids(segment_ids):
 
 
 def _readable(mask, like):
-    """The mask as kernels read it: numbers of the width of the rest, no booleans."""
+    """Returns the mask as kernels read it: numbers of the dtype of `like`, no booleans."""
     mask = jnp.asarray(mask)
     return mask if mask.dtype == like.dtype else (mask > 0).astype(like.dtype)
 
@@ -135,7 +137,7 @@ def _run(name, impl, *arrays):
     if impl != "auto":
         return over_rows(_kernel(name, impl), *arrays)
     fallback = getattr(xla, name)
-    if arrays[0].dtype != jnp.float32:  # the kernels know no other floats
+    if arrays[0].dtype != jnp.float32:  # the kernels take no other floats
         return fallback(*arrays)
 
     def kernel(*arrays):
@@ -167,14 +169,14 @@ def _backward(impl, saved, g):
     """g^x_t = g_t + decay_{t-} g^x_{t-}, the same recurrence from the left; g^decay_t = g^x_t
     y_{t+}."""
     x, decay, mask, ids, y = saved
-    keep = mask > 0
+    chosen = mask > 0
 
     def flip(a):
         return a if a is None or a.shape[1] == 1 else a[:, ::-1]
 
-    carried = (jnp.where(keep, decay * g, 0.0), decay, mask, ids)
+    carried = (jnp.where(chosen, decay * g, 0.0), decay, mask, ids)
     carried = _discounted_sum(impl, *(flip(a) for a in carried))
-    to_x = jnp.where(keep, g + flip(_next_chosen(impl, carried, flip(mask), flip(ids))), 0.0)
+    to_x = jnp.where(chosen, g + flip(_next_chosen(impl, carried, flip(mask), flip(ids))), 0.0)
     to_decay = to_x * _next_chosen(impl, y, mask, ids)
     if decay.shape != x.shape:
         to_decay = jnp.sum(to_decay, axis=1, keepdims=True)
@@ -194,7 +196,7 @@ def _next_forward(impl, *arrays):
 
 
 def _next_backward(impl, saved, g):
-    """Every token hands its part to the one it looked at."""
+    """Adds the gradient of every token to the next chosen token, whose x it has read."""
     x, mask, ids = saved
     return *jax.vjp(lambda x: xla.gathered_next(x, mask, ids), x)[1](g), None, None
 

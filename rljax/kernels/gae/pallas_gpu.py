@@ -47,11 +47,11 @@ def _run(name, interpret, **arrays):
     outputs = 2 if name == "gae" else 1
     size = sum(a.size for a in arrays.values()) + outputs * mask.size
     varies = jax.typeof(mask).manual_axis_type
-    like = jax.ShapeDtypeStruct(mask.shape, jnp.float32, manual_axis_type=varies)
+    out_shape = jax.ShapeDtypeStruct(mask.shape, jnp.float32, manual_axis_type=varies)
     return pl.pallas_call(
         functools.partial(_kernel, name=name, keys=tuple(arrays)),
         grid=(mask.shape[0],),
-        out_shape=[like] * outputs,
+        out_shape=[out_shape] * outputs,
         compiler_params=triton.CompilerParams(num_warps=4),
         cost_estimate=pl.CostEstimate(
             flops=FLOPS * mask.size, transcendentals=0, bytes_accessed=4 * size
@@ -69,17 +69,17 @@ def _kernel(*refs, name, keys):
     row, chunk = pl.program_id(0), jnp.arange(CHUNKS)
 
     def read(step):
-        """Token L - 1 - step of every chunk, [C] each; also its column `at`, whether it is `inside`
-        the row, and whether to `keep` it."""
-        at = chunk * length + length - 1 - step
-        inside, here = at < tokens, {}
+        """Returns the values of token L - 1 - step of every chunk, [C] each; also its column "at",
+        whether it is "inside" the row, and whether it is chosen ("keep")."""
+        token_column = chunk * length + length - 1 - step
+        in_row, token = token_column < tokens, {}
         for key, ref in ins.items():
-            column = at if ref.shape[1] == tokens else chunk * 0
-            here[key] = triton.load(ref.at[row, column], mask=inside, other=0)
-        return here | {"keep": inside & (here["mask"] > 0), "at": at, "inside": inside}
+            column = token_column if ref.shape[1] == tokens else chunk * 0
+            token[key] = triton.load(ref.at[row, column], mask=in_row, other=0)
+        return token | {"keep": in_row & (token["mask"] > 0), "at": token_column, "inside": in_row}
 
-    zero, nothing = jnp.zeros((CHUNKS,), jnp.float32), jnp.zeros((CHUNKS,), jnp.int32)
-    later = (zero, nothing, nothing)
+    zero, int_zero = jnp.zeros((CHUNKS,), jnp.float32), jnp.zeros((CHUNKS,), jnp.int32)
+    later = (zero, int_zero, int_zero)
     if "values" in keys or "ids" in keys:
 
         def find(step, later):
@@ -89,24 +89,24 @@ def _kernel(*refs, name, keys):
 
     def write(step, carry):
         later, total = carry
-        here = read(step)
-        out, b, c = _token(name, here, later)
-        total = jnp.where(here["keep"], b + c * total, total)
+        token = read(step)
+        output, b, c = _token(name, token, later)
+        total = jnp.where(token["keep"], b + c * total, total)
         if name != "next_chosen":
-            out = jnp.where(here["keep"], total, 0.0)
-        triton.store(outs[0].at[row, here["at"]], out, mask=here["inside"])
+            output = jnp.where(token["keep"], total, 0.0)
+        triton.store(outs[0].at[row, token["at"]], output, mask=token["inside"])
         if name == "gae":
-            returns = jnp.where(here["keep"], total + here["values"], 0.0)
-            triton.store(outs[1].at[row, here["at"]], returns, mask=here["inside"])
-        return _nearest(here, later), total
+            returns = jnp.where(token["keep"], total + token["values"], 0.0)
+            triton.store(outs[1].at[row, token["at"]], returns, mask=token["inside"])
+        return _nearest(token, later), total
 
     def compose(step, carry):
         later, (total, product) = carry
-        here = read(step)
-        _, b, c = _token(name, here, later)
-        total = jnp.where(here["keep"], b + c * total, total)
-        product = jnp.where(here["keep"], c * product, product)
-        return _nearest(here, later), (total, product)
+        token = read(step)
+        _, b, c = _token(name, token, later)
+        total = jnp.where(token["keep"], b + c * total, total)
+        product = jnp.where(token["keep"], c * product, product)
+        return _nearest(token, later), (total, product)
 
     total = zero
     if name != "next_chosen":
@@ -115,30 +115,30 @@ def _kernel(*refs, name, keys):
     jax.lax.fori_loop(0, length, write, (later, total))
 
 
-def _nearest(here, later):
-    """Value, id and presence (0 or 1) of the nearest chosen token from here on."""
+def _nearest(token, later):
+    """Value, id and presence (0 or 1) of the nearest chosen token from this one on."""
     value, segment, present = later
-    keep = here["keep"]
-    value = jnp.where(keep, here["values"], value) if "values" in here else value
-    segment = jnp.where(keep, here["ids"], segment) if "ids" in here else segment
-    return value, segment, jnp.where(keep, 1, present)
+    chosen = token["keep"]
+    value = jnp.where(chosen, token["values"], value) if "values" in token else value
+    segment = jnp.where(chosen, token["ids"], segment) if "ids" in token else segment
+    return value, segment, jnp.where(chosen, 1, present)
 
 
-def _token(name, here, later):
+def _token(name, token, later):
     """V_{t+}, and b and c of y_t = b + c y_{t+}."""
     value, segment, present = later
-    same = present > 0
-    if "ids" in here:
-        same &= segment == here["ids"]
-    value = jnp.where(same, value, 0.0)
+    exists = present > 0
+    if "ids" in token:
+        exists &= segment == token["ids"]
+    value = jnp.where(exists, value, 0.0)
     if name == "next_chosen":
         return value, value, value
-    x, decay = here["x"], here["decay"]
+    x, decay = token["x"], token["decay"]
     if name == "gae":
-        x = x + here["gamma"] * value - here["values"]
-        decay = here["gamma"] * decay
-    if "values" in here or "ids" in here:
-        decay = jnp.where(same, decay, 0.0)
+        x = x + token["gamma"] * value - token["values"]
+        decay = token["gamma"] * decay
+    if "values" in token or "ids" in token:
+        decay = jnp.where(exists, decay, 0.0)
     return value, x, decay
 
 
@@ -151,23 +151,25 @@ def _tables():
 def _behind(value, segment, present):
     """For each chunk, the state (value, id, presence) of the nearest chunk to the right that has
     a chosen token."""
-    mine, other = _tables()
-    nearest = jnp.min(jnp.where((other > mine) & (present[None, :] > 0), other, CHUNKS), axis=1)
-    at = other == nearest[:, None]
+    chunk, other_chunk = _tables()
+    nearest = jnp.min(
+        jnp.where((other_chunk > chunk) & (present[None, :] > 0), other_chunk, CHUNKS), axis=1
+    )
+    is_nearest = other_chunk == nearest[:, None]
 
     def pick(x):
-        return jnp.sum(jnp.where(at, x[None, :], jnp.zeros_like(x)[None, :]), axis=1)
+        return jnp.sum(jnp.where(is_nearest, x[None, :], jnp.zeros_like(x)[None, :]), axis=1)
 
     return pick(value), pick(segment), jnp.where(nearest < CHUNKS, 1, 0)
 
 
 def _sums_behind(total, product):
     """y at the first token to the right of every chunk: composes the chunks' maps."""
-    mine, other = _tables()
+    chunk, other_chunk = _tables()
 
     def further(x, distance, beyond):
-        at = other == mine + distance
-        shifted = jnp.sum(jnp.where(at, x[None, :], 0.0), axis=1)
+        is_source = other_chunk == chunk + distance
+        shifted = jnp.sum(jnp.where(is_source, x[None, :], 0.0), axis=1)
         return jnp.where(jnp.arange(CHUNKS) < CHUNKS - distance, shifted, beyond)
 
     for k in range(CHUNKS.bit_length() - 1):

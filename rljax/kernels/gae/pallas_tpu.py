@@ -56,19 +56,19 @@ def _run(name, interpret, **arrays):
     block_rows = rows if rows < 8 else min(BLOCK_ROWS, rows // 8 * 8)
     block = min(BLOCK_TOKENS, width // LANES * LANES)
     steps = pl.cdiv(width, block)
-    wide = pl.BlockSpec((block_rows, block), lambda i, j: (i, steps - 1 - j))
-    narrow = pl.BlockSpec((block_rows, 1), lambda i, j: (i, 0))
+    token_spec = pl.BlockSpec((block_rows, block), lambda i, j: (i, steps - 1 - j))
+    row_spec = pl.BlockSpec((block_rows, 1), lambda i, j: (i, 0))
     outputs = 2 if name == "gae" else 1
     size = sum(a.size for a in arrays.values()) + outputs * rows * width
     # In a caller's own shard_map the outputs vary over the mesh axes that the mask varies over.
     varies = jax.typeof(arrays["mask"]).manual_axis_type
-    like = jax.ShapeDtypeStruct((rows, width), jnp.float32, manual_axis_type=varies)
-    out = pl.pallas_call(
+    out_shape = jax.ShapeDtypeStruct((rows, width), jnp.float32, manual_axis_type=varies)
+    results = pl.pallas_call(
         functools.partial(_kernel, name=name, keys=tuple(arrays), tokens=tokens),
         grid=(pl.cdiv(rows, block_rows), steps),
-        in_specs=[narrow if key in per_row else wide for key in arrays],
-        out_specs=[wide] * outputs,
-        out_shape=[like] * outputs,
+        in_specs=[row_spec if key in per_row else token_spec for key in arrays],
+        out_specs=[token_spec] * outputs,
+        out_shape=[out_shape] * outputs,
         scratch_shapes=[
             pltpu.VMEM((block_rows, 1), jnp.float32),
             pltpu.VMEM((block_rows, 1), jnp.int32),
@@ -81,7 +81,7 @@ def _run(name, interpret, **arrays):
         interpret=interpret,
         name=name,
     )(*arrays.values())
-    return [o[:, :tokens] for o in out]
+    return [o[:, :tokens] for o in results]
 
 
 def _kernel(*refs, name, keys, tokens):
@@ -108,55 +108,55 @@ def _kernel(*refs, name, keys, tokens):
         def read(ref):
             return ref[:, pl.ds(start, LANES)] if ref.shape[1] > 1 else ref[...]
 
-        here = {key: read(ref) for key, ref in ins.items()}
-        here["keep"] = (lane < in_row - start) & (here["mask"] > 0)
-        tiles, carry = _tile(name, here, lane, carry)
-        for out, y in zip(outs, tiles, strict=True):
-            out[:, pl.ds(start, LANES)] = y
+        arrays = {key: read(ref) for key, ref in ins.items()}
+        arrays["keep"] = (lane < in_row - start) & (arrays["mask"] > 0)
+        tiles, carry = _tile(name, arrays, lane, carry)
+        for out_ref, y in zip(outs, tiles, strict=True):
+            out_ref[:, pl.ds(start, LANES)] = y
         return carry
 
     carry = (value_carry[...], id_carry[...], sum_carry[...])
     value_carry[...], id_carry[...], sum_carry[...] = jax.lax.fori_loop(0, count, tile, carry)
 
 
-def _tile(name, here, lane, carry):
+def _tile(name, arrays, lane, carry):
     """128 tokens of every row: returns the outputs [R, 128], and the carry for the tile on
     the left."""
     value_later, id_later, sum_later = carry
-    keep, ids = here["keep"], here.get("ids", jnp.zeros_like(lane))
-    x, decay, values = (here.get(key) for key in ("x", "decay", "values"))
-    if values is not None or "ids" in here:
-        values = x if values is None else values  # carried along, and not read
-        value_next, id_next, value_later, id_later = _next(keep, values, ids, lane, carry)
-        same = id_next == ids
-        value_next = jnp.where(same, value_next, 0.0)
+    chosen, ids = arrays["keep"], arrays.get("ids", jnp.zeros_like(lane))
+    x, decay, values = (arrays.get(key) for key in ("x", "decay", "values"))
+    if values is not None or "ids" in arrays:
+        values = x if values is None else values  # carried along, but not read
+        value_next, id_next, value_later, id_later = _next(chosen, values, ids, lane, carry)
+        same_segment = id_next == ids
+        value_next = jnp.where(same_segment, value_next, 0.0)
         if name == "next_chosen":
             return [value_next], (value_later, id_later, sum_later)
-        decay = jnp.where(same, decay, 0.0)
+        decay = jnp.where(same_segment, decay, 0.0)
     if name == "gae":
-        x = x + here["gamma"] * value_next - values
-        decay = here["gamma"] * decay
-    y = _compose(jnp.where(keep, x, 0.0), jnp.where(keep, decay, 1.0), lane, sum_later)
-    out = [jnp.where(keep, y, 0.0)]
+        x = x + arrays["gamma"] * value_next - values
+        decay = arrays["gamma"] * decay
+    y = _compose(jnp.where(chosen, x, 0.0), jnp.where(chosen, decay, 1.0), lane, sum_later)
+    results = [jnp.where(chosen, y, 0.0)]
     if name == "gae":
-        out.append(jnp.where(keep, y + values, 0.0))
-    return out, (value_later, id_later, y[:, :1])
+        results.append(jnp.where(chosen, y + values, 0.0))
+    return results, (value_later, id_later, y[:, :1])
 
 
-def _next(keep, values, ids, lane, carry):
+def _next(chosen, values, ids, lane, carry):
     """Value and id at the next chosen token of the row, and those to carry to the left."""
     value_later, id_later, _ = carry
-    nearest_id, nearest = jnp.where(keep, ids, NO_ID), values
+    nearest_id, nearest = jnp.where(chosen, ids, NO_ID), values
     for distance in _doublings():
-        take = (nearest_id == NO_ID) & (lane < LANES - distance)
-        nearest = jnp.where(take, _from_right(nearest, distance), nearest)
-        nearest_id = jnp.where(take, _from_right(nearest_id, distance), nearest_id)
+        fills = (nearest_id == NO_ID) & (lane < LANES - distance)
+        nearest = jnp.where(fills, _from_right(nearest, distance), nearest)
+        nearest_id = jnp.where(fills, _from_right(nearest_id, distance), nearest_id)
     is_missing = nearest_id == NO_ID
     nearest = jnp.where(is_missing, value_later, nearest)
     nearest_id = jnp.where(is_missing, id_later, nearest_id)
-    last = lane == LANES - 1
-    value_next = jnp.where(last, value_later, _from_right(nearest, 1))
-    id_next = jnp.where(last, id_later, _from_right(nearest_id, 1))
+    is_last = lane == LANES - 1
+    value_next = jnp.where(is_last, value_later, _from_right(nearest, 1))
+    id_next = jnp.where(is_last, id_later, _from_right(nearest_id, 1))
     return value_next, id_next, nearest[:, :1], nearest_id[:, :1]
 
 
@@ -169,11 +169,11 @@ def _from_right(x, distance):
     return pltpu.roll(x, LANES - distance, 1)
 
 
-def _compose(b, c, lane, beyond):
-    """y_t = b_t + c_t y_{t+1} along the lanes, with y = `beyond` [R, 1] behind the last."""
+def _compose(b, c, lane, y_behind):
+    """y_t = b_t + c_t y_{t+1} along the lanes, with y = `y_behind` [R, 1] behind the last."""
     for distance in _doublings():
-        inside = lane < LANES - distance
-        b_right = jnp.where(inside, _from_right(b, distance), 0.0)
-        c_right = jnp.where(inside, _from_right(c, distance), 1.0)
+        in_tile = lane < LANES - distance
+        b_right = jnp.where(in_tile, _from_right(b, distance), 0.0)
+        c_right = jnp.where(in_tile, _from_right(c, distance), 1.0)
         b, c = b + c * b_right, c * c_right
-    return b + c * beyond
+    return b + c * y_behind

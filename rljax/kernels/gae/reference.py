@@ -15,13 +15,13 @@ import jax.numpy as jnp
 def next_chosen(x, mask, ids) -> jax.Array:
     """x at t+, and 0 where there is none, at every t: [B, S]."""
 
-    def token(later, here):
+    def token(later, inputs):
         x_later, id_later, any_later = later
-        x_t, kept, segment = here
-        out = jnp.where(any_later & (id_later == segment), x_later, jnp.zeros_like(x_later))
-        # A token that the policy did not choose hands on what it was handed.
-        now = (x_t, segment, jnp.bool_(True))
-        return tuple(jnp.where(kept, a, b) for a, b in zip(now, later, strict=True)), out
+        x_t, chosen, segment = inputs
+        output = jnp.where(any_later & (id_later == segment), x_later, jnp.zeros_like(x_later))
+        # A token that the policy did not choose passes on what it received.
+        current = (x_t, segment, jnp.bool_(True))
+        return tuple(jnp.where(chosen, a, b) for a, b in zip(current, later, strict=True)), output
 
     def row(*columns):
         start = (jnp.zeros_like(columns[0][0]), jnp.int32(0), jnp.bool_(False))
@@ -40,13 +40,16 @@ def discounted_sum(x, decay, mask, ids) -> jax.Array:
 def gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
     """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
 
-    def token(later, here):
+    def token(later, inputs):
         advantage_later, id_later = later
-        delta_t, decay_t, value_t, kept, segment = here
+        delta_t, decay_t, value_t, chosen, segment = inputs
         advantage = delta_t + jnp.where(id_later == segment, decay_t * advantage_later, 0.0)
-        now = (jnp.where(kept, advantage, advantage_later), jnp.where(kept, segment, id_later))
-        out = (jnp.where(kept, advantage, 0.0), jnp.where(kept, advantage + value_t, 0.0))
-        return now, out
+        carry = (
+            jnp.where(chosen, advantage, advantage_later),
+            jnp.where(chosen, segment, id_later),
+        )
+        outputs = (jnp.where(chosen, advantage, 0.0), jnp.where(chosen, advantage + value_t, 0.0))
+        return carry, outputs
 
     def row(*columns):
         start = (jnp.zeros_like(columns[0][0]), columns[-1][0])  # 0 is of any segment

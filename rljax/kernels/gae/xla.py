@@ -41,109 +41,109 @@ def gathered_next(x, mask, ids) -> jax.Array:
     here_or_later = jax.lax.cummin(column, axis=1, reverse=True)
     later = jnp.pad(here_or_later[:, 1:], ((0, 0), (0, 1)), constant_values=size)
     index = jnp.minimum(later, size - 1)
-    same = later < size
+    exists = later < size
     if ids is not None:
-        same &= jnp.take_along_axis(ids, index, axis=1) == ids
-    return jnp.where(same, jnp.take_along_axis(x, index, axis=1), jnp.zeros_like(x))
+        exists &= jnp.take_along_axis(ids, index, axis=1) == ids
+    return jnp.where(exists, jnp.take_along_axis(x, index, axis=1), jnp.zeros_like(x))
 
 
 def _one_array(mask, ids):
-    """Mask and ids in one array, NO_ID where the policy chose nothing. Columns are transposed
-    first, which costs a pass for every array."""
+    """Returns mask and ids in one array, NO_ID where the policy chose nothing: columns are
+    transposed first, and each array costs a pass."""
     return jnp.where(mask > 0, 0 if ids is None else ids, NO_ID).astype(jnp.int32)
 
 
 def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
     """`discounted_sum` as a scan over columns, from the right: [B, S]."""
-    per_token, keep = decay.shape == x.shape, mask > 0
+    per_token, chosen = decay.shape == x.shape, mask > 0
 
-    def column(later, here):
+    def column(later, inputs):
         total, segment = later
-        x_t, decay_t, keep_t, id_t = here
-        ahead = (decay_t if per_token else decay[:, 0]) * total
+        x_t, decay_t, keep_t, id_t = inputs
+        carried = (decay_t if per_token else decay[:, 0]) * total
         if ids is not None:
             # Behind the last token the total is 0, whichever the segment.
-            keep_t, ahead = id_t != NO_ID, jnp.where(segment == id_t, ahead, 0.0)
+            keep_t, carried = id_t != NO_ID, jnp.where(segment == id_t, carried, 0.0)
             segment = jnp.where(keep_t, id_t, segment)
-        # A token that the policy did not choose hands on what it was handed.
-        total = jnp.where(keep_t, x_t + ahead, total)
+        # A token that the policy did not choose passes on what it received.
+        total = jnp.where(keep_t, x_t + carried, total)
         return (total, segment), total
 
-    masks = (keep.T, None) if ids is None else (None, _one_array(mask, ids).T)
+    masks = (chosen.T, None) if ids is None else (None, _one_array(mask, ids).T)
     columns = (x.T, decay.T if per_token else None, *masks)
     start = (jnp.zeros_like(x[:, 0]), None if ids is None else ids[:, 0])
     total = jax.lax.scan(column, start, columns, reverse=True, unroll=unroll)[1].T
-    return jnp.where(keep, total, 0.0)
+    return jnp.where(chosen, total, 0.0)
 
 
 def scan_gae(rewards, values, mask, ids, gamma, lam, unroll=1) -> tuple[jax.Array, jax.Array]:
     """`gae` as a scan over columns, from the right: [B, S] each."""
     per_token = lam.shape == rewards.shape
 
-    def column(later, here):
+    def column(later, inputs):
         value, advantage, segment = later
-        r, v, id_t, lam_t = here
-        keep, lam_t = id_t != NO_ID, lam_t if per_token else lam[:, 0]
-        ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)
-        advantage = jnp.where(keep, r - v + ahead, advantage)
-        value, segment = jnp.where(keep, v, value), jnp.where(keep, id_t, segment)
+        r, v, id_t, lam_t = inputs
+        is_chosen, lam_t = id_t != NO_ID, lam_t if per_token else lam[:, 0]
+        carried = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)
+        advantage = jnp.where(is_chosen, r - v + carried, advantage)
+        value, segment = jnp.where(is_chosen, v, value), jnp.where(is_chosen, id_t, segment)
         return (value, advantage, segment), advantage
 
-    chosen, keep = _one_array(mask, ids), mask > 0
-    columns = (rewards.T, values.T, chosen.T, lam.T if per_token else None)
+    chosen_ids, chosen = _one_array(mask, ids), mask > 0
+    columns = (rewards.T, values.T, chosen_ids.T, lam.T if per_token else None)
     zero = jnp.zeros_like(rewards[:, 0])
-    start = (zero, zero, chosen[:, 0])
+    start = (zero, zero, chosen_ids[:, 0])
     advantages = jax.lax.scan(column, start, columns, reverse=True, unroll=unroll)[1].T
-    advantages = jnp.where(keep, advantages, 0.0)
-    return advantages, jnp.where(keep, advantages + values, 0.0)
+    advantages = jnp.where(chosen, advantages, 0.0)
+    return advantages, jnp.where(chosen, advantages + values, 0.0)
 
 
 # -- an accelerator: after step k every token knows of the 2^k tokens from itself on
 
 
-def _doublings(combine, arrays, beyond):
-    """combine(arrays here, arrays further right) for distances 1, 2, 4, ... below S; what lies
-    behind the row is `beyond`, a number for each array."""
+def _doublings(combine, arrays, fills):
+    """Applies combine(arrays, the same arrays from `distance` further right) for distances 1, 2,
+    4, ... below S; behind the row stand the numbers `fills`, one for each array."""
     size = arrays[0].shape[1]
 
     def further(x, distance, number):
         padded = jnp.concatenate([x, jnp.full_like(x, number)], axis=1)
         return jax.lax.dynamic_slice_in_dim(padded, distance, size, axis=1)
 
-    def one(k, here):
+    def one(k, current):
         distance = jnp.left_shift(1, k)
-        right = (further(x, distance, n) for x, n in zip(here, beyond, strict=True))
-        return combine(here, tuple(right))
+        shifted = (further(x, distance, n) for x, n in zip(current, fills, strict=True))
+        return combine(current, tuple(shifted))
 
     return jax.lax.fori_loop(0, (size - 1).bit_length(), one, tuple(arrays))
 
 
 def _next_and_same(x, mask, ids):
-    """(x at t+ or 0, whether there is a t+)."""
+    """Returns (x at t+, or 0 where there is none; whether there is a t+)."""
 
-    def nearer(here, right):
-        return tuple(jnp.where(here[0], h, r) for h, r in zip(here, right, strict=True))
+    def nearer(current, right):
+        return tuple(jnp.where(current[0], h, r) for h, r in zip(current, right, strict=True))
 
     ids = jnp.zeros_like(mask, jnp.int32) if ids is None else ids
     any_later = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
     any_later, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in any_later)
-    same = any_later & (id_next == ids)
-    return jnp.where(same, x_next, jnp.zeros_like(x)), same
+    exists = any_later & (id_next == ids)
+    return jnp.where(exists, x_next, jnp.zeros_like(x)), exists
 
 
 def _linear(b, c) -> jax.Array:
     """y_t = b_t + c_t y_{t+1}: composes the maps y -> b + c y."""
 
-    def compose(here, right):
-        return here[0] + here[1] * right[0], here[1] * right[1]
+    def compose(current, right):
+        return current[0] + current[1] * right[0], current[1] * right[1]
 
     return _doublings(compose, (b, c), (0.0, 1.0))[0]
 
 
-def _sum(x, decay, keep, same) -> jax.Array:
+def _sum(x, decay, chosen, exists) -> jax.Array:
     """x_t + decay_t y_{t+}; a token that was not chosen passes y on."""
-    decay = jnp.where(keep, decay if same is None else jnp.where(same, decay, 0.0), 1.0)
-    return jnp.where(keep, _linear(jnp.where(keep, x, 0.0), decay), 0.0)
+    decay = jnp.where(chosen, decay if exists is None else jnp.where(exists, decay, 0.0), 1.0)
+    return jnp.where(chosen, _linear(jnp.where(chosen, x, 0.0), decay), 0.0)
 
 
 def doubled_next(x, mask, ids) -> jax.Array:
@@ -153,13 +153,13 @@ def doubled_next(x, mask, ids) -> jax.Array:
 
 def doubled_sum(x, decay, mask, ids) -> jax.Array:
     """`discounted_sum` by doublings: [B, S]."""
-    same = None if ids is None else _next_and_same(x, mask, ids)[1]
-    return _sum(x, decay, mask > 0, same)
+    exists = None if ids is None else _next_and_same(x, mask, ids)[1]
+    return _sum(x, decay, mask > 0, exists)
 
 
 def doubled_gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
     """`gae` by doublings: [B, S] each."""
-    keep = mask > 0
-    value_next, same = _next_and_same(values, mask, ids)
-    advantages = _sum(rewards + gamma * value_next - values, gamma * lam, keep, same)
-    return advantages, jnp.where(keep, advantages + values, 0.0)
+    chosen = mask > 0
+    value_next, exists = _next_and_same(values, mask, ids)
+    advantages = _sum(rewards + gamma * value_next - values, gamma * lam, chosen, exists)
+    return advantages, jnp.where(chosen, advantages + values, 0.0)

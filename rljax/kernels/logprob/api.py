@@ -56,8 +56,8 @@ def token_logprobs(
     dispatch.check(impl)
     dtypes = product_dtypes(hidden.dtype, head.dtype, float32_head, head_dtype)
     hidden, read_as, precision = hidden.astype(dtypes[0]), jnp.dtype(dtypes[1]).name, dtypes[2]
-    what = (float(soft_cap), vocab_first, with_entropy, with_greedy)
-    options = LogprobOptions(*what, precision, read_as, sharded.cores(mesh))
+    settings = (float(soft_cap), vocab_first, with_entropy, with_greedy)
+    options = LogprobOptions(*settings, precision, read_as, sharded.cores(mesh))
     if 0 < entries < vocab_size_of(head, options):
         options = dataclasses.replace(options, entries=entries)
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head.shape[int(vocab_first)]:
@@ -88,22 +88,23 @@ def _forward(hidden, head, targets, scale, options: LogprobOptions, mesh, impl):
     exists = (targets >= 0) & (targets < (options.entries or vocab_size_of(head, options)))
     logprob = jnp.where(exists, stats.target - stats.log_sum, jnp.nan)
     entropy = stats.log_sum - stats.expected if options.entropy else None
-    out = logprob, entropy, stats.top + stats.log_sum
+    outputs = logprob, entropy, stats.top + stats.log_sum
     if options.greedy:
-        out += ((stats.best == targets).astype(logprob.dtype),)
-    return out, (hidden, head, targets, scale, stats.top, stats.log_sum, entropy)
+        outputs += ((stats.best == targets).astype(logprob.dtype),)
+    return outputs, (hidden, head, targets, scale, stats.top, stats.log_sum, entropy)
 
 
 def _forward_for_gradient(hidden, head, targets, scale, options: LogprobOptions, mesh, impl):
     """`_forward`, which also keeps whether the head gets a gradient: under adapters it does not."""
     inputs = (x.value for x in (hidden, head, targets, scale))
-    out, saved = _forward(*inputs, options, mesh, impl)
-    return out, (saved, () if head.perturbed else None)
+    outputs, saved = _forward(*inputs, options, mesh, impl)
+    return outputs, (saved, () if head.perturbed else None)
 
 
-def _backward(options: LogprobOptions, mesh, impl, kept, cotangents):
-    """d logprob, d entropy and d logsumexp by the logits, as the a, b, c of logit_gradient."""
-    (hidden, head, targets, scale, top, log_sum, entropy), of_head_too = kept
+def _backward(options: LogprobOptions, mesh, impl, residuals, cotangents):
+    """Computes the gradients from the cotangents of log-prob, entropy and logsumexp, which are the
+    a, b and c of logit_gradient."""
+    (hidden, head, targets, scale, top, log_sum, entropy), of_head_too = residuals
     options = dataclasses.replace(options, frozen_head=of_head_too is None)
     a, g_entropy, g_lse = (_materialised(x) for x in cotangents[:3])
     b = g_lse - a
@@ -116,7 +117,7 @@ def _backward(options: LogprobOptions, mesh, impl, kept, cotangents):
 
 
 def _materialised(cotangent) -> jax.Array:
-    """An output that the loss does not read has no cotangent: zeros."""
+    """Returns a cotangent as an array: zeros for an output that the loss does not read."""
     zero = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
     return jnp.zeros(cotangent.shape, cotangent.dtype) if zero else cotangent
 

@@ -44,7 +44,8 @@ def backward(
 
 
 def _module(impl: str):
-    """Pallas takes a second to import, and what runs on a CPU needs none of it."""
+    """Returns the module of an implementation. Pallas takes a second to import, so it is imported
+    only for its own kernels."""
     if impl == "pallas_tpu":
         from rljax.kernels.logprob import pallas_tpu
 
@@ -66,11 +67,11 @@ def _run(impl: str | None, function: str, options: LogprobOptions, *arrays):
     elif impl is None and hidden.dtype not in (jnp.float32, jnp.bfloat16):
         impl = "xla"  # the kernels count in float32
     if impl == "pallas_gpu" and not _module(impl).fits(hidden, head):
-        sizes, what = [x.shape for x in (hidden, head)], "token_logprobs(impl='pallas_gpu')"
-        raise InputError(what, value=sizes, rule="below 2^31 elements", fix="impl='xla'")
+        sizes, subject = [x.shape for x in (hidden, head)], "token_logprobs(impl='pallas_gpu')"
+        raise InputError(subject, value=sizes, rule="below 2^31 elements", fix="impl='xla'")
     if impl == "pallas_gpu":  # its products take two of a kind
-        wide = gradient_dtype(hidden, head)
-        arrays = hidden.astype(wide), head.astype(wide), *rest
+        dtype = gradient_dtype(hidden, head)
+        arrays = hidden.astype(dtype), head.astype(dtype), *rest
     if impl is not None:
         return call(impl)(*arrays)
     # Lowering, not tracing, knows the platform: a CPU host may lower for a TPU. GPUs get the Triton

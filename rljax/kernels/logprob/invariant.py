@@ -20,8 +20,8 @@ def forward(hidden, head, targets, scale, options: LogprobOptions) -> Statistics
         head, scale = weights
         z = logits(hidden, head, 1.0, options)
         exact = _statistics(z, targets, jnp.broadcast_to(scale, targets.shape))
-        found = tile_statistics(z * scale, targets, options)
-        return exact._replace(expected=found.expected, best=found.best)
+        tile_stats = tile_statistics(z * scale, targets, options)
+        return exact._replace(expected=tile_stats.expected, best=tile_stats.best)
 
     return tiled(rows, 1, (head, scale), hidden, targets)
 
@@ -32,12 +32,13 @@ backward = xla.backward
 def chosen_logprobs(z: jax.Array, ids: jax.Array, temperature: jax.Array) -> jax.Array:
     """Returns the log-probs of `forward` from logits z [N, V] that are not scaled yet, at ids [N],
     with the temperature [N] of each row: [N], in nats."""
-    found = _statistics(z, ids, 1.0 / temperature)
-    return found.target - found.log_sum
+    stats = _statistics(z, ids, 1.0 / temperature)
+    return stats.target - stats.log_sum
 
 
 def _statistics(z, targets, scale) -> Statistics:
-    """Those of z [N, V] scale [N], but for the entropy: one loop, whoever asks."""
+    """Returns the statistics of z [N, V] scale [N] without the entropy, by one loop for both
+    callers."""
 
     def rows(_, z, targets, scale):
         return tile_statistics(z * scale[:, None], targets, LogprobOptions(entropy=False))

@@ -19,11 +19,11 @@ class LogprobOptions:
 
     soft_cap: float = 0.0  # c of c tanh(z / c); 0 = none
     vocab_first: bool = False  # the head is an embedding [V, D], else [D, V]
-    entropy: bool = True  # `expected` is wanted
-    greedy: bool = False  # `best` is wanted
+    entropy: bool = True  # computes `expected`
+    greedy: bool = False  # computes `best`
     precision: jax.lax.Precision | None = None  # of products with a float32 input
     head_dtype: str = ""  # in which products read the head; "" = its own
-    frozen_head: bool = False  # nobody wants the head's gradient
+    frozen_head: bool = False  # the gradient of the head is not computed
     cores: int = 1  # of a device that share the rows of one TPU kernel
     entries: int = 0  # of the head, from its first on, that are the vocabulary; 0 = all
 
@@ -61,8 +61,8 @@ def product_dtypes(hidden_dtype, head_dtype, float32_head: bool, rounded: str = 
         return hidden_dtype, hidden_dtype, None
     if hidden_dtype == head_dtype and head_dtype in (jnp.bfloat16, jnp.float16):
         return hidden_dtype, head_dtype, None
-    own = (jnp.bfloat16, jnp.float32)
-    if hidden_dtype not in own or head_dtype not in own:
+    mixable = (jnp.bfloat16, jnp.float32)
+    if hidden_dtype not in mixable or head_dtype not in mixable:
         hidden_dtype = head_dtype = jnp.promote_types(wide_dtype(hidden_dtype), head_dtype)
     return hidden_dtype, head_dtype, jax.lax.Precision.HIGHEST
 
@@ -87,16 +87,16 @@ def gradient_dtype(hidden: jax.Array, head: jax.Array) -> jnp.dtype:
 def hidden_gradient(dz: jax.Array, head: jax.Array, options: LogprobOptions) -> jax.Array:
     """Returns dz [N, V] times the head, transposed: [N, D], in float32 or wider."""
     layout = "nv,vd->nd" if options.vocab_first else "nv,dv->nd"
-    wide = wide_dtype(dz.dtype)
-    return jnp.einsum(layout, dz, head, preferred_element_type=wide, precision=options.precision)
+    dtype = wide_dtype(dz.dtype)
+    return jnp.einsum(layout, dz, head, preferred_element_type=dtype, precision=options.precision)
 
 
 def head_gradient(dz: jax.Array, hidden: jax.Array, options: LogprobOptions) -> jax.Array:
     """Returns hidden [N, D], transposed, times dz [N, V]: in the shape of the head, in
     float32 or wider."""
     layout = "nv,nd->vd" if options.vocab_first else "nv,nd->dv"
-    wide = wide_dtype(dz.dtype)
-    return jnp.einsum(layout, dz, hidden, preferred_element_type=wide, precision=options.precision)
+    dtype = wide_dtype(dz.dtype)
+    return jnp.einsum(layout, dz, hidden, preferred_element_type=dtype, precision=options.precision)
 
 
 def capped(products: jax.Array, soft_cap: float) -> jax.Array:
@@ -139,8 +139,8 @@ def tile_statistics(z: jax.Array, targets: jax.Array, options: LogprobOptions) -
 def picked(z: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns z [N, V] at targets [N]; 0 where they are not in [0, V)."""
     vocab = z.shape[-1]
-    at = jnp.take_along_axis(z, jnp.clip(targets, 0, vocab - 1)[:, None], axis=-1)[:, 0]
-    return jnp.where((targets >= 0) & (targets < vocab), at, 0.0)
+    values = jnp.take_along_axis(z, jnp.clip(targets, 0, vocab - 1)[:, None], axis=-1)[:, 0]
+    return jnp.where((targets >= 0) & (targets < vocab), values, 0.0)
 
 
 def merged(parts: Statistics, inside: jax.Array, largest, total) -> Statistics:
@@ -166,21 +166,21 @@ def merged(parts: Statistics, inside: jax.Array, largest, total) -> Statistics:
         no_token = jnp.iinfo(jnp.int32).max
         best = -largest(-jnp.where(tops == highest, parts.best, no_token))
         sums, best = jax.lax.optimization_barrier((sums, best))
-    whole, target, *expected = total(jnp.stack(sums))
-    expected = expected[0] / whole if expected else None
-    return Statistics(top, jnp.log(whole), target, expected, best)
+    mass, target, *expected = total(jnp.stack(sums))
+    expected = expected[0] / mass if expected else None
+    return Statistics(top, jnp.log(mass), target, expected, best)
 
 
 def merged_tiles(parts: Statistics, inside: jax.Array) -> Statistics:
     """Merges statistics over the leading axis of parts [T, N] and inside [T, N],
     as `merged` does."""
-    whole = merged(
+    stats = merged(
         parts,
         inside,
         lambda x: jnp.max(x, axis=0, keepdims=True),
         lambda x: jnp.sum(x, axis=1, keepdims=True),
     )
-    return jax.tree.map(lambda x: x[0], whole)
+    return jax.tree.map(lambda x: x[0], stats)
 
 
 def logit_gradient(

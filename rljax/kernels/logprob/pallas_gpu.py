@@ -52,11 +52,11 @@ def forward(
     rows, vocab = len(hidden), vocab_size_of(head, options)
     split = min(SPLIT, -(-vocab // W) * W)
     grid = (pl.cdiv(rows, R), pl.cdiv(vocab, split))
-    kinds = [jnp.float32] * 4 + [jnp.int32]
+    dtypes = [jnp.float32] * 4 + [jnp.int32]
     parts = pl.pallas_call(
         functools.partial(_describe, options=options, split=split),
         grid=grid,
-        out_shape=[jax.ShapeDtypeStruct((grid[1], rows), kind) for kind in kinds],
+        out_shape=[jax.ShapeDtypeStruct((grid[1], rows), dtype) for dtype in dtypes],
         **_call_options(interpret),
         name="token_logprobs_statistics",
     )(scale.reshape(1), targets, hidden, head)
@@ -65,10 +65,10 @@ def forward(
         expected=stats.expected if options.entropy else None,
         best=stats.best if options.greedy else None,
     )
-    first = (jnp.arange(grid[1], dtype=jnp.int32) * split)[:, None]
+    starts = (jnp.arange(grid[1], dtype=jnp.int32) * split)[:, None]
     y = targets[None]
-    inside = (y >= first) & (y < jnp.minimum(first + split, vocab))
-    return merged_tiles(stats, inside)
+    in_part = (y >= starts) & (y < jnp.minimum(starts + split, vocab))
+    return merged_tiles(stats, in_part)
 
 
 def backward(
@@ -76,13 +76,16 @@ def backward(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     rows, vocab = len(hidden), vocab_size_of(head, options)
-    axis, most = 0 if options.vocab_first else 1, GRADIENT_BYTES // (rows * hidden.dtype.itemsize)
-    count, size = tiles(vocab, max(most // W * W, W))
+    axis, max_entries = (
+        0 if options.vocab_first else 1,
+        GRADIENT_BYTES // (rows * hidden.dtype.itemsize),
+    )
+    count, size = tiles(vocab, max(max_entries // W * W, W))
 
     def of_vocab(sums, j):
-        first = jnp.minimum(j * size, vocab - size)
-        w = vocab_slice(head, first, size, options)
-        bounds = jnp.stack([first, j * size - first]).astype(jnp.int32)
+        start = jnp.minimum(j * size, vocab - size)
+        w = vocab_slice(head, start, size, options)
+        bounds = jnp.stack([start, j * size - start]).astype(jnp.int32)
         dz = pl.pallas_call(
             functools.partial(_differentiate, options=options),
             grid=(pl.cdiv(rows, R), pl.cdiv(size, W)),
@@ -91,12 +94,12 @@ def backward(
             name="token_logprobs_gradient",
         )(bounds, scale.reshape(1), targets, top, log_sum, a, b, c, hidden, w)
         of_vocab = head_gradient(dz, hidden, options)
-        of_vocab += lax.dynamic_slice_in_dim(sums[1], first, size, axis)  # 0 but where they overlap
-        of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
+        of_vocab += lax.dynamic_slice_in_dim(sums[1], start, size, axis)  # 0 but where they overlap
+        of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, start, axis)
         return (sums[0] + hidden_gradient(dz, w, options), of_head), None
 
-    empty = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32)
-    (of_hidden, of_head), _ = lax.scan(of_vocab, empty, jnp.arange(count))
+    zeros = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32)
+    (of_hidden, of_head), _ = lax.scan(of_vocab, zeros, jnp.arange(count))
     return of_hidden.astype(hidden.dtype), of_head
 
 
@@ -109,25 +112,27 @@ def _call_options(interpret: bool) -> dict:
 
 
 def _rows(i, count: int):
-    """(slice, [R] bool which of them exist) of the i-th block of rows."""
-    at = pl.ds(i * R, R)
-    return at, i * R + jnp.arange(R) < count
+    """Returns (slice, [R] bool: which of its rows exist) of the i-th block of rows."""
+    rows = pl.ds(i * R, R)
+    return rows, i * R + jnp.arange(R) < count
 
 
-def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: LogprobOptions) -> jax.Array:
-    """hidden[rows] times W vocabulary entries from `first` on -> [R, W] float32; 0 outside of
+def _raw_tile(hidden_ref, head_ref, rows, real_rows, start, options: LogprobOptions) -> jax.Array:
+    """Returns hidden[rows] times W vocabulary entries from `start` on: [R, W] float32, 0 outside of
     the arrays."""
     depth, vocab = hidden_ref.shape[1], head_ref.shape[0 if options.vocab_first else 1]
     k = K_BYTES // hidden_ref.dtype.itemsize
-    real_vocab = first + jnp.arange(W) < vocab
+    real_vocab = start + jnp.arange(W) < vocab
 
     def add(j, total):
-        at, real = pl.ds(j * k, k), j * k + jnp.arange(k) < depth
-        x = triton.load(hidden_ref.at[rows, at], mask=real_rows[:, None] & real[None, :], other=0.0)
+        columns, in_depth = pl.ds(j * k, k), j * k + jnp.arange(k) < depth
+        x = triton.load(
+            hidden_ref.at[rows, columns], mask=real_rows[:, None] & in_depth[None, :], other=0.0
+        )
         if options.vocab_first:
-            block, mask = (pl.ds(first, W), at), real_vocab[:, None] & real[None, :]
+            block, mask = (pl.ds(start, W), columns), real_vocab[:, None] & in_depth[None, :]
         else:
-            block, mask = (at, pl.ds(first, W)), real[:, None] & real_vocab[None, :]
+            block, mask = (columns, pl.ds(start, W)), in_depth[:, None] & real_vocab[None, :]
         w = triton.load(head_ref.at[block], mask=mask, other=0.0)
         return total + lax.dot_general(
             x,
@@ -162,24 +167,24 @@ def _describe(
 
     def of_tile(j, running):
         top, total, target, expected, best = running
-        first = start + j * W
-        token_id = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
-        raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options)
+        tile_start = start + j * W
+        token_id = tile_start + lax.broadcasted_iota(jnp.int32, (R, W), 1)
+        raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, tile_start, options)
         z = jnp.where(token_id < vocab, capped(raw, options.soft_cap) * scale, -jnp.inf)
-        here = jnp.max(z, axis=1)
-        new = jnp.maximum(top, here)
-        base = jnp.where(jnp.abs(new) < jnp.inf, new, 0.0)
+        tile_top = jnp.max(z, axis=1)
+        new_top = jnp.maximum(top, tile_top)
+        base = jnp.where(jnp.abs(new_top) < jnp.inf, new_top, 0.0)
         decay = jnp.where(top == -jnp.inf, 0.0, jnp.exp(top - base))
         e = jnp.exp(z - base[:, None])
         target += jnp.sum(jnp.where((token_id == y[:, None]) & (token_id < vocab), z, 0.0), axis=1)
-        if options.entropy:  # sums of e (z - base), of which the old ones had another base
+        if options.entropy:  # sums of e (z - base); those of earlier tiles had another base
             shift = jnp.where(top == -jnp.inf, 0.0, top - base)
             tile = jnp.where(e > 0, e * (z - base[:, None]), 0.0)
             expected = decay * (expected + total * shift) + jnp.sum(tile, axis=1)
         if options.greedy:
-            at = jnp.min(jnp.where(z == here[:, None], token_id, NO_TOKEN), axis=1)
-            best = jnp.where(here > top, at, best)
-        return new, total * decay + jnp.sum(e, axis=1), target, expected, best
+            tile_best = jnp.min(jnp.where(z == tile_top[:, None], token_id, NO_TOKEN), axis=1)
+            best = jnp.where(tile_top > top, tile_best, best)
+        return new_top, total * decay + jnp.sum(e, axis=1), target, expected, best
 
     zero = jnp.zeros((R,), jnp.float32)
     lowest = jnp.full((R,), -jnp.inf, jnp.float32)
@@ -188,8 +193,8 @@ def _describe(
         0, count, of_tile, (lowest, zero, zero, zero, jnp.full((R,), NO_TOKEN, jnp.int32))
     )
     base = jnp.where(jnp.abs(top) < jnp.inf, top, 0.0)
-    inside = (y >= start) & (y < jnp.minimum(start + split, vocab))
-    stats = base, jnp.log(total), jnp.where(inside, target - base, 0.0), expected / total, best
+    in_part = (y >= start) & (y < jnp.minimum(start + split, vocab))
+    stats = base, jnp.log(total), jnp.where(in_part, target - base, 0.0), expected / total, best
     refs = top_ref, log_sum_ref, target_ref, expected_ref, best_ref
     for ref, value in zip(refs, stats, strict=True):
         triton.store(ref.at[pl.program_id(1), rows], value, mask=real_rows)
@@ -210,15 +215,16 @@ def _differentiate(
     *,
     options: LogprobOptions,
 ):
-    """One tile of options.logit_gradient for a chunk of the vocabulary, with 0 for the entries that
-    the chunk before had too. bounds: [its first entry, how many of its entries are not its own]."""
+    """Writes one tile of options.logit_gradient for a chunk of the vocabulary, with 0 for the
+    entries that it shares with the chunk before. bounds: [first entry of the chunk, number of these
+    shared entries]."""
     rows, real_rows = _rows(pl.program_id(0), hidden_ref.shape[0])
-    vocab, first = dz_ref.shape[1], pl.program_id(1) * W
-    y = triton.load(targets_ref.at[rows], mask=real_rows, other=-1) - bounds_ref[0] - first
+    vocab, start = dz_ref.shape[1], pl.program_id(1) * W
+    y = triton.load(targets_ref.at[rows], mask=real_rows, other=-1) - bounds_ref[0] - start
     refs = top_ref, log_sum_ref, a_ref, b_ref, c_ref
     row = [triton.load(ref.at[rows], mask=real_rows, other=0.0) for ref in refs]
-    raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options)
+    raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, start, options)
     dz = logit_gradient(raw, y, scale_ref[0], *row, options)
-    token_id = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
+    token_id = start + lax.broadcasted_iota(jnp.int32, (R, W), 1)
     dz = jnp.where(token_id >= bounds_ref[1], dz, 0.0).astype(dz_ref.dtype)
-    triton.store(dz_ref.at[rows, pl.ds(first, W)], dz, mask=real_rows[:, None] & (token_id < vocab))
+    triton.store(dz_ref.at[rows, pl.ds(start, W)], dz, mask=real_rows[:, None] & (token_id < vocab))

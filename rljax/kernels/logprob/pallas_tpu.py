@@ -70,7 +70,7 @@ def forward(
     grid = (pl.cdiv(n, blocks.rows), pl.cdiv(vocab, blocks.vocab))
     row_of, vocab_of = (lambda i, j: i), (lambda i, j: j)
     statistics = pltpu.VMEM((blocks.rows, LANES), F32)
-    out = pl.pallas_call(
+    output = pl.pallas_call(
         functools.partial(forward_kernel, options=options, vocab=vocab),
         grid=grid,
         in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="rows")[:-1],
@@ -93,14 +93,14 @@ def forward(
     )(_scalar(scale), _column(targets, grid[0] * blocks.rows), hidden, head)
 
     def real(lane):
-        return jax.lax.bitcast_convert_type(out[:n, lane], F32)
+        return jax.lax.bitcast_convert_type(output[:n, lane], F32)
 
     return Statistics(
         top=real(0),
         log_sum=real(1),
         target=real(2),
         expected=real(3) if options.entropy else None,
-        best=out[:n, 4] if options.greedy else None,
+        best=output[:n, 4] if options.greedy else None,
     )
 
 
@@ -120,10 +120,10 @@ def backward(
     inputs = (_scalar(scale), targets, hidden, head, rows)
     shared = dict(options=options, vocab=vocab, rows=shape[0], interpret=interpret)
     sizes = (shape[0], shape[1], vocab), _sizes(hidden, head)
-    held = functools.partial(both_bytes, shape[0])
-    blocks = choose_blocks(held, "vocab", *sizes, _budget())
+    bytes_of = functools.partial(both_bytes, shape[0])
+    blocks = choose_blocks(bytes_of, "vocab", *sizes, _budget())
     one_core = options.cores == 1
-    if one_core and not options.frozen_head and held(blocks, shape[1], sizes[1]) <= _budget():
+    if one_core and not options.frozen_head and bytes_of(blocks, shape[1], sizes[1]) <= _budget():
         of_hidden, of_head = _both_gradients(*inputs, blocks=blocks, **shared)
     else:
         of_hidden, of_head = _hidden_gradient(*inputs, **shared), _head_gradient(*inputs, **shared)
@@ -131,7 +131,7 @@ def backward(
 
 
 def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
-    """[N, D]: rows stay, the vocabulary streams by."""
+    """Returns the gradient of hidden [N, D]: rows stay in VMEM, the vocabulary streams by."""
     depth, size = hidden.shape[1], _sizes(hidden, head)
     blocks = choose_blocks(hidden_bytes, "rows", (rows, depth, vocab), size, _budget())
     grid = (pl.cdiv(rows, blocks.rows), pl.cdiv(vocab, blocks.vocab))
@@ -165,7 +165,7 @@ def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, vocab
 
 
 def _head_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
-    """Like head, in float32: the vocabulary stays, rows stream by."""
+    """Returns the gradient of the head in float32: the vocabulary stays in VMEM, rows stream by."""
     depth, size = hidden.shape[1], _sizes(hidden, head)
     blocks = choose_blocks(head_bytes, "vocab", (rows, depth, vocab), size, _budget())
     grid = (pl.cdiv(vocab, blocks.vocab), pl.cdiv(rows, blocks.rows))
@@ -200,21 +200,24 @@ def _head_gradient(scale, targets, hidden, head, statistics, *, options, vocab, 
 def _both_gradients(
     scale, targets, hidden, head, statistics, *, blocks, options, vocab, rows, interpret
 ):
-    """([N, D], like head in float32): as _head_gradient, with the sums of all rows of the first in
-    VMEM. A block of it leaves in the last round of rows; before that round its index stays."""
+    """Returns the gradients of hidden [N, D] and of the head in float32, as _head_gradient does,
+    with the sums of all rows of hidden's in VMEM. Its blocks are written in the last round of rows;
+    before that round the index of its block stays the same."""
     depth, size = hidden.shape[1], _sizes(hidden, head)
     grid = (pl.cdiv(vocab, blocks.vocab), pl.cdiv(rows, blocks.rows))
     row_of, vocab_of = (lambda j, i: i), (lambda j, i: j)
-    last, padded, streamed = grid[0] - 1, grid[1] * blocks.rows, rows * grid[0]
-    once = pl.Buffered(1)
-    leaves = pl.BlockSpec(
-        (blocks.rows, depth), lambda j, i: (jnp.where(j == last, i, 0), 0), pipeline_mode=once
+    last_block, padded, streamed = grid[0] - 1, grid[1] * blocks.rows, rows * grid[0]
+    single_buffer = pl.Buffered(1)
+    hidden_spec = pl.BlockSpec(
+        (blocks.rows, depth),
+        lambda j, i: (jnp.where(j == last_block, i, 0), 0),
+        pipeline_mode=single_buffer,
     )
     return pl.pallas_call(
         functools.partial(both_kernel, options=options, rows=rows, vocab=vocab),
         grid=grid,
         in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="vocab"),
-        out_specs=(leaves, _head_spec(blocks, depth, options, vocab_of, once)),
+        out_specs=(hidden_spec, _head_spec(blocks, depth, options, vocab_of, single_buffer)),
         out_shape=(
             jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
             jax.ShapeDtypeStruct(head.shape, F32),
@@ -303,31 +306,34 @@ def _lanes(statistics, rows: int):
 
 def _head_spec(blocks, depth: int, options: LogprobOptions, vocab_of, mode=None):
     if options.vocab_first:
-        shape, index = (blocks.vocab, depth), lambda *at: (vocab_of(*at), 0)
+        shape, index = (blocks.vocab, depth), lambda *indices: (vocab_of(*indices), 0)
     else:
-        shape, index = (depth, blocks.vocab), lambda *at: (0, vocab_of(*at))
+        shape, index = (depth, blocks.vocab), lambda *indices: (0, vocab_of(*indices))
     return pl.BlockSpec(shape, index, pipeline_mode=mode)
 
 
 def _specs(blocks, depth: int, options: LogprobOptions, row_of, vocab_of, *, stays: str) -> list:
-    """The specs of scale, targets, hidden, head, statistics. What stays for a whole round of the
-    inner grid axis has one buffer: the next round's copy is not worth a second one."""
+    """Returns the specs of scale, targets, hidden, head, statistics. The input that stays for a
+    round of the inner grid axis has one buffer: the next round's copy is not worth a second."""
 
-    def rows(*at):
-        return (row_of(*at), 0)
+    def rows(*indices):
+        return (row_of(*indices), 0)
 
-    once = pl.Buffered(1)
+    single_buffer = pl.Buffered(1)
     return [
         pl.BlockSpec(memory_space=pltpu.SMEM),
         pl.BlockSpec((blocks.rows, 1), rows),
-        pl.BlockSpec((blocks.rows, depth), rows, pipeline_mode=once if stays == "rows" else None),
-        _head_spec(blocks, depth, options, vocab_of, once if stays == "vocab" else None),
+        pl.BlockSpec(
+            (blocks.rows, depth), rows, pipeline_mode=single_buffer if stays == "rows" else None
+        ),
+        _head_spec(blocks, depth, options, vocab_of, single_buffer if stays == "vocab" else None),
         pl.BlockSpec((blocks.rows, LANES), rows),
     ]
 
 
 def _budget() -> int:
-    """Bytes of tiles; the compiler needs the rest for what it keeps between instructions."""
+    """Returns the bytes that tiles may take; the compiler needs the rest of VMEM for values between
+    instructions."""
     return vmem_bytes() * 13 // 16
 
 

@@ -81,8 +81,8 @@ def backward(
         w = _known(head, options).astype(options.head_dtype)
         of_hidden, of_head = dispatch.backward(impl, _flat(hidden), w, y, scale, *row, options)
         if w.shape != head.shape:
-            more = [(0, n - m) for n, m in zip(head.shape, of_head.shape, strict=True)]
-            of_head = jnp.pad(of_head, more)
+            padding = [(0, n - m) for n, m in zip(head.shape, of_head.shape, strict=True)]
+            of_head = jnp.pad(of_head, padding)
         return of_hidden.reshape(hidden.shape).astype(hidden.dtype), of_head.astype(head.dtype)
     split = _split(mesh, hidden, head, options)
     head = _padded(split, head, options)
@@ -101,9 +101,9 @@ def backward(
         check_vma=False,
     )(hidden, head, scale, *rows)
     if split.padding:
-        whole = jax.lax.with_sharding_constraint(of_head, split.stored)
+        stored = jax.lax.with_sharding_constraint(of_head, split.stored)
         size, axis = vocab_size_of(of_head, options), 0 if options.vocab_first else 1
-        of_head = lax.slice_in_dim(whole, 0, size - split.padding, axis=axis)
+        of_head = lax.slice_in_dim(stored, 0, size - split.padding, axis=axis)
     return of_hidden, of_head
 
 
@@ -122,7 +122,7 @@ def cores(mesh: Mesh | None) -> int:
 
 
 def _known(head: jax.Array, options: LogprobOptions) -> jax.Array:
-    """The head's vocabulary, without what is behind it."""
+    """Returns the head without the padding behind its vocabulary."""
     if not options.entries:
         return head
     return lax.slice_in_dim(head, 0, options.entries, axis=0 if options.vocab_first else 1)
@@ -150,8 +150,8 @@ class _Split:
 
     def tokens(self, ndim: int) -> PartitionSpec:
         """The spec of arrays [B, ..., S], and of those with further axes."""
-        between = [None] * (ndim - 2)
-        return PartitionSpec(self.rows, *between, *[self.context][: ndim - 1])
+        middle = [None] * (ndim - 2)
+        return PartitionSpec(self.rows, *middle, *[self.context][: ndim - 1])
 
     def head(self, options: LogprobOptions) -> PartitionSpec:
         names = (self.vocab, self.embed) if options.vocab_first else (self.embed, self.vocab)
@@ -166,20 +166,20 @@ def _split(mesh: Mesh, hidden, head, options: LogprobOptions) -> _Split:
     def fitting(axis: str, size: int) -> str | None:
         return axis if mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
 
-    rows, left = [], hidden.shape[0]
+    rows, remaining = [], hidden.shape[0]
     for axis in BATCH_AXES:
-        if fitting(axis, left):
+        if fitting(axis, remaining):
             rows.append(axis)
-            left //= mesh.shape[axis]
+            remaining //= mesh.shape[axis]
     context = fitting("context", hidden.shape[-2]) if hidden.ndim > 2 else None
     embed, vocab = fitting("fsdp", hidden.shape[-1]), vocab_size_of(head, options)
     tensor, names = mesh.shape["tensor"], ("vocab", "embed")
     names = names if options.vocab_first else names[::-1]
     stored = weight_sharding(mesh, "head", head.shape, names) if vocab % tensor else None
-    over = "tensor" if tensor > 1 else None
+    vocab_axis = "tensor" if tensor > 1 else None
     entries, padding = options.entries or vocab, -vocab % tensor
     unused = vocab + padding - entries
-    return _Split(tuple(rows), context, embed, over, entries, padding, unused, stored)
+    return _Split(tuple(rows), context, embed, vocab_axis, entries, padding, unused, stored)
 
 
 def _padded(split: _Split, head: jax.Array, options: LogprobOptions) -> jax.Array:
@@ -187,8 +187,8 @@ def _padded(split: _Split, head: jax.Array, options: LogprobOptions) -> jax.Arra
     goes to tensor by an exchange of parts."""
     if not split.padding:
         return head
-    more = [(0, split.padding), (0, 0)] if options.vocab_first else [(0, 0), (0, split.padding)]
-    return jnp.pad(jax.lax.with_sharding_constraint(head, split.stored), more)
+    padding = [(0, split.padding), (0, 0)] if options.vocab_first else [(0, 0), (0, split.padding)]
+    return jnp.pad(jax.lax.with_sharding_constraint(head, split.stored), padding)
 
 
 # -- what one device does, inside shard_map
@@ -198,26 +198,28 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
     """Statistics of the device's own rows over the whole vocabulary: hidden [N, D], its own part of
     the head, targets [N]."""
     vocab = vocab_size_of(head, options)
-    before = lax.axis_index(split.vocab) * vocab if split.vocab else 0
-    y = targets - before
+    offset = lax.axis_index(split.vocab) * vocab if split.vocab else 0
+    y = targets - offset
 
-    def of_tile(carry, first, count, masked=False):
-        w = _gathered(split, head, first, count, options)
+    def of_tile(carry, start, count, masked=False):
+        w = _gathered(split, head, start, count, options)
         if masked:
             z = logits(hidden, w, scale, options)
-            real = before + first + jnp.arange(count)[None] < split.entries
-            stats = tile_statistics(jnp.where(real, z, -jnp.inf), y - first, options)
+            exists = offset + start + jnp.arange(count)[None] < split.entries
+            stats = tile_statistics(jnp.where(exists, z, -jnp.inf), y - start, options)
         else:
-            stats = dispatch.forward(impl, hidden, w, y - first, scale, options)
+            stats = dispatch.forward(impl, hidden, w, y - start, scale, options)
         if options.greedy:
-            stats = stats._replace(best=stats.best + first + before)
-        return carry, (stats, (y >= first) & (y < first + count))
+            stats = stats._replace(best=stats.best + start + offset)
+        return carry, (stats, (y >= start) & (y < start + count))
 
     itemsize = jnp.dtype(options.head_dtype).itemsize
     used = _used(split, vocab)
     tile = _vocab_per_tile(hidden, itemsize, used) if split.embed else used
-    _, (parts, inside) = _over_tiles(of_tile, (), vocab, tile, vocab - used)
-    stats = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
+    _, (parts, in_tile) = _over_tiles(of_tile, (), vocab, tile, vocab - used)
+    stats = (
+        merged_tiles(parts, in_tile) if len(in_tile) > 1 else jax.tree.map(lambda x: x[0], parts)
+    )
     if not split.vocab:
         return stats
 
@@ -237,11 +239,11 @@ def _used(split: _Split, vocab: int) -> int:
 
 
 def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
-    """(d hidden of the device's own rows, d of its own part of the head)."""
+    """Returns (d hidden of the device's rows, d of its part of the head)."""
     vocab, axis = vocab_size_of(head, options), 0 if options.vocab_first else 1
-    before = lax.axis_index(split.vocab) * vocab if split.vocab else 0
+    offset = lax.axis_index(split.vocab) * vocab if split.vocab else 0
     targets, *row = rows
-    y, used = targets - before, _used(split, vocab)
+    y, used = targets - offset, _used(split, vocab)
     # A sum over devices is float32: of a whole bfloat16 head it would be twice the head.
     moved = split.embed or split.rows or split.context
     tile = _vocab_per_tile(hidden, 4, used) if moved else used
@@ -251,19 +253,23 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
         of_head = _scattered(split, of_head, options).astype(head.dtype)
     else:
 
-        def of_tile(sums, first, count, masked=False):
-            w = _gathered(split, head, first, count, options)
+        def of_tile(sums, start, count, masked=False):
+            w = _gathered(split, head, start, count, options)
             if masked:
-                real = before + first + jnp.arange(count)[None] < split.entries
-                part, of_vocab = _masked_gradients(hidden, w, y - first, scale, row, real, options)
+                exists = offset + start + jnp.arange(count)[None] < split.entries
+                tile_hidden, of_vocab = _masked_gradients(
+                    hidden, w, y - start, scale, row, exists, options
+                )
             else:
-                part, of_vocab = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
+                tile_hidden, of_vocab = dispatch.backward(
+                    impl, hidden, w, y - start, scale, *row, options
+                )
             of_vocab = _scattered(split, of_vocab, options).astype(head.dtype)
-            of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
-            return (sums[0] + part, of_head), ()
+            of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, start, axis)
+            return (sums[0] + tile_hidden, of_head), ()
 
-        empty = jnp.zeros(hidden.shape, row[0].dtype), jnp.zeros_like(head)
-        (of_hidden, of_head), _ = _over_tiles(of_tile, empty, vocab, tile, vocab - used)
+        zeros = jnp.zeros(hidden.shape, row[0].dtype), jnp.zeros_like(head)
+        (of_hidden, of_head), _ = _over_tiles(of_tile, zeros, vocab, tile, vocab - used)
     if split.vocab:
         # After the tiles: a sum that does not wait for them could meet theirs out of order.
         of_hidden, of_head = lax.optimization_barrier((of_hidden, of_head))
@@ -271,10 +277,11 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def _masked_gradients(hidden, w, y, scale, row, real, options: LogprobOptions):
-    """`dispatch.backward` of a few entries, of which only the `real` ones [1, V] exist."""
+def _masked_gradients(hidden, w, y, scale, row, exists, options: LogprobOptions):
+    """Computes `dispatch.backward` of a few entries, of which only those that `exists` [1, V] says
+    are in the vocabulary."""
     raw = raw_logits(hidden, w, options)
-    dz = jnp.where(real, logit_gradient(raw, y, scale, *row, options), 0.0)
+    dz = jnp.where(exists, logit_gradient(raw, y, scale, *row, options), 0.0)
     dz = dz.astype(gradient_dtype(hidden, w))
     return hidden_gradient(dz, w, options).astype(hidden.dtype), head_gradient(dz, hidden, options)
 
@@ -282,8 +289,8 @@ def _masked_gradients(hidden, w, y, scale, row, real, options: LogprobOptions):
 def _vocab_per_tile(hidden, itemsize: int, vocab: int) -> int:
     """The number of vocabulary entries that are gathered, or whose gradients are summed, at
     once."""
-    most = TILE_BYTES // (hidden.shape[1] * itemsize)
-    return min(vocab, max(most // 128 * 128, 128))  # whole lanes of a TPU
+    max_entries = TILE_BYTES // (hidden.shape[1] * itemsize)
+    return min(vocab, max(max_entries // 128 * 128, 128))  # whole lanes of a TPU
 
 
 def _over_tiles(of_tile, carry, vocab: int, size: int, masked: int = 0):
@@ -291,30 +298,30 @@ def _over_tiles(of_tile, carry, vocab: int, size: int, masked: int = 0):
     of_tile(..., masked=True) over the last `masked` entries; returns the carry and the results,
     stacked."""
     used = vocab - masked
-    whole, rest = divmod(used, size) if used else (0, 0)
+    full_tiles, rest = divmod(used, size) if used else (0, 0)
     stacks = []
-    if whole > 1:
+    if full_tiles > 1:
 
         def each(carry, i):
             return of_tile(carry, i * size, size)
 
-        carry, results = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
+        carry, results = lax.scan(each, carry, jnp.arange(full_tiles, dtype=jnp.int32))
         stacks.append(results)
-    spans = [(0, size, False)] * (whole == 1) + [(used - rest, rest, False)] * bool(rest)
-    for first, count, last in [*spans, *[(used, masked, True)] * bool(masked)]:
+    spans = [(0, size, False)] * (full_tiles == 1) + [(used - rest, rest, False)] * bool(rest)
+    for start, count, is_masked in [*spans, *[(used, masked, True)] * bool(masked)]:
         if stacks:  # its collectives wait for those of the scan, or they could meet out of order
-            first, carry, stacks = lax.optimization_barrier((jnp.int32(first), carry, stacks))
-        carry, results = of_tile(carry, first, count, *[True] * last)
+            start, carry, stacks = lax.optimization_barrier((jnp.int32(start), carry, stacks))
+        carry, results = of_tile(carry, start, count, *[True] * is_masked)
         stacks.append(jax.tree.map(lambda x: x[None], results))
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)
 
 
-def _gathered(split: _Split, head, first, count: int, options: LogprobOptions) -> jax.Array:
+def _gathered(split: _Split, head, start, count: int, options: LogprobOptions) -> jax.Array:
     """`count` vocabulary entries of the device's own part of the head, with all of D."""
     axis = 0 if options.vocab_first else 1
-    w = head if count == head.shape[axis] else lax.dynamic_slice_in_dim(head, first, count, axis)
-    narrow = jnp.dtype(options.head_dtype).itemsize < w.dtype.itemsize
-    w = w.astype(options.head_dtype) if narrow else w  # the fewer bytes are sent
+    w = head if count == head.shape[axis] else lax.dynamic_slice_in_dim(head, start, count, axis)
+    is_narrower = jnp.dtype(options.head_dtype).itemsize < w.dtype.itemsize
+    w = w.astype(options.head_dtype) if is_narrower else w  # so that fewer bytes are sent
     w = lax.all_gather(w, split.embed, axis=1 - axis, tiled=True) if split.embed else w
     return w.astype(options.head_dtype)
 
@@ -334,5 +341,5 @@ def _scattered(split: _Split, of_vocab, options: LogprobOptions) -> jax.Array:
     elif split.embed:
         total = lax.psum_scatter(total, "fsdp", scatter_dimension=axis, tiled=True)
     scattered = split.embed and not split.repeated_by("fsdp")
-    others = [x for x in (*split.rows, split.context) if x and not (scattered and x == "fsdp")]
-    return lax.psum(total, tuple(others)) if others else total
+    axes = [x for x in (*split.rows, split.context) if x and not (scattered and x == "fsdp")]
+    return lax.psum(total, tuple(axes)) if axes else total

@@ -61,8 +61,8 @@ def head_bytes(b: Blocks, depth: int, size: Sizes) -> int:
 def both_bytes(rows: int, b: Blocks, depth: int, size: Sizes) -> int:
     """Bytes held by the kernel of both gradients: besides those of the head's, the gradient of all
     rows, and the block in which it leaves."""
-    whole = -(-rows // b.rows) * b.rows
-    return head_bytes(b, depth, size) + whole * depth * 4 + b.rows * depth * size.hidden
+    padded_rows = -(-rows // b.rows) * b.rows
+    return head_bytes(b, depth, size) + padded_rows * depth * 4 + b.rows * depth * size.hidden
 
 
 def _row_sizes(n: int) -> list[int]:

@@ -26,25 +26,25 @@ F32 = jnp.float32
 def passes(hidden_dtype, head_dtype) -> int:
     """Counts how often the MXU multiplies for one product that makes logits. It takes bfloat16: a
     float32 input is three parts, of two of them three of the nine products are left out."""
-    wide = sum(dtype == F32 for dtype in (hidden_dtype, head_dtype))
-    return (1, 3, 6)[wide]
+    float32_inputs = sum(dtype == F32 for dtype in (hidden_dtype, head_dtype))
+    return (1, 3, 6)[float32_inputs]
 
 
 def _over_depth(hidden_ref, head_ref, body) -> None:
-    """body(slice of D) for every slice; the last may be short."""
+    """Calls body(slice of D) for every slice; the last may be short."""
     size = max(SLICE // passes(hidden_ref.dtype, head_ref.dtype) // 128 * 128, 128)
-    full, rest = divmod(hidden_ref.shape[1], size)
-    if full == 1:
+    full_slices, remainder = divmod(hidden_ref.shape[1], size)
+    if full_slices == 1:
         body(pl.ds(0, size))
-    elif full:
+    elif full_slices:
 
         def step(k, _):
             body(pl.ds(pl.multiple_of(k * size, size), size))
             return 0
 
-        jax.lax.fori_loop(0, full, step, 0)
-    if rest:
-        body(pl.ds(full * size, rest))
+        jax.lax.fori_loop(0, full_slices, step, 0)
+    if remainder:
+        body(pl.ds(full_slices * size, remainder))
 
 
 def _over_rows(rows: int, body) -> None:
@@ -68,7 +68,8 @@ def _product(x, y, contract, precision=None):
 
 
 def _coarse_product(x, y, contract):
-    """In one pass: of gradients, whose rounding errors average out over rows and vocabulary."""
+    """Returns a product in one pass of the MXU, for gradients: their rounding errors average out
+    over rows and vocabulary."""
     return _product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), contract)
 
 
@@ -84,25 +85,25 @@ def _parts(x) -> list:
 
 
 def _exact_products(x, y, contract, precision) -> list:
-    """The products whose sum is that of x and y as exact as float32 holds it."""
+    """Returns products whose sum is x y, as exact as float32 holds it."""
     if x.dtype == y.dtype:
         return [_product(x, y, contract, precision)]
     return [_product(p, q, contract) for p in _parts(x) for q in _parts(y)]
 
 
-def _head_slice(head_ref, at, options: LogprobOptions):
-    return head_ref[:, at] if options.vocab_first else head_ref[at, :]
+def _head_slice(head_ref, depth, options: LogprobOptions):
+    return head_ref[:, depth] if options.vocab_first else head_ref[depth, :]
 
 
 def _multiply(hidden_ref, head_ref, z_ref, options: LogprobOptions) -> None:
-    """z [R, W] += hidden [R, D] head, before cap and scale. The reader of z leaves zeros for the
-    next tile: among its arithmetic the stores are free, a pass of their own is not."""
+    """z [R, W] += hidden [R, D] head, before cap and scale. Whatever reads z leaves zeros for the
+    next tile: beside its arithmetic these stores cost nothing, a pass of their own would."""
 
-    def add(at):
-        w = _head_slice(head_ref, at, options)
+    def add(depth):
+        w = _head_slice(head_ref, depth, options)
         contract = (1, 1 if options.vocab_first else 0)
-        for part in _exact_products(hidden_ref[:, at], w, contract, options.precision):
-            z_ref[...] += part
+        for product in _exact_products(hidden_ref[:, depth], w, contract, options.precision):
+            z_ref[...] += product
 
     _over_depth(hidden_ref, head_ref, add)
 
@@ -125,92 +126,107 @@ def forward_kernel(
 
     _multiply(hidden_ref, head_ref, z_ref, options)
 
-    def update(at, chunk):
+    def update(row_slice, chunk):
         _update_statistics(
-            z_ref, target_ref, running, at, chunk, j * tile_vocab, scale_ref[0, 0], options, vocab
+            z_ref,
+            target_ref,
+            running,
+            row_slice,
+            chunk,
+            j * tile_vocab,
+            scale_ref[0, 0],
+            options,
+            vocab,
         )
 
     _over_rows(rows, update)
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        _over_rows(rows, lambda at, _: _finish(target_ref, out_ref, running, at, vocab, options))
+        _over_rows(
+            rows,
+            lambda row_slice, _: _finish(target_ref, out_ref, running, row_slice, vocab, options),
+        )
 
 
-def _update_statistics(z_ref, target_ref, running, at, chunk, first, scale, options, vocab):
-    """Adds one chunk of rows of a tile, whose first token is `first`, to the running statistics."""
+def _update_statistics(z_ref, target_ref, running, rows, chunk, start, scale, options, vocab):
+    """Adds one chunk of rows of a tile, whose first token is `start`, to the running statistics."""
     top_ref, sum_ref, weighted_ref, at_target_ref, best_ref = running
     lane = jax.lax.broadcasted_iota(jnp.int32, (chunk, LANES), 1)
-    target = target_ref[at, :] - first
-    before = top = top_ref[at, :]
-    at_target, best, kept = at_target_ref[at, :], best_ref[at, :], []
+    target = target_ref[rows, :] - start
+    old_top = top = top_ref[rows, :]
+    at_target, best, logits = at_target_ref[rows, :], best_ref[rows, :], []
     for k in range(0, z_ref.shape[1], LANES):
-        z = z_ref[at, k : k + LANES]
-        z_ref[at, k : k + LANES] = jnp.zeros_like(z)
+        z = z_ref[rows, k : k + LANES]
+        z_ref[rows, k : k + LANES] = jnp.zeros_like(z)
         z = (options.soft_cap * jnp.tanh(z / options.soft_cap) if options.soft_cap else z) * scale
         at_target += jnp.where(lane + k == target, z, 0.0)
         if vocab % z_ref.shape[1]:
-            z = jnp.where(lane + k < vocab - first, z, LOWEST)
+            z = jnp.where(lane + k < vocab - start, z, LOWEST)
         z = jnp.maximum(z, LOWEST)
         if options.greedy:  # later tokens must be larger, so that the first of equals stays
-            best = jnp.where(z > top, lane + (first + k), best)
+            best = jnp.where(z > top, lane + (start + k), best)
         top = jnp.maximum(top, z)
-        kept.append(z)
-    shrink = jnp.exp(before - top)
-    total = sum_ref[at, :]
-    weighted = (weighted_ref[at, :] + total * (before - top)) * shrink
+        logits.append(z)
+    shrink = jnp.exp(old_top - top)
+    total = sum_ref[rows, :]
+    weighted = (weighted_ref[rows, :] + total * (old_top - top)) * shrink
     total = total * shrink
-    for z in kept:
+    for z in logits:
         e = jnp.exp(z - top)
         total += e
         if options.entropy:
             weighted += e * (z - top)
     live = top != LOWEST  # a lane without any finite logit has counted its LOWEST
-    top_ref[at, :], at_target_ref[at, :] = top, at_target
-    sum_ref[at, :] = jnp.where(live, total, 0.0)
+    top_ref[rows, :], at_target_ref[rows, :] = top, at_target
+    sum_ref[rows, :] = jnp.where(live, total, 0.0)
     if options.entropy:
-        weighted_ref[at, :] = jnp.where(live, weighted, 0.0)
+        weighted_ref[rows, :] = jnp.where(live, weighted, 0.0)
     if options.greedy:
-        best_ref[at, :] = best
+        best_ref[rows, :] = best
 
 
-def _finish(target_ref, out_ref, running, at, vocab, options):
+def _finish(target_ref, out_ref, running, rows, vocab, options):
     """Reduces the lanes' statistics to one row's: lanes 0 to 4 of the output, as bits."""
-    top, total, weighted, at_target, best = (ref[at, :] for ref in running)
+    top, total, weighted, at_target, best = (ref[rows, :] for ref in running)
     largest = jnp.max(top, axis=1, keepdims=True)
     share = jnp.exp(top - largest)
     mass = jnp.sum(total * share, axis=1, keepdims=True)
     finite = jnp.where(largest == LOWEST, 0.0, largest)
-    wanted = target_ref[at, :]
+    target_id = target_ref[rows, :]
     target = jnp.sum(at_target, axis=1, keepdims=True) - finite
-    columns = [finite, jnp.log(mass), jnp.where((wanted >= 0) & (wanted < vocab), target, 0.0)]
+    columns = [
+        finite,
+        jnp.log(mass),
+        jnp.where((target_id >= 0) & (target_id < vocab), target, 0.0),
+    ]
     if options.entropy:
         weighted = jnp.sum((weighted + total * (top - largest)) * share, axis=1, keepdims=True)
         columns.append(weighted / jnp.where(mass == 0, 1.0, mass))
     lane = jax.lax.broadcasted_iota(jnp.int32, top.shape, 1)
-    out = jnp.zeros_like(lane)
+    output = jnp.zeros_like(lane)
     for i, column in enumerate(columns):
         bits = jax.lax.bitcast_convert_type(jnp.broadcast_to(column, top.shape), jnp.int32)
-        out = jnp.where(lane == i, bits, out)
+        output = jnp.where(lane == i, bits, output)
     if options.greedy:
-        first = jnp.min(jnp.where(top == largest, best, vocab), axis=1, keepdims=True)
-        out = jnp.where(lane == 4, first, out)
-    out_ref[at, :] = out
+        best_token = jnp.min(jnp.where(top == largest, best, vocab), axis=1, keepdims=True)
+        output = jnp.where(lane == 4, best_token, output)
+    out_ref[rows, :] = output
 
 
-def _logit_gradient(refs, first, scale, options, left=None) -> None:
-    """dz of a tile from its products; with `left`, only that many vocabulary entries of it exist.
-    The rows' a, b and c are already times scale."""
+def _logit_gradient(refs, start, scale, options, remaining=None) -> None:
+    """Computes dz of a tile from its products; with `remaining`, only that many vocabulary entries
+    of it exist. The rows' a, b and c are multiplied by scale already."""
     target_ref, statistics_ref, z_ref, dz_ref = refs
 
-    def chunk_of_rows(at, chunk):
-        row = statistics_ref[at, :]
+    def chunk_of_rows(rows, chunk):
+        row = statistics_ref[rows, :]
         top, log_sum, a, b, c = (row[:, i : i + 1] for i in range(5))
         lane = jax.lax.broadcasted_iota(jnp.int32, (chunk, LANES), 1)
-        target = target_ref[at, :] - first
+        target = target_ref[rows, :] - start
         for k in range(0, z_ref.shape[1], LANES):
-            z = z_ref[at, k : k + LANES]
-            z_ref[at, k : k + LANES] = jnp.zeros_like(z)
+            z = z_ref[rows, k : k + LANES]
+            z_ref[rows, k : k + LANES] = jnp.zeros_like(z)
             if options.soft_cap:
                 tanh = jnp.tanh(z / options.soft_cap)
                 z = options.soft_cap * tanh
@@ -221,9 +237,9 @@ def _logit_gradient(refs, first, scale, options, left=None) -> None:
             dz += jnp.where(lane + k == target, a, 0.0)
             if options.soft_cap:
                 dz *= 1.0 - tanh * tanh
-            if left is not None:
-                dz = jnp.where(lane + k < left, dz, 0.0)
-            dz_ref[at, k : k + LANES] = dz.astype(dz_ref.dtype)
+            if remaining is not None:
+                dz = jnp.where(lane + k < remaining, dz, 0.0)
+            dz_ref[rows, k : k + LANES] = dz.astype(dz_ref.dtype)
 
     _over_rows(z_ref.shape[0], chunk_of_rows)
 
@@ -233,36 +249,38 @@ def _clear(*refs) -> None:
         ref[...] = jnp.zeros_like(ref)
 
 
-def _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options: LogprobOptions) -> None:
-    """The last tile holds anything, NaN too, past the vocabulary."""
+def _drop_missing_vocab(
+    hidden_ref, head_ref, remaining, tile_vocab, options: LogprobOptions
+) -> None:
+    """Zeroes the head past the vocabulary, where the last tile holds anything, NaN too."""
 
-    @pl.when(left < tile_vocab)
+    @pl.when(remaining < tile_vocab)
     def _():
-        def zero(at):
-            return _zero_missing(head_ref, at, left, options)
+        def zero(depth):
+            return _zero_missing(head_ref, depth, remaining, options)
 
         _over_depth(hidden_ref, head_ref, zero)
 
 
-def _zero_missing(head_ref, at, left, options: LogprobOptions) -> None:
-    w = _head_slice(head_ref, at, options)
+def _zero_missing(head_ref, depth, remaining, options: LogprobOptions) -> None:
+    w = _head_slice(head_ref, depth, options)
     token_id = jax.lax.broadcasted_iota(jnp.int32, w.shape, 0 if options.vocab_first else 1)
-    kept = jnp.where(token_id < left, w, jnp.zeros_like(w))
+    masked = jnp.where(token_id < remaining, w, jnp.zeros_like(w))
     if options.vocab_first:
-        head_ref[:, at] = kept
+        head_ref[:, depth] = masked
     else:
-        head_ref[at, :] = kept
+        head_ref[depth, :] = masked
 
 
-def _drop_missing_rows(hidden_ref, left, tile_rows) -> None:
-    """Rows that do not exist have a = b = c = 0; what they hold goes too."""
+def _drop_missing_rows(hidden_ref, remaining, tile_rows) -> None:
+    """Zeroes the hidden states of rows that do not exist, whose a, b and c are 0."""
 
-    @pl.when(left < tile_rows)
+    @pl.when(remaining < tile_rows)
     def _():
-        def zero(at, chunk):
-            x = hidden_ref[at, :]
-            row = at.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-            hidden_ref[at, :] = jnp.where(row < left, x, jnp.zeros_like(x))
+        def zero(rows, chunk):
+            x = hidden_ref[rows, :]
+            row = rows.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+            hidden_ref[rows, :] = jnp.where(row < remaining, x, jnp.zeros_like(x))
 
         _over_rows(tile_rows, zero)
 
@@ -270,10 +288,10 @@ def _drop_missing_rows(hidden_ref, left, tile_rows) -> None:
 def _add_to_hidden(sum_ref, rows, dz_ref, hidden_ref, head_ref, options: LogprobOptions) -> None:
     """sum [rows, D] += dz [R, W] times the head."""
 
-    def add(at):
-        w = _head_slice(head_ref, at, options)
+    def add(depth):
+        w = _head_slice(head_ref, depth, options)
         contract = (1, 0 if options.vocab_first else 1)
-        sum_ref[rows, at] += _coarse_product(dz_ref[...], w, contract)
+        sum_ref[rows, depth] += _coarse_product(dz_ref[...], w, contract)
 
     _over_depth(hidden_ref, head_ref, add)
 
@@ -282,8 +300,8 @@ def _add_to_head(sum_ref, dz_ref, hidden_ref, head_ref) -> None:
     """sum [W, D] += dz [R, W], transposed, times hidden."""
     transposed = dz_ref[...].T  # once a tile: the products want the vocabulary first
 
-    def add(at):
-        sum_ref[:, at] += _coarse_product(transposed, hidden_ref[:, at], (1, 0))
+    def add(depth):
+        sum_ref[:, depth] += _coarse_product(transposed, hidden_ref[:, depth], (1, 0))
 
     _over_depth(hidden_ref, head_ref, add)
 
@@ -293,8 +311,8 @@ def _store_head(out_ref, sum_ref, hidden_ref, head_ref, options: LogprobOptions)
         out_ref[...] = sum_ref[...].astype(out_ref.dtype)
         return
 
-    def store(at):
-        out_ref[at, :] = sum_ref[:, at].T.astype(out_ref.dtype)
+    def store(depth):
+        out_ref[depth, :] = sum_ref[:, depth].T.astype(out_ref.dtype)
 
     _over_depth(hidden_ref, head_ref, store)
 
@@ -316,13 +334,13 @@ def hidden_kernel(
     """Takes a step of hidden's gradient: adds the product of a tile and the head to its rows."""
     j, tile_vocab = pl.program_id(1), z_ref.shape[1]
     pl.when(j == 0)(lambda: _clear(sum_ref, z_ref))
-    left = None
+    remaining = None
     if vocab % tile_vocab:
-        left = vocab - j * tile_vocab
-        _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options)
+        remaining = vocab - j * tile_vocab
+        _drop_missing_vocab(hidden_ref, head_ref, remaining, tile_vocab, options)
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, left)
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, remaining)
     _add_to_hidden(sum_ref, slice(None), dz_ref, hidden_ref, head_ref, options)
 
     @pl.when(j == pl.num_programs(1) - 1)
@@ -381,23 +399,23 @@ def both_kernel(
     are the inner axis of the grid, that of hidden over all of it."""
     j, i = pl.program_id(0), pl.program_id(1)
     tile_rows, tile_vocab = z_ref.shape
-    own = pl.ds(pl.multiple_of(i * tile_rows, tile_rows), tile_rows)
+    row_slice = pl.ds(pl.multiple_of(i * tile_rows, tile_rows), tile_rows)
     pl.when(i == 0)(lambda: _clear(head_sum_ref, z_ref))
 
     @pl.when(j == 0)
     def _():
-        hidden_sum_ref[own, :] = jnp.zeros((tile_rows, hidden_ref.shape[1]), F32)
+        hidden_sum_ref[row_slice, :] = jnp.zeros((tile_rows, hidden_ref.shape[1]), F32)
 
-    left = None
+    remaining = None
     if vocab % tile_vocab:
-        left = vocab - j * tile_vocab
-        _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options)
+        remaining = vocab - j * tile_vocab
+        _drop_missing_vocab(hidden_ref, head_ref, remaining, tile_vocab, options)
     if rows % tile_rows:
         _drop_missing_rows(hidden_ref, rows - i * tile_rows, tile_rows)
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, left)
-    _add_to_hidden(hidden_sum_ref, own, dz_ref, hidden_ref, head_ref, options)
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, remaining)
+    _add_to_hidden(hidden_sum_ref, row_slice, dz_ref, hidden_ref, head_ref, options)
     _add_to_head(head_sum_ref, dz_ref, hidden_ref, head_ref)
 
     @pl.when(i == pl.num_programs(1) - 1)
@@ -406,4 +424,4 @@ def both_kernel(
 
     @pl.when(j == pl.num_programs(0) - 1)
     def _():
-        hidden_out_ref[...] = hidden_sum_ref[own, :].astype(hidden_out_ref.dtype)
+        hidden_out_ref[...] = hidden_sum_ref[row_slice, :].astype(hidden_out_ref.dtype)

@@ -44,18 +44,18 @@ def forward(hidden, head, targets, scale, options: LogprobOptions) -> Statistics
         h, y = (lax.dynamic_slice_in_dim(x, start, row_size) for x in (hidden, targets))
 
         def of_vocab(_, j):
-            first = jnp.minimum(j * tile_size, vocab - tile_size)
-            z = logits(h, vocab_slice(head, first, tile_size, options), scale, options)
-            fresh = j * tile_size - first  # the entries before were in the last tile
+            vocab_start = jnp.minimum(j * tile_size, vocab - tile_size)
+            z = logits(h, vocab_slice(head, vocab_start, tile_size, options), scale, options)
+            fresh = j * tile_size - vocab_start  # the entries before were in the last tile
             if vocab % tile_size:
                 z = jnp.where(jnp.arange(tile_size) >= fresh, z, -jnp.inf)
-            stats = tile_statistics(z, y - first, options)
+            stats = tile_statistics(z, y - vocab_start, options)
             if options.greedy:
-                stats = stats._replace(best=stats.best + first)
-            return None, (stats, (y - first >= fresh) & (y - first < tile_size))
+                stats = stats._replace(best=stats.best + vocab_start)
+            return None, (stats, (y - vocab_start >= fresh) & (y - vocab_start < tile_size))
 
-        _, (parts, inside) = lax.scan(of_vocab, None, jnp.arange(vocab_tiles))
-        return merged_tiles(parts, inside)
+        _, (parts, in_tile) = lax.scan(of_vocab, None, jnp.arange(vocab_tiles))
+        return merged_tiles(parts, in_tile)
 
     stats = lax.map(of_rows, jnp.arange(row_tiles))
     overlap = row_tiles * row_size - rows
@@ -73,11 +73,11 @@ def backward(
     rows, vocab = len(hidden), vocab_size_of(head, options)
     row_tiles, row_size = tiles(rows, ROWS)
     vocab_tiles, tile_size = tiles(vocab, VOCAB)
-    wide, axis = wide_dtype(gradient_dtype(hidden, head)), 0 if options.vocab_first else 1
+    dtype, axis = wide_dtype(gradient_dtype(hidden, head)), 0 if options.vocab_first else 1
 
     def of_vocab(gradients, j):
-        first = jnp.minimum(j * tile_size, vocab - tile_size)
-        w = vocab_slice(head, first, tile_size, options)
+        vocab_start = jnp.minimum(j * tile_size, vocab - tile_size)
+        w = vocab_slice(head, vocab_start, tile_size, options)
 
         def of_rows(gradients, i):
             of_hidden, of_tile = gradients
@@ -87,24 +87,24 @@ def backward(
                 return lax.dynamic_slice_in_dim(x, start, row_size)
 
             h, (y, *row) = at(hidden), [at(x) for x in (targets, top, log_sum, a, b, c)]
-            dz = logit_gradient(raw_logits(h, w, options), y - first, scale, *row, options)
+            dz = logit_gradient(raw_logits(h, w, options), y - vocab_start, scale, *row, options)
             if rows % row_size:
                 dz = jnp.where((jnp.arange(row_size) >= i * row_size - start)[:, None], dz, 0.0)
             if vocab % tile_size:
-                dz = jnp.where(jnp.arange(tile_size)[None] >= j * tile_size - first, dz, 0.0)
+                dz = jnp.where(jnp.arange(tile_size)[None] >= j * tile_size - vocab_start, dz, 0.0)
             dz = dz.astype(gradient_dtype(h, w))
             sums = at(of_hidden) + hidden_gradient(dz, w, options)
             of_hidden = lax.dynamic_update_slice_in_dim(of_hidden, sums, start, 0)
             return (of_hidden, of_tile + head_gradient(dz, h, options)), None
 
         of_hidden, of_head = gradients
-        empty = jnp.zeros(w.shape, wide)
-        (of_hidden, of_tile), _ = lax.scan(of_rows, (of_hidden, empty), jnp.arange(row_tiles))
-        sums = lax.dynamic_slice_in_dim(of_head, first, tile_size, axis) + of_tile
-        return (of_hidden, lax.dynamic_update_slice_in_dim(of_head, sums, first, axis)), None
+        zeros = jnp.zeros(w.shape, dtype)
+        (of_hidden, of_tile), _ = lax.scan(of_rows, (of_hidden, zeros), jnp.arange(row_tiles))
+        sums = lax.dynamic_slice_in_dim(of_head, vocab_start, tile_size, axis) + of_tile
+        return (of_hidden, lax.dynamic_update_slice_in_dim(of_head, sums, vocab_start, axis)), None
 
-    empty = jnp.zeros(hidden.shape, wide), jnp.zeros(head.shape, wide)
-    (of_hidden, of_head), _ = lax.scan(of_vocab, empty, jnp.arange(vocab_tiles))
+    zeros = jnp.zeros(hidden.shape, dtype), jnp.zeros(head.shape, dtype)
+    (of_hidden, of_head), _ = lax.scan(of_vocab, zeros, jnp.arange(vocab_tiles))
     return of_hidden.astype(hidden.dtype), of_head
 
 
