@@ -80,9 +80,10 @@ class Pieces:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Bins:
-    """Fill of all packed rows: free [R, W] tokens of blocks; which hold prefixes; the block whose
-    prefixes the rests of a block continue (-1 = not decided); prefix block that is open [R] (-1 =
-    none); sequences [R]; where the prefix of the group at hand lies [R] (-1 = not here)."""
+    """Fill of all packed rows: free tokens of blocks [R, W]; which blocks hold prefixes; the block
+    whose prefixes the rests of a block continue (-1 = not decided); the prefix block that is open
+    [R] (-1 = none); number of sequences [R]; the offset at which the prefix of the current group is
+    [R] (-1 = not in this row)."""
 
     free: jax.Array
     is_prefix: jax.Array
@@ -95,67 +96,73 @@ class _Bins:
 
 def _start(packing: Packing, rows: int) -> _Bins:
     shape = (rows, packing.blocks)
-    none = jnp.full(rows, -1, jnp.int32)
+    unset = jnp.full(rows, -1, jnp.int32)
     free = jnp.full(shape, packing.block_tokens, jnp.int32)
     return _Bins(
         free,
         jnp.zeros(shape, bool),
         jnp.full(shape, -1, jnp.int32),
-        none,
+        unset,
         jnp.zeros(rows, jnp.int32),
-        none,
+        unset,
         jnp.int32(-1),
     )
 
 
 def _options(state: _Bins, packing: Packing, size, prefix):
-    """For a rest of `size` tokens: which blocks have room [R, W], whether a packed row can hold its
-    prefix [R], in which block that is [R], and whether it lies there already [R]."""
+    """Returns, for a rest of `size` tokens, which blocks have room [R, W], whether a packed row can
+    hold its prefix [R], the block for the prefix [R], and whether the prefix is in the packed row
+    already [R]."""
     column = jnp.arange(packing.blocks)[None]
     fits = (state.free >= size) & ~state.is_prefix
     if not packing.shared:
-        nothing = jnp.zeros_like(state.open)
-        return fits, nothing >= 0, nothing, nothing < 0
+        zeros = jnp.zeros_like(state.open)
+        return fits, zeros >= 0, zeros, zeros < 0
     unused = state.free == packing.block_tokens
-    there = state.at >= 0
+    present = state.at >= 0
     room = jnp.take_along_axis(state.free, jnp.maximum(state.open, 0)[:, None], axis=1)[:, 0]
     joins = (state.open >= 0) & (room >= prefix)
     fresh = jnp.argmax(unused, axis=1).astype(jnp.int32)
-    block = jnp.where(there, state.at // packing.block_tokens, jnp.where(joins, state.open, fresh))
-    opens = (prefix > 0) & ~there & ~joins
+    block = jnp.where(
+        present, state.at // packing.block_tokens, jnp.where(joins, state.open, fresh)
+    )
+    opens = (prefix > 0) & ~present & ~joins
     agrees = (state.continues < 0) | (state.continues == block[:, None])
     fits &= ((prefix == 0) | agrees) & ~(opens[:, None] & (column == block[:, None]))
-    return fits, (prefix == 0) | there | joins | jnp.any(unused, axis=1), block, there
+    return fits, (prefix == 0) | present | joins | jnp.any(unused, axis=1), block, present
 
 
-def _first(ok, there):
-    """The first packed row that is `ok`, one where the prefix is already if there is any."""
+def _first(ok, present):
+    """Returns the first packed row that is `ok`, if possible one that has the prefix already."""
     index = jnp.arange(ok.shape[0])
-    return jnp.argmin(jnp.where(ok, index - there * ok.shape[0], ok.shape[0]))
+    return jnp.argmin(jnp.where(ok, index - present * ok.shape[0], ok.shape[0]))
 
 
 def _assign(state: _Bins, packing: Packing, unit, size, prefix, live):
-    """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
+    """Puts a sequence into packed row `unit`. Returns the state, and the offsets at which its rest
+    and its prefix begin."""
     t = packing.block_tokens
-    fits, _, block, there = _options(state, packing, size, prefix)
-    best = jnp.argmin(jnp.where(fits[unit], state.free[unit], t + 1)).astype(jnp.int32)
-    rest_at = best * t + t - state.free[unit, best]
+    fits, _, block, present = _options(state, packing, size, prefix)
+    best_block = jnp.argmin(jnp.where(fits[unit], state.free[unit], t + 1)).astype(jnp.int32)
+    rest_at = best_block * t + t - state.free[unit, best_block]
     size, count = jnp.where(live, size, 0), live.astype(jnp.int32)
-    free = state.free.at[unit, best].add(-size)
+    free = state.free.at[unit, best_block].add(-size)
     state = dataclasses.replace(state, sequences=state.sequences.at[unit].add(count))
     if not packing.shared:
         return dataclasses.replace(state, free=free), (rest_at, rest_at)
-    has, home = live & (prefix > 0), block[unit]
-    new = has & ~there[unit]
-    prefix_at = jnp.where(there[unit], state.at[unit], home * t + t - state.free[unit, home])
-    continues = jnp.where(has, home, state.continues[unit, best])
+    has_prefix, prefix_block = live & (prefix > 0), block[unit]
+    is_new = has_prefix & ~present[unit]
+    prefix_at = jnp.where(
+        present[unit], state.at[unit], prefix_block * t + t - state.free[unit, prefix_block]
+    )
+    continues = jnp.where(has_prefix, prefix_block, state.continues[unit, best_block])
     return dataclasses.replace(
         state,
-        free=free.at[unit, home].add(-jnp.where(new, prefix, 0)),
-        is_prefix=state.is_prefix.at[unit, home].max(new),
-        continues=state.continues.at[unit, best].set(continues),
-        open=state.open.at[unit].set(jnp.where(new, home, state.open[unit])),
-        at=state.at.at[unit].set(jnp.where(has, prefix_at, state.at[unit])),
+        free=free.at[unit, prefix_block].add(-jnp.where(is_new, prefix, 0)),
+        is_prefix=state.is_prefix.at[unit, prefix_block].max(is_new),
+        continues=state.continues.at[unit, best_block].set(continues),
+        open=state.open.at[unit].set(jnp.where(is_new, prefix_block, state.open[unit])),
+        at=state.at.at[unit].set(jnp.where(has_prefix, prefix_at, state.at[unit])),
     ), (rest_at, prefix_at)
 
 
@@ -194,38 +201,38 @@ def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Ass
     order = jnp.argsort(leader[:, 0] * width + packing.block_tokens - longest)
     most_sequences = packing.sequences_of(together)
 
-    def step(before, example):
+    def step(initial, example):
         size, prefix, leader, live = example
-        state = before
-        at = jnp.where(leader[0] == state.group, state.at, -1)
-        state = dataclasses.replace(state, at=at, group=leader[0])
-        most = size[0] if together == 1 else jnp.max(size)
-        fits, ready, _, there = _options(state, packing, most, prefix[0])
-        # So many pieces of the largest size as the blocks at hand have room for.
-        room = jnp.sum(jnp.where(fits, state.free // jnp.maximum(most, 1), 0), axis=1)
-        ok = ready & (room >= together) & jnp.any(fits, axis=1)
+        state = initial
+        offset = jnp.where(leader[0] == state.group, state.at, -1)
+        state = dataclasses.replace(state, at=offset, group=leader[0])
+        largest = size[0] if together == 1 else jnp.max(size)
+        fits, holds_prefix, _, present = _options(state, packing, largest, prefix[0])
+        # The number of pieces of the largest size for which the blocks have room.
+        room = jnp.sum(jnp.where(fits, state.free // jnp.maximum(largest, 1), 0), axis=1)
+        ok = holds_prefix & (room >= together) & jnp.any(fits, axis=1)
         if together > 1:
-            same = (leader == leader[0]) & (prefix == prefix[0])
-            alike = jnp.all(same | ((prefix == 0) & (prefix[0] == 0)))
+            same_prefix = (leader == leader[0]) & (prefix == prefix[0])
+            alike = jnp.all(same_prefix | ((prefix == 0) & (prefix[0] == 0)))
             blocks = together * (2 if packing.shared else 1)
             unused = jnp.sum(state.free == packing.block_tokens, axis=1)
             ok = (ok & alike) | (unused >= blocks)
-        unit = _first(ok & (state.sequences + together <= most_sequences), there)
-        out = []
+        unit = _first(ok & (state.sequences + together <= most_sequences), present)
+        assignments = []
         for i in range(together):
-            number, at = state.sequences[unit], state.at
+            number, offset = state.sequences[unit], state.at
             if i and packing.shared:  # a prefix of another group is placed for this row alone
-                same = (leader[i] == leader[0]) & (prefix[i] == prefix[0])
-                state = dataclasses.replace(state, at=jnp.where(same, at, -1))
+                same_prefix = (leader[i] == leader[0]) & (prefix[i] == prefix[0])
+                state = dataclasses.replace(state, at=jnp.where(same_prefix, offset, -1))
             state, assigned = _assign(state, packing, unit, size[i], prefix[i], live[i])
             if i and packing.shared:
-                state = dataclasses.replace(state, at=jnp.where(same, state.at, at))
-            out.append(jnp.stack([unit, *assigned, number]))
+                state = dataclasses.replace(state, at=jnp.where(same_prefix, state.at, offset))
+            assignments.append(jnp.stack([unit, *assigned, number]))
         # With 64-bit types on, indices would widen the carry.
-        state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, before)
-        return state, jnp.stack(out).astype(jnp.int32)
+        state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, initial)
+        return state, jnp.stack(assignments).astype(jnp.int32)
 
     examples = tuple(x[order] for x in (size, prefix, leader, live))
-    state, found = jax.lax.scan(step, _start(packing, rows), examples)
-    found = jnp.zeros_like(found).at[order].set(found).reshape(-1, 4)
-    return Assignment(*found.T, state.continues)
+    state, assignments = jax.lax.scan(step, _start(packing, rows), examples)
+    assignments = jnp.zeros_like(assignments).at[order].set(assignments).reshape(-1, 4)
+    return Assignment(*assignments.T, state.continues)

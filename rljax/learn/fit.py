@@ -91,53 +91,58 @@ def fit(
     frozen, count = state.frozen, batch.rows // steps.rows  # not in the carry of the loop below
     objective = _with_frozen(objective, frozen)
     beside = beside and beside.of_steps(count, frozen)
-    how = steps.microbatch_rows, steps.packing
+    microbatches = steps.microbatch_rows, steps.packing
     if not steps.learn:
-        return state, loss_alone(state.params, batch, objective, *how), None
+        return state, loss_alone(state.params, batch, objective, *microbatches), None
     state = dataclasses.replace(state, frozen={})
 
     def step(carry, rows):
         (state, stopped), (minibatch, examples) = carry, rows
         scale = state.loss_scale and state.loss_scale.scale
-        *found, kept = loss_and_gradient(state.params, minibatch, objective, *how, scale)
-        found = *found, ~jnp.any(minibatch.mask > 0), kept[1]
+        *results, extras = loss_and_gradient(
+            state.params, minibatch, objective, *microbatches, scale
+        )
+        results = *results, ~jnp.any(minibatch.mask > 0), extras[1]
         if beside is not None:
-            found = beside.added(state.params, examples, *found, scale)
-        loss, gradient, metrics, empty, counted = found
+            results = beside.added(state.params, examples, *results, scale)
+        loss, gradient, metrics, empty, counted = results
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         take = ~(stopped | empty)
-        new, taken = optimizer_step(state, gradient, loss, optimizer, take, layout)
+        new_state, step_metrics = optimizer_step(state, gradient, loss, optimizer, take, layout)
         metrics |= objective.auxiliary.metrics(counted)
-        state = _moved_by_sums(objective, state, new, counted)
+        state = _moved_by_sums(objective, state, new_state, counted)
         counts = dict(skipped_in_a_row_max=state.skipped_in_a_row, stopped_fraction=stopped)
         counts = jax.tree.map(jnp.float32, {**counts, "empty_fraction": empty})
-        return (state, stopped), ({**metrics, **taken, **counts}, kept)
+        return (state, stopped), ({**metrics, **step_metrics, **counts}, extras)
 
-    before, carry = state, (state, jnp.zeros((), bool))
+    initial, carry = state, (state, jnp.zeros((), bool))
     rows = batch, beside and beside.batch
     if count * steps.epochs == 1:
-        (state, _), (metrics, kept) = step(carry, rows)
+        (state, _), (metrics, extras) = step(carry, rows)
     else:
 
         def epoch(carry, _):
             return jax.lax.scan(step, carry, _split(rows, count))
 
         (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
-        over = {"_max": jnp.max, "_min": jnp.min}
-        metrics, kept = {k: over.get(k[-4:], jnp.mean)(v) for k, v in metrics.items()}, None
-    _count_steps(metrics, before, state, count * steps.epochs, trust_region)
-    return dataclasses.replace(state, frozen=frozen), metrics, kept
+        reducers = {"_max": jnp.max, "_min": jnp.min}
+        metrics, extras = {k: reducers.get(k[-4:], jnp.mean)(v) for k, v in metrics.items()}, None
+    _count_steps(metrics, initial, state, count * steps.epochs, trust_region)
+    return dataclasses.replace(state, frozen=frozen), metrics, extras
 
 
 def _moved_by_sums(objective: Objective, old: TrainState, new: TrainState, counted) -> TrainState:
-    """The state `new` of an optimizer step with what the model's sums change of its weights, if
-    the step was taken."""
+    """Returns the state `new` after an optimizer step, with the changes that the model's sums make
+    to its weights if the step was taken."""
     if objective.auxiliary.after is None:
         return new
-    moved, taken = objective.auxiliary.after(old.params, new.params, counted), new.step > old.step
-    kept = jax.tree.map(lambda moved, x: jnp.where(taken, moved, x), moved, new.params)
-    return dataclasses.replace(new, params=kept)
+    moved, was_taken = (
+        objective.auxiliary.after(old.params, new.params, counted),
+        new.step > old.step,
+    )
+    params = jax.tree.map(lambda moved, x: jnp.where(was_taken, moved, x), moved, new.params)
+    return dataclasses.replace(new, params=params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,22 +174,31 @@ class Beside:
         same loss scale."""
         # Without policy tokens a load-balancing loss, for one, would still have a gradient.
         loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
-        how = self.steps.microbatch_rows, self.steps.packing, scale
-        more, other, own, (_, found) = loss_and_gradient(params, examples, self.objective, *how)
-        gradient = jax.tree.map(jnp.add, gradient, other)
+        options = self.steps.microbatch_rows, self.steps.packing, scale
+        extra_loss, extra_gradient, extra_metrics, (_, extra_sums) = loss_and_gradient(
+            params, examples, self.objective, *options
+        )
+        gradient = jax.tree.map(jnp.add, gradient, extra_gradient)
         empty &= ~jnp.any(examples.mask > 0)
-        if found:  # a model that counts for the one objective does so for the other
-            counted = jax.tree.map(jnp.add, counted, found)
-        return loss + more, gradient, {**metrics, self.name: own["loss"]}, empty, counted
+        if extra_sums:  # a model that counts for the one objective does so for the other
+            counted = jax.tree.map(jnp.add, counted, extra_sums)
+        return (
+            loss + extra_loss,
+            gradient,
+            {**metrics, self.name: extra_metrics["loss"]},
+            empty,
+            counted,
+        )
 
 
 def _count_steps(
-    metrics: dict, before: TrainState, state: TrainState, total: int, trust_region: float
+    metrics: dict, initial: TrainState, state: TrainState, total: int, trust_region: float
 ) -> None:
-    """Counts of the `total` optimizer steps between two states, where metrics have fractions."""
-    metrics["skipped_steps"] = (state.skipped - before.skipped).astype(jnp.float32)
+    """Replaces fractions in the metrics by counts of the `total` optimizer steps between two
+    states."""
+    metrics["skipped_steps"] = (state.skipped - initial.skipped).astype(jnp.float32)
     if state.loss_scale is not None:
-        overflows = state.loss_scale.overflows - before.loss_scale.overflows
+        overflows = state.loss_scale.overflows - initial.loss_scale.overflows
         metrics["overflow_steps"] = overflows.astype(jnp.float32)
         metrics["loss_scale"] = state.loss_scale.scale
     # The longest streak within this call, so that one good step at its end does not hide it.
@@ -197,10 +211,10 @@ def _count_steps(
 
 
 def _with_frozen(objective: Objective, frozen: dict) -> Objective:
-    """The objective of the trained weights alone, the others being as they are."""
+    """Returns the objective as a function of the trained weights alone."""
     model = objective.model
     if not frozen:
         return objective
     return dataclasses.replace(
-        objective, model=lambda params, part: model(merged(params, frozen), part)
+        objective, model=lambda params, microbatch: model(merged(params, frozen), microbatch)
     )

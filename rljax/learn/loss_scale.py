@@ -40,14 +40,14 @@ class LossScale:
     ) -> "LossScale":
         """Returns the scale after a step whose loss and gradient were all `finite` (bool scalar),
         or not. Without `take` it was no step, and the scale stays."""
-        good = self.good_steps + 1
-        grows = good >= interval
+        good_steps = self.good_steps + 1
+        grows = good_steps >= interval
         larger = jnp.where(jnp.isfinite(self.scale * growth), self.scale * growth, self.scale)
         scale = jnp.where(finite, jnp.where(grows, larger, self.scale), self.scale * backoff)
-        good = jnp.where(finite & ~grows, good, 0)
+        good_steps = jnp.where(finite & ~grows, good_steps, 0)
         return LossScale(
             jnp.where(take, scale, self.scale),
-            jnp.where(take, good, self.good_steps),
+            jnp.where(take, good_steps, self.good_steps),
             self.overflows + (take & self.is_to_blame(loss, finite)).astype(jnp.int32),
         )
 

@@ -65,10 +65,10 @@ def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformat
     """
 
     def one(function: Callable, path, weight):
-        """(`function` mapped over what is stacked, the flattening that it expects)."""
-        stacked, inside = matrix_axes(_keys(path), weight.ndim)
-        shape, middle = weight.shape, stacked + inside
-        sizes = [math.prod(shape[stacked:middle])] if inside else []
+        """Returns (`function` mapped over the stacked axes, the reshape of what it reads)."""
+        stacked, summed = matrix_axes(_keys(path), weight.ndim)
+        shape, middle = weight.shape, stacked + summed
+        sizes = [math.prod(shape[stacked:middle])] if summed else []
         flat = (*shape[:stacked], *sizes, math.prod(shape[middle:]))
         for _ in range(stacked):
             function = jax.vmap(function)
@@ -84,12 +84,12 @@ def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformat
     def update(updates, state, params):
         leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
         states, weights = treedef.flatten_up_to(state), treedef.flatten_up_to(params)
-        new, moved = [], []
-        for (path, gradient), old, weight in zip(leaves, states, weights, strict=True):
+        changes, new_states = [], []
+        for (path, gradient), leaf_state, weight in zip(leaves, states, weights, strict=True):
             function, flat = one(inner.update, path, weight)
-            change, after = function(flat(gradient), old, flat(weight))
-            new.append(change.reshape(gradient.shape))
-            moved.append(after)
-        return treedef.unflatten(new), treedef.unflatten(moved)
+            change, new_state = function(flat(gradient), leaf_state, flat(weight))
+            changes.append(change.reshape(gradient.shape))
+            new_states.append(new_state)
+        return treedef.unflatten(changes), treedef.unflatten(new_states)
 
     return optax.GradientTransformation(init, update)

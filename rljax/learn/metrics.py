@@ -90,53 +90,57 @@ METRICS = {
 }
 
 
-def _spread(prefix: str, x, keep) -> dict:
-    """mean, std, min and max of x over keep."""
-    n = jnp.maximum(jnp.sum(keep), 1)
-    mean = jnp.sum(jnp.where(keep, x, 0.0)) / n
-    variance = jnp.sum(jnp.where(keep, x - mean, 0.0) ** 2) / n
-    some = jnp.any(keep)
+def _spread(prefix: str, x, counted) -> dict:
+    """Returns mean, std, min and max of x where `counted`."""
+    n = jnp.maximum(jnp.sum(counted), 1)
+    mean = jnp.sum(jnp.where(counted, x, 0.0)) / n
+    variance = jnp.sum(jnp.where(counted, x - mean, 0.0) ** 2) / n
+    any_counted = jnp.any(counted)
     return {
         f"{prefix}/mean": mean,
         f"{prefix}/std": jnp.sqrt(variance),
-        f"{prefix}/min": jnp.where(some, jnp.min(jnp.where(keep, x, jnp.inf)), 0.0),
-        f"{prefix}/max": jnp.where(some, jnp.max(jnp.where(keep, x, -jnp.inf)), 0.0),
+        f"{prefix}/min": jnp.where(any_counted, jnp.min(jnp.where(counted, x, jnp.inf)), 0.0),
+        f"{prefix}/max": jnp.where(any_counted, jnp.max(jnp.where(counted, x, -jnp.inf)), 0.0),
     }
 
 
 def _group_metrics(scores, live, group) -> dict:
-    """Shares of the groups whose rewards are all equal: they teach nothing. Groups of one are not
-    counted."""
-    same = (group[:, None] == group[None, :]) & live[None, :] & live[:, None]
-    size = jnp.sum(same, axis=1)
-    low = jnp.min(jnp.where(same, scores[None, :], jnp.inf), axis=1)
-    high = jnp.max(jnp.where(same, scores[None, :], -jnp.inf), axis=1)
+    """Returns the shares of groups whose rewards are all equal: they teach nothing. Groups of one
+    are not counted."""
+    same_group = (group[:, None] == group[None, :]) & live[None, :] & live[:, None]
+    size = jnp.sum(same_group, axis=1)
+    low = jnp.min(jnp.where(same_group, scores[None, :], jnp.inf), axis=1)
+    high = jnp.max(jnp.where(same_group, scores[None, :], -jnp.inf), axis=1)
     # Shares of the rows of a group add up to 1.
     share = jnp.where(live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0)
     groups = jnp.maximum(jnp.sum(share), 1e-9)
-    dead = share * (low == high)
+    no_signal = share * (low == high)
     top = jnp.max(jnp.where(live, scores, -jnp.inf))
-    right = dead * ((low == top) & (top > 0))  # a batch of zeros is all wrong, not all right
+    all_right = no_signal * (
+        (low == top) & (top > 0)
+    )  # a batch of zeros is all wrong, not all right
     return {
-        "group/zero_advantage_fraction": jnp.sum(dead) / groups,
-        "group/all_right_fraction": jnp.sum(right) / groups,
-        "group/all_wrong_fraction": jnp.sum(dead - right) / groups,
+        "group/zero_advantage_fraction": jnp.sum(no_signal) / groups,
+        "group/all_right_fraction": jnp.sum(all_right) / groups,
+        "group/all_wrong_fraction": jnp.sum(no_signal - all_right) / groups,
         "group/singletons": jnp.sum(live & (size == 1)).astype(jnp.float32),
     }
 
 
-def _correlation(x, y, keep):
-    """Pearson correlation over the rows kept; 0 where one of them does not vary."""
-    n = jnp.maximum(jnp.sum(keep), 1)
-    x = jnp.where(keep, x - jnp.sum(jnp.where(keep, x, 0.0)) / n, 0.0)
-    y = jnp.where(keep, y - jnp.sum(jnp.where(keep, y, 0.0)) / n, 0.0)
-    both = jnp.sum(x * x) * jnp.sum(y * y)
-    return jnp.where(both > 1e-12, jnp.sum(x * y) / jnp.sqrt(jnp.maximum(both, 1e-12)), 0.0)
+def _correlation(x, y, counted):
+    """Pearson correlation of x and y over the rows `counted`; 0 if one of the two is constant."""
+    n = jnp.maximum(jnp.sum(counted), 1)
+    x = jnp.where(counted, x - jnp.sum(jnp.where(counted, x, 0.0)) / n, 0.0)
+    y = jnp.where(counted, y - jnp.sum(jnp.where(counted, y, 0.0)) / n, 0.0)
+    variances = jnp.sum(x * x) * jnp.sum(y * y)
+    return jnp.where(
+        variances > 1e-12, jnp.sum(x * y) / jnp.sqrt(jnp.maximum(variances, 1e-12)), 0.0
+    )
 
 
 def _counted_tokens(batch: Batch):
-    """Policy tokens of each row's sequence [B], and whether a row counts: the first one of each
-    sequence that has any [B]."""
+    """Returns the policy tokens of each row's sequence [B], and whether a row counts [B]: the first
+    row of each sequence that has policy tokens."""
     tokens = batches.sequence_sum(batch.mask, batch)
     return tokens, batches.first_of_sequence(batch) & (tokens > 0)
 
@@ -154,7 +158,7 @@ def sample_metrics(batch: Batch, version=None) -> dict:
     prompt = jnp.sum(batch.segment_ids > 0, axis=1) - jnp.sum(batch.mask, axis=1)
     lengths = _spread("response_tokens", tokens, live)
     del lengths["response_tokens/std"]
-    out = {
+    metrics = {
         **lengths,
         "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
         "response/truncated_fraction": jnp.sum(live & batches.truncated(batch)) / rows,
@@ -165,22 +169,22 @@ def sample_metrics(batch: Batch, version=None) -> dict:
     }
     if batch.rewards is not None:
         scores = batches.sequence_sum(batch.rewards, batch)
-        out |= _spread("reward", scores, live)
-        out |= _group_metrics(scores, live, batch.group)
-        out["reward/length_correlation"] = _correlation(scores, tokens, live)
+        metrics |= _spread("reward", scores, live)
+        metrics |= _group_metrics(scores, live, batch.group)
+        metrics["reward/length_correlation"] = _correlation(scores, tokens, live)
     if version is not None and batch.policy_version is not None:
         age = (version - batch.policy_version).astype(jnp.float32)
-        out["staleness/mean"] = batches.masked_mean(age, batch.mask)
-        out["staleness/max"] = batches.masked_max(age, batch.mask)
-    return out
+        metrics["staleness/mean"] = batches.masked_mean(age, batch.mask)
+        metrics["staleness/max"] = batches.masked_max(age, batch.mask)
+    return metrics
 
 
 def reference_kl(batch: Batch, logprobs) -> dict:
     """Returns k1 and k3 of `logprobs` [B, S] to ref_logprobs, means over policy tokens
     in nats: scalars."""
-    ours, theirs = (jnp.where(batch.mask > 0, x, 0.0) for x in (logprobs, batch.ref_logprobs))
+    policy, reference = (jnp.where(batch.mask > 0, x, 0.0) for x in (logprobs, batch.ref_logprobs))
     return {
-        f"ref_kl/{kind}": batches.masked_mean(kl_estimate(ours, theirs, kind), batch.mask)
+        f"ref_kl/{kind}": batches.masked_mean(kl_estimate(policy, reference, kind), batch.mask)
         for kind in ("k1", "k3")
     }
 
@@ -196,7 +200,7 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
     tokens, live = _counted_tokens(batch)
     shaped_scores = batches.sequence_sum(shaped.rewards, shaped)
     rows = jnp.maximum(jnp.sum(live), 1)
-    out = {
+    metrics = {
         **sample_metrics(batch, version),
         "shaped_reward/mean": jnp.sum(jnp.where(live, shaped_scores, 0.0)) / rows,
         **_spread("advantage", batch.advantages, batch.mask > 0),
@@ -210,11 +214,11 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
     if batch.values is not None and batch.returns is not None:
         residual = batches.masked_variance(batch.returns - batch.values, batch.mask)
         total = batches.masked_variance(batch.returns, batch.mask)
-        out["value/mean"] = batches.masked_mean(batch.values, batch.mask)
-        out["return/mean"] = batches.masked_mean(batch.returns, batch.mask)
-        out["explained_variance"] = jnp.where(
+        metrics["value/mean"] = batches.masked_mean(batch.values, batch.mask)
+        metrics["return/mean"] = batches.masked_mean(batch.returns, batch.mask)
+        metrics["explained_variance"] = jnp.where(
             total > 0, 1 - residual / jnp.maximum(total, 1e-12), 0.0
         )
     if batch.ref_logprobs is not None and batch.old_logprobs is not None:
-        out |= reference_kl(batch, batch.old_logprobs)
-    return out
+        metrics |= reference_kl(batch, batch.old_logprobs)
+    return metrics

@@ -101,10 +101,10 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
     if steps.packing is not None and batch.pixels is None:
         return map_packed(function, pack(batch, steps.packing, live=live))
 
-    def one(part):
-        numbers, sums = function(part)
+    def one(microbatch):
+        numbers, sums = function(microbatch)
         # map_microbatches joins rows: every row carries a share of its microbatch's sums.
-        rows = part.rows
+        rows = microbatch.rows
         return numbers, jax.tree.map(lambda x: jnp.broadcast_to(x / rows, (rows, *x.shape)), sums)
 
     numbers, sums = map_microbatches(one, batch, steps.microbatch_rows)
@@ -124,13 +124,13 @@ def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected:
     if loss.ndim == 1:
         # A loss per row (or example) is averaged over those that have policy tokens; weights sum
         # to 1 over them.
-        keep, weight = _live(batch, loss.shape[0]), weights
+        counted, weight = _live(batch, loss.shape[0]), weights
     else:
-        keep, weight = batch.mask > 0, weights
+        counted, weight = batch.mask > 0, weights
         if corrected and batch.weights is not None:
             weight = weight * jax.lax.stop_gradient(batch.weights)
     # Selected before the product: what stands at weight 0 may be infinite.
-    total = jnp.sum(jnp.where(keep & (weight != 0), weight * loss, 0.0))
+    total = jnp.sum(jnp.where(counted & (weight != 0), weight * loss, 0.0))
     sums = {name: _metric_sum(name, value, batch) for name, value in metrics.items()}
     return total, sums
 
@@ -149,17 +149,17 @@ def _metric_sum(name: str, value: jax.Array, batch: Batch):
     """(numerator, denominator) so that means never depend on the split; names ending in _max or
     _min keep the extreme."""
     value = jax.lax.stop_gradient(value)
-    keep = batch.mask > 0 if value.ndim == 2 else _live(batch, value.shape[0])
-    count = jnp.sum(keep.astype(jnp.float32))
+    counted = batch.mask > 0 if value.ndim == 2 else _live(batch, value.shape[0])
+    count = jnp.sum(counted.astype(jnp.float32))
     if name.endswith("_max"):
-        return jnp.max(jnp.where(keep, value, -jnp.inf)), count
+        return jnp.max(jnp.where(counted, value, -jnp.inf)), count
     if name.endswith("_min"):
-        return jnp.min(jnp.where(keep, value, jnp.inf)), count
-    return jnp.sum(jnp.where(keep, value, 0.0)), count
+        return jnp.min(jnp.where(counted, value, jnp.inf)), count
+    return jnp.sum(jnp.where(counted, value, 0.0)), count
 
 
 def _metric_value(name: str, numerator, denominator):
-    """From per-microbatch parts, stacked on axis 0, to one number; 0 where nothing counted."""
+    """Returns a metric from its parts by microbatch, stacked on axis 0; 0 where nothing counted."""
     count = jnp.sum(denominator)
     if name.endswith("_max"):
         return jnp.where(count > 0, jnp.max(numerator), 0.0)
@@ -229,8 +229,8 @@ class Objective:
 
     def read_all(self, params, rows: Batch):
         """Returns (outputs [B, S, ...], sums) of the model for the rows of all replicas."""
-        read = self.replicas.each(self.read, (None, 0))
-        outputs, sums = read(params, self.replicas.split(rows))
+        read_each = self.replicas.each(self.read, (None, 0))
+        outputs, sums = read_each(params, self.replicas.split(rows))
         return self.replicas.merged(outputs), self.replicas.total(sums)
 
     def total(self, outputs, batch: Batch, token_weights, row_weights):
@@ -241,8 +241,8 @@ class Objective:
         total, sums = jnp.zeros(()), {}
         for loss, tokens, corrected in zip(losses, token_weights, self.corrected, strict=True):
             weights = row_weights if loss.ndim == 1 else tokens
-            part, sums = weighted_loss(loss, metrics, batch, weights, corrected=corrected)
-            total = total + part
+            term, sums = weighted_loss(loss, metrics, batch, weights, corrected=corrected)
+            total = total + term
         return total, sums
 
 
@@ -258,11 +258,11 @@ def loss_alone(
     """Returns the metrics of `loss_and_gradient` over all rows of `batch` [B, S], "loss" among
     them, without a backward pass."""
     batch = select_policy_tokens(batch)
-    read = functools.partial(objective.read_all, params)
+    forward = functools.partial(objective.read_all, params)
     if packed := _packs(batch, packing, objective, 1):
-        outputs, _ = map_packed(read, packed)
+        outputs, _ = map_packed(forward, packed)
     else:
-        outputs, _ = map_tokens(read, batch, microbatch_rows)
+        outputs, _ = map_tokens(forward, batch, microbatch_rows)
     loss, sums = objective.total(outputs, batch, *_weights(batch, objective))
     return {name: _metric_value(name, *pair) for name, pair in sums.items()} | {"loss": loss}
 
@@ -305,43 +305,47 @@ def _loss_and_gradient(
     weights, row_weights = _weights(batch, objective)
     if packed := _packs(batch, packing, objective, objective.rows_per_example):
         whole = _packed_whole_step if objective.at_once else _packed
-        loss, gradient, metrics, kept = whole(
+        loss, gradient, metrics, kept_outputs = whole(
             params, batch, objective, weights, row_weights, packed
         )
-        return loss, gradient, {**metrics, **packed.metrics()}, kept
+        return loss, gradient, {**metrics, **packed.metrics()}, kept_outputs
     if objective.at_once and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 
     replicas = objective.replicas
 
-    def one(params, part):
-        outputs, counted = objective.read(params, part[0])
-        total, sums = objective.whole_total((outputs, counted), *part)
+    def one(params, microbatch):
+        outputs, counted = objective.read(params, microbatch[0])
+        total, sums = objective.whole_total((outputs, counted), *microbatch)
         return total, (sums, jax.lax.stop_gradient((objective.keep(outputs), counted)))
 
-    def gradient_of(params, part):
+    def gradient_of(params, microbatch):
         of_each = replicas.each(jax.value_and_grad(one, has_aux=True))
-        (loss, (sums, (kept, counted))), gradient = of_each(params, replicas.split(part))
-        return (loss, (sums, (replicas.merged(kept), counted))), gradient
+        (loss, (sums, (kept_outputs, counted))), gradient = of_each(
+            params, replicas.split(microbatch)
+        )
+        return (loss, (sums, (replicas.merged(kept_outputs), counted))), gradient
 
     params, whole = replicas.copies(params), (batch, weights, row_weights)
-    parts = split_microbatches(whole, batch.rows, microbatch_rows, objective.rows_per_example)
-    if parts[2].shape[0] == 1:
-        (loss, aux), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
+    microbatches = split_microbatches(
+        whole, batch.rows, microbatch_rows, objective.rows_per_example
+    )
+    if microbatches[2].shape[0] == 1:
+        (loss, aux), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], microbatches))
         aux = jax.tree.map(lambda x: x[None], aux)
     else:
 
-        def accumulate(carry, part):
-            (loss, aux), gradient = gradient_of(params, part)
+        def accumulate(carry, microbatch):
+            (loss, aux), gradient = gradient_of(params, microbatch)
             return jax.tree.map(jnp.add, carry, (loss, gradient)), aux
 
         start = jnp.zeros(replicas.shape), replicas.zeros(params)
-        (loss, gradient), aux = jax.lax.scan(accumulate, start, parts)
-    sums, (kept, counted) = aux
+        (loss, gradient), aux = jax.lax.scan(accumulate, start, microbatches)
+    sums, (kept_outputs, counted) = aux
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
     counted = jax.tree.map(lambda x: jnp.sum(x, axis=0), counted)
     loss, gradient, counted = replicas.total((loss, gradient, counted))
-    return loss, gradient, metrics, (_joined(kept, objective.rows_per_example), counted)
+    return loss, gradient, metrics, (_joined(kept_outputs, objective.rows_per_example), counted)
 
 
 def _packs(batch: Batch, packing: Packing | None, objective: Objective, together: int):
@@ -356,48 +360,55 @@ def _packs(batch: Batch, packing: Packing | None, objective: Objective, together
 
 
 def _packed(params, batch: Batch, objective: Objective, weights, row_weights, packed: Packed):
-    """The models see packed rows, the terms the sequences that these hold, one to a row."""
+    """Computes loss and gradient where the models read packed rows, and the terms the sequences in
+    these, one to a row."""
     rows = objective.rows_per_example
 
     replicas = objective.replicas
     batch, weights, row_weights = replicas.whole((batch, weights, row_weights))
 
-    def one(params, own: Packed, index):
-        outputs, counted = objective.read(params, own.microbatch(index))
-        (part, token_weights), here = own.taken((batch, weights), index)
-        part = part.replace(mask=part.mask * here[:, None])
-        examples = own.sequences[index].reshape(-1, rows)[:, 0] // rows
-        example_weights = jnp.take(row_weights, examples, mode="clip") * here[::rows]
-        read = own.outputs(outputs, index)
-        total, sums = objective.total(read, part, token_weights, example_weights)
+    def one(params, replica_packed: Packed, index):
+        outputs, counted = objective.read(params, replica_packed.microbatch(index))
+        (sequences, token_weights), present = replica_packed.taken((batch, weights), index)
+        sequences = sequences.replace(mask=sequences.mask * present[:, None])
+        examples = replica_packed.sequences[index].reshape(-1, rows)[:, 0] // rows
+        example_weights = jnp.take(row_weights, examples, mode="clip") * present[::rows]
+        row_outputs = replica_packed.outputs(outputs, index)
+        total, sums = objective.total(row_outputs, sequences, token_weights, example_weights)
         return total, (sums, *jax.lax.stop_gradient((objective.keep(outputs), counted)))
 
     def gradient_of(params, index):
         gradient_of_each = jax.value_and_grad(one, has_aux=True)
-        (loss, (sums, kept, counted)), gradient = packed.each(replicas, gradient_of_each)(
+        (loss, (sums, kept_outputs, counted)), gradient = packed.each(replicas, gradient_of_each)(
             params, index
         )
-        return (loss, (sums, replicas.merged(kept), counted)), gradient
+        return (loss, (sums, replicas.merged(kept_outputs), counted)), gradient
 
     def accumulate(index, carry):
-        loss, gradient, sums, kept, counted = carry
-        (more, (new, keep, count)), part = gradient_of(params, index)
-        sums = {name: _both_parts(name, sums[name], new[name]) for name in new}
-        kept = jax.tree.map(lambda all, one: all.at[index].set(one), kept, keep)
-        gradient, counted = jax.tree.map(jnp.add, (gradient, counted), (part, count))
-        return loss + more, gradient, sums, kept, counted
+        loss, gradient, sums, kept_outputs, counted = carry
+        (part_loss, (part_sums, part_kept, part_counted)), part_gradient = gradient_of(
+            params, index
+        )
+        sums = {name: _both_parts(name, sums[name], part_sums[name]) for name in part_sums}
+        kept_outputs = jax.tree.map(
+            lambda stored, values: stored.at[index].set(values), kept_outputs, part_kept
+        )
+        gradient, counted = jax.tree.map(
+            jnp.add, (gradient, counted), (part_gradient, part_counted)
+        )
+        return loss + part_loss, gradient, sums, kept_outputs, counted
 
     params = replicas.copies(params)
-    (loss, (sums, keep, count)), _ = jax.eval_shape(gradient_of, params, 0)
+    (loss, (sums, kept_shapes, count)), _ = jax.eval_shape(gradient_of, params, 0)
     no_sums = {name: _no_part(name, *pair) for name, pair in sums.items()}
 
-    kept = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), keep)
+    kept_outputs = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), kept_shapes)
     loss, count = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (loss, count))
-    start = loss, replicas.zeros(params), no_sums, kept, count
-    loss, gradient, sums, kept, counted = each_microbatch(packed, accumulate, start)
+    start = loss, replicas.zeros(params), no_sums, kept_outputs, count
+    loss, gradient, sums, kept_outputs, counted = each_microbatch(packed, accumulate, start)
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
     loss, gradient, counted = replicas.total((loss, gradient, counted))
-    return loss, gradient, metrics, (packed.gathered(kept), counted)
+    return loss, gradient, metrics, (packed.gathered(kept_outputs), counted)
 
 
 def _no_part(name: str, numerator, denominator):
@@ -407,10 +418,10 @@ def _no_part(name: str, numerator, denominator):
     return jnp.full(numerator.shape, start, numerator.dtype), zeros
 
 
-def _both_parts(name: str, one, other):
+def _both_parts(name: str, running, part):
     """The numerator and denominator of a metric over two microbatches."""
     join = {"_max": jnp.maximum, "_min": jnp.minimum}.get(name[-4:], jnp.add)
-    return join(one[0], other[0]), one[1] + other[1]
+    return join(running[0], part[0]), running[1] + part[1]
 
 
 def _packed_whole_step(params, batch, objective, weights, row_weights, packed: Packed):
@@ -418,21 +429,21 @@ def _packed_whole_step(params, batch, objective, weights, row_weights, packed: P
     replicas = objective.replicas
     outputs, counted = map_packed(functools.partial(objective.read_all, params), packed)
     (loss, sums), (pulled, auxiliary) = jax.value_and_grad(
-        lambda read: objective.whole_total(read, batch, weights, row_weights), has_aux=True
+        lambda results: objective.whole_total(results, batch, weights, row_weights), has_aux=True
     )((outputs, counted if objective.auxiliary.loss else ()))
     pulled, copies = replicas.whole(pulled), replicas.copies(params)
 
-    def gradient_of(params, own: Packed, index):
+    def gradient_of(params, replica_packed: Packed, index):
         def read(params):
-            outputs, counted = objective.differentiated(params, own.microbatch(index))
-            return own.outputs(outputs, index), counted
+            outputs, counted = objective.differentiated(params, replica_packed.microbatch(index))
+            return replica_packed.outputs(outputs, index), counted
 
         _, backward = jax.vjp(read, params)
-        return backward((own.taken(pulled, index)[0], auxiliary))[0]
+        return backward((replica_packed.taken(pulled, index)[0], auxiliary))[0]
 
     def accumulate(index, gradient):
-        part = packed.each(replicas, gradient_of)(copies, index)
-        return jax.tree.map(jnp.add, gradient, part)
+        part_gradient = packed.each(replicas, gradient_of)(copies, index)
+        return jax.tree.map(jnp.add, gradient, part_gradient)
 
     gradient = replicas.total(each_microbatch(packed, accumulate, replicas.zeros(copies)))
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
@@ -440,17 +451,18 @@ def _packed_whole_step(params, batch, objective, weights, row_weights, packed: P
 
 
 def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows: int):
-    """The terms see all rows: a forward pass over the microbatches, d total / d outputs, and the
-    backward pass of each microbatch with its share of that. One forward pass more than otherwise.
+    """Computes loss and gradient of terms that read all rows: a forward pass over the microbatches,
+    d total / d outputs, and the backward pass of each microbatch from its share of that. It takes
+    one forward pass more than a loss that is a sum over microbatches.
     """
-    replicas, read = objective.replicas, functools.partial(objective.read_all, params)
-    outputs, counted = map_tokens(read, batch, microbatch_rows)
+    replicas, forward = objective.replicas, functools.partial(objective.read_all, params)
+    outputs, counted = map_tokens(forward, batch, microbatch_rows)
 
-    def whole(read):
-        return objective.whole_total(read, batch, weights, row_weights)
+    def whole(results):
+        return objective.whole_total(results, batch, weights, row_weights)
 
-    known = outputs, counted if objective.auxiliary.loss else ()
-    (loss, sums), (pull, auxiliary) = jax.value_and_grad(whole, has_aux=True)(known)
+    results = outputs, counted if objective.auxiliary.loss else ()
+    (loss, sums), (pull, auxiliary) = jax.value_and_grad(whole, has_aux=True)(results)
 
     def gradient_of(params, part):
         microbatch, pulled = part

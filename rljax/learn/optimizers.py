@@ -40,28 +40,28 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     warmup = config.warmup_steps
     schedule = resolve(config.schedule, NAMESPACES["schedule"])
     fields = {"lr": config.lr, "steps": max(total_steps - warmup, 1)}
-    after = schedule(**handed(schedule, fields))
+    main = schedule(**handed(schedule, fields))
     if not warmup:
-        return after
-    before = optax.linear_schedule(config.warmup_from * config.lr, config.lr, warmup)
-    return optax.join_schedules([before, after], [warmup])
+        return main
+    warm_up = optax.linear_schedule(config.warmup_from * config.lr, config.lr, warmup)
+    return optax.join_schedules([warm_up, main], [warmup])
 
 
 @functools.cache
 def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
     config = OptimizerConfig(**dict(key))
     rule = resolve(config.name, NAMESPACES["optimizer"])
-    made = rule(learning_rate(config, total_steps), **handed(rule, rule_fields(config)))
-    if not isinstance(made, optax.GradientTransformation):
-        what = f"an optimizer, {config.name}"
+    optimizer = rule(learning_rate(config, total_steps), **handed(rule, rule_fields(config)))
+    if not isinstance(optimizer, optax.GradientTransformation):
+        subject = f"an optimizer, {config.name}"
         raise InputError(
-            what,
-            value=made,
+            subject,
+            value=optimizer,
             rule="returns an optax.GradientTransformation",
             fix="return one from the function, such as optax.adam(lr)",
         )
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    return optax.chain(clip, made)
+    return optax.chain(clip, optimizer)
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
@@ -74,7 +74,8 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
 @functools.cache
 def _schedule(key: tuple, total_steps: int) -> Callable:
-    """One program for what is several, operation by operation; none for a constant."""
+    """Returns the learning rate as one program instead of one per operation; a constant needs
+    none."""
     schedule = learning_rate(OptimizerConfig(**dict(key)), total_steps)
 
     def lr(step):
@@ -93,22 +94,23 @@ def current_learning_rate(
     return _schedule(tuple(sorted(vars(config).items())), total_steps)(np.int32(step))
 
 
-def _spec_of(shape: tuple, of: tuple, spec: tuple) -> tuple | None:
-    """The mesh axes of an array whose axes are, in their order, some of those of a weight with
-    shape `of` and mesh axes `spec`, or neighbours of them joined; None of any other array."""
+def _spec_of(shape: tuple, weight_shape: tuple, spec: tuple) -> tuple | None:
+    """Returns the mesh axes of an array whose axes are, in their order, some of those of a weight
+    with shape `weight_shape` and mesh axes `spec`, or neighbours of them joined; None for any other
+    array."""
     if not shape:
         return ()
-    for first in range(len(of)):
+    for start in range(len(weight_shape)):
         size = 1
-        for last in range(first, len(of)):
-            size *= of[last]
+        for end in range(start, len(weight_shape)):
+            size *= weight_shape[end]
             rest = None
             if size == shape[0]:
-                rest = _spec_of(shape[1:], of[last + 1 :], spec[last + 1 :])
+                rest = _spec_of(shape[1:], weight_shape[end + 1 :], spec[end + 1 :])
             if rest is not None:
                 # Of joined axes only the first can be split without moving numbers.
-                whole = all(axis is None for axis in spec[first + 1 : last + 1])
-                return (spec[first] if whole else None, *rest)
+                unsplit = all(axis is None for axis in spec[start + 1 : end + 1])
+                return (spec[start] if unsplit else None, *rest)
     return None
 
 
@@ -128,12 +130,12 @@ def state_shardings(state, params, shardings, whole: NamedSharding):
         names = _names(path)
         ends = range(len(names), 0, -1)
         runs = (names[start:end] for end in ends for start in range(end))
-        of, sharding = next((weights[run] for run in runs if run in weights), ((), whole))
-        if x.shape == of:
+        weight_shape, sharding = next((weights[run] for run in runs if run in weights), ((), whole))
+        if x.shape == weight_shape:
             return sharding
-        spec = tuple(sharding.spec) + (None,) * (len(of) - len(sharding.spec))
-        found = _spec_of(x.shape, of, spec)
-        return whole if found is None else NamedSharding(whole.mesh, PartitionSpec(*found))
+        spec = tuple(sharding.spec) + (None,) * (len(weight_shape) - len(sharding.spec))
+        axes = _spec_of(x.shape, weight_shape, spec)
+        return whole if axes is None else NamedSharding(whole.mesh, PartitionSpec(*axes))
 
     return jax.tree_util.tree_map_with_path(place, state)
 

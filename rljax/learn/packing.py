@@ -78,33 +78,39 @@ def packing_for(
     tokens = max(rows * row_tokens // PARTS, tokens)
     unit = shards * rows_per_example
     sizes = [r for r in range(unit, microbatch_rows + 1, unit) if rows % r == 0]
-    enough = [r for r in sizes if r * row_tokens >= tokens]
-    together = max(samples, rows_per_example)
-    shares = 0 < prompt_tokens < row_tokens and together > 1
+    large_enough = [r for r in sizes if r * row_tokens >= tokens]
+    group_rows = max(samples, rows_per_example)
+    shares = 0 < prompt_tokens < row_tokens and group_rows > 1
     if shares and 2 * prompt_tokens >= row_tokens:  # then whole groups, or prompts are repeated
-        enough = [r for r in enough if r // shards % together == 0] or enough
-    held = (enough or sizes[-1:] or [microbatch_rows])[0] // shards
-    longest, blocks, shared = row_tokens, held, False
+        large_enough = [r for r in large_enough if r // shards % group_rows == 0] or large_enough
+    full_sequences = (large_enough or sizes[-1:] or [microbatch_rows])[0] // shards
+    block_tokens, blocks, shared = row_tokens, full_sequences, False
     if shares:
-        rest = row_tokens - prompt_tokens
-        piece = max(prompt_tokens, rest)
+        response_tokens = row_tokens - prompt_tokens
+        piece_tokens = max(prompt_tokens, response_tokens)
         if on_tpu:  # whole lanes: attention pads to them anyway
-            piece += -piece % LANES
-        # A block of rests continues one block of prompts: what is left over of it takes no others.
-        in_block = together * (piece // prompt_tokens)
-        whole, left = divmod(held, in_block)
+            piece_tokens += -piece_tokens % LANES
+        # A block of rests continues one block of prompts, so room left in it is not filled.
+        rows_per_block = group_rows * (piece_tokens // prompt_tokens)
+        full_blocks, remaining = divmod(full_sequences, rows_per_block)
 
         def of_rests(rows):
-            return -(-rows // (piece // rest))
+            return -(-rows // (piece_tokens // response_tokens))
 
-        pieces = whole * of_rests(in_block) + of_rests(left) + -(-held // in_block)
+        block_count = (
+            full_blocks * of_rests(rows_per_block)
+            + of_rests(remaining)
+            + -(-full_sequences // rows_per_block)
+        )
         # A block for a short prompt beside one long response would be mostly padding.
-        if shared := pieces * piece < held * row_tokens:
-            longest, blocks = piece, pieces
+        if shared := block_count * piece_tokens < full_sequences * row_tokens:
+            block_tokens, blocks = piece_tokens, block_count
     blocks = max(blocks, rows_per_example * (2 if shared else 1))
-    most = min(SHORTER * held, rows)
-    most = max(most, rows_per_example)
-    return Packing(longest, blocks, shards, most, shared, mesh, full_rows=held * shards)
+    max_sequences = min(SHORTER * full_sequences, rows)
+    max_sequences = max(max_sequences, rows_per_example)
+    return Packing(
+        block_tokens, blocks, shards, max_sequences, shared, mesh, full_rows=full_sequences * shards
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -138,12 +144,12 @@ class Packed:
         columns = replicas.whole(self.columns)
 
         def of_one(arrays, rows, sequences, index):
-            how = dict(rows=rows, sequences=sequences, columns=columns)
-            return function(arrays, dataclasses.replace(self, **how), index)
+            fields = dict(rows=rows, sequences=sequences, columns=columns)
+            return function(arrays, dataclasses.replace(self, **fields), index)
 
         def call(arrays, index):
-            own = replicas.split((self.microbatch(index), self.sequences[index]))
-            one_microbatch = jax.tree.map(lambda x: x[:, None], own)
+            replica_rows = replicas.split((self.microbatch(index), self.sequences[index]))
+            one_microbatch = jax.tree.map(lambda x: x[:, None], replica_rows)
             return replicas.each(of_one, (0, 0, 0, None))(arrays, *one_microbatch, 0)
 
         return call
@@ -151,9 +157,9 @@ class Packed:
     def metrics(self) -> dict[str, jax.Array]:
         """Returns the positions that a pass computes, and the share of them that
         are tokens: scalars."""
-        real = jnp.sum((self.rows.segment_ids > 0).astype(jnp.float32))
+        filled = jnp.sum((self.rows.segment_ids > 0).astype(jnp.float32))
         positions = self.rows.segment_ids[0].size * jnp.asarray(self.count, jnp.float32)
-        return {"positions": positions, "positions_filled": real / jnp.maximum(positions, 1)}
+        return {"positions": positions, "positions_filled": filled / jnp.maximum(positions, 1)}
 
     def microbatch(self, index) -> Batch:
         """Returns the packed rows of microbatch `index`: a batch [U, W T]."""
@@ -166,14 +172,14 @@ class Packed:
         units, n = sequences.shape
         s = self.columns.shape[1]
         columns = jnp.take(self.columns, sequences, axis=0, mode="clip").reshape(units, n * s)
-        here = (sequences < self.columns.shape[0]).reshape(units * n, 1)
+        present = (sequences < self.columns.shape[0]).reshape(units * n, 1)
 
         def one(x):
             x = x.reshape(units, -1, *x.shape[2:])
-            wide = (1,) * (x.ndim - 2)
-            taken = jnp.take_along_axis(x, columns.reshape(units, n * s, *wide), axis=1)
-            taken = taken.reshape(units * n, s, *x.shape[2:])
-            return jnp.where(here.reshape(units * n, 1, *wide), taken, 0)
+            trailing = (1,) * (x.ndim - 2)
+            gathered = jnp.take_along_axis(x, columns.reshape(units, n * s, *trailing), axis=1)
+            gathered = gathered.reshape(units * n, s, *x.shape[2:])
+            return jnp.where(present.reshape(units * n, 1, *trailing), gathered, 0)
 
         return jax.tree.map(one, out)
 
@@ -181,8 +187,8 @@ class Packed:
         """Returns the rows [U N, ...] of a tree of [B, ...] arrays that microbatch `index` holds,
         and which of them are there [U N] bool."""
         rows = self.sequences[index].reshape(-1)
-        here = rows < self.columns.shape[0]
-        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree), here
+        present = rows < self.columns.shape[0]
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree), present
 
     def gathered(self, out: Any) -> Any:
         """Gathers [M, U, W T, ...] (or [M, U W, T, ...]) of all passes by row -> [B, S, ...], 0
@@ -191,50 +197,50 @@ class Packed:
         units = self.sequences.shape[0] * self.sequences.shape[1]
 
         def one(x):
-            taken = x.reshape(units, -1, *x.shape[3:])[home, self.columns]
-            here = (self.homes >= 0).reshape(-1, *(1,) * (taken.ndim - 1))
-            return jnp.where(here, taken, 0)
+            gathered = x.reshape(units, -1, *x.shape[3:])[home, self.columns]
+            computed = (self.homes >= 0).reshape(-1, *(1,) * (gathered.ndim - 1))
+            return jnp.where(computed, gathered, 0)
 
         return jax.tree.map(one, out)
 
 
 def _cut(batch: Batch, live: jax.Array, packing: Packing) -> Pieces:
-    """A row's prefix is what comes before its first policy token. One that no other row has is not
-    cut off, unless the row exceeds a block."""
+    """Cuts rows into prefix and rest. The prefix of a row is what comes before its first policy
+    token; one that no other row has is not cut off, unless the row exceeds a block."""
     b, s = batch.tokens.shape
     column = jnp.arange(s, dtype=jnp.int32)[None]
     row = jnp.arange(b, dtype=jnp.int32)
     length = jnp.where(live, jnp.max(jnp.where(batch.segment_ids > 0, column + 1, 0), axis=1), 0)
     if not packing.shared:
         return Pieces(length, jnp.zeros_like(length), row, live)
-    first = jnp.min(jnp.where(batch.mask > 0, column, s), axis=1)
+    first_chosen = jnp.min(jnp.where(batch.mask > 0, column, s), axis=1)
     excess = jnp.maximum(length - packing.block_tokens, 0)  # must be in a prefix: it fits no block
-    prefix = jnp.clip(jnp.minimum(first, length), excess, packing.block_tokens)
-    inside = column < prefix[:, None]
+    prefix = jnp.clip(jnp.minimum(first_chosen, length), excess, packing.block_tokens)
+    in_prefix = column < prefix[:, None]
     chosen = (batch.mask > 0).astype(jnp.int32)
     fields = [batch.tokens, batch.positions, batch.segment_ids, chosen]
     if batch.rope_positions is not None:
         fields += [batch.rope_positions[..., i] for i in range(batch.rope_positions.shape[-1])]
-    hashes = _hashes(fields, inside, jnp.where(live, prefix, -1 - row))
-    # The first row of equal hashes leads; unequal prefixes of equal hashes part below.
+    hashes = _hashes(fields, in_prefix, jnp.where(live, prefix, -1 - row))
+    # The first row of equal hashes leads; prefixes are then compared token by token.
     alike = jnp.all(hashes[:, :, None] == hashes[:, None, :], axis=0)
     leader = jnp.argmax(alike, axis=1).astype(jnp.int32)
     equal = prefix == prefix[leader]
     for field in fields:
-        equal &= jnp.all((field == field[leader]) | ~inside, axis=1)
+        equal &= jnp.all((field == field[leader]) | ~in_prefix, axis=1)
     leader = jnp.where(equal, leader, row)
     sharing = jnp.zeros_like(row).at[leader].add(live.astype(row.dtype))[leader]
-    cut = (sharing > 1) | (excess > 0)
-    return Pieces(length, jnp.where(cut, prefix, 0), jnp.where(cut, leader, row), live)
+    is_cut = (sharing > 1) | (excess > 0)
+    return Pieces(length, jnp.where(is_cut, prefix, 0), jnp.where(is_cut, leader, row), live)
 
 
-def _hashes(fields, inside, prefix) -> jax.Array:
-    """Two numbers for each row [2, B], equal for rows of equal prefixes."""
-    shape = (2, len(fields), inside.shape[1])
+def _hashes(fields, in_prefix, prefix) -> jax.Array:
+    """Returns two hashes of each row [2, B], equal for rows of equal prefixes."""
+    shape = (2, len(fields), in_prefix.shape[1])
     mixed = np.random.default_rng(0).integers(2**32, size=shape, dtype=np.uint32) | np.uint32(1)
     hashes = prefix.astype(jnp.uint32)[None] * mixed[:, :1, 0]
     for i, field in enumerate(fields):
-        values = jnp.where(inside, field, 0).astype(jnp.uint32)
+        values = jnp.where(in_prefix, field, 0).astype(jnp.uint32)
         hashes = hashes + jnp.sum(values[None] * mixed[:, i, None], axis=2, dtype=jnp.uint32)
     return hashes
 
@@ -260,34 +266,38 @@ def pack(
     batch, live = _whole((batch, live), packing.mesh)
     pieces = _cut(batch, live, packing)
     units = packing.most_rows(b // rows_per_example, rows_per_example)
-    went = first_fit(pieces, packing, units, rows_per_example)
+    assignment = first_fit(pieces, packing, units, rows_per_example)
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    columns = jnp.where(in_prefix, went.prefix[:, None], (went.rest - pieces.prefix)[:, None])
-    inside = column < pieces.length[:, None]
+    columns = jnp.where(
+        in_prefix, assignment.prefix[:, None], (assignment.rest - pieces.prefix)[:, None]
+    )
+    in_row = column < pieces.length[:, None]
     width = packing.blocks * packing.block_tokens
-    columns = jnp.clip(jnp.where(inside, columns + column, 0), 0, width - 1)
-    home = jnp.where(live, went.home, units)  # out of range: dropped
+    columns = jnp.clip(jnp.where(in_row, columns + column, 0), 0, width - 1)
+    home = jnp.where(live, assignment.home, units)  # out of range: dropped
     rows = _packed_rows(
-        batch, packing, pieces, went, columns, jnp.where(inside, home[:, None], units)
+        batch, packing, pieces, assignment, columns, jnp.where(in_row, home[:, None], units)
     )
     sequences = jnp.full((units, packing.sequences_of(rows_per_example)), b, jnp.int32)
-    sequences = sequences.at[home, went.number].set(jnp.arange(b, dtype=jnp.int32), mode="drop")
+    sequences = sequences.at[home, assignment.number].set(
+        jnp.arange(b, dtype=jnp.int32), mode="drop"
+    )
 
     def split(x):
         return x.reshape(-1, packing.rows, *x.shape[1:])
 
-    count = jnp.max(jnp.where(live, went.home // packing.rows + 1, 0))
+    count = jnp.max(jnp.where(live, assignment.home // packing.rows + 1, 0))
     if packing.full:
         count = min(-(-b // packing.full_rows), units // packing.rows)
-    return Packed(rows, split(sequences), columns, jnp.where(live, went.home, -1), count)
+    return Packed(rows, split(sequences), columns, jnp.where(live, assignment.home, -1), count)
 
 
-def _packed_rows(batch, packing, pieces, went: Assignment, columns, homes) -> Batch:
-    """The packed rows; `columns` and `homes` are the column and the packed row of every token, a
-    packed row that is not there for padding."""
+def _packed_rows(batch, packing, pieces, assignment: Assignment, columns, homes) -> Batch:
+    """Returns the packed rows. `columns` and `homes` are the column and the packed row of every
+    token; that of padding is out of range."""
     b, s = columns.shape
-    units = went.continues.shape[0]
+    units = assignment.continues.shape[0]
     # The token of the batch that stands at each column; of a shared prefix, any row's. b s = none.
     index = jnp.arange(b * s, dtype=jnp.int32).reshape(b, s)
     source = jnp.full((units, packing.blocks * packing.block_tokens), b * s, jnp.int32)
@@ -299,8 +309,8 @@ def _packed_rows(batch, packing, pieces, went: Assignment, columns, homes) -> Ba
 
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    # A segment of a piece is named by where it begins in its block, which is as far as names are
-    # read. A row that was packed before has several.
+    # The name of a segment is its offset in its block, as names are compared within a block alone.
+    # A row that was packed before has several segments.
     begins = (column == 0) | (batch.segment_ids != jnp.roll(batch.segment_ids, 1, axis=1))
     begins = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
     in_piece = jnp.where(in_prefix, begins, jnp.maximum(begins - pieces.prefix[:, None], 0))
@@ -308,7 +318,7 @@ def _packed_rows(batch, packing, pieces, went: Assignment, columns, homes) -> Ba
     def named(start, offset):
         return jnp.where(batch.segment_ids > 0, 1 + start % packing.block_tokens + offset, 0)
 
-    start = jnp.where(in_prefix, went.prefix[:, None], went.rest[:, None])
+    start = jnp.where(in_prefix, assignment.prefix[:, None], assignment.rest[:, None])
     fields = {
         "tokens": put(batch.tokens),
         "segment_ids": put(named(start, in_piece)),
@@ -322,20 +332,20 @@ def _packed_rows(batch, packing, pieces, went: Assignment, columns, homes) -> Ba
     if batch.routes is not None:
         fields["routes"] = put(batch.routes)
     if not packing.shared:
-        parts = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
-        return Batch(**{name: x.reshape(*parts, *x.shape[2:]) for name, x in fields.items()})
+        shape = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
+        return Batch(**{name: x.reshape(*shape, *x.shape[2:]) for name, x in fields.items()})
     continued = ~in_prefix & (begins < pieces.prefix[:, None])
-    fields["prefix_ids"] = put(jnp.where(continued, named(went.prefix[:, None], begins), 0))
-    own = jnp.arange(packing.blocks)[None]
-    fields["prefix_blocks"] = jnp.where(went.continues < 0, own, went.continues)
-    before = jnp.roll(columns, 1, axis=1)
+    fields["prefix_ids"] = put(jnp.where(continued, named(assignment.prefix[:, None], begins), 0))
+    own_blocks = jnp.arange(packing.blocks)[None]
+    fields["prefix_blocks"] = jnp.where(assignment.continues < 0, own_blocks, assignment.continues)
+    previous_columns = jnp.roll(columns, 1, axis=1)
     follows = (batch.segment_ids == jnp.roll(batch.segment_ids, 1, axis=1)) & (column > 0)
-    fields["previous"] = put(jnp.where(follows, before, columns))
+    fields["previous"] = put(jnp.where(follows, previous_columns, columns))
     return Batch(**{name: x.reshape(-1, packing.rows, *x.shape[1:]) for name, x in fields.items()})
 
 
 def _whole(tree, mesh: Mesh):
-    """Every device decides alike where everything goes."""
+    """Replicates arrays, so that every device computes the same assignment."""
     if mesh.size == 1:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, replicated(mesh)), tree)
@@ -354,12 +364,14 @@ def map_packed(function: Callable, packed: Packed):
     shapes, sums = jax.eval_shape(lambda: function(packed.microbatch(0)))
 
     def body(index, carry):
-        out, total = carry
-        new, more = function(packed.microbatch(index))
-        out = jax.tree.map(lambda all, one: all.at[index].set(one), out, new)
-        return out, jax.tree.map(jnp.add, total, more)
+        numbers, total = carry
+        part_numbers, part_sums = function(packed.microbatch(index))
+        numbers = jax.tree.map(
+            lambda stored, values: stored.at[index].set(values), numbers, part_numbers
+        )
+        return numbers, jax.tree.map(jnp.add, total, part_sums)
 
-    empty = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), shapes)
-    start = empty, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
-    out, total = each_microbatch(packed, body, start)
-    return packed.gathered(out), total
+    zeros = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), shapes)
+    start = zeros, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    numbers, total = each_microbatch(packed, body, start)
+    return packed.gathered(numbers), total

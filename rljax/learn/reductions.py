@@ -80,8 +80,8 @@ def prompt_mean(batch: Batch) -> jax.Array:
     """
     batch.require("group", by="prompt_mean")
     tokens = jnp.sum(batch.mask, axis=1)
-    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
-    group_tokens = same @ tokens
+    same_group = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
+    group_tokens = same_group @ tokens
     # A row holds a share tokens / group_tokens of its group; the shares add up to the live groups.
     groups = jnp.sum(tokens / jnp.maximum(group_tokens, 1))
     return batch.mask / jnp.maximum(group_tokens, 1)[:, None] / jnp.maximum(groups, 1)
@@ -95,5 +95,5 @@ def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
     Returns [B, S].
     """
     batch.require("scores", by="positive_token_mean")
-    right = batch.mask * (batch.scores >= correct_at).astype(batch.mask.dtype)[:, None]
-    return right / jnp.maximum(jnp.sum(right), 1)
+    correct = batch.mask * (batch.scores >= correct_at).astype(batch.mask.dtype)[:, None]
+    return correct / jnp.maximum(jnp.sum(correct), 1)

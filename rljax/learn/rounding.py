@@ -21,8 +21,8 @@ def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
-    kept = (bits + noise) & jnp.uint32(0xFFFF0000)
-    rounded = jax.lax.bitcast_convert_type(kept, jnp.float32)
+    high_bits = (bits + noise) & jnp.uint32(0xFFFF0000)
+    rounded = jax.lax.bitcast_convert_type(high_bits, jnp.float32)
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
@@ -42,11 +42,11 @@ def rounded_like(new, old, key_data: jax.Array, step: jax.Array):
     step (a scalar), and the path of the array."""
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
     leaves, structure = jax.tree.flatten(new)
-    held = [
-        stochastic_round(x, jax.random.fold_in(key, i)) if like.dtype == jnp.bfloat16 else x
-        for i, (x, like) in enumerate(zip(leaves, jax.tree.leaves(old), strict=True))
+    rounded = [
+        stochastic_round(x, jax.random.fold_in(key, i)) if old_leaf.dtype == jnp.bfloat16 else x
+        for i, (x, old_leaf) in enumerate(zip(leaves, jax.tree.leaves(old), strict=True))
     ]
-    return structure.unflatten(held)
+    return structure.unflatten(rounded)
 
 
 def check_trainable(params) -> None:

@@ -132,7 +132,7 @@ class StepLayout:
 
 
 def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | None):
-    """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
+    """Returns (parameters, optimizer state): updated where `take`, else as they were.
 
     A state that waits on the host is fetched and sent back in a loop of one iteration or none: in a
     straight program XLA fetches it at the start, and holds it through the backward pass.
@@ -140,22 +140,26 @@ def _changed(optimizer, gradient, state: TrainState, take, layout: StepLayout | 
 
     def body(carry):
         _, params, waiting = carry
-        held, mine = in_device_memory(waiting), gradient
+        opt_state, step_gradient = in_device_memory(waiting), gradient
         if layout is not None:
-            params, mine = (constrain(x, layout.moments) for x in (params, gradient))
-        wide = widened(params)
-        updates, new = optimizer.update(mine, held, wide)
+            params, step_gradient = (constrain(x, layout.moments) for x in (params, gradient))
+        wide_params = widened(params)
+        updates, new_opt_state = optimizer.update(step_gradient, opt_state, wide_params)
 
         def keep(new, old):
             return jnp.where(take, new, old)
 
-        moved = optax.apply_updates(wide, updates)
+        moved = optax.apply_updates(wide_params, updates)
         if "rounding" in state.precision:
             moved = rounded_like(moved, params, state.precision["rounding"], state.step)
         params = jax.tree.map(keep, moved, params)
         if layout is not None:
             params = constrain(params, layout.weights)
-        return jnp.zeros((), bool), params, in_memory_of(waiting, jax.tree.map(keep, new, held))
+        return (
+            jnp.zeros((), bool),
+            params,
+            in_memory_of(waiting, jax.tree.map(keep, new_opt_state, opt_state)),
+        )
 
     constrain = jax.lax.with_sharding_constraint
     carry = (take, state.params, state.opt_state)
@@ -195,14 +199,14 @@ def optimizer_step(
     if scale is not None:
         overflow = scale.is_to_blame(loss, finite)
         precision = {**precision, "loss_scale": scale.after(loss, finite, take)}
-    bad, taken = take & ~finite & ~overflow, take & finite
-    in_a_row = jnp.where(bad, state.skipped_in_a_row + 1, state.skipped_in_a_row)
+    failed, taken = take & ~finite & ~overflow, take & finite
+    in_a_row = jnp.where(failed, state.skipped_in_a_row + 1, state.skipped_in_a_row)
     state = dataclasses.replace(
         state,
         params=params,
         opt_state=opt_state,
         step=state.step + taken.astype(jnp.int32),
-        skipped=state.skipped + bad.astype(jnp.int32),
+        skipped=state.skipped + failed.astype(jnp.int32),
         skipped_in_a_row=jnp.where(taken, 0, in_a_row),
         precision=precision,
     )

@@ -161,10 +161,10 @@ def muon(
     _positive(eps=eps, ns_steps=ns_steps)
 
     def resize(update):
-        inside, outside = update.shape
+        in_size, out_size = update.shape
         if consistent_rms:
-            return update * consistent_rms * jnp.sqrt(max(inside, outside))
-        return update * jnp.sqrt(max(1.0, outside / inside))
+            return update * consistent_rms * jnp.sqrt(max(in_size, out_size))
+        return update * jnp.sqrt(max(1.0, out_size / in_size))
 
     dtype = mu_dtype or None
     orthogonal = optax.contrib.scale_by_muon(
