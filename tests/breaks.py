@@ -1226,14 +1226,14 @@ BREAKS |= {
     ),
     "the multiplier's mean is over the oldest places of its window": (
         "rljax/roles/state.py",
-        "known = jnp.arange(window) >= window - seen",
-        "known = jnp.arange(window) < seen",
+        "filled = jnp.arange(window) >= window - seen",
+        "filled = jnp.arange(window) < seen",
         ["tests/dataflows/test_safe_rlhf.py", "-k", "multiplier or lambda or window"],
     ),
     "the bias of an overloaded expert rises": (
         "rljax/roles/balance.py",
-        "under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens",
-        "under = tokens - jnp.mean(tokens, axis=-1, keepdims=True)",
+        "deficit = jnp.mean(tokens, axis=-1, keepdims=True) - tokens",
+        "deficit = tokens - jnp.mean(tokens, axis=-1, keepdims=True)",
         ["tests/learn/test_router_balance.py", "-k", "by_hand"],
     ),
     # -- runs

@@ -41,23 +41,23 @@ def router_aux_loss(stats: dict) -> jax.Array:
 def moved_correction(correction: jax.Array, tokens: jax.Array, speed: float) -> jax.Array:
     """Returns the biases [..., X] after a step whose choices fell `tokens` [..., X] times on each
     expert: b + speed sign(mean load - load) (DeepSeek-V3, arXiv 2412.19437; 2408.15664)."""
-    under = jnp.mean(tokens, axis=-1, keepdims=True) - tokens
-    return correction + speed * jnp.sign(under).astype(correction.dtype)
+    deficit = jnp.mean(tokens, axis=-1, keepdims=True) - tokens
+    return correction + speed * jnp.sign(deficit).astype(correction.dtype)
 
 
 def balanced(model: Model, read: Callable) -> dict:
     """Returns the fields of an Objective that say what it reads of the model:
     outputs = read(params, microbatch, hidden), and, where the config balances the load of
-    experts, that load and what is made of it. With both of its numbers at 0 nothing of it is
-    in the program."""
+    experts, that load and the terms made of it. If both numbers of the config are 0, the
+    program does not compute the load."""
     config = model.config
     coef, speed = config.router_aux_loss_coef, config.router_bias_update_speed
     if not coef and not speed:
-        return {"model": lambda params, part: read(params, part, None)}
+        return {"model": lambda params, microbatch: read(params, microbatch, None)}
 
-    def counted(params, part):
-        hidden, load = model.hidden_and_load(params, part)
-        return read(params, part, hidden), load
+    def counted(params, microbatch):
+        hidden, load = model.hidden_and_load(params, microbatch)
+        return read(params, microbatch, hidden), load
 
     def metrics(load):
         return {**load_metrics(load), "router_aux_loss": router_aux_loss(load)}
@@ -74,12 +74,14 @@ def with_moved_biases(model: Model, old: dict, new: dict, load: dict) -> dict:
     """Returns the `new` parameters, with the `old` correction bias of every expert moved by the
     config's speed towards an even load. `load` is that of the layers with experts, in their order,
     [layers, X] each."""
-    config, before, flat = model.config, flattened(old), flattened(new)
+    config, old_weights, weights = model.config, flattened(old), flattened(new)
     with_experts = [layer for layer, kind in enumerate(config.kinds) if kind.experts]
     for block, layers in block_layers(config).items():
         path = ("layers", block, "mlp", "correction")
-        if path in flat:
+        if path in weights:
             rows = jnp.asarray([with_experts.index(layer) for layer in layers])
             tokens = jnp.take(load["tokens"], rows, axis=0)
-            flat[path] = moved_correction(before[path], tokens, config.router_bias_update_speed)
-    return nested(flat)
+            weights[path] = moved_correction(
+                old_weights[path], tokens, config.router_bias_update_speed
+            )
+    return nested(weights)

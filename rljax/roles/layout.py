@@ -19,29 +19,31 @@ def role_shardings(model: Model, state: TrainState) -> TrainState:
     """Returns the layout of a training state: parameters on the layout of the weights, and so
     every optimizer moment of theirs, or with `state.spread.moments` split over data, too;
     counters whole."""
-    (trained, frozen), whole = model.split(model.shardings()), replicated(model.mesh)
-    moments = state_shardings(state.opt_state, state.params, trained, whole)
+    (trained, frozen), unsplit = model.split(model.shardings()), replicated(model.mesh)
+    moments = state_shardings(state.opt_state, state.params, trained, unsplit)
     if state.spread.moments:
         moments = jax.tree.map(split_over_data, state.opt_state, moments)
     # {}: frozen weights that are not part of the state at hand.
     frozen = frozen if state.frozen else {}
-    precision = jax.tree.map(lambda x: whole, state.precision)
-    return TrainState(trained, moments, whole, whole, whole, frozen, state.spread, precision)
+    precision = jax.tree.map(lambda x: unsplit, state.precision)
+    return TrainState(trained, moments, unsplit, unsplit, unsplit, frozen, state.spread, precision)
 
 
 def split_over_data(x, sharding: NamedSharding) -> NamedSharding:
     """Returns the sharding of an array, split over data, too: along the axis that is split
-    already, so that no other number moves, else along the longest that divides. One of no such
-    axis stays whole."""
+    already, so that no other number moves, else along the longest that divides. An array without
+    such an axis stays as it is."""
     data, sizes = sharding.mesh.shape["data"], sharding.mesh.shape
     spec = [*sharding.spec, *[None] * (len(x.shape) - len(sharding.spec))]
     names = [axes if isinstance(axes, tuple) else (axes,) * (axes is not None) for axes in spec]
-    split = [math.prod(sizes[name] for name in axes) for axes in names]
-    fits = [i for i, size in enumerate(x.shape) if size % (split[i] * data) == 0 and size]
-    if data == 1 or not fits:
+    part_counts = [math.prod(sizes[name] for name in axes) for axes in names]
+    candidates = [
+        i for i, size in enumerate(x.shape) if size % (part_counts[i] * data) == 0 and size
+    ]
+    if data == 1 or not candidates:
         return sharding
-    best = max(fits, key=lambda i: (split[i], x.shape[i]))
-    spec[best] = (*names[best], "data")
+    axis = max(candidates, key=lambda i: (part_counts[i], x.shape[i]))
+    spec[axis] = (*names[axis], "data")
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 
@@ -74,29 +76,30 @@ def training_layout(
     compiled for ahead of time, and what `start_training` makes."""
     trained, frozen = model.split(model.abstract())
     check_trainable(trained)
-    like = jax.eval_shape(_create(model, optimizer, spread), trained)
-    layout = role_shardings(model, like)
+    state_shapes = jax.eval_shape(_create(model, optimizer, spread), trained)
+    layout = role_shardings(model, state_shapes)
     if optimizer_on_host:  # counters stay: every device reads them
         moments = jax.tree.map(
             lambda sharding, x: on_host(sharding) if x.ndim else sharding,
             layout.opt_state,
-            like.opt_state,
+            state_shapes.opt_state,
         )
         layout = dataclasses.replace(layout, opt_state=moments)
     shapes = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, layout
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state_shapes, layout
     )
     return dataclasses.replace(shapes, frozen=frozen)
 
 
 @functools.lru_cache(maxsize=16)  # equal models and optimizers share a program
 def _create(model: Model, optimizer, spread: DataParallel):
-    """(trained weights, key of their rounding) -> the state before the first step."""
+    """Returns a function (trained weights, key of their rounding) -> the state before the first
+    step."""
     scaled = model.config.dtype == "float16"
 
     def create(params, rounding=None):
-        how = dict(spread=spread, scaled=scaled, rounding=rounding)
-        return new_train_state(params, optimizer, **how)
+        options = dict(spread=spread, scaled=scaled, rounding=rounding)
+        return new_train_state(params, optimizer, **options)
 
     return create
 
@@ -114,10 +117,10 @@ def start_training(
     back: one compile, not two. Of a model with adapters only they are trained. `rounding` is the
     random key of weights that are held in bfloat16 (default: of seed 0)."""
     trained, frozen = model.split(params)
-    how = dict(optimizer_on_host=optimizer_on_host, spread=spread)
-    layout = training_layout(model, optimizer, **how)
+    placement = dict(optimizer_on_host=optimizer_on_host, spread=spread)
+    layout = training_layout(model, optimizer, **placement)
     shardings = jax.tree.map(lambda x: x.sharding, dataclasses.replace(layout, frozen={}))
     create, options = _create(model, optimizer, spread), runs_once(model.mesh)
     create = jax.jit(create, out_shardings=shardings, compiler_options=options)
-    made = create(trained) if rounding is None else create(trained, rounding)
-    return dataclasses.replace(made, params=trained, frozen=frozen)
+    state = create(trained) if rounding is None else create(trained, rounding)
+    return dataclasses.replace(state, params=trained, frozen=frozen)

@@ -89,13 +89,13 @@ class _Trained(Role):
         return dataclasses.replace(self, model=replicas_of(self.model, self.state).model)
 
     def _fit(self, batch: Batch, objective: Objective, steps: Steps, **options):
-        """`fit` of an objective of `per_replica`."""
+        """Calls `fit` with an objective of `per_replica`."""
         objective = dataclasses.replace(objective, replicas=replicas_of(self.model, self.state))
         options |= dict(steps=steps, layout=step_layout(self.model, self.state))
         return fit(self.state, batch, objective, optimizer=self.optimizer, **options)
 
     def _after(self, state: TrainState, metrics: dict):
-        """The role after an update, and its metrics under the role's own names."""
+        """Returns the role after an update, and its metrics under the role's own names."""
         named = {f"{self.prefix}{name}": value for name, value in metrics.items()}
         return dataclasses.replace(self, state=state), named
 
@@ -114,7 +114,7 @@ class _Decodes(Role):
 
 
 def _of_tokens(function: Callable, batch: Batch, steps: Steps | int | None, live=None):
-    """function(rows) -> numbers per token, applied to all rows as `map_tokens` says."""
+    """Applies function(rows) -> numbers per token to all rows, as `map_tokens` says."""
     return map_tokens(lambda rows: (function(rows), ()), batch, steps, live)[0]
 
 
@@ -133,8 +133,8 @@ class Actor(_Decodes, _Trained):
 
     def split(self):
         """Returns the actor without its frozen base and temperature, and these two."""
-        own = dataclasses.replace(self, state=self.arrays(), temperature=None)
-        return own, (self.state.frozen, self.temperature)
+        stripped = dataclasses.replace(self, state=self.arrays(), temperature=None)
+        return stripped, (self.state.frozen, self.temperature)
 
     def joined(self, shared):
         """Returns the actor with the frozen base and the temperature of `split`."""
@@ -183,7 +183,7 @@ class Actor(_Decodes, _Trained):
         """Samples n continuations of rows [M] of `batch` [B, S] behind the first at [M] tokens of
         their responses, which begin at columns starts [B] (host verb; rljax.sampler.branch)."""
         with timed("generate"):
-            out = branch(
+            continuations = branch(
                 self.model,
                 self.state.weights,
                 batch,
@@ -196,14 +196,14 @@ class Actor(_Decodes, _Trained):
                 version=self.state.step,
                 decoding=self.decoding,
             )
-            return jax.block_until_ready(out)
+            return jax.block_until_ready(continuations)
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns log pi(tokens) at the sampling temperature: [B, S], in nats; `steps` says how
         rows are packed, or how many are computed at once."""
         weights, temperature = self.state.weights, self.temperature
-        read = self.model.logprobs
-        return _of_tokens(lambda b: read(weights, b, temperature)[0], batch, steps)
+        forward = self.model.logprobs
+        return _of_tokens(lambda b: forward(weights, b, temperature)[0], batch, steps)
 
     def logprobs_and_entropy(self, batch: Batch, steps: Steps | int | None = None):
         """Returns log pi(tokens) and the entropy of each choice: two [B, S], in nats."""
@@ -214,8 +214,8 @@ class Actor(_Decodes, _Trained):
         """Returns `logprobs`, and the load of the experts over the tokens that are computed
         (packed: a shared prompt once, and no row without policy tokens): {} without any."""
 
-        def one(part):
-            logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)
+        def one(microbatch):
+            logprobs, _, load = self.model.read(self.state.weights, microbatch, self.temperature)
             return logprobs, load
 
         logprobs, load = map_tokens(one, batch, steps)
@@ -263,24 +263,24 @@ class Actor(_Decodes, _Trained):
                 return kl_estimate(policy.logprobs, b.ref_logprobs, kl_estimator)
 
             terms = [(reduction, lambda policy, b: kl_in_loss * kl(policy, b))]
-            shown = {"kl_loss": kl}
+            extra_metrics = {"kl_loss": kl}
         else:
-            terms, shown = [], {}
+            terms, extra_metrics = [], {}
         if entropy_coef:
             terms.append((reduction, lambda policy, b: -entropy_coef * policy.entropy))
         if positive_nll:
-            right = functools.partial(positive_token_mean, correct_at=correct_at)
-            terms.append((right, lambda policy, b: -positive_nll * policy.logprobs))
-        objective = policy_objective(self.per_replica, loss, reduction, terms, shown)
+            correct_token_mean = functools.partial(positive_token_mean, correct_at=correct_at)
+            terms.append((correct_token_mean, lambda policy, b: -positive_nll * policy.logprobs))
+        objective = policy_objective(self.per_replica, loss, reduction, terms, extra_metrics)
         if on_policy is not None:
             objective = on_policy_objective(self.per_replica, loss, objective, batch.old_logprobs)
             batch = batch.replace(old_logprobs=None)
-        how = dict(trust_region=trust_region, beside=pretraining and pretraining.beside(self))
-        state, metrics, kept = self._fit(batch, objective, steps, **how)
+        options = dict(trust_region=trust_region, beside=pretraining and pretraining.beside(self))
+        state, metrics, extras = self._fit(batch, objective, steps, **options)
         if on_policy is not None:
-            own, load = kept
+            old_logprobs, load = extras
             load = load_metrics(load) if load else {}
-            metrics = {**metrics, **load, **on_policy(batch.replace(old_logprobs=own))}
+            metrics = {**metrics, **load, **on_policy(batch.replace(old_logprobs=old_logprobs))}
         return self._after(state, metrics)
 
     def imitate(
@@ -298,13 +298,19 @@ class Actor(_Decodes, _Trained):
         fixed, model = in_device_memory(teacher.params), self.per_replica.model
         taught = dataclasses.replace(teacher.model, mesh=model.mesh)
 
-        def divergence(params, part, hidden):
-            ours = _readout(model, params, part, hidden)
-            theirs = _readout(taught, fixed, part.replace(routes=None))
-            return distillation(ours, theirs, part.mask, beta=beta, temperature=temperature)
+        def divergence(params, microbatch, hidden):
+            student_readout = _readout(model, params, microbatch, hidden)
+            teacher_readout = _readout(taught, fixed, microbatch.replace(routes=None))
+            return distillation(
+                student_readout,
+                teacher_readout,
+                microbatch.mask,
+                beta=beta,
+                temperature=temperature,
+            )
 
         objective = Objective(
-            terms=lambda found, _: ([found[0]], found[1]),
+            terms=lambda results, _: ([results[0]], results[1]),
             reductions=(reduction,),
             corrected=(False,),
             **balanced(model, divergence),
@@ -368,7 +374,8 @@ def values_of(critic: Critic, batch: Batch, *, rows: int) -> jax.Array:
 
 
 def _one_number(scores: jax.Array) -> jax.Array:
-    """[..., labels] -> [...]: the score, or of two labels (wrong, right) the log-odds of right."""
+    """Returns one number [...] of scores [..., labels]: the score, or the log-odds of the second of
+    two labels (wrong, right)."""
     return scores[..., -1] if scores.shape[-1] == 1 else scores[..., 1] - scores[..., 0]
 
 
@@ -376,7 +383,7 @@ def _one_number(scores: jax.Array) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class RewardModel(_Trained):
     """A scalar head that says how good a text is: after its last token (outcome) or after each of
-    its steps (process). Without an optimizer it is only asked."""
+    its steps (process). Without an optimizer it only scores."""
 
     state: TrainState
     model: Model = static_field()
@@ -408,8 +415,8 @@ class RewardModel(_Trained):
             return scores if declared.labels > 1 else _one_number(scores)
 
         def terms(scores, batch):
-            read = scores if declared.per_token else at_last_token(scores, batch)
-            value, metrics = loss(read, batch)
+            outputs = scores if declared.per_token else at_last_token(scores, batch)
+            value, metrics = loss(outputs, batch)
             return [value], metrics
 
         objective = Objective(
@@ -449,8 +456,11 @@ class Reference(_Decodes):
     def split(self):
         """Returns the reference without the base under its adapters and its
         temperature, and these two."""
-        own, base = self.model.split(self.params)
-        return dataclasses.replace(self, params=own, temperature=None), (base, self.temperature)
+        own_params, base = self.model.split(self.params)
+        return dataclasses.replace(self, params=own_params, temperature=None), (
+            base,
+            self.temperature,
+        )
 
     def joined(self, shared):
         """Returns the reference with the base and the temperature of `split`."""
@@ -507,14 +517,16 @@ class Reference(_Decodes):
         """Returns the actor as it is now where `when` is true, else this one; in the dtype and the
         memory that the old one was held in. A frozen base under adapters stays shared."""
         old, base = self.model.split(self.params)
-        now, _ = self.model.split(actor.state.weights)
+        actor_params, _ = self.model.split(actor.state.weights)
         chosen = jax.tree.map(
-            lambda new, old: jnp.where(when, new.astype(old.dtype), old), now, in_device_memory(old)
+            lambda new, old: jnp.where(when, new.astype(old.dtype), old),
+            actor_params,
+            in_device_memory(old),
         )
         return dataclasses.replace(self, params=merged(in_memory_of(old, chosen), base))
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns log pi_ref(tokens) at the sampling temperature: [B, S], in nats."""
         params = in_device_memory(self.params)  # once, and only until the last microbatch
-        read = self.model.logprobs
-        return _of_tokens(lambda b: read(params, b, self.temperature)[0], batch, steps)
+        forward = self.model.logprobs
+        return _of_tokens(lambda b: forward(params, b, self.temperature)[0], batch, steps)

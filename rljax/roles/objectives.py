@@ -39,12 +39,12 @@ def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -
         return [value, *(function(policy, batch) for _, function in terms)], metrics
 
     declared = spec(loss)
-    read = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
+    forward = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
     if declared.reads_targets:
-        read = functools.partial(target_logprobs, actor.model)
+        forward = functools.partial(target_logprobs, actor.model)
 
-    def policy(params, part, hidden):
-        return PolicyOutputs(*read(params, part, actor.temperature, hidden=hidden))
+    def policy(params, microbatch, hidden):
+        return PolicyOutputs(*forward(params, microbatch, actor.temperature, hidden=hidden))
 
     return Objective(
         **balanced(actor.model, policy),
@@ -63,12 +63,12 @@ def on_policy_objective(
     which it keeps, with the load of experts. The reductions, which come before that pass,
     read those `given`."""
 
-    def model(params, part):
+    def model(params, microbatch):
         if objective.sums:
-            return objective.model(params, part)
+            return objective.model(params, microbatch)
         if spec(loss).reads_greedy or spec(loss).reads_targets:
-            return objective.model(params, part), {}
-        logprobs, entropy, load = actor.model.read(params, part, actor.temperature)
+            return objective.model(params, microbatch), {}
+        logprobs, entropy, load = actor.model.read(params, microbatch, actor.temperature)
         return PolicyOutputs(logprobs, entropy), load
 
     def terms(policy, batch):

@@ -53,8 +53,8 @@ class PlacedReference(Reference):
     def start(self, batch: Batch) -> jax.Array:
         """Begins the log-probs [B, S] of a batch and does not wait for them (host verb): what the
         other devices and the host do meanwhile costs no time."""
-        read = {field: getattr(batch, field) for field in _READ}
-        rows = moved_rows(Batch(**read), self.model.mesh, "reference")
+        fields = {field: getattr(batch, field) for field in _READ}
+        rows = moved_rows(Batch(**fields), self.model.mesh, "reference")
         role = dataclasses.replace(self, params=weights_of(self.params, "reference"))
         return _logprobs(role, rows, steps=self.steps)
 
@@ -79,9 +79,11 @@ class PlacedReference(Reference):
         if new.renewed is None or not fetch(new.renewed):
             return self
         begun = time.monotonic()
-        old, base = self.model.split(self.params)
-        now, _ = roles["actor"].model.split(roles["actor"].state.weights)
-        copies = jax.tree.map(lambda x, like: moved(x.astype(like.dtype), like.sharding), now, old)
+        old_params, base = self.model.split(self.params)
+        actor_params, _ = roles["actor"].model.split(roles["actor"].state.weights)
+        copies = jax.tree.map(
+            lambda x, like: moved(x.astype(like.dtype), like.sharding), actor_params, old_params
+        )
         jax.block_until_ready(copies)
         size = sum(x.nbytes for x in jax.tree.leaves(copies))
         timing.moved("reference", weights_bytes=size, weights_s=time.monotonic() - begun)
@@ -105,7 +107,7 @@ def run_dataflow(dataflow, batch: Batch, key: jax.Array, cfg, roles: dict) -> tu
     devices). Roles on devices of their own fill the batch before it (host verb)."""
     for role in roles.values():
         batch = role.filled(batch)
-    given = {name: role.in_program() for name, role in roles.items()}
-    new, metrics = dataflow(batch, key, cfg, **given)
-    kept = {name: roles[name].after_program(role, new) for name, role in new.items()}
-    return kept, metrics
+    program_roles = {name: role.in_program() for name, role in roles.items()}
+    new_roles, metrics = dataflow(batch, key, cfg, **program_roles)
+    renewed = {name: roles[name].after_program(role, new_roles) for name, role in new_roles.items()}
+    return renewed, metrics

@@ -37,20 +37,22 @@ class Pretraining(Role):
     def beside(self, actor) -> Beside:
         """Returns coef x the mean over the target tokens of -log pi, as a second objective of the
         actor's update."""
-        own = actor.per_replica
+        replica_actor = actor.per_replica
 
         def terms(policy, batch):
             loss, _ = negative_log_likelihood(policy, batch)
             return [self.coef * loss], {"loss": loss}
 
-        def policy(params, part, hidden):
-            return PolicyOutputs(*own.model.logprobs(params, part, own.temperature, hidden))
+        def policy(params, microbatch, hidden):
+            return PolicyOutputs(
+                *replica_actor.model.logprobs(params, microbatch, replica_actor.temperature, hidden)
+            )
 
         objective = Objective(
             terms=terms,
             reductions=(token_mean,),
             corrected=(False,),
             replicas=replicas_of(actor.model, actor.state),
-            **balanced(own.model, policy),
+            **balanced(replica_actor.model, policy),
         )
         return Beside(self.state, objective, self.steps, "pretraining_loss")

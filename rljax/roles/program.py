@@ -45,24 +45,24 @@ def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) 
         roles = {name: role.joined(shared[name]) for name, role in own.items()}
         returned = function(batch, key, cfg, **roles, **read, **dict(options))
         _check_returned.get()(returned, {**roles, **read})
-        new, metrics = returned
-        new = {name: role for name, role in new.items() if role is not None}
-        if lost := sorted(new.keys() - roles.keys()):
+        new_roles, metrics = returned
+        new_roles = {name: role for name, role in new_roles.items() if role is not None}
+        if lost := sorted(new_roles.keys() - roles.keys()):
             raise InputError(
                 f"{function.__name__} returns {', '.join(lost)}, which it was not given to train",
                 rule=f"it may return {', '.join(sorted(roles)) or 'no role'}",
                 fix="@program(donates=(...)) names further roles that a dataflow renews",
             )
         # A role that the dataflow did not return is handed back as it was: it was donated, too.
-        return {k: role.split()[0].pinned() for k, role in {**roles, **new}.items()}, metrics
+        return {k: role.split()[0].pinned() for k, role in {**roles, **new_roles}.items()}, metrics
 
     run.__name__ = function.__name__  # what profiles and counts of compiles call it
     run = jax.jit(run, static_argnames=("cfg", "options"), donate_argnames="own")
 
-    def arguments(batch, key, cfg, **given):
-        """Positional and keyword arguments of `run`."""
-        roles = {name: x for name, x in given.items() if is_role(x)}
-        options = {name: x for name, x in given.items() if name not in roles}
+    def arguments(batch, key, cfg, **inputs):
+        """Returns the positional and keyword arguments of `run`."""
+        roles = {name: x for name, x in inputs.items() if is_role(x)}
+        options = {name: x for name, x in inputs.items() if name not in roles}
         trained = {
             name: role
             for name, role in roles.items()
@@ -76,11 +76,11 @@ def program(function: Callable | None = None, *, donates: tuple[str, ...] = ()) 
         return (own, batch, key, shared, read), static
 
     @functools.wraps(function)
-    def call(batch, key, cfg, **given):
-        positional, static = arguments(batch, key, cfg, **given)
-        new, metrics = run(*positional, **static)
+    def call(batch, key, cfg, **inputs):
+        positional, static = arguments(batch, key, cfg, **inputs)
+        new_roles, metrics = run(*positional, **static)
         shared = positional[3]
-        return {name: role.joined(shared[name]) for name, role in new.items()}, metrics
+        return {name: role.joined(shared[name]) for name, role in new_roles.items()}, metrics
 
     call.page, call.run, call.arguments = function, run, arguments
     call.__signature__ = inspect.signature(function)

@@ -77,22 +77,22 @@ class Multiplier(Role):
         batch has none."""
         batch.require("costs", by="a Lagrange multiplier")
         costs, live = row_sum(batch.costs, batch), jnp.any(batch.mask > 0, axis=1)
-        old, window = self.state["costs"], self.state["costs"].shape[0]
+        old_costs, window = self.state["costs"], self.state["costs"].shape[0]
         # The new ones behind the old ones, in their order: failed rows come first, and fall out.
-        kept = jnp.concatenate([jnp.ones(window, bool), live])
-        order = jnp.argsort(kept, stable=True)[-window:]
-        costs = costs.astype(old.dtype)
-        recent = jnp.concatenate([old, costs])[order]
-        seen = jnp.minimum(self.state["seen"] + jnp.sum(live), window).astype(old.dtype)
-        known = jnp.arange(window) >= window - seen
-        mean = jnp.sum(jnp.where(known, recent, 0.0)) / jnp.maximum(seen, 1)
+        counted = jnp.concatenate([jnp.ones(window, bool), live])
+        order = jnp.argsort(counted, stable=True)[-window:]
+        costs = costs.astype(old_costs.dtype)
+        recent = jnp.concatenate([old_costs, costs])[order]
+        seen = jnp.minimum(self.state["seen"] + jnp.sum(live), window).astype(old_costs.dtype)
+        filled = jnp.arange(window) >= window - seen
+        mean = jnp.sum(jnp.where(filled, recent, 0.0)) / jnp.maximum(seen, 1)
         moved = self.state["log"] + self.lr * self.value * (mean - self.threshold)
         moved = jnp.minimum(moved, jnp.log(self.maximum))
         log = jnp.where(seen == window, moved, self.state["log"])
         rows = jnp.maximum(jnp.sum(live), 1)
-        new = dataclasses.replace(self, state={"log": log, "costs": recent, "seen": seen})
-        return new, {
-            f"{self.prefix}lambda": new.value,
+        multiplier = dataclasses.replace(self, state={"log": log, "costs": recent, "seen": seen})
+        return multiplier, {
+            f"{self.prefix}lambda": multiplier.value,
             f"{self.prefix}window_cost": mean,
             "cost/mean": jnp.sum(jnp.where(live, costs, 0.0)) / rows,
             "cost/unsafe_fraction": jnp.sum(live & (costs > 0)) / rows,
@@ -114,8 +114,8 @@ class Baseline(Role):
 
     def update(self, mean: jax.Array, decay: float) -> "Baseline":
         """Returns the baseline after a batch with this mean score []."""
-        seen = jnp.stack([mean.astype(self.state.dtype), jnp.ones((), self.state.dtype)])
-        return dataclasses.replace(self, state=decay * self.state + (1 - decay) * seen)
+        observed = jnp.stack([mean.astype(self.state.dtype), jnp.ones((), self.state.dtype)])
+        return dataclasses.replace(self, state=decay * self.state + (1 - decay) * observed)
 
 
 @jax.tree_util.register_dataclass
@@ -135,6 +135,6 @@ class SeatBaseline(Role):
     def update(self, means: jax.Array, scored: jax.Array, decay: float) -> "SeatBaseline":
         """Returns the baseline after a step with these mean returns [seats]; a seat that was not
         `scored` [seats] keeps its."""
-        seen = jnp.stack([means, jnp.ones_like(means)], axis=1).astype(self.state.dtype)
-        moved = decay * self.state + (1 - decay) * seen
+        observed = jnp.stack([means, jnp.ones_like(means)], axis=1).astype(self.state.dtype)
+        moved = decay * self.state + (1 - decay) * observed
         return dataclasses.replace(self, state=jnp.where(scored[:, None], moved, self.state))

@@ -16,7 +16,7 @@ def target_logprobs(model: Model, params, batch: Batch, temperature=1.0, hidden=
     batch.require("target_ids", by="target_logprobs")
     hidden, head = model.readout(params, batch, hidden)
     config = model.config
-    read = functools.partial(
+    logprobs_of = functools.partial(
         token_logprobs,
         hidden,
         head,
@@ -27,14 +27,14 @@ def target_logprobs(model: Model, params, batch: Batch, temperature=1.0, hidden=
         head_dtype=config.head_dtype,
         mesh=model.mesh,
     )
-    logprobs, entropy, _ = read(batch.tokens)
-    each = [
-        read(batch.target_ids[..., k], with_entropy=False)[0]
+    logprobs, entropy, _ = logprobs_of(batch.tokens)
+    of_targets = [
+        logprobs_of(batch.target_ids[..., k], with_entropy=False)[0]
         for k in range(batch.target_ids.shape[-1])
     ]
-    first = (jnp.arange(batch.tokens.shape[1]) == 0) & (batch.previous is None)
+    is_first = (jnp.arange(batch.tokens.shape[1]) == 0) & (batch.previous is None)
 
     def zero(x):
-        return jnp.where(first, 0.0, x)
+        return jnp.where(is_first, 0.0, x)
 
-    return zero(logprobs), zero(entropy), None, jnp.stack([zero(x) for x in each], axis=-1)
+    return zero(logprobs), zero(entropy), None, jnp.stack([zero(x) for x in of_targets], axis=-1)
