@@ -500,8 +500,8 @@ BREAKS = {
     ),
     "an empty cache of int8 rounds zeros": (
         "rljax/models/cache.py",
-        "        one = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)\n",
-        "        one = encode([jnp.zeros(x.shape, x.dtype) for x in parts])\n",
+        "        layer_cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)\n",
+        "        layer_cache = encode([jnp.zeros(x.shape, x.dtype) for x in parts])\n",
         ["tests/models/test_cache_tree.py"],
     ),
     "the first step traces again": (
@@ -728,7 +728,7 @@ BREAKS = {
     ),
     "padding is a load of experts": (
         "rljax/models/experts.py",
-        '"tokens": jnp.sum(jnp.where(kept, chosen, 0.0), axis=0)',
+        '"tokens": jnp.sum(jnp.where(mask, chosen, 0.0), axis=0)',
         '"tokens": jnp.sum(chosen, axis=0)',
         ["tests/models/test_experts.py", "-k", "padding"],
     ),

@@ -88,15 +88,15 @@ def attention(
         impl = _choose(device, q, v, soft_cap, sinks, prefix)
     if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks, prefix)):
         raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
-    how = dict(scale=scale, window=window, soft_cap=soft_cap)
-    path = functools.partial(_path(impl, device), **how)
+    options = dict(scale=scale, window=window, soft_cap=soft_cap)
+    path = functools.partial(_path(impl, device), **options)
     if apart:
-        path = with_gradient_of(functools.partial(invariant.whole_rows, **how), path)
+        path = with_gradient_of(functools.partial(invariant.whole_rows, **options), path)
     if mesh.size == 1:
         return path(q, k, v, segments, sinks, prefix)
     if in_a_ring(mesh, q.shape[2], context_attention):
-        how |= dict(impl=impl, interpret=device.platform != "tpu")
-        return _over_ring(how, mesh, q, k, v, segments, sinks, prefix)
+        options |= dict(impl=impl, interpret=device.platform != "tpu")
+        return _over_ring(options, mesh, q, k, v, segments, sinks, prefix)
     return _over_mesh(path, mesh, q, k, v, segments, sinks, prefix)
 
 
@@ -124,13 +124,15 @@ def attention_cached(
     that are no rings.
     """
     if apart:
-        how = dict(scale=scale, soft_cap=soft_cap, order=order)
-        return invariant.cached(q, k, v, allowed, sinks, **how)
+        options = dict(scale=scale, soft_cap=soft_cap, order=order)
+        return invariant.cached(q, k, v, allowed, sinks, **options)
     q = paths.pad_axis(q, 3, k.shape[-1])
     columns = k.shape[2 if order == "heads" else 1]
     assert allowed.shape == (*q.shape[:2], columns), (allowed.shape, q.shape, k.shape)
-    how = dict(scale=scale, soft_cap=soft_cap, order=order, k_scales=k_scales, v_scales=v_scales)
-    return paths.plain(q, k, v, allowed, sinks, **how)
+    options = dict(
+        scale=scale, soft_cap=soft_cap, order=order, k_scales=k_scales, v_scales=v_scales
+    )
+    return paths.plain(q, k, v, allowed, sinks, **options)
 
 
 def attention_paired(
@@ -166,9 +168,9 @@ def attention_paired(
     # TPU it is for.
     rows = BATCH_AXES if q.shape[0] % row_shards(mesh) == 0 else None
     heads = None if pairs.shape[2] // 2 % mesh.shape["tensor"] else "tensor"
-    split, each = PartitionSpec(rows, heads), PartitionSpec(rows)
+    by_head, by_row = PartitionSpec(rows, heads), PartitionSpec(rows)
     of_pairs = PartitionSpec(pool.rows if pool else rows, None, heads)
-    mapped = _mapped(path, mesh, (split, of_pairs, each, each), split)
+    mapped = _mapped(path, mesh, (by_head, of_pairs, by_row, by_row), by_head)
     return mapped(q[:, 0], pairs, held, table)[:, None]
 
 
@@ -203,8 +205,8 @@ def _path(impl: str, device):
     if impl == "xla":
         return xla
     # The two above name what their backward passes read, the sums of the softmax too.
-    plain = {"reference": paths.reference, "cudnn": paths.cudnn}[impl]
-    return lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)
+    compute = {"reference": paths.reference, "cudnn": paths.cudnn}[impl]
+    return lambda *args, **options: checkpoint_name(compute(*args, **options), ATTENTION)
 
 
 def _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) -> str:
@@ -231,25 +233,29 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     b, tokens, heads, _ = q.shape
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     # Kv heads that do not divide are repeated just enough to be split, query heads padded.
-    share = heads_over(heads, k.shape[2], context * tensor)
-    q, k, v = share.widen_queries(q, 2), share.widen_keys(k, 2), share.widen_keys(v, 2)
-    sinks = None if sinks is None else share.widen_queries(sinks, 0)
-    whole = -(-tokens // context) * context
-    q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
+    shared_heads = heads_over(heads, k.shape[2], context * tensor)
+    q, k, v = (
+        shared_heads.widen_queries(q, 2),
+        shared_heads.widen_keys(k, 2),
+        shared_heads.widen_keys(v, 2),
+    )
+    sinks = None if sinks is None else shared_heads.widen_queries(sinks, 0)
+    width = -(-tokens // context) * context
+    q, k, v = (paths.pad_axis(x, 1, width) for x in (q, k, v))
 
     def on_one_device(q, k, v, segments, sinks, prefix):
         if context > 1:
             q, k, v = (_tokens_for_heads(x)[:, :tokens] for x in (q, k, v))
-        out = path(q, k, v, segments, sinks, prefix)
-        return _heads_for_tokens(paths.pad_axis(out, 1, whole)) if context > 1 else out
+        output = path(q, k, v, segments, sinks, prefix)
+        return _heads_for_tokens(paths.pad_axis(output, 1, width)) if context > 1 else output
 
     rows = _row_axes(mesh, b)
-    split = PartitionSpec(rows, "context", "tensor")
+    spec = PartitionSpec(rows, "context", "tensor")
     # The device at (t, c) ends up with block c of the heads of block t: so do the sinks.
-    sink_split, each = PartitionSpec(("tensor", "context")), PartitionSpec(rows)
-    in_specs = (split, split, split, each, sink_split, each)
-    mapped = _mapped(on_one_device, mesh, in_specs, split)
-    return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
+    sink_split, row_spec = PartitionSpec(("tensor", "context")), PartitionSpec(rows)
+    in_specs = (spec, spec, spec, row_spec, sink_split, row_spec)
+    mapped = _mapped(on_one_device, mesh, in_specs, spec)
+    return shared_heads.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 
 def in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
@@ -261,21 +267,25 @@ def in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
     return context_attention == "ring" or heads % (context * tensor) > 0
 
 
-def _over_ring(how: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
+def _over_ring(options: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     """Every device with its own rows, tokens and heads, and with the segments of whole rows."""
     b, tokens, heads, _ = q.shape
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
-    share = heads_over(heads, k.shape[2], tensor)
-    q, k, v = share.widen_queries(q, 2), share.widen_keys(k, 2), share.widen_keys(v, 2)
-    sinks = None if sinks is None else share.widen_queries(sinks, 0)
-    how["impl"] = "splash" if how["impl"] == "splash" else "xla"
-    whole = padded_tokens(tokens, context, how["impl"])
-    q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
+    shared_heads = heads_over(heads, k.shape[2], tensor)
+    q, k, v = (
+        shared_heads.widen_queries(q, 2),
+        shared_heads.widen_keys(k, 2),
+        shared_heads.widen_keys(v, 2),
+    )
+    sinks = None if sinks is None else shared_heads.widen_queries(sinks, 0)
+    options["impl"] = "splash" if options["impl"] == "splash" else "xla"
+    width = padded_tokens(tokens, context, options["impl"])
+    q, k, v = (paths.pad_axis(x, 1, width) for x in (q, k, v))
     rows = _row_axes(mesh, b)
-    split = PartitionSpec(rows, "context", "tensor")
-    in_specs = (split, split, split, *[PartitionSpec(x) for x in (rows, "tensor", rows)])
-    mapped = _mapped(functools.partial(ring, devices=context, **how), mesh, in_specs, split)
-    return share.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
+    spec = PartitionSpec(rows, "context", "tensor")
+    in_specs = (spec, spec, spec, *[PartitionSpec(x) for x in (rows, "tensor", rows)])
+    mapped = _mapped(functools.partial(ring, devices=context, **options), mesh, in_specs, spec)
+    return shared_heads.narrow_queries(mapped(q, k, v, segments, sinks, prefix)[:, :tokens], 2)
 
 
 def _tokens_for_heads(x: jax.Array) -> jax.Array:
@@ -289,9 +299,9 @@ def _heads_for_tokens(x: jax.Array) -> jax.Array:
 
 def _row_axes(mesh: Mesh, rows: int) -> tuple[str, ...]:
     """The batch axes that `rows` can be split over; over the others they are repeated."""
-    taken, shards = [], 1
+    axes, shards = [], 1
     for axis in BATCH_AXES:
         if rows % (shards * mesh.shape[axis]) == 0:
-            taken.append(axis)
+            axes.append(axis)
             shards *= mesh.shape[axis]
-    return tuple(taken)
+    return tuple(axes)

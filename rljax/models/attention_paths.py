@@ -57,10 +57,10 @@ def plain(
     scores = c tanh(scale q.k / c); weights = exp(scores) / (exp(sink) + sum_allowed exp(scores)).
     """
     b, s, h, e = q.shape
-    held = "bkt" if order == "heads" else "btk"
-    kv_heads = k.shape[held.index("k")]
+    axes = "bkt" if order == "heads" else "btk"
+    kv_heads = k.shape[axes.index("k")]
     group = h // kv_heads
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
     # The heads and queries that meet the same keys are the rows of one product: XLA on CPU hands
     # that to its fast library, and writes out, 4 times slower, one of more free axes.
     q = q.reshape(b, s, kv_heads, group, e).transpose(0, 2, 3, 1, 4)
@@ -70,10 +70,10 @@ def plain(
         # A step's keys are the first operand, which is read as it is: the library packs the other
         # anew. Without the barrier XLA swaps them back.
         batch = ((3,), (3,)), ((0, 1), (0, 1))
-        scores = jax.lax.dot_general(k, q, batch, preferred_element_type=wide)
+        scores = jax.lax.dot_general(k, q, batch, preferred_element_type=dtype)
         scores = jax.lax.optimization_barrier(scores).swapaxes(2, 3)
     else:
-        scores = jnp.einsum(f"bkne,{held}e->bknt", q, k, preferred_element_type=wide)
+        scores = jnp.einsum(f"bkne,{axes}e->bknt", q, k, preferred_element_type=dtype)
     scores = scores.reshape(b, kv_heads, group, s, -1)
     if k_scales is not None:
         scores = scores * _per_key(k_scales, order)
@@ -87,7 +87,7 @@ def plain(
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True)
     else:
-        sink = sinks.astype(wide).reshape(1, kv_heads, group, 1, 1)
+        sink = sinks.astype(dtype).reshape(1, kv_heads, group, 1, 1)
         top = jnp.maximum(top, jax.lax.stop_gradient(sink))
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top)
@@ -95,9 +95,9 @@ def plain(
     if v_scales is not None:
         weights = weights * _per_key(v_scales, order)
     weights = weights.reshape(b, kv_heads, group * s, -1).astype(v.dtype)
-    out = jnp.einsum(f"bknt,{held}f->bknf", weights, v)
-    out = out.reshape(b, kv_heads, group, s, -1).transpose(0, 3, 1, 2, 4)
-    return out.reshape(b, s, h, v.shape[-1]).astype(v.dtype)
+    output = jnp.einsum(f"bknt,{axes}f->bknf", weights, v)
+    output = output.reshape(b, kv_heads, group, s, -1).transpose(0, 3, 1, 2, 4)
+    return output.reshape(b, s, h, v.shape[-1]).astype(v.dtype)
 
 
 def _per_key(scales: jax.Array, order: str) -> jax.Array:
@@ -110,10 +110,10 @@ def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax
     """Returns the rule as [B, S, T] bool; `rows` [S] and `columns` [T] are positions in
     the packed row."""
     distance = rows[:, None] - columns[None, :]
-    near = distance >= 0
+    visible = distance >= 0
     if window:
-        near &= distance < window
-    return (row_segments[:, :, None] == column_segments[:, None, :]) & near[None]
+        visible &= distance < window
+    return (row_segments[:, :, None] == column_segments[:, None, :]) & visible[None]
 
 
 def continued_columns(segments, prefix: PackedPrefix, window) -> jax.Array:
@@ -122,8 +122,8 @@ def continued_columns(segments, prefix: PackedPrefix, window) -> jax.Array:
     column = jnp.arange(segments.shape[1])
     blocks = prefix.blocks.shape[1]
     block = column // (segments.shape[1] // blocks)
-    there = prefix.blocks[:, block][:, :, None] == block[None, None, :]
-    allowed = there & (prefix.ids[:, :, None] == segments[:, None, :])
+    in_prefix_block = prefix.blocks[:, block][:, :, None] == block[None, None, :]
+    allowed = in_prefix_block & (prefix.ids[:, :, None] == segments[:, None, :])
     allowed &= prefix.ids[:, :, None] > 0
     if window:
         distance = prefix.positions[:, :, None] - prefix.positions[:, None, :]
@@ -155,8 +155,8 @@ def by_block(x, blocks: int, whole: int) -> jax.Array:
 def prefix_blocks(x, prefix: PackedPrefix) -> jax.Array:
     """Returns x [B, S, ...] with the block of the prefixes in each block's place."""
     b, blocks = prefix.blocks.shape
-    apart = x.reshape(b, blocks, -1, *x.shape[2:])
-    return jax.vmap(lambda row, chosen: row[chosen])(apart, prefix.blocks).reshape(x.shape)
+    blocked = x.reshape(b, blocks, -1, *x.shape[2:])
+    return jax.vmap(lambda row, chosen: row[chosen])(blocked, prefix.blocks).reshape(x.shape)
 
 
 def looked_for(prefix: PackedPrefix) -> jax.Array:
@@ -176,10 +176,10 @@ def columns(x, prefix: PackedPrefix | None, whole: int) -> list[jax.Array]:
 def columns_transposed(parts, x, prefix: PackedPrefix | None) -> jax.Array:
     """Returns the gradient of keys or values x [B, S, K, E] from the gradients of what `columns`
     made of them, [N, K, T, E] each: a prefix sums over the blocks that read it."""
-    whole, dtype = parts[0].shape[2], parts[0].dtype
-    like = jax.ShapeDtypeStruct(x.shape, dtype)
-    back = jax.linear_transpose(lambda x: columns(x, prefix, whole), like)
-    return back([part.astype(dtype) for part in parts])[0].astype(x.dtype)
+    width, dtype = parts[0].shape[2], parts[0].dtype
+    struct = jax.ShapeDtypeStruct(x.shape, dtype)
+    transpose = jax.linear_transpose(lambda x: columns(x, prefix, width), struct)
+    return transpose([gradient.astype(dtype) for gradient in parts])[0].astype(x.dtype)
 
 
 def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
@@ -190,25 +190,25 @@ def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.A
     appended to the shorter of E and F, and to the tokens.
     """
     assert sinks is None and not soft_cap and prefix is None
-    tokens, values = q.shape[1], v.shape[-1]
-    size = -(-max(q.shape[-1], values) // 8) * 8
+    tokens, value_size = q.shape[1], v.shape[-1]
+    size = -(-max(q.shape[-1], value_size) // 8) * 8
     even = tokens + tokens % 2
     q, k, v = (pad_axis(pad_axis(x, 3, size), 1, even) for x in (q, k, v))
     segments = pad_axis(segments, 1, even)
     column = jnp.arange(even)
     allowed = allowed_columns(segments, segments, column, column, window)
     # The window is part of the mask: cuDNN's own sliding window excludes a mask beside it.
-    out = jax.nn.dot_product_attention(
+    output = jax.nn.dot_product_attention(
         q, k, v, mask=allowed[:, None], scale=scale, is_causal=True, implementation="cudnn"
     )
-    return out[:, :tokens, :, :values]
+    return output[:, :tokens, :, :value_size]
 
 
 def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [B, T, K, E] of a cache of both, [B, T, 2 K, E]."""
     b, columns, heads, e = pairs.shape
-    apart = pairs.reshape(b, columns, heads // 2, 2, e)
-    return apart[:, :, :, 0], apart[:, :, :, 1]
+    by_kind = pairs.reshape(b, columns, heads // 2, 2, e)
+    return by_kind[:, :, :, 0], by_kind[:, :, :, 1]
 
 
 def first_held(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
@@ -221,8 +221,8 @@ def first_held(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
         filled = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
         pairs = jnp.where(filled[..., None, None], pairs, 0)
     filled = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
-    how = dict(scale=scale, soft_cap=soft_cap, order="tokens")
-    return plain(q[:, None], *unpaired(pairs), filled[:, None], None, **how)[:, 0]
+    options = dict(scale=scale, soft_cap=soft_cap, order="tokens")
+    return plain(q[:, None], *unpaired(pairs), filled[:, None], None, **options)[:, 0]
 
 
 def whole_pages(columns: int) -> int:
@@ -281,10 +281,10 @@ def paged_arguments(q, pairs, held, table=None):
         table = jnp.arange(slots * (columns // page), dtype=jnp.int32).reshape(slots, -1)
         pairs = pairs.reshape(-1, page, *head)
     else:
-        whole = table < len(pairs)
-        room = pairs.shape[1] * jnp.sum(whole, axis=1, dtype=jnp.int32)
+        exists = table < len(pairs)
+        room = pairs.shape[1] * jnp.sum(exists, axis=1, dtype=jnp.int32)
         held = jnp.clip(held, 1, jnp.maximum(room, 1))
-        table = jnp.where(whole, table, 0)
+        table = jnp.where(exists, table, 0)
     starts = jnp.arange(slots + 1, dtype=jnp.int32)
     return q, pairs, held, table, starts, jnp.full((1,), slots, jnp.int32)
 

@@ -78,8 +78,8 @@ def ring(
     impl "splash" runs JAX's kernel at every hop, "xla" the products of rljax.models.attention_xla.
     Rows that share prefixes take the latter: what a query sees there goes by positions.
     """
-    local, whole = q.shape[1], segments.shape[1]
-    window = 0 if window >= whole else window
+    local, row_tokens = q.shape[1], segments.shape[1]
+    window = 0 if window >= row_tokens else window
     kernel = impl == "splash" and prefix is None
     if kernel:
         rule = attention_splash.Rule(window, soft_cap, interpret)
@@ -96,8 +96,8 @@ def ring(
     ids = pad_axis(segments, 1, local * devices)
     continued = None if prefix is None else _continued(segments, prefix, ids.shape[1])
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    out = _attention(circle, q, k, v, sinks, ids, continued).swapaxes(1, 2)
-    return _from_zigzag(out, devices) if zigzag else out
+    output = _attention(circle, q, k, v, sinks, ids, continued).swapaxes(1, 2)
+    return _from_zigzag(output, devices) if zigzag else output
 
 
 class _Continued(NamedTuple):
@@ -109,12 +109,12 @@ class _Continued(NamedTuple):
     positions: jax.Array
 
 
-def _continued(segments, prefix: PackedPrefix, whole: int) -> _Continued:
+def _continued(segments, prefix: PackedPrefix, width: int) -> _Continued:
     blocks = prefix.blocks.shape[1]
     block = jnp.arange(segments.shape[1]) // (segments.shape[1] // blocks)
-    own = jnp.stack([segments, jnp.broadcast_to(block[None, :], segments.shape)], axis=-1)
+    names = jnp.stack([segments, jnp.broadcast_to(block[None, :], segments.shape)], axis=-1)
     wanted = jnp.stack([looked_for(prefix), prefix.blocks[:, block]], axis=-1)
-    return _Continued(*(pad_axis(x, 1, whole) for x in (own, wanted, prefix.positions)))
+    return _Continued(*(pad_axis(x, 1, width) for x in (names, wanted, prefix.positions)))
 
 
 def padded_tokens(tokens: int, devices: int, impl: str) -> int:
@@ -133,50 +133,60 @@ def _attention(ring: _Ring, q, k, v, sinks, ids, prefix):
 
 
 def _forward(ring: _Ring, q, k, v, sinks, ids, prefix):
-    part, _ = ring.paths
-    here = jax.lax.axis_index(AXIS)
+    attend, _ = ring.paths
+    device = jax.lax.axis_index(AXIS)
     chunks, queries = ring.chunks, ring.chunks(q)
-    first = part(q, k, v, _view(ring, here, 0, ids, prefix))
+    first = attend(q, k, v, _view(ring, device, 0, ids, prefix))
 
     def step(carry, hop):
         keys_values, merged = carry
         # What this hop reads came with the last one; it is passed on while the scores are made.
         following = _shifted(ring, keys_values)
         keys, values = (chunks(x) for x in keys_values)
-        for view, taken in _views(ring, here, hop, ids, prefix):
-            found = part(taken.of(queries), taken.of_columns(keys), taken.of_columns(values), view)
-            merged = taken.merged(merged, found)
+        for view, chunk_pair in _views(ring, device, hop, ids, prefix):
+            result = attend(
+                chunk_pair.of(queries),
+                chunk_pair.of_columns(keys),
+                chunk_pair.of_columns(values),
+                view,
+            )
+            merged = chunk_pair.merged(merged, result)
         return (following, merged), None
 
     start = list(zip(*(chunks(x) for x in first), strict=True))
     _, merged = _hops(ring, prefix, step, (_shifted(ring, (k, v)), start))
-    out, log_sum = (jnp.concatenate(xs, axis=2) for xs in zip(*merged, strict=True))
+    output, log_sum = (jnp.concatenate(xs, axis=2) for xs in zip(*merged, strict=True))
     if sinks is not None:
-        before = log_sum
+        log_sum_before = log_sum
         log_sum = jnp.logaddexp(log_sum, sinks.astype(log_sum.dtype)[None, :, None])
-        out = out * jnp.exp(before - log_sum)[..., None]
-    out, log_sum = named_attention(out.astype(v.dtype), log_sum)
-    return out, (q, k, v, sinks, ids, prefix, out, log_sum)
+        output = output * jnp.exp(log_sum_before - log_sum)[..., None]
+    output, log_sum = named_attention(output.astype(v.dtype), log_sum)
+    return output, (q, k, v, sinks, ids, prefix, output, log_sum)
 
 
-def _backward(ring: _Ring, kept, gradient):
+def _backward(ring: _Ring, residuals, gradient):
     """Each hop's part of the gradients, by the output and the log-sum-exp of the whole softmax.
     They are summed in float32."""
-    q, k, v, sinks, ids, prefix, out, log_sum = kept
+    q, k, v, sinks, ids, prefix, output, log_sum = residuals
     _, gradients = ring.paths
-    here, chunks = jax.lax.axis_index(AXIS), ring.chunks
-    queries, *rest = (chunks(x) for x in (q, out, log_sum, gradient))
-    first = gradients(q, k, v, _view(ring, here, 0, ids, prefix), out, log_sum, gradient)
+    device, chunks = jax.lax.axis_index(AXIS), ring.chunks
+    queries, *rest = (chunks(x) for x in (q, output, log_sum, gradient))
+    first = gradients(q, k, v, _view(ring, device, 0, ids, prefix), output, log_sum, gradient)
 
     def step(carry, hop):
         keys_values, sums, dq = carry
         following, sums = _shifted(ring, keys_values), _shifted(ring, sums)
         keys, values = (chunks(x) for x in keys_values)
-        for view, taken in _views(ring, here, hop, ids, prefix):
-            columns = taken.of_columns(keys), taken.of_columns(values)
-            found = gradients(taken.of(queries), *columns, view, *map(taken.of, rest))
-            dq = taken.added(dq, found[0])
-            sums = [taken.added_columns(x, y) for x, y in zip(sums, found[1:], strict=True)]
+        for view, chunk_pair in _views(ring, device, hop, ids, prefix):
+            columns = chunk_pair.of_columns(keys), chunk_pair.of_columns(values)
+            part_gradients = gradients(
+                chunk_pair.of(queries), *columns, view, *map(chunk_pair.of, rest)
+            )
+            dq = chunk_pair.added(dq, part_gradients[0])
+            sums = [
+                chunk_pair.added_columns(x, y)
+                for x, y in zip(sums, part_gradients[1:], strict=True)
+            ]
         return (following, sums, dq), None
 
     dq, *sums = (chunks(x) for x in first)
@@ -188,9 +198,9 @@ def _backward(ring: _Ring, kept, gradient):
     )
     dsinks = None
     if sinks is not None:
-        wide = log_sum.dtype
-        mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1)
-        share = jnp.exp(sinks.astype(wide)[None, :, None] - log_sum) * mean
+        dtype = log_sum.dtype
+        mean = jnp.sum(gradient.astype(dtype) * output.astype(dtype), axis=-1)
+        share = jnp.exp(sinks.astype(dtype)[None, :, None] - log_sum) * mean
         dsinks = -jnp.sum(share, axis=(0, 2)).astype(sinks.dtype)
     return dq, dk, dv, dsinks, None, None
 
@@ -216,11 +226,11 @@ def _shifted(ring: _Ring, tree, count: int = 1):
     return jax.tree.map(lambda x: jax.lax.ppermute(x, AXIS, pairs), tree)
 
 
-def _merged(one, other):
+def _merged(left, right):
     """One softmax of two, each (outputs [.., F], log-sum-exp of the scores [..])."""
-    log_sum = jnp.logaddexp(one[1], other[1])
-    shares = [jnp.exp(x[1] - log_sum)[..., None] for x in (one, other)]
-    return shares[0] * one[0] + shares[1] * other[0], log_sum
+    log_sum = jnp.logaddexp(left[1], right[1])
+    shares = [jnp.exp(x[1] - log_sum)[..., None] for x in (left, right)]
+    return shares[0] * left[0] + shares[1] * right[0], log_sum
 
 
 # -- what queries see at a hop
@@ -243,55 +253,55 @@ class _Taken(NamedTuple):
     def _chosen(self, chunks, index):
         return jnp.where(self.late, chunks[1], chunks[0]) if index is None else chunks[index]
 
-    def added(self, chunks, found):
-        return self._added(chunks, self.queries, found)
+    def added(self, chunks, increment):
+        return self._added(chunks, self.queries, increment)
 
-    def added_columns(self, chunks, found):
-        return self._added(chunks, self.columns, found)
+    def added_columns(self, chunks, increment):
+        return self._added(chunks, self.columns, increment)
 
-    def _added(self, chunks, index, found):
+    def _added(self, chunks, index, increment):
         if index is not None:
-            return [x + found if i == index else x for i, x in enumerate(chunks)]
-        nothing = jnp.zeros_like(found)
-        parts = jnp.where(self.late, nothing, found), jnp.where(self.late, found, nothing)
+            return [x + increment if i == index else x for i, x in enumerate(chunks)]
+        zeros = jnp.zeros_like(increment)
+        parts = jnp.where(self.late, zeros, increment), jnp.where(self.late, increment, zeros)
         return [x + part for x, part in zip(chunks, parts, strict=True)]
 
-    def merged(self, chunks, found):
+    def merged(self, chunks, part):
         """`chunks`, each (outputs, log-sum-exp), with what the queries read of the columns."""
         if self.queries is not None:
-            return [_merged(x, found) if i == self.queries else x for i, x in enumerate(chunks)]
-        out, log_sum = found
-        nothing = jnp.full_like(log_sum, MASKED)
-        sums = jnp.where(self.late, nothing, log_sum), jnp.where(self.late, log_sum, nothing)
-        return [_merged(x, (out, y)) for x, y in zip(chunks, sums, strict=True)]
+            return [_merged(x, part) if i == self.queries else x for i, x in enumerate(chunks)]
+        output, log_sum = part
+        masked = jnp.full_like(log_sum, MASKED)
+        sums = jnp.where(self.late, masked, log_sum), jnp.where(self.late, log_sum, masked)
+        return [_merged(x, (output, y)) for x, y in zip(chunks, sums, strict=True)]
 
 
-def _views(ring: _Ring, here, hop, ids, prefix: _Continued | None) -> list[tuple[View, _Taken]]:
+def _views(ring: _Ring, device, hop, ids, prefix: _Continued | None) -> list[tuple[View, _Taken]]:
     """Returns the views to compute at a hop: of all tokens of a device or, in a zigzag, of two
     pairs of chunks. There the columns are all before the queries. What comes from an earlier device
     is its early chunk for both chunks of queries, and from a later one both chunks for the late
     queries."""
     if not ring.zigzag:
-        return [(_view(ring, here, hop, ids, prefix), _Taken(0, 0))]
-    late = here < hop
-    queries = ring.chunks(_tokens(ring, ids, here), axis=1)
-    columns = ring.chunks(_tokens(ring, ids, (here - hop) % ring.devices), axis=1)
+        return [(_view(ring, device, hop, ids, prefix), _Taken(0, 0))]
+    late = device < hop
+    queries = ring.chunks(_tokens(ring, ids, device), axis=1)
+    columns = ring.chunks(_tokens(ring, ids, (device - hop) % ring.devices), axis=1)
     pairs = _Taken(1, 0), _Taken(None, None, late)
-    return [(View((taken.of(queries),), taken.of_columns(columns), None), taken) for taken in pairs]
+    return [(View((pair.of(queries),), pair.of_columns(columns), None), pair) for pair in pairs]
 
 
-def _view(ring: _Ring, here, hop, ids, prefix: _Continued | None) -> View:
+def _view(ring: _Ring, device, hop, ids, prefix: _Continued | None) -> View:
     """The view of this device's tokens of those that arrive at a hop; hop 0: of its own."""
-    source = (here - hop) % ring.devices
-    cut = functools.partial(_tokens, ring)
+    source = (device - hop) % ring.devices
+    tokens_of = functools.partial(_tokens, ring)
     if prefix is not None:
-        wanted = cut(prefix.names, here), cut(prefix.wanted, here)
-        positions = cut(prefix.positions, here), cut(prefix.positions, source)
-        return View(wanted, cut(prefix.names, source), positions=positions)
+        wanted = tokens_of(prefix.names, device), tokens_of(prefix.wanted, device)
+        positions = tokens_of(prefix.positions, device), tokens_of(prefix.positions, source)
+        return View(wanted, tokens_of(prefix.names, source), positions=positions)
     # Behind the first device the last one's tokens arrive, which are later: no query has their id.
-    of_columns = cut(ids, source)
-    of_columns = jnp.where(here < hop, -1, of_columns) if hop else of_columns
-    return View((cut(ids, here),), of_columns, hop * ring.tokens)
+    of_columns = tokens_of(ids, source)
+    of_columns = jnp.where(device < hop, -1, of_columns) if hop else of_columns
+    return View((tokens_of(ids, device),), of_columns, hop * ring.tokens)
 
 
 def _tokens(ring: _Ring, x, device):
@@ -321,7 +331,7 @@ def _from_zigzag(x, devices: int) -> jax.Array:
     """`_to_zigzag` undone."""
     chunks = _ordered(jnp.split(x, 2, axis=1))
     moved = [
-        jax.lax.ppermute(chunk, AXIS, [(to, start) for start, to in pairs])
+        jax.lax.ppermute(chunk, AXIS, [(target, start) for start, target in pairs])
         for chunk, pairs in zip(chunks, _moves(devices), strict=True)
     ]
     return jnp.concatenate(moved, axis=1)
@@ -335,6 +345,6 @@ def _moves(devices: int) -> list[list[tuple[int, int]]]:
 
 def _ordered(chunks):
     """Two chunks, swapped on devices of odd ranks: there an even chunk is the late one."""
-    one, other = chunks
+    first_chunk, second_chunk = chunks
     even = jax.lax.axis_index(AXIS) % 2 == 0
-    return jnp.where(even, one, other), jnp.where(even, other, one)
+    return jnp.where(even, first_chunk, second_chunk), jnp.where(even, second_chunk, first_chunk)

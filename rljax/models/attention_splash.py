@@ -59,19 +59,19 @@ def splash(
     than the window, packed rows go the way of XLA.
     """
     if prefix is not None and 0 < window < 2 * (q.shape[1] // prefix.blocks.shape[1]):
-        how = dict(scale=scale, window=window, soft_cap=soft_cap)
-        return xla(q, k, v, segments, sinks, prefix, **how)
+        options = dict(scale=scale, window=window, soft_cap=soft_cap)
+        return xla(q, k, v, segments, sinks, prefix, **options)
     rule = Rule(window, soft_cap, interpret)
     # The kernel has no scale of its own.
     q = (q.astype(jnp.float32) * scale).astype(q.dtype)
     if prefix is not None:
         return _merged(rule, q, k, v, sinks, segments, prefix)
     tokens, heads = q.shape[1:3]
-    run, whole = _kernel(rule, tokens, heads, causal=True, residual_checkpoint_name=ATTENTION)
-    q, k, v = (by_block(x, 1, whole) for x in (q, k, v))
-    ids = _segment_ids(*[pad_axis(segments, 1, whole)] * 2)
-    out = jax.vmap(run, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks)
-    return out.swapaxes(1, 2)[:, :tokens]
+    run, width = _kernel(rule, tokens, heads, causal=True, residual_checkpoint_name=ATTENTION)
+    q, k, v = (by_block(x, 1, width) for x in (q, k, v))
+    ids = _segment_ids(*[pad_axis(segments, 1, width)] * 2)
+    output = jax.vmap(run, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks)
+    return output.swapaxes(1, 2)[:, :tokens]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -85,27 +85,27 @@ def _merged_forward(rule: Rule, q, k, v, sinks, segments, prefix):
     heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
     outs, sums = [], []
     for run, (keys, values, ids, sink) in parts:
-        one = jax.vmap(run, in_axes=(0, 0, 0, 0, None))
-        out, (log_sum,) = one(heads, keys, values, ids, sink)
-        outs.append(out.astype(jnp.float32))
+        mapped = jax.vmap(run, in_axes=(0, 0, 0, 0, None))
+        output, (log_sum,) = mapped(heads, keys, values, ids, sink)
+        outs.append(output.astype(jnp.float32))
         sums.append(log_sum)
     log_sum = jnp.logaddexp(*sums)
-    shares = [jnp.exp(part - log_sum)[..., None] for part in sums]
-    out = sum(share * out for share, out in zip(shares, outs, strict=True)).astype(q.dtype)
-    out, log_sum = named_attention(_by_tokens(out, q.shape[:2]), log_sum)
-    return out, (q, k, v, sinks, segments, prefix, out, log_sum)
+    shares = [jnp.exp(part_sum - log_sum)[..., None] for part_sum in sums]
+    output = sum(share * output for share, output in zip(shares, outs, strict=True)).astype(q.dtype)
+    output, log_sum = named_attention(_by_tokens(output, q.shape[:2]), log_sum)
+    return output, (q, k, v, sinks, segments, prefix, output, log_sum)
 
 
-def _merged_backward(rule: Rule, kept, gradient):
+def _merged_backward(rule: Rule, residuals, gradient):
     """The kernel's own backward pass, part by part: its scores' gradients go by the output and the
     log-sum-exp of the whole softmax."""
-    q, k, v, sinks, segments, prefix, out, log_sum = kept
+    q, k, v, sinks, segments, prefix, output, log_sum = residuals
     heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
-    blocks, whole = prefix.blocks.shape[1], heads.shape[2]
-    out, gradient = (by_block(x, blocks, whole) for x in (out, gradient.astype(out.dtype)))
+    blocks, width = prefix.blocks.shape[1], heads.shape[2]
+    output, gradient = (by_block(x, blocks, width) for x in (output, gradient.astype(output.dtype)))
     dq, dk, dv, dsinks = 0.0, [], [], None
     for run, (keys, values, ids, sink) in parts:
-        grads = _gradients(run, heads, keys, values, ids, sink, out, log_sum, gradient)
+        grads = _gradients(run, heads, keys, values, ids, sink, output, log_sum, gradient)
         dq = dq + grads[0].astype(jnp.float32)
         dk.append(grads[1].astype(jnp.float32))
         dv.append(grads[2].astype(jnp.float32))
@@ -119,15 +119,15 @@ def _merged_backward(rule: Rule, kept, gradient):
 _merged.defvjp(_merged_forward, _merged_backward)
 
 
-def _gradients(run, q, k, v, ids, sink, out, log_sum, gradient):
+def _gradients(run, q, k, v, ids, sink, output, log_sum, gradient):
     """The kernel's own backward pass: gradients by q, k, v, the segments (None) and the sinks."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
-    def one(q, k, v, ids, out, log_sum, gradient):
-        kept = q, k, v, ids, sink, out, log_sum, run.dq_mask_info, run.dkv_mask_info
-        return kernel._splash_attention_bwd(**run.kwargs, res=kept, do=gradient)[3:]
+    def one(q, k, v, ids, output, log_sum, gradient):
+        residuals = q, k, v, ids, sink, output, log_sum, run.dq_mask_info, run.dkv_mask_info
+        return kernel._splash_attention_bwd(**run.kwargs, res=residuals, do=gradient)[3:]
 
-    return jax.vmap(one)(q, k, v, ids, out, log_sum, gradient)
+    return jax.vmap(one)(q, k, v, ids, output, log_sum, gradient)
 
 
 # -- one chunk of columns, of several that a softmax is over
@@ -139,10 +139,10 @@ def splash_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
     scores [B, H, T]. The numbers of tokens are as `part_tokens` says."""
     run = _part_kernel(rule, q, k, view)
     ids = _segment_ids(*view.wanted, view.ids)
-    out, (log_sum,) = jax.vmap(run)(q, k, v, ids)
+    output, (log_sum,) = jax.vmap(run)(q, k, v, ids)
     # A query that no block of the kernel holds has a log-sum-exp of -inf, and 0 / 0 as output.
     sees = log_sum[..., None] > MASKED / 2
-    return jnp.where(sees, out.astype(jnp.float32), 0.0), log_sum
+    return jnp.where(sees, output.astype(jnp.float32), 0.0), log_sum
 
 
 def splash_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
@@ -157,8 +157,8 @@ def splash_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradien
 
 def part_tokens(tokens: int) -> int:
     """Returns the number of tokens that a chunk of so many is padded to for the kernel."""
-    whole = -(-tokens // LANES) * LANES
-    return whole if whole <= KERNEL_BLOCK else -(-tokens // KERNEL_BLOCK) * KERNEL_BLOCK
+    padded = -(-tokens // LANES) * LANES
+    return padded if padded <= KERNEL_BLOCK else -(-tokens // KERNEL_BLOCK) * KERNEL_BLOCK
 
 
 def _part_kernel(rule: Rule, q, k, view: View):
@@ -171,29 +171,29 @@ def _parts(rule: Rule, q, k, v, sinks, segments, prefix):
     The sinks belong to one of the two."""
     blocks, heads = prefix.blocks.shape[1], q.shape[2]
     tokens = q.shape[1] // blocks
-    own, whole = _kernel(rule, tokens, heads, causal=True, save_residuals=True)
-    before, _ = _kernel(rule, tokens, heads, causal=False, save_residuals=True)
-    keys, values = (columns(x, prefix, whole) for x in (k, v))
+    own_kernel, width = _kernel(rule, tokens, heads, causal=True, save_residuals=True)
+    prefix_kernel, _ = _kernel(rule, tokens, heads, causal=False, save_residuals=True)
+    keys, values = (columns(x, prefix, width) for x in (k, v))
 
     def flat(x):
-        return pad_axis(x.reshape(-1, tokens), 1, whole)
+        return pad_axis(x.reshape(-1, tokens), 1, width)
 
     ids = flat(segments)
     continued = flat(looked_for(prefix)), flat(prefix_blocks(segments, prefix))
-    return by_block(q, blocks, whole), [
-        (own, (keys[0], values[0], _segment_ids(ids, ids), sinks)),
-        (before, (keys[1], values[1], _segment_ids(*continued), None)),
+    return by_block(q, blocks, width), [
+        (own_kernel, (keys[0], values[0], _segment_ids(ids, ids), sinks)),
+        (prefix_kernel, (keys[1], values[1], _segment_ids(*continued), None)),
     ]
 
 
-def _kernel(rule: Rule, tokens: int, heads: int, *, causal: bool, **how):
+def _kernel(rule: Rule, tokens: int, heads: int, *, causal: bool, **options):
     """(the kernel for blocks of so many tokens, to how many they are padded)."""
-    whole = part_tokens(tokens)
+    width = part_tokens(tokens)
     distance = 0 if causal else None
-    return _kernel_of(rule, (whole, whole), heads, distance, **how), whole
+    return _kernel_of(rule, (width, width), heads, distance, **options), width
 
 
-def _kernel_of(rule: Rule, shape: tuple[int, int], heads: int, distance: int | None, **how):
+def _kernel_of(rule: Rule, shape: tuple[int, int], heads: int, distance: int | None, **options):
     """The kernel for so many queries and columns, of which the first query is `distance` after the
     first column; None: every query sees every column."""
     # Imported here: Pallas takes a second to import, and only this path needs it.
@@ -215,7 +215,7 @@ def _kernel_of(rule: Rule, shape: tuple[int, int], heads: int, distance: int | N
         q_seq_shards=1,
         attn_logits_soft_cap=rule.soft_cap or None,
         interpret=rule.interpret,
-        **how,
+        **options,
     )
 
 

@@ -88,20 +88,20 @@ def _attention(rule: Rule, q, k, v, sinks, segments, prefix):
 
 
 def _forward(rule: Rule, q, k, v, sinks, segments, prefix):
-    asked = _request(rule, k, v, segments, prefix)
-    heads = _by_heads(q, k.shape[2], asked)
+    request = _request(rule, k, v, segments, prefix)
+    heads = _by_heads(q, k.shape[2], request)
     sink = None if sinks is None else _of_heads(sinks, heads)
-    out, log_sum = _softmax(rule, asked, heads, sink, v.dtype)
-    out, log_sum = named_attention(_by_tokens(out, q.shape[:2]), log_sum)
-    return out, (q, k, v, sinks, segments, prefix, out, log_sum)
+    output, log_sum = _softmax(rule, request, heads, sink, v.dtype)
+    output, log_sum = named_attention(_by_tokens(output, q.shape[:2]), log_sum)
+    return output, (q, k, v, sinks, segments, prefix, output, log_sum)
 
 
-def _softmax(rule: Rule, asked: _Request, heads, sink, dtype):
+def _softmax(rule: Rule, request: _Request, heads, sink, dtype):
     """Computes the attention output of the queries [N, K, R, T, E], in `dtype`, and the log-sum-exp
     of their scores."""
 
     def some(_, first, span):
-        _, keys, values, allowed = _seen(rule, asked, first, span)
+        _, keys, values, allowed = _seen(rule, request, first, span)
         queries = _cut(heads, 3, first, span.size)
         scores, _ = _scores(rule, queries, keys, allowed)
         top = jnp.max(scores, axis=-1)
@@ -109,20 +109,22 @@ def _softmax(rule: Rule, asked: _Request, heads, sink, dtype):
         weights = jnp.exp(scores - top[..., None])
         total = jnp.sum(weights, axis=-1)
         total = total if sink is None else total + jnp.exp(sink - top)
-        out = _product("gqc,gcf->gqf", weights, values) / total[..., None]
-        return (), (out.astype(dtype), top + jnp.log(total))
+        output = _product("gqc,gcf->gqf", weights, values) / total[..., None]
+        return (), (output.astype(dtype), top + jnp.log(total))
 
-    return _over(asked.spans, some, ())[1]
+    return _over(request.spans, some, ())[1]
 
 
-def _backward(rule: Rule, kept, gradient):
+def _backward(rule: Rule, residuals, gradient):
     """Gradients, with p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v - do.out)."""
-    q, k, v, sinks, segments, prefix, out, log_sum = kept
-    asked, wide = _request(rule, k, v, segments, prefix), log_sum.dtype
-    heads, above = (_by_heads(x, k.shape[2], asked) for x in (q, gradient.astype(v.dtype)))
-    mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
-    mean = _by_heads(mean, k.shape[2], asked)[..., 0]
-    sums, dq = _gradients(rule, asked, heads, above, mean, log_sum, q.dtype)
+    q, k, v, sinks, segments, prefix, output, log_sum = residuals
+    request, dtype = _request(rule, k, v, segments, prefix), log_sum.dtype
+    heads, output_gradient = (
+        _by_heads(x, k.shape[2], request) for x in (q, gradient.astype(v.dtype))
+    )
+    mean = jnp.sum(gradient.astype(dtype) * output.astype(dtype), axis=-1, keepdims=True)
+    mean = _by_heads(mean, k.shape[2], request)[..., 0]
+    sums, dq = _gradients(rule, request, heads, output_gradient, mean, log_sum, q.dtype)
     dk, dv = (
         columns_transposed(parts, x, prefix)
         for parts, x in zip(zip(*sums, strict=True), (k, v), strict=True)
@@ -134,14 +136,14 @@ def _backward(rule: Rule, kept, gradient):
     return _by_tokens(dq, q.shape[:2]), dk, dv, dsinks, None, None
 
 
-def _gradients(rule: Rule, asked: _Request, heads, above, mean, log_sum, dtype):
+def _gradients(rule: Rule, request: _Request, heads, output_gradient, mean, log_sum, dtype):
     """(the gradients of each part's keys and values, those of the queries in `dtype`) from those of
     the output, `above`, and `mean` = do.out."""
-    wide = log_sum.dtype
+    sum_dtype = log_sum.dtype
 
     def some(sums, first, span):
-        start, keys, values, allowed = _seen(rule, asked, first, span)
-        queries, do = (_cut(x, 3, first, span.size) for x in (heads, above))
+        start, keys, values, allowed = _seen(rule, request, first, span)
+        queries, do = (_cut(x, 3, first, span.size) for x in (heads, output_gradient))
         one_sum, one_mean = (_cut(x, 3, first, span.size)[..., None] for x in (log_sum, mean))
         scores, slope = _scores(rule, queries, keys, allowed)
         weights = jnp.exp(scores - one_sum)
@@ -151,8 +153,8 @@ def _gradients(rule: Rule, asked: _Request, heads, above, mean, log_sum, dtype):
         dv = _product("gqc,gqf->gcf", weights, do)
         return _added(sums, start, span.reach, dk, dv), dq
 
-    zeros = [tuple(jnp.zeros(x.shape, wide) for x in (p.k, p.v)) for p in asked.parts]
-    return _over(asked.spans, some, zeros)
+    zeros = [tuple(jnp.zeros(x.shape, sum_dtype) for x in (p.k, p.v)) for p in request.parts]
+    return _over(request.spans, some, zeros)
 
 
 _attention.defvjp(_forward, _backward)
@@ -164,20 +166,22 @@ _attention.defvjp(_forward, _backward)
 def xla_part(rule: Rule, q, k, v, view: View) -> tuple[jax.Array, jax.Array]:
     """Returns the softmax over these columns alone: q [B, H, T, E], k [B, K, C, E], v [B, K, C, F]
     -> what the queries read [B, H, T, F], and the log-sum-exp of their scores [B, H, T]."""
-    asked, heads = _chunk(rule, q, k, v, view)
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    return tuple(_flat(x) for x in _softmax(rule, asked, heads, None, wide))
+    request, heads = _chunk(rule, q, k, v, view)
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    return tuple(_flat(x) for x in _softmax(rule, request, heads, None, dtype))
 
 
 def xla_part_gradients(rule: Rule, q, k, v, view: View, out, log_sum, gradient):
     """Returns the gradients of `xla_part` by q, k and v, as a part of a softmax with the output
     `out` [B, H, T, F] and the log-sum-exp `log_sum` [B, H, T], from `gradient` [B, H, T, F],
     that of the output."""
-    asked, heads = _chunk(rule, q, k, v, view)
-    wide = log_sum.dtype
-    mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1)
-    above, mean, log_sum = (_grouped(x, heads) for x in (gradient.astype(v.dtype), mean, log_sum))
-    ((dk, dv),), dq = _gradients(rule, asked, heads, above, mean, log_sum, wide)
+    request, heads = _chunk(rule, q, k, v, view)
+    dtype = log_sum.dtype
+    mean = jnp.sum(gradient.astype(dtype) * out.astype(dtype), axis=-1)
+    output_gradient, mean, log_sum = (
+        _grouped(x, heads) for x in (gradient.astype(v.dtype), mean, log_sum)
+    )
+    ((dk, dv),), dq = _gradients(rule, request, heads, output_gradient, mean, log_sum, dtype)
     return _flat(dq), dk, dv
 
 
@@ -190,14 +194,14 @@ def _chunk(rule: Rule, q, k, v, view: View) -> tuple[_Request, jax.Array]:
     assert tokens % chunks == 0, tokens
     spans = [_Span(0, tokens // chunks, chunks, 0, count)]
     if view.positions is not None:
-        positions, of_columns = view.positions
+        positions, column_positions = view.positions
     else:
-        first = count if view.distance is None else view.distance
-        positions = jnp.broadcast_to(first + jnp.arange(tokens)[None, :], (rows, tokens))
-        of_columns = jnp.broadcast_to(jnp.arange(count)[None, :], (rows, count))
+        offset = count if view.distance is None else view.distance
+        positions = jnp.broadcast_to(offset + jnp.arange(tokens)[None, :], (rows, tokens))
+        column_positions = jnp.broadcast_to(jnp.arange(count)[None, :], (rows, count))
         if view.distance == 0:
             spans = _spans(tokens, rule.window)
-    part = _Columns(k, v, view.ids, of_columns)
+    part = _Columns(k, v, view.ids, column_positions)
     heads = q.reshape(rows, kv_heads, -1, *q.shape[2:])
     return _Request([part], [view.wanted], positions, spans), heads
 
@@ -219,17 +223,17 @@ def _request(rule: Rule, k, v, segments, prefix: PackedPrefix | None) -> _Reques
     b, tokens = segments.shape
     blocks = 1 if prefix is None else prefix.blocks.shape[1]
     spans = _spans(tokens // blocks, rule.window)
-    whole = sum(span.size * span.count for span in spans)
+    width = sum(span.size * span.count for span in spans)
 
     def flat(x):
-        return pad_axis(x.reshape(b * blocks, -1), 1, whole)
+        return pad_axis(x.reshape(b * blocks, -1), 1, width)
 
     ids = flat(segments)
     if prefix is None:
-        positions = jnp.broadcast_to(jnp.arange(whole)[None, :], ids.shape)
+        positions = jnp.broadcast_to(jnp.arange(width)[None, :], ids.shape)
     else:
         positions = flat(prefix.positions)
-    keys, values = (columns(x, prefix, whole) for x in (k, v))
+    keys, values = (columns(x, prefix, width) for x in (k, v))
     parts, wanted = [_Columns(keys[0], values[0], ids, positions)], [(ids,)]
     if prefix is not None:
 
@@ -249,47 +253,54 @@ def _spans(tokens: int, window: int) -> list[_Span]:
         return [_Span(0, size, chunks, None, window + size - 1)]
     parts = chunks if chunks <= 2 else min(chunks // 2, PARTS)
     ends = [size * (chunks * i // parts) for i in range(parts + 1)]
-    out = []
+    spans = []
     for first, end in zip(ends[:-1], ends[1:], strict=True):
         start = max(first - window + 1, 0) if window else 0
-        out.append(_Span(first, size, (end - first) // size, start, end - start))
-    return out
+        spans.append(_Span(first, size, (end - first) // size, start, end - start))
+    return spans
 
 
-def _seen(rule: Rule, asked: _Request, first, span: _Span):
+def _seen(rule: Rule, request: _Request, first, span: _Span):
     """Returns (start of their own columns, keys, values, [N, 1, 1, c, C] bool) of all columns that
     the queries from `first` on may see: own columns, then those of the prefixes' block."""
     start = span.start
     if start is None:
         start = jnp.maximum(first + span.size - span.reach, 0)
-    own = asked.parts[0]
+    block_columns = request.parts[0]
 
     def cut(x, axis):
         return _cut(x, axis, start, span.reach)
 
-    near = _Columns(cut(own.k, 2), cut(own.v, 2), cut(own.ids, 1), cut(own.positions, 1))
-    parts = [near, *asked.parts[1:]]
-    allowed = [_allowed(rule, asked, i, part, first, span) for i, part in enumerate(parts)]
+    reachable = _Columns(
+        cut(block_columns.k, 2),
+        cut(block_columns.v, 2),
+        cut(block_columns.ids, 1),
+        cut(block_columns.positions, 1),
+    )
+    parts = [reachable, *request.parts[1:]]
+    allowed = [_allowed(rule, request, i, part, first, span) for i, part in enumerate(parts)]
     if len(parts) == 1:
-        return start, near.k, near.v, allowed[0]
+        return start, reachable.k, reachable.v, allowed[0]
     keys, values = (jnp.concatenate(xs, axis=2) for xs in zip(*[p[:2] for p in parts], strict=True))
     return start, keys, values, jnp.concatenate(allowed, axis=-1)
 
 
 def _added(sums, start, reach: int, dk, dv):
     """`sums`, (keys, values) of each part, with the gradients of the columns of `_seen`."""
-    out = [tuple(_add(x, start, y[:, :, :reach]) for x, y in zip(sums[0], (dk, dv), strict=True))]
+    added = [tuple(_add(x, start, y[:, :, :reach]) for x, y in zip(sums[0], (dk, dv), strict=True))]
     for part in sums[1:]:
-        out.append(tuple(x + y[:, :, reach:] for x, y in zip(part, (dk, dv), strict=True)))
-    return out
+        added.append(tuple(x + y[:, :, reach:] for x, y in zip(part, (dk, dv), strict=True)))
+    return added
 
 
-def _allowed(rule: Rule, asked: _Request, i: int, part: _Columns, first, span: _Span):
+def _allowed(rule: Rule, request: _Request, i: int, part: _Columns, first, span: _Span):
     """[N, 1, 1, c, C] bool."""
-    *wanted, positions = (_cut(x, 1, first, span.size) for x in (*asked.wanted[i], asked.positions))
+    *wanted, positions = (
+        _cut(x, 1, first, span.size) for x in (*request.wanted[i], request.positions)
+    )
     distance = positions[:, :, None] - part.positions[:, None, :]
-    same = (_same(ids, part.ids) for ids in wanted)
-    allowed = functools.reduce(jnp.logical_or, same) & (distance >= 0)
+    matches = (_same(ids, part.ids) for ids in wanted)
+    allowed = functools.reduce(jnp.logical_or, matches) & (distance >= 0)
     if rule.window:
         allowed &= distance < rule.window
     return allowed[:, None, None]
@@ -307,12 +318,12 @@ def _over(spans: list[_Span], step, carry):
     outs = []
     for span in spans:
         if span.count == 1:
-            carry, out = step(carry, span.first, span)
+            carry, output = step(carry, span.first, span)
         else:
             firsts = span.first + span.size * jnp.arange(span.count)
-            carry, out = jax.lax.scan(lambda c, f, span=span: step(c, f, span), carry, firsts)
-            out = jax.tree.map(_merged, out)
-        outs.append(out)
+            carry, output = jax.lax.scan(lambda c, f, span=span: step(c, f, span), carry, firsts)
+            output = jax.tree.map(_merged, output)
+        outs.append(output)
     return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=3), *outs)
 
 
@@ -341,22 +352,22 @@ def _product(equation: str, x, y):
     def flat(a):
         return a.reshape(n * kv_heads, -1, a.shape[-1])
 
-    wide = jnp.promote_types(y.dtype, jnp.float32)
-    out = jnp.einsum(equation, flat(x.astype(y.dtype)), flat(y), preferred_element_type=wide)
+    dtype = jnp.promote_types(y.dtype, jnp.float32)
+    product = jnp.einsum(equation, flat(x.astype(y.dtype)), flat(y), preferred_element_type=dtype)
     if equation.endswith("gq" + equation[-1]):
-        return out.reshape(*x.shape[:3], c, -1)
-    return out.reshape(n, kv_heads, *out.shape[1:])
+        return product.reshape(*x.shape[:3], c, -1)
+    return product.reshape(n, kv_heads, *product.shape[1:])
 
 
 # -- layouts
 
 
-def _by_heads(x, kv_heads: int, asked: _Request) -> jax.Array:
+def _by_heads(x, kv_heads: int, request: _Request) -> jax.Array:
     """[B, S, H, E] -> [N, K, R, T, E]."""
-    n, whole = asked.positions.shape
+    n, width = request.positions.shape
     b, tokens, h, e = x.shape
     x = x.reshape(n, b * tokens // n, kv_heads, h // kv_heads, e)
-    return pad_axis(x.transpose(0, 2, 3, 1, 4), 3, whole)
+    return pad_axis(x.transpose(0, 2, 3, 1, 4), 3, width)
 
 
 def _by_tokens(x, rows: tuple[int, int]) -> jax.Array:
@@ -368,8 +379,8 @@ def _by_tokens(x, rows: tuple[int, int]) -> jax.Array:
 
 def _of_heads(sinks, heads) -> jax.Array:
     """[H] -> [1, K, R, 1] in the type of scores."""
-    wide = jnp.promote_types(heads.dtype, jnp.float32)
-    return sinks.astype(wide).reshape(1, *heads.shape[1:3], 1)
+    dtype = jnp.promote_types(heads.dtype, jnp.float32)
+    return sinks.astype(dtype).reshape(1, *heads.shape[1:3], 1)
 
 
 def _cut(x, axis: int, start, size: int) -> jax.Array:

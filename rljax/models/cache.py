@@ -81,7 +81,7 @@ class Cache:
 def room(caches: list[Cache]) -> int:
     """Returns the number of tokens that a slot has room for: the columns of the layer that
     holds the most."""
-    return max(one.columns for one in caches)
+    return max(layer_cache.columns for layer_cache in caches)
 
 
 def order_for(mesh: Mesh) -> str:
@@ -137,10 +137,10 @@ def _stored(config: ModelConfig, mesh: Mesh | None, dtype: str) -> tuple[int, tu
     heads, widths = _widths(config)
     if mesh is None:
         return heads, widths
-    lanes, together = lanes_for(mesh), 1
+    lanes, shared_heads = lanes_for(mesh), 1
     if dtype != "int8" and not config.latent:
-        together = math.gcd(max(1, lanes // widths[0]), heads // _shards(config, mesh))
-    return heads // together, tuple(-(-together * w // lanes) * lanes for w in widths)
+        shared_heads = math.gcd(max(1, lanes // widths[0]), heads // _shards(config, mesh))
+    return heads // shared_heads, tuple(-(-shared_heads * w // lanes) * lanes for w in widths)
 
 
 def slot_bytes(
@@ -149,21 +149,21 @@ def slot_bytes(
     """Returns the bytes that one slot of `columns` tokens takes, over all layers and devices;
     without a mesh, those of the numbers alone."""
     order = _order(config, mesh, dtype) if mesh else ""
-    held = sum(_room(config, columns, kind.window, order, rings) for kind in config.kinds)
-    return held * _token_bytes(config, dtype, mesh)
+    tokens = sum(_room(config, columns, kind.window, order, rings) for kind in config.kinds)
+    return tokens * _token_bytes(config, dtype, mesh)
 
 
 def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: Pool) -> int:
     """Returns the bytes of a pool's pages, and of the rings of so many slots, over all
     layers and devices."""
     order = _order(config, pool.mesh, dtype)
-    held = [
+    layer_tokens = [
         slots * _room(config, columns, kind.window, order)
         if kind.window
         else pool.count * pool.page_tokens
         for kind in config.kinds
     ]
-    return sum(held) * _token_bytes(config, dtype, pool.mesh)
+    return sum(layer_tokens) * _token_bytes(config, dtype, pool.mesh)
 
 
 def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
@@ -212,31 +212,34 @@ def empty(
     heads, widths = _stored(config, mesh, dtype)
     caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
-        held = _room(config, columns, kind.window, order, rings)
+        capacity = _room(config, columns, kind.window, order, rings)
         paged = pool if pool and not kind.window else None
-        rows = (paged.count, paged.page_tokens) if paged else (slots, held)
+        rows = (paged.count, paged.page_tokens) if paged else (slots, capacity)
         parts = [jax.ShapeDtypeStruct((*rows, heads, width), config.dtype) for width in widths]
         # Zeros that are rounded are zeros. XLA computes that when it compiles, for seconds a layer.
         encode = functools.partial(_encode, dtype=dtype, order=order, window=kind.window)
         shapes = jax.eval_shape(encode, parts)
-        one = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        caches.append(dataclasses.replace(one, pool=paged))
+        layer_cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        caches.append(dataclasses.replace(layer_cache, pool=paged))
     return constrain(caches, mesh)
 
 
 def with_table(caches: list[Cache], table: jax.Array | None) -> list[Cache]:
     """Returns the caches as a call needs them, those of pages with their table [B, P] int32;
     None takes it away."""
-    return [dataclasses.replace(one, table=table) if one.pool else one for one in caches]
+    return [
+        dataclasses.replace(layer_cache, table=table) if layer_cache.pool else layer_cache
+        for layer_cache in caches
+    ]
 
 
 def check_dtype(config: ModelConfig, dtype: str) -> None:
     """Raises InputError where keys and values of the model cannot be held in this type."""
-    known, where = DTYPES, ""
+    allowed, condition = DTYPES, ""
     if config.batch_invariant:
-        known, where = ("", "float32"), ", with model_settings.batch_invariant"
-    if dtype not in known:
-        rule = f"one of {', '.join(known)}{where}"
+        allowed, condition = ("", "float32"), ", with model_settings.batch_invariant"
+    if dtype not in allowed:
+        rule = f"one of {', '.join(allowed)}{condition}"
         fix = "--config.sampler.kv_dtype='', the dtype of the model, or another of these"
         raise InputError("sampler kv_dtype", value=dtype, rule=rule, fix=fix)
 
@@ -245,11 +248,11 @@ def _encode(parts, dtype: str, order: str, window: int) -> Cache:
     """Parts [B, S, K, E] as a cache of S columns."""
     scales = ()
     if dtype == "int8":
-        wide = [x.astype(jnp.float32) for x in parts]
-        scales = tuple(jnp.max(jnp.abs(x), axis=-1) / 127 for x in wide)
+        floats = [x.astype(jnp.float32) for x in parts]
+        scales = tuple(jnp.max(jnp.abs(x), axis=-1) / 127 for x in floats)
         parts = [
             jnp.round(x / jnp.maximum(s, 1e-30)[..., None]).astype(jnp.int8)
-            for x, s in zip(wide, scales, strict=True)
+            for x, s in zip(floats, scales, strict=True)
         ]
     elif dtype:
         parts = [x.astype(dtype) for x in parts]
@@ -264,8 +267,8 @@ def _encode(parts, dtype: str, order: str, window: int) -> Cache:
 
 def _as_stored(parts, heads: int, widths):
     """Parts [B, S, K, E] with so many heads that share lanes, and zeros up to their widths."""
-    wide = [x.reshape(*x.shape[:2], heads, -1) for x in parts]
-    return [pad_axis(x, 3, width) for x, width in zip(wide, widths, strict=True)]
+    grouped = [x.reshape(*x.shape[:2], heads, -1) for x in parts]
+    return [pad_axis(x, 3, width) for x, width in zip(grouped, widths, strict=True)]
 
 
 def shared_lanes(q: jax.Array, kv_heads: int, cache: Cache):
@@ -276,26 +279,26 @@ def shared_lanes(q: jax.Array, kv_heads: int, cache: Cache):
     the first are [q | 0] and those of the second [0 | q]: q.k is what it was. The output
     is [out | .] and [. | out].
     """
-    together, heads, size = kv_heads // cache.heads, q.shape[2], q.shape[3]
-    if together == 1:
+    shared, heads, size = kv_heads // cache.heads, q.shape[2], q.shape[3]
+    if shared == 1:
         return q, lambda out: out
-    of_head = np.arange(heads) // (heads // kv_heads) % together
-    own = (of_head[:, None] == np.arange(together)).reshape(1, 1, heads, together, 1)
-    wide = jnp.where(own, q[:, :, :, None], 0).reshape(*q.shape[:3], together * size)
+    of_head = np.arange(heads) // (heads // kv_heads) % shared
+    is_own_lane = (of_head[:, None] == np.arange(shared)).reshape(1, 1, heads, shared, 1)
+    widened = jnp.where(is_own_lane, q[:, :, :, None], 0).reshape(*q.shape[:3], shared * size)
 
-    def apart(out):
-        out = out[..., : together * size].reshape(*out.shape[:3], together, size)
-        return jnp.sum(jnp.where(own, out, 0), axis=3)
+    def apart(output):
+        output = output[..., : shared * size].reshape(*output.shape[:3], shared, size)
+        return jnp.sum(jnp.where(is_own_lane, output, 0), axis=3)
 
-    return wide, apart
+    return widened, apart
 
 
 def _like(cache: Cache, parts) -> Cache:
     """Parts [B, S, K, E] in the layout of `cache`."""
     dtype = str(cache.parts[0].dtype)
-    wide = [x.shape[-1] for x in cache.parts]
-    wide = wide * 2 if cache.order == "pairs" else wide
-    parts = _as_stored(parts, cache.heads, wide)
+    widths = [x.shape[-1] for x in cache.parts]
+    widths = widths * 2 if cache.order == "pairs" else widths
+    parts = _as_stored(parts, cache.heads, widths)
     return _encode(parts, dtype, cache.order, cache.window)
 
 
@@ -307,17 +310,17 @@ def from_prompt(
     InputError if a layer without a window gets more prompt columns than it has room for."""
     parts = _as_stored(parts, *_stored(config, mesh, dtype))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
-    held, axis = _room(config, columns, window, rings=rings), token_axis(cache.order)
+    capacity, axis = _room(config, columns, window, rings=rings), token_axis(cache.order)
     tokens = cache.columns
-    if tokens <= held:
-        room = [(0, held - tokens if i == axis else 0) for i in range(4)]
+    if tokens <= capacity:
+        room = [(0, capacity - tokens if i == axis else 0) for i in range(4)]
         return jax.tree.map(lambda x: jnp.pad(x, room[: x.ndim]), cache)
     if not window:
         rule = f"at most the {columns} of the cache"
         fix = f"make the cache with {tokens} columns or more"
         raise InputError("prompt columns", value=tokens, rule=rule, fix=fix)
-    kept = jnp.maximum(newest(lengths, held), 0)
-    return jax.tree.map(lambda x: take(x, kept, axis), cache)
+    kept_tokens = jnp.maximum(newest(lengths, capacity), 0)
+    return jax.tree.map(lambda x: take(x, kept_tokens, axis), cache)
 
 
 def remember(
@@ -329,50 +332,58 @@ def remember(
     Returns the new cache, what this call's queries look at (a Cache), and allowed [B, S, T'] bool,
     which of its columns each query sees.
     """
-    tokens, new = parts[0].shape[1], _like(cache, parts)
+    tokens, new_cache = parts[0].shape[1], _like(cache, parts)
     if nodes is not None:
         assert not cache.is_ring and not cache.pool
-        at = nodes.columns(cache.columns)
-        cache = jax.tree.map(lambda c, x: put(c, x, at, cache.order), cache, new)
+        index = nodes.columns(cache.columns)
+        cache = jax.tree.map(lambda c, x: put(c, x, index, cache.order), cache, new_cache)
         return cache, cache, nodes.allowed(cache.columns, cache.window)
     positions = columns[:, None] + jnp.arange(tokens)[None, :]
     if cache.pool:  # (A single query of pairs reads pages: rljax.models.attention.)
-        behind = positions[:, :, None] - jnp.arange(cache.columns)[None, None, :]
-        held = columns + (tokens if counts is None else counts)
+        distance = positions[:, :, None] - jnp.arange(cache.columns)[None, None, :]
+        held_tokens = columns + (tokens if counts is None else counts)
         view = cache.order != "pairs" or tokens > 1
-        return *cache_pages.remember(cache, new, positions, held, view=view), behind >= 0
+        return *cache_pages.remember(
+            cache, new_cache, positions, held_tokens, view=view
+        ), distance >= 0
     if cache.is_ring and tokens > 1:
-        return _remember_in_ring(cache, new, columns, counts, positions)
-    at = positions % cache.columns if cache.is_ring else positions
-    cache = jax.tree.map(lambda c, x: put(c, x, at, cache.order), cache, new)
+        return _remember_in_ring(cache, new_cache, columns, counts, positions)
+    index = positions % cache.columns if cache.is_ring else positions
+    cache = jax.tree.map(lambda c, x: put(c, x, index, cache.order), cache, new_cache)
     if cache.is_ring:
-        held = newest(columns + 1, cache.columns)
-        return cache, cache, (held >= 0)[:, None, :]
-    behind = positions[:, :, None] - jnp.arange(cache.columns)[None, None, :]
-    allowed = behind >= 0
-    return cache, cache, allowed & (behind < cache.window) if cache.window else allowed
+        held_tokens = newest(columns + 1, cache.columns)
+        return cache, cache, (held_tokens >= 0)[:, None, :]
+    distance = positions[:, :, None] - jnp.arange(cache.columns)[None, None, :]
+    allowed = distance >= 0
+    return cache, cache, allowed & (distance < cache.window) if cache.window else allowed
 
 
-def _remember_in_ring(cache: Cache, new: Cache, columns, counts, positions):
+def _remember_in_ring(cache: Cache, new_cache: Cache, columns, counts, positions):
     """`remember` in a ring: the tokens of a call may overwrite what its first ones still see, so
     queries look at both and the write comes after."""
-    axis, tokens, held = token_axis(cache.order), positions.shape[1], cache.columns
+    axis, tokens, width = token_axis(cache.order), positions.shape[1], cache.columns
     counts = jnp.full_like(columns, tokens) if counts is None else counts
-    before = newest(columns, held)
-    distance = positions[:, :, None] - before[:, None, :]
-    old = (before >= 0)[:, None, :] & (distance < cache.window)
-    near = jnp.arange(tokens)[:, None] - jnp.arange(tokens)[None, :]
-    own = jnp.broadcast_to((near >= 0) & (near < cache.window), (len(columns), tokens, tokens))
-    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=axis), cache, new)
-    after = newest(columns + counts, held)
-    fresh = after >= columns[:, None]
-    index = jnp.clip(after - columns[:, None], 0, tokens - 1)
+    old_tokens = newest(columns, width)
+    distance = positions[:, :, None] - old_tokens[:, None, :]
+    allowed_old = (old_tokens >= 0)[:, None, :] & (distance < cache.window)
+    offset = jnp.arange(tokens)[:, None] - jnp.arange(tokens)[None, :]
+    allowed_new = jnp.broadcast_to(
+        (offset >= 0) & (offset < cache.window), (len(columns), tokens, tokens)
+    )
+    view = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=axis), cache, new_cache)
+    tokens_after = newest(columns + counts, width)
+    fresh = tokens_after >= columns[:, None]
+    index = jnp.clip(tokens_after - columns[:, None], 0, tokens - 1)
 
     def wrapped(old, new):
-        shape = [fresh.shape[0] if i == 0 else held if i == axis else 1 for i in range(old.ndim)]
+        shape = [fresh.shape[0] if i == 0 else width if i == axis else 1 for i in range(old.ndim)]
         return jnp.where(fresh.reshape(shape), take(new, index, axis), old)
 
-    return jax.tree.map(wrapped, cache, new), joined, jnp.concatenate([old, own], axis=2)
+    return (
+        jax.tree.map(wrapped, cache, new_cache),
+        view,
+        jnp.concatenate([allowed_old, allowed_new], axis=2),
+    )
 
 
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
@@ -380,23 +391,25 @@ def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
     all. In a ring only the first is cleared, as the others hold what is seen still; what is out of
     range is dropped."""
     count = 1 if cache.is_ring else count
-    at = tokens[:, None] + jnp.arange(count)[None, :]
-    at = at % cache.columns if cache.is_ring else at
+    index = tokens[:, None] + jnp.arange(count)[None, :]
+    index = index % cache.columns if cache.is_ring else index
 
     def zero(x):
         axis = token_axis(cache.order)
         shape = [count if i == axis else size for i, size in enumerate(x.shape)]
-        return put(x, jnp.zeros(shape, x.dtype), at, cache.order)
+        return put(x, jnp.zeros(shape, x.dtype), index, cache.order)
 
     return jax.tree.map(zero, cache)
 
 
 def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
     """Returns the cache after its first counts [B] tokens, zeros in what no later token sees."""
-    held = newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
-    filled = (held >= 0) & (held < counts[:, None])
+    held_tokens = (
+        newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
+    )
+    filled = (held_tokens >= 0) & (held_tokens < counts[:, None])
     if cache.window:
-        filled &= held > (counts - cache.window)[:, None]
+        filled &= held_tokens > (counts - cache.window)[:, None]
     axis = token_axis(cache.order)
 
     def keep(x):
@@ -455,8 +468,8 @@ def write_rows(
 
 
 def _write_one_by_one(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
-    inside = (slots >= 0) & (slots < cache.parts[0].shape[0])
-    order = jnp.argsort(~inside, stable=True)
+    in_range = (slots >= 0) & (slots < cache.parts[0].shape[0])
+    order = jnp.argsort(~in_range, stable=True)
 
     def one(i, cache):
         def put(old, new):
@@ -466,4 +479,4 @@ def _write_one_by_one(cache: Cache, rows: Cache, slots: jax.Array, source: jax.A
 
         return jax.tree.map(put, cache, rows)
 
-    return jax.lax.fori_loop(0, jnp.sum(inside), one, cache)
+    return jax.lax.fori_loop(0, jnp.sum(in_range), one, cache)

@@ -64,10 +64,10 @@ def on_each_device(pool: Pool, function, cache, *args, by_slot: bool):
     )(cache, *args)
 
 
-def _each(cache, function, *others):
+def _each(cache, function, *other_caches):
     """The cache with function(array, its counterparts) in place of every part and scale."""
-    parts = tuple(map(function, cache.parts, *[one.parts for one in others]))
-    scales = tuple(map(function, cache.scales, *[one.scales for one in others]))
+    parts = tuple(map(function, cache.parts, *[other.parts for other in other_caches]))
+    scales = tuple(map(function, cache.scales, *[other.scales for other in other_caches]))
     return dataclasses.replace(cache, parts=parts, scales=scales)
 
 
@@ -82,9 +82,9 @@ def side_by_side(cache, held: jax.Array):
     def gathered(pool):
         pages = jnp.take(pool, cache.table, axis=0, mode="clip")
         pages = jnp.moveaxis(pages, 1, axis)
-        wide = pages.reshape(*pages.shape[:axis], -1, *pages.shape[axis + 2 :])
-        shape = [wide.shape[i] if i in (0, axis) else 1 for i in range(wide.ndim)]
-        return jnp.where(filled.reshape(shape), wide, 0)
+        columns = pages.reshape(*pages.shape[:axis], -1, *pages.shape[axis + 2 :])
+        shape = [columns.shape[i] if i in (0, axis) else 1 for i in range(columns.ndim)]
+        return jnp.where(filled.reshape(shape), columns, 0)
 
     return dataclasses.replace(_each(cache, gathered), table=None, pool=None)
 
@@ -95,18 +95,18 @@ def written(cache, new, positions: jax.Array):
     count, page = cache.parts[0].shape[0], cache.pool.page_tokens
     index = positions // page
     ids = jnp.take_along_axis(cache.table, index, axis=1, mode="fill", fill_value=count)
-    beyond = jnp.arange(positions.size, dtype=ids.dtype).reshape(positions.shape)
-    ids = jnp.where(ids < count, ids, count + beyond)  # all different, as is promised below
-    at, how = positions % page, dict(mode="drop", unique_indices=True)
+    fillers = jnp.arange(positions.size, dtype=ids.dtype).reshape(positions.shape)
+    ids = jnp.where(ids < count, ids, count + fillers)  # all different, as is promised below
+    offset, options = positions % page, dict(mode="drop", unique_indices=True)
 
     def put(pool, tokens):
         if cache.order == "heads":
             if positions.shape[1] == 1:
-                return pool.at[ids[:, 0], :, at[:, 0]].set(tokens[:, :, 0], **how)
-            return pool.at[ids, :, at].set(tokens.swapaxes(1, 2), **how)
+                return pool.at[ids[:, 0], :, offset[:, 0]].set(tokens[:, :, 0], **options)
+            return pool.at[ids, :, offset].set(tokens.swapaxes(1, 2), **options)
         if positions.shape[1] == 1:
-            return pool.at[ids[:, 0], at[:, 0]].set(tokens[:, 0], **how)
-        return pool.at[ids, at].set(tokens, **how)
+            return pool.at[ids[:, 0], offset[:, 0]].set(tokens[:, 0], **options)
+        return pool.at[ids, offset].set(tokens, **options)
 
     return _each(cache, put, new)
 
@@ -133,22 +133,22 @@ def write_rows(cache, rows, slots: jax.Array, source: jax.Array, first: jax.Arra
     page, axis = cache.pool.page_tokens, token_axis(cache.order)
 
     def placed(cache, begin, rows, slots, source, first):
-        own, count = cache.table.shape[0], cache.parts[0].shape[0]
+        slot_count, count = cache.table.shape[0], cache.parts[0].shape[0]
         columns = min(rows.columns, page * cache.table.shape[1])
         pages = -(-columns // page)
-        at = slots - begin
-        inside = (at >= 0) & (at < own)
-        ids = cache.table[jnp.clip(at, 0, own - 1), :pages]
-        fresh = inside[:, None] & (jnp.arange(pages)[None, :] >= (first // page)[:, None])
+        index = slots - begin
+        is_local = (index >= 0) & (index < slot_count)
+        ids = cache.table[jnp.clip(index, 0, slot_count - 1), :pages]
+        fresh = is_local[:, None] & (jnp.arange(pages)[None, :] >= (first // page)[:, None])
         ids = jnp.where(fresh, ids, count)
 
-        def put(pool, wide):
-            wide = jax.lax.slice_in_dim(wide, 0, columns, axis=axis)
-            wide = jnp.take(wide, source, axis=0)
-            room = [(0, pages * page - columns if i == axis else 0) for i in range(wide.ndim)]
-            wide = jnp.pad(wide, room)
-            wide = wide.reshape(*wide.shape[:axis], pages, page, *wide.shape[axis + 1 :])
-            return pool.at[ids].set(jnp.moveaxis(wide, axis, 1).astype(pool.dtype), mode="drop")
+        def put(pool, values):
+            values = jax.lax.slice_in_dim(values, 0, columns, axis=axis)
+            values = jnp.take(values, source, axis=0)
+            room = [(0, pages * page - columns if i == axis else 0) for i in range(values.ndim)]
+            values = jnp.pad(values, room)
+            values = values.reshape(*values.shape[:axis], pages, page, *values.shape[axis + 1 :])
+            return pool.at[ids].set(jnp.moveaxis(values, axis, 1).astype(pool.dtype), mode="drop")
 
         return _each(cache, put, rows)
 

@@ -12,8 +12,8 @@ from rljax.models.cache_pages import token_axis
 def newest(total: jax.Array, columns: int) -> jax.Array:
     """Returns the token that a ring of T columns holds in each column after `total` [B] tokens:
     [B, T], below 0 where none."""
-    last = total[:, None] - 1
-    return last - (last - jnp.arange(columns)[None, :]) % columns
+    last_token = total[:, None] - 1
+    return last_token - (last_token - jnp.arange(columns)[None, :]) % columns
 
 
 def take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
@@ -26,16 +26,16 @@ def take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
 
 def put(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Array:
     """Writes new's tokens into columns at [B, S] of `old`; what is out of range is dropped."""
-    how = dict(mode="drop", unique_indices=True)
+    options = dict(mode="drop", unique_indices=True)
     if at.shape[1] == 1:
-        rows, how["indices_are_sorted"] = jnp.arange(old.shape[0]), True
+        rows, options["indices_are_sorted"] = jnp.arange(old.shape[0]), True
         if order == "heads":
-            return old.at[rows, :, at[:, 0]].set(new[:, :, 0], **how)
-        return old.at[rows, at[:, 0]].set(new[:, 0], **how)
+            return old.at[rows, :, at[:, 0]].set(new[:, :, 0], **options)
+        return old.at[rows, at[:, 0]].set(new[:, 0], **options)
     rows = jnp.arange(old.shape[0])[:, None]
     if order == "heads":
-        return old.at[rows, :, at].set(new.swapaxes(1, 2), **how)
-    return old.at[rows, at].set(new, **how)
+        return old.at[rows, :, at].set(new.swapaxes(1, 2), **options)
+    return old.at[rows, at].set(new, **options)
 
 
 def taken_back(before, after, columns: jax.Array, counts: jax.Array):

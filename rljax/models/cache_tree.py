@@ -45,21 +45,21 @@ class Nodes:
     def columns(self, total: int) -> jax.Array:
         """Returns the column of each node that is read, of `total`: [B, S]. Padding has columns
         that are none, each its own."""
-        none = total + jnp.arange(self.ids.shape[1])[None, :]
-        return jnp.where(self.real, self.held[:, None] + self.ids, none)
+        out_of_range = total + jnp.arange(self.ids.shape[1])[None, :]
+        return jnp.where(self.real, self.held[:, None] + self.ids, out_of_range)
 
     def allowed(self, total: int, window: int) -> jax.Array:
         """Returns which of `total` columns each node that is read sees, of them those at positions
         within the window (0: at any distance): [B, S, T] bool."""
         column, count = jnp.arange(total)[None, :], self.depths.shape[1]
-        behind = column - self.held[:, None]
-        node = jnp.clip(behind, 0, count - 1)
-        of_tree = (behind >= 0) & (behind < count)
-        seen = jnp.take_along_axis(self._of_read(self.ancestors), node[:, None, :], axis=2)
-        allowed = (behind < 0)[:, None, :] | (of_tree[:, None, :] & seen)
+        offset = column - self.held[:, None]
+        node = jnp.clip(offset, 0, count - 1)
+        of_tree = (offset >= 0) & (offset < count)
+        is_ancestor = jnp.take_along_axis(self._of_read(self.ancestors), node[:, None, :], axis=2)
+        allowed = (offset < 0)[:, None, :] | (of_tree[:, None, :] & is_ancestor)
         if window:
             depth = jnp.take_along_axis(self.depths, node, axis=1)
-            position = jnp.where(behind < 0, column, self.held[:, None] + depth)
+            position = jnp.where(offset < 0, column, self.held[:, None] + depth)
             allowed &= self.positions()[:, :, None] - position[:, None, :] < window
         return allowed
 
@@ -77,11 +77,11 @@ def moved(cache, held: jax.Array, source: jax.Array):
     """Returns the cache with what was in column held + source[i] in column held + i of each slot:
     held [B], source [B, N]. For nodes that change columns, in a cache without rings."""
     assert not cache.is_ring and not cache.pool
-    old = jnp.minimum(held[:, None] + source, cache.columns - 1)
-    new = held[:, None] + jnp.arange(source.shape[1])[None, :]
+    source_columns = jnp.minimum(held[:, None] + source, cache.columns - 1)
+    target_columns = held[:, None] + jnp.arange(source.shape[1])[None, :]
 
     def one(x):
         axis = token_axis(cache.order)
-        return put(x, take(x, old, axis), new, cache.order)
+        return put(x, take(x, source_columns, axis), target_columns, cache.order)
 
     return jax.tree.map(one, cache)

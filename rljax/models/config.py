@@ -21,8 +21,8 @@ LARGEST_TOKENS = 2**40
 LARGEST_THETA = 1e15
 
 
-def _check(good: bool, name: str, value, rule: str) -> None:
-    if not good:
+def _check(valid: bool, name: str, value, rule: str) -> None:
+    if not valid:
         fix = f"set {name.rpartition('.')[2]} of the model to such a value"
         raise InputError(name, value=value, rule=rule, fix=fix)
 
@@ -69,24 +69,24 @@ class Rope:
             value = getattr(self, name)
             _check(0 < value <= largest, f"rope {name}", value, f"above 0, at most {largest:g}")
         for name, value in numbers.items():  # false for NaN, too
-            good = abs(value) <= LARGEST_THETA
-            _check(good, f"rope {name}", value, f"a number of at most {LARGEST_THETA:g}")
+            valid = abs(value) <= LARGEST_THETA
+            _check(valid, f"rope {name}", value, f"a number of at most {LARGEST_THETA:g}")
         if self.kind == "yarn":
             _check(self.theta > 1, "rope theta", self.theta, "above 1 with yarn")
-        whole = all(type(n) is int and n >= 0 for n in self.sections)
-        good = not self.sections or (whole and len(self.sections) == 3)
-        _check(good, "rope mrope_section", self.sections, "three whole numbers")
+        integers = all(type(n) is int and n >= 0 for n in self.sections)
+        valid = not self.sections or (integers and len(self.sections) == 3)
+        _check(valid, "rope mrope_section", self.sections, "three whole numbers")
         _check(0 < self.fraction <= 1, "rope partial_rotary_factor", self.fraction, "above 0, to 1")
         if self.kind == "longrope":
             original = self.original_max_tokens
             _check(original > 1, "rope original_max_position_embeddings", original, "above 1")
             for name in ("short_factor", "long_factor"):
                 value = getattr(self, name)
-                good = len(value) > 0 and all(0 < x <= LARGEST_THETA for x in value)
-                _check(good, f"rope {name}", value, "numbers above 0, one for each pair")
+                valid = len(value) > 0 and all(0 < x <= LARGEST_THETA for x in value)
+                _check(valid, f"rope {name}", value, "numbers above 0, one for each pair")
         if self.kind == "llama3":
-            good = self.low_freq_factor <= self.high_freq_factor
-            _check(good, "rope scaling", self, "low_freq_factor <= high_freq_factor")
+            valid = self.low_freq_factor <= self.high_freq_factor
+            _check(valid, "rope scaling", self, "low_freq_factor <= high_freq_factor")
 
     @property
     def amplitude(self) -> float:
@@ -99,8 +99,10 @@ class Rope:
             grown = math.log(max(self.factor, 1.0)) / math.log(self.original_max_tokens)
             return math.sqrt(1 + grown)
         if self.mscale and self.mscale_all_dim:
-            one, other = (yarn_mscale(self.factor, m) for m in (self.mscale, self.mscale_all_dim))
-            return one / other
+            numerator, denominator = (
+                yarn_mscale(self.factor, m) for m in (self.mscale, self.mscale_all_dim)
+            )
+            return numerator / denominator
         return yarn_mscale(self.factor)
 
     @property
@@ -132,9 +134,9 @@ class LatentConfig:
 
     def __post_init__(self):
         for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "q_rank"):
-            least, value = int(name != "q_rank"), getattr(self, name)
-            good = least <= value <= LARGEST_SIZE
-            _check(good, f"latent.{name}", value, f"{least} to {LARGEST_SIZE}")
+            minimum, value = int(name != "q_rank"), getattr(self, name)
+            valid = minimum <= value <= LARGEST_SIZE
+            _check(valid, f"latent.{name}", value, f"{minimum} to {LARGEST_SIZE}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +179,8 @@ class LoraConfig:
     quantised_experts: bool = True  # whether a base of codes has those of routed experts, too
 
     def __post_init__(self):
-        good = isinstance(self.rank, int) and self.rank >= 0
-        _check(good, "lora.rank", self.rank, "a whole number >= 0")
+        valid = isinstance(self.rank, int) and self.rank >= 0
+        _check(valid, "lora.rank", self.rank, "a whole number >= 0")
         _check(0 < self.alpha < math.inf, "lora.alpha", self.alpha, "above 0")
         bases = ("float32", "bfloat16", *KINDS)
         _check(self.base in bases, "lora.base", self.base, f"one of {', '.join(bases)}")
@@ -263,12 +265,12 @@ class ModelConfig:
         sizes = "vocab_size embed mlp layers heads kv_heads head_dim max_tokens labels"
         for name in sizes.split():
             value = getattr(self, name)
-            good = isinstance(value, int) and value >= 1
-            _check(good, f"model.{name}", value, "a whole number >= 1")
+            valid = isinstance(value, int) and value >= 1
+            _check(valid, f"model.{name}", value, "a whole number >= 1")
             largest = dict(layers=MOST_LAYERS, max_tokens=LARGEST_TOKENS).get(name, LARGEST_SIZE)
             _check(value <= largest, f"model.{name}", value, f"at most {largest}")
-        good = type(self.known_ids) is int and 0 <= self.known_ids <= self.vocab_size
-        _check(good, "model.known_ids", self.known_ids, f"0 to vocab_size={self.vocab_size}")
+        valid = type(self.known_ids) is int and 0 <= self.known_ids <= self.vocab_size
+        _check(valid, "model.known_ids", self.known_ids, f"0 to vocab_size={self.vocab_size}")
         if self.known_ids == self.vocab_size:  # one value for one model
             object.__setattr__(self, "known_ids", 0)
         _check(self.squash in ("none", "tanh"), "model.squash", self.squash, "none or tanh")
@@ -279,12 +281,12 @@ class ModelConfig:
                 fix="set kv_heads to a divisor of heads, such as heads itself",
             )
         _check(self.rope_dims % 2 == 0, "model.head_dim", self.rope_dims, "even: rotary pairs")
-        good = type(self.rope_tokens) is int and 0 <= self.rope_tokens <= LARGEST_TOKENS
-        _check(good, "model.rope_tokens", self.rope_tokens, "a whole number >= 0")
-        good = self.pre_norms or self.post_norms
-        _check(good, "model.pre_norms", self.pre_norms, "on, or post_norms are")
-        good = 0 < self.norm_eps < math.inf  # false for NaN, too
-        _check(good, "model.norm_eps", self.norm_eps, "above 0")
+        valid = type(self.rope_tokens) is int and 0 <= self.rope_tokens <= LARGEST_TOKENS
+        _check(valid, "model.rope_tokens", self.rope_tokens, "a whole number >= 0")
+        valid = self.pre_norms or self.post_norms
+        _check(valid, "model.pre_norms", self.pre_norms, "on, or post_norms are")
+        valid = 0 < self.norm_eps < math.inf  # false for NaN, too
+        _check(valid, "model.norm_eps", self.norm_eps, "above 0")
         for name in ("embed_scale", "residual_scale", "logit_divisor"):
             value = getattr(self, name)
             _check(0 < abs(value) < math.inf, f"model.{name}", value, "a number, not 0")
@@ -306,10 +308,10 @@ class ModelConfig:
             value = getattr(self, name)
             _check(value in allowed, f"model.{name}", value, f"one of {', '.join(allowed)}")
         if not self.kinds:  # plain layers
-            plain = LayerKind(experts=self.experts is not None)
-            object.__setattr__(self, "kinds", (plain,) * self.layers)
-        good = len(self.kinds) == self.layers
-        _check(good, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
+            kind = LayerKind(experts=self.experts is not None)
+            object.__setattr__(self, "kinds", (kind,) * self.layers)
+        valid = len(self.kinds) == self.layers
+        _check(valid, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
         unread = {
             "rope_tokens": not any(rope.follows_length for rope in self.ropes),
             "router_aux_loss_coef": not self.experts,
@@ -321,8 +323,10 @@ class ModelConfig:
         for rope in self.ropes:
             self._check_rope(rope)
         if self.vision:
-            made = self.vision.out_embed
-            _check(made == self.embed, "vision.out_embed", made, f"model.embed, {self.embed}")
+            out_embed = self.vision.out_embed
+            _check(
+                out_embed == self.embed, "vision.out_embed", out_embed, f"model.embed, {self.embed}"
+            )
 
     def _check_kinds(self) -> None:
         """Raises InputError for a layer whose settings the model does not have."""
@@ -333,29 +337,31 @@ class ModelConfig:
             value = getattr(self, name)
             _check(0 <= value < LARGEST_TOKENS, f"model.{name}", value, "0 or above")
         for kind in self.kinds:
-            good = 0 <= kind.chunk <= LARGEST_TOKENS and not (kind.chunk and kind.window)
-            _check(good, "model.kinds: chunk", kind, "0 or above, and without a window")
-            good = not kind.chunk or self.latent is None
-            _check(good, "model.kinds: chunk", kind, "none with latent attention")
-            good = kind.rope is None or 0 <= kind.rope < len(self.ropes)
-            _check(good, "model.kinds: rope", kind.rope, "one of ropes")
-            good = not kind.experts or self.experts is not None
-            _check(good, "model.kinds: experts", kind, "model.experts is set")
+            valid = 0 <= kind.chunk <= LARGEST_TOKENS and not (kind.chunk and kind.window)
+            _check(valid, "model.kinds: chunk", kind, "0 or above, and without a window")
+            valid = not kind.chunk or self.latent is None
+            _check(valid, "model.kinds: chunk", kind, "none with latent attention")
+            valid = kind.rope is None or 0 <= kind.rope < len(self.ropes)
+            _check(valid, "model.kinds: rope", kind.rope, "one of ropes")
+            valid = not kind.experts or self.experts is not None
+            _check(valid, "model.kinds: experts", kind, "model.experts is set")
 
     def _check_rope(self, rope: Rope) -> None:
         """Raises InputError for a rope whose settings do not fit the size of a head."""
         dims = rope.dims(self.rope_dims)
         # An odd size is rounded up to pairs by the plain kinds, as transformers does it.
-        least = 4 if rope.kind == "dynamic" else 1
-        good = dims >= least and (dims % 2 == 0 or rope.kind not in ("yarn", "longrope"))
-        rule = f"at least {least} of {self.rope_dims} elements; of yarn and longrope an even number"
-        _check(good, "rope partial_rotary_factor", rope.fraction, rule)
+        minimum = 4 if rope.kind == "dynamic" else 1
+        valid = dims >= minimum and (dims % 2 == 0 or rope.kind not in ("yarn", "longrope"))
+        rule = (
+            f"at least {minimum} of {self.rope_dims} elements; of yarn and longrope an even number"
+        )
+        _check(valid, "rope partial_rotary_factor", rope.fraction, rule)
         for name in ("short_factor", "long_factor"):
             value, pairs = getattr(rope, name), dims // 2
-            good = rope.kind != "longrope" or len(value) == pairs
-            _check(good, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
-        good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
-        _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
+            valid = rope.kind != "longrope" or len(value) == pairs
+            _check(valid, f"rope {name}", len(value), f"{pairs} numbers, one for each rotary pair")
+        valid = not rope.sections or sum(rope.sections) == self.rope_dims // 2
+        _check(valid, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
 
     @property
     def ids(self) -> int:
@@ -382,19 +388,19 @@ class ModelConfig:
     def stacks(self) -> tuple[Stack, ...]:
         """Returns the layers as few repeating stacks: training scans over each, so that compile
         time does not grow with depth."""
-        kinds, out, at = self.kinds, [], 0
-        while at < len(kinds):
+        kinds, stacks, start = self.kinds, [], 0
+        while start < len(kinds):
             best = (1, 1)  # period, repeats
-            for period in range(1, min(_LONGEST_PERIOD, (len(kinds) - at) // 2) + 1):
+            for period in range(1, min(_LONGEST_PERIOD, (len(kinds) - start) // 2) + 1):
                 repeats = 1
-                unit = kinds[at : at + period]
-                while kinds[at + repeats * period : at + (repeats + 1) * period] == unit:
+                unit = kinds[start : start + period]
+                while kinds[start + repeats * period : start + (repeats + 1) * period] == unit:
                     repeats += 1
                 if repeats > 1 and period * repeats > best[0] * best[1]:
                     best = (period, repeats)
-            out.append(Stack(at, kinds[at : at + best[0]], best[1]))
-            at += best[0] * best[1]
-        return tuple(out)
+            stacks.append(Stack(start, kinds[start : start + best[0]], best[1]))
+            start += best[0] * best[1]
+        return tuple(stacks)
 
 
 _LONGEST_PERIOD = 16  # of a pattern of layer kinds; Gemma 3 repeats every 6 layers

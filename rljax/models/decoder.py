@@ -81,15 +81,15 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
         rotations = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
         blended = rope.high_freq_factor - rope.low_freq_factor
         if blended:
-            kept = np.clip((rotations - rope.low_freq_factor) / blended, 0.0, 1.0)
+            share = np.clip((rotations - rope.low_freq_factor) / blended, 0.0, 1.0)
         else:  # Llama 4: a step
-            kept = (rotations >= rope.low_freq_factor).astype(np.float32)
-        frequency = frequency * (kept + (1 - kept) / rope.factor)
+            share = (rotations >= rope.low_freq_factor).astype(np.float32)
+        frequency = frequency * (share + (1 - share) / rope.factor)
     if rope.kind == "yarn":
 
         def pair(rotations: float) -> float:  # the pair that rotates so often in the old context
-            inside = rope.original_max_tokens / (rotations * 2 * math.pi)
-            return dims * math.log(inside) / (2 * math.log(rope.theta))
+            ratio = rope.original_max_tokens / (rotations * 2 * math.pi)
+            return dims * math.log(ratio) / (2 * math.log(rope.theta))
 
         low, high = pair(rope.beta_fast), pair(rope.beta_slow)
         if rope.truncate:
@@ -97,8 +97,8 @@ def rope_frequencies(rope: Rope, dims: int, tokens: int = 0) -> np.ndarray:
         low, high = max(low, 0), min(high, dims - 1)
         if low == high:
             high += 0.001
-        kept = 1 - np.clip((np.arange(dims // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-        frequency = frequency * kept + frequency / rope.factor * (1 - kept)
+        share = 1 - np.clip((np.arange(dims // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+        frequency = frequency * share + frequency / rope.factor * (1 - share)
     return frequency.astype(np.float32)
 
 
@@ -109,8 +109,8 @@ def rope_angles(
     two [B, S, pairs] float32. `tokens` is the length that sequences may get."""
     frequency = rope_frequencies(rope, rope.dims(head_dim), tokens)
     if positions.ndim == 3:
-        how = (rope.sections, rope.interleaved_sections)
-        cos, sin = mrope_angles(positions, frequency, *how)
+        sections = (rope.sections, rope.interleaved_sections)
+        cos, sin = mrope_angles(positions, frequency, *sections)
         return cos * rope.amplitude, sin * rope.amplitude
     angles = jnp.einsum("...s,f->...sf", positions.astype(jnp.float32), frequency)
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
@@ -119,17 +119,17 @@ def rope_angles(
 def position_inputs(config: ModelConfig, positions: jax.Array, width: int) -> dict:
     """Returns positions [B, S], or [B, S, 3] of images, in the form that layers read, as fields of
     Pass, where a batch or a cache has `width` tokens of a sequence."""
-    how = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
+    options = dict(head_dim=config.rope_dims, tokens=config.rope_tokens or width)
 
     def angles(rope):
-        return lambda _, at: rope_angles(at, rope, **how)
+        return lambda _, tile: rope_angles(tile, rope, **options)
 
     tiles = functools.partial(in_tiles, config.batch_invariant)
-    found = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
+    inputs = {"angles": tuple(tiles(angles(rope), (), positions) for rope in config.ropes)}
     if floor := config.temperature_floor:
         grown = jnp.log1p(jnp.floor((positions.astype(jnp.float32) + 1) / floor))
-        found["stretch"] = (1 + config.temperature_slope * grown,)
-    return found
+        inputs["stretch"] = (1 + config.temperature_slope * grown,)
+    return inputs
 
 
 def chunked(config: ModelConfig, positions, segments, prefix: PackedPrefix | None):
@@ -142,12 +142,14 @@ def chunked(config: ModelConfig, positions, segments, prefix: PackedPrefix | Non
     chunk, tokens = max(kind.chunk for kind in config.kinds), segments.shape[1]
     if not chunk or tokens <= chunk:
         return None
-    part, parts = positions // chunk, tokens // chunk + 1
+    chunk_index, chunk_count = positions // chunk, tokens // chunk + 1
     names = jnp.sort(segments, axis=1)
 
     def named(ids):
-        at = jax.vmap(jnp.searchsorted)(names, ids)
-        return jnp.where(ids > 0, at * parts + part + 1, 0).astype(jnp.int32)
+        segment_index = jax.vmap(jnp.searchsorted)(names, ids)
+        return jnp.where(ids > 0, segment_index * chunk_count + chunk_index + 1, 0).astype(
+            jnp.int32
+        )
 
     return named(segments), prefix and prefix._replace(ids=named(prefix.ids))
 
@@ -161,8 +163,8 @@ class Attention(nnx.Module):
         self.q = Linear(rngs, config, (d,), (h, e), heads, bias=config.qkv_bias)
         self.k = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
         self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
-        out = ("heads", "head_dim", "embed")
-        self.o = Linear(rngs, config, (h, e), (d,), out, bias=config.output_bias)
+        output_axes = ("heads", "head_dim", "embed")
+        self.o = Linear(rngs, config, (h, e), (d,), output_axes, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
         self.sunk, self.apart = config.sinks, config.batch_invariant
         self.context_attention = config.context_attention
@@ -197,31 +199,31 @@ class Attention(nnx.Module):
 
     def attend(self, q, k, v, call: Pass, cache=None):
         """Returns the outputs of the heads [B, S, H, E], and the layer's new cache."""
-        how = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
-        how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
+        options = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
+        options["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
             segments, prefix = call.segments, call.prefix
             if self.kind.chunk and call.chunks:
                 segments, prefix = call.chunks
-            how |= dict(mesh=call.mesh, window=self.kind.window, prefix=prefix)
-            how["context_attention"] = self.context_attention
-            return attention(q, k, v, segments, **how), (k, v)
+            options |= dict(mesh=call.mesh, window=self.kind.window, prefix=prefix)
+            options["context_attention"] = self.context_attention
+            return attention(q, k, v, segments, **options), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts, call.nodes)
         if self.kind.chunk:  # its columns are positions: no window, and no trees
             columns = call.columns[:, None] + jnp.arange(q.shape[1])[None, :]
-            first = columns // self.kind.chunk * self.kind.chunk
-            allowed &= jnp.arange(allowed.shape[2])[None, None, :] >= first[:, :, None]
-        q, apart = shared_lanes(q, k.shape[2], pairs)
+            chunk_start = columns // self.kind.chunk * self.kind.chunk
+            allowed &= jnp.arange(allowed.shape[2])[None, None, :] >= chunk_start[:, :, None]
+        q, to_heads = shared_lanes(q, k.shape[2], pairs)
         if pairs.order == "pairs":  # a layer without sinks
-            held = None if call.nodes else jnp.minimum(call.columns + 1, pairs.columns)
-            how = dict(scale=self.scale, soft_cap=self.soft_cap)
-            out = attention_paired(q, pairs, allowed, held, mesh=call.mesh, **how)
+            lengths = None if call.nodes else jnp.minimum(call.columns + 1, pairs.columns)
+            options = dict(scale=self.scale, soft_cap=self.soft_cap)
+            output = attention_paired(q, pairs, allowed, lengths, mesh=call.mesh, **options)
         else:
             scales = zip(("k_scales", "v_scales"), pairs.scales, strict=False)
-            how |= dict(scales, order=pairs.order)
-            out = attention_cached(q, *pairs.parts, allowed, **how)
+            options |= dict(scales, order=pairs.order)
+            output = attention_cached(q, *pairs.parts, allowed, **options)
         # What is stored may be wider than a head (rljax.models.cache).
-        return apart(out)[..., : v.shape[-1]], cache
+        return to_heads(output)[..., : v.shape[-1]], cache
 
 
 class LatentAttention(nnx.Module):
@@ -234,22 +236,26 @@ class LatentAttention(nnx.Module):
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
         d, h, lat = config.embed, config.heads, config.latent
-        qk, up = lat.nope_dim + lat.rope_dim, ("latent", "heads", "head_dim")
+        qk, up_axes = lat.nope_dim + lat.rope_dim, ("latent", "heads", "head_dim")
         # These norms keep transformers' default eps, whatever rms_norm_eps is.
         fixed = dataclasses.replace(config, norm_eps=1e-6)
-        down = ("embed", "latent")
+        down_axes = ("embed", "latent")
         if lat.q_rank:
-            self.q_down = Linear(rngs, config, (d,), (lat.q_rank,), down, bias=config.qkv_bias)
+            self.q_down = Linear(rngs, config, (d,), (lat.q_rank,), down_axes, bias=config.qkv_bias)
             self.q_latent_norm = RMSNorm(rngs, fixed, lat.q_rank)
-            self.q_up = Linear(rngs, config, (lat.q_rank,), (h, qk), up)
+            self.q_up = Linear(rngs, config, (lat.q_rank,), (h, qk), up_axes)
         else:
             self.q = Linear(rngs, config, (d,), (h, qk), ("embed", "heads", "head_dim"))
         joint = lat.kv_rank + lat.rope_dim
-        self.kv_down = Linear(rngs, config, (d,), (joint,), down, bias=config.qkv_bias)
+        self.kv_down = Linear(rngs, config, (d,), (joint,), down_axes, bias=config.qkv_bias)
         self.kv_norm = RMSNorm(rngs, fixed, lat.kv_rank)
-        self.kv_up = Linear(rngs, config, (lat.kv_rank,), (h, lat.nope_dim + lat.value_dim), up)
-        out = ("heads", "head_dim", "embed")
-        self.o = Linear(rngs, config, (h, lat.value_dim), (d,), out, bias=config.output_bias)
+        self.kv_up = Linear(
+            rngs, config, (lat.kv_rank,), (h, lat.nope_dim + lat.value_dim), up_axes
+        )
+        output_axes = ("heads", "head_dim", "embed")
+        self.o = Linear(
+            rngs, config, (h, lat.value_dim), (d,), output_axes, bias=config.output_bias
+        )
         self.latent, self.kind, self.scale = lat, kind, config.scale
         self.apart, self.context_attention = config.batch_invariant, config.context_attention
 
@@ -278,33 +284,33 @@ class LatentAttention(nnx.Module):
         lat, expand = self.latent, LatentAttention.expand
         if cache is None:
             k, v = invariant.of_module(self.apart, self, expand, stored)
-            how = dict(window=self.kind.window, scale=self.scale, prefix=call.prefix)
-            how |= dict(mesh=call.mesh, apart=self.apart)
-            how["context_attention"] = self.context_attention
-            return attention(q, k, v, call.segments, **how), (stored,)
-        asked = call.columns, call.counts, call.nodes
-        cache, pairs, allowed = remember(cache, (stored,), *asked)
+            options = dict(window=self.kind.window, scale=self.scale, prefix=call.prefix)
+            options |= dict(mesh=call.mesh, apart=self.apart)
+            options["context_attention"] = self.context_attention
+            return attention(q, k, v, call.segments, **options), (stored,)
+        arguments = call.columns, call.counts, call.nodes
+        cache, pairs, allowed = remember(cache, (stored,), *arguments)
         joint, scales = pairs.parts[0], pairs.scales[0] if pairs.scales else None
-        how = dict(scale=self.scale, order=pairs.order)
+        options = dict(scale=self.scale, order=pairs.order)
         if self.apart:  # the trainer's products in the trainer's order
             joint = joint.swapaxes(1, 2) if pairs.order == "heads" else joint
             k, v = invariant.of_module(True, self, expand, joint)
             return attention_cached(
-                q, k, v, allowed, **how | dict(order="tokens", apart=True)
+                q, k, v, allowed, **options | dict(order="tokens", apart=True)
             ), cache
         q_nope, q_rope = jnp.split(q, [lat.nope_dim], axis=-1)
-        up = self.kv_up.matrix(q.dtype)
-        q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
-        out = attention_cached(
+        up_weight = self.kv_up.matrix(q.dtype)
+        q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up_weight[..., : lat.nope_dim])
+        output = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
             joint,
             joint,
             allowed,
             k_scales=scales,
             v_scales=scales,
-            **how,
+            **options,
         )[..., : lat.kv_rank]
-        return jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :]), cache
+        return jnp.einsum("bshr,rhv->bshv", output, up_weight[..., lat.nope_dim :]), cache
 
 
 class MLP(nnx.Module):
@@ -342,21 +348,21 @@ class Block(nnx.Module):
         S, k]: the experts that the tokens go to, -1 = as the router says."""
         rows = functools.partial(invariant.of_module, self.apart, self)
         angles = call.stretch if self.kind.rope is None else call.angles[self.kind.rope]
-        asked = rows(Block._before_attention, x, *angles)
-        out, cache = self.attention.attend(*asked, call, cache)
-        x = call.split(rows(Block._after_attention, x, out))
+        projected = rows(Block._before_attention, x, *angles)
+        output, cache = self.attention.attend(*projected, call, cache)
+        x = call.split(rows(Block._after_attention, x, output))
         if not self.kind.experts:
             return call.split(rows(Block._after_mlp, x)), cache, {}
         normed = rows(Block._before_mlp, x)
-        out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step, routes)
-        return call.split(rows(Block._added, x, out)), cache, stats
+        output, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step, routes)
+        return call.split(rows(Block._added, x, output)), cache, stats
 
     def _before_attention(self, x, *angles):
         return self.attention.project(self.attention_norm(x) if self.pre_norms else x, *angles)
 
-    def _after_attention(self, x, out):
-        out = self.attention.o(out)
-        return self._plus(x, self.attention_post_norm(out) if self.post_norms else out)
+    def _after_attention(self, x, output):
+        output = self.attention.o(output)
+        return self._plus(x, self.attention_post_norm(output) if self.post_norms else output)
 
     def _before_mlp(self, x):
         return self.mlp_norm(x) if self.pre_norms else x
@@ -364,11 +370,11 @@ class Block(nnx.Module):
     def _after_mlp(self, x):
         return self._added(x, self.mlp(self._before_mlp(x)))
 
-    def _added(self, x, out):
-        return self._plus(x, self.mlp_post_norm(out) if self.post_norms else out)
+    def _added(self, x, output):
+        return self._plus(x, self.mlp_post_norm(output) if self.post_norms else output)
 
-    def _plus(self, x, out):
-        return x + (out if self.residual_scale == 1 else self.residual_scale * out)
+    def _plus(self, x, output):
+        return x + (output if self.residual_scale == 1 else self.residual_scale * output)
 
 
 def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:
@@ -425,8 +431,8 @@ class Decoder(nnx.Module):
     def members(self) -> list[list]:
         """Returns (static definition, stacked weights) of every member of each stack's unit,
         stack by stack."""
-        split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
-        return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
+        definitions = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
+        return [[next(definitions) for _ in stack.unit] for stack in self.config.stacks()]
 
     def unstacked(self, *, late: bool, transposed: bool) -> list[tuple]:
         """Returns (static definition, weights, index) of every layer: its own weights,
@@ -436,10 +442,14 @@ class Decoder(nnx.Module):
         for stack, members in zip(self.config.stacks(), self.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
                 for repeat, layer in enumerate(stack.layers_of(member)):
-                    one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
+                    layer_weights = (
+                        weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
+                    )
                     if transposed:
-                        graph, one = nnx.split(transpose_weights(nnx.merge(graph, one)))
-                    layers[layer] = (graph, one, repeat if late else None)
+                        graph, layer_weights = nnx.split(
+                            transpose_weights(nnx.merge(graph, layer_weights))
+                        )
+                    layers[layer] = (graph, layer_weights, repeat if late else None)
         return [layers[layer] for layer in sorted(layers)]
 
     def head_weight(self, head: str) -> jax.Array:

@@ -31,69 +31,72 @@ class ExpertWeights(nnx.Module):
     def adapt(self, rngs, names: tuple[str, ...], rank: int, boost: float) -> None:
         """Adds A [X, in, r], uniform in +-1/sqrt(in), and B [X, r, out], zero, to these matrices:
         at first they are unchanged."""
-        made = {}
+        adapters = {}
         for name in names:
             matrix = getattr(self, name)
-            (x, inside, outside), axes = matrix[...].shape, matrix.get_metadata()["axes"]
-            draw = jax.random.uniform(rngs.params(), (x, inside, rank), jnp.float32, -1, 1)
-            a, b = draw / math.sqrt(inside), jnp.zeros((x, rank, outside), jnp.float32)
-            made[name] = nnx.Dict(
+            (x, in_size, out_size), axes = matrix[...].shape, matrix.get_metadata()["axes"]
+            draw = jax.random.uniform(rngs.params(), (x, in_size, rank), jnp.float32, -1, 1)
+            a, b = draw / math.sqrt(in_size), jnp.zeros((x, rank, out_size), jnp.float32)
+            adapters[name] = nnx.Dict(
                 lora_a=nnx.Param(a, axes=(*axes[:2], "rank")),
                 lora_b=nnx.Param(b, axes=(axes[0], "rank", axes[2])),
             )
-        self.adapters, self.adapted, self.boost = nnx.Dict(made), names, boost
+        self.adapters, self.adapted, self.boost = nnx.Dict(adapters), names, boost
 
     def quantise(self, codec: str) -> None:
         """Holds the matrices as codes; blocks run along the axis that is summed over."""
-        made = {}
+        quantised = {}
         for name in MATRICES:
             matrix = getattr(self, name)
             codes, scales = quantise(matrix[...], codec, _INSIDE)
             axes = matrix.get_metadata()["axes"]
-            made[name] = nnx.Dict(
+            quantised[name] = nnx.Dict(
                 codes=nnx.Param(codes, axes=axes),
                 scales=nnx.Param(scales, axes=(axes[0], None, axes[2])),
             )
             delattr(self, name)
-        self.quantised, self.codec = nnx.Dict(made), codec
+        self.quantised, self.codec = nnx.Dict(quantised), codec
 
     def matrices(self, dtype) -> dict[str, jax.Array]:
         """Returns {name: matrix} in the shapes above and, of those with an adapter, NAME_lora_a
         [X, in, r] and NAME_lora_b [X, r, out], which has the factor alpha / rank."""
-        out = {}
+        matrices = {}
         for name in MATRICES:
             if self.codec:
-                codes, scales = (self.quantised[name][part][...] for part in ("codes", "scales"))
-                out[name] = dequantise(codes, scales, self.codec, _INSIDE, dtype)
+                codes, scales = (self.quantised[name][kind][...] for kind in ("codes", "scales"))
+                matrices[name] = dequantise(codes, scales, self.codec, _INSIDE, dtype)
             else:
-                out[name] = getattr(self, name)[...].astype(dtype)
+                matrices[name] = getattr(self, name)[...].astype(dtype)
         for name in self.adapted:
             adapter = self.adapters[name]
-            out[f"{name}_lora_a"] = adapter["lora_a"][...].astype(dtype)
-            out[f"{name}_lora_b"] = (self.boost * adapter["lora_b"][...]).astype(dtype)
-        return out
+            matrices[f"{name}_lora_a"] = adapter["lora_a"][...].astype(dtype)
+            matrices[f"{name}_lora_b"] = (self.boost * adapter["lora_b"][...]).astype(dtype)
+        return matrices
 
 
 def spread(inside: str | None) -> dict[str, P]:
     """Returns the layout of the experts' arrays on the mesh where every device runs its own
     experts; D is split over the axis `inside`, if any."""
-    out = {"gate": P("expert", inside, "tensor"), "down": P("expert", "tensor", inside)}
-    out["up"] = out["gate"]
+    layout = {"gate": P("expert", inside, "tensor"), "down": P("expert", "tensor", inside)}
+    layout["up"] = layout["gate"]
     for name in MATRICES:
-        _, read, written = out[name]
-        out |= {f"{name}_lora_a": P("expert", read), f"{name}_lora_b": P("expert", None, written)}
+        _, in_axis, out_axis = layout[name]
+        layout |= {
+            f"{name}_lora_a": P("expert", in_axis),
+            f"{name}_lora_b": P("expert", None, out_axis),
+        }
     biases = {"gate_bias": P("expert", "tensor"), "down_bias": P("expert", inside)}
-    return out | biases | {"up_bias": biases["gate_bias"]}
+    return layout | biases | {"up_bias": biases["gate_bias"]}
 
 
 def not_split(inside: str | None) -> dict[str, set[str]]:
     """Returns, for arrays of the experts that `spread` leaves whole along a mesh axis by which the
     product they meet in is split, {array: these mesh axes}."""
-    part, out = {inside} - {None}, {}
-    for name, read, written in (
-        ("gate", part, {"tensor"}),
-        ("up", part, {"tensor"}),
-        ("down", {"tensor"}, part),
+    inside_axes, missing = {inside} - {None}, {}
+    for name, in_axes, out_axes in (
+        ("gate", inside_axes, {"tensor"}),
+        ("up", inside_axes, {"tensor"}),
+        ("down", {"tensor"}, inside_axes),
     ):
-        out |= {f"{name}_lora_a": written, f"{name}_lora_b": read}
-    return out | {"gate_bias": part, "up_bias": part}
+        missing |= {f"{name}_lora_a": out_axes, f"{name}_lora_b": in_axes}
+    return missing | {"gate_bias": inside_axes, "up_bias": inside_axes}

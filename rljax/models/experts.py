@@ -83,9 +83,9 @@ class ExpertsConfig:
                 rule = f"1 to {_LARGEST_SIZE}"
                 fix = f"set {name} of the experts to a number of this range"
                 raise InputError(f"experts.{name}", value=getattr(self, name), rule=rule, fix=fix)
-        for name, known in (("scores", ("softmax", "sigmoid")), ("gated", GATED)):
-            if getattr(self, name) not in known:
-                fix = f"write one of {', '.join(known)}"
+        for name, allowed in (("scores", ("softmax", "sigmoid")), ("gated", GATED)):
+            if getattr(self, name) not in allowed:
+                fix = f"write one of {', '.join(allowed)}"
                 raise InputError(f"experts.{name}", value=getattr(self, name), fix=fix)
         if not 0 <= self.shared_mlp <= _LARGEST_SIZE:
             rule = f"0 to {_LARGEST_SIZE}"
@@ -120,10 +120,10 @@ def router_scores(logits: jax.Array, config: ExpertsConfig) -> jax.Array:
 def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
     """[N, X] bool: the experts of the best groups; a group scores the sum of its two best."""
     n, size = choice.shape[0], config.count // config.groups
-    best = jax.lax.top_k(choice.reshape(n, config.groups, size), 2)[0].sum(axis=-1)
-    kept = jax.lax.top_k(best, config.groups_kept)[1]
-    inside = jnp.any(kept[:, :, None] == jnp.arange(config.groups)[None, None, :], axis=1)
-    return jnp.repeat(inside, size, axis=1)
+    group_scores = jax.lax.top_k(choice.reshape(n, config.groups, size), 2)[0].sum(axis=-1)
+    kept_groups = jax.lax.top_k(group_scores, config.groups_kept)[1]
+    is_kept = jnp.any(kept_groups[:, :, None] == jnp.arange(config.groups)[None, None, :], axis=1)
+    return jnp.repeat(is_kept, size, axis=1)
 
 
 def route(
@@ -147,17 +147,17 @@ def route(
         ids = jnp.where(routes >= 0, routes.astype(jnp.int32), ids)
     if not config.normalise:
         return ids, jnp.take_along_axis(scores, ids, axis=1) * config.scale
-    kept = jnp.take_along_axis(logits.astype(jnp.float32), ids, axis=1)
+    chosen_logits = jnp.take_along_axis(logits.astype(jnp.float32), ids, axis=1)
     if config.scores == "sigmoid":
-        kept = jax.nn.log_sigmoid(kept)
+        chosen_logits = jax.nn.log_sigmoid(chosen_logits)
     # In logarithms, score / sum of the kept scores holds where all of them underflow.
-    return ids, jax.nn.softmax(kept, axis=1) * config.scale
+    return ids, jax.nn.softmax(chosen_logits, axis=1) * config.scale
 
 
 # -- the load
 
 
-def _load(logits: jax.Array, ids: jax.Array, keep: jax.Array, config: ExpertsConfig) -> dict:
+def _load(logits: jax.Array, ids: jax.Array, counted: jax.Array, config: ExpertsConfig) -> dict:
     """The statistics of N tokens, of which `keep` [N] bool count. They add up over shards."""
     if config.scores == "sigmoid":
         logits = jax.nn.log_sigmoid(logits)  # so that P is the score over the sum of all scores
@@ -165,12 +165,12 @@ def _load(logits: jax.Array, ids: jax.Array, keep: jax.Array, config: ExpertsCon
     probabilities = jnp.exp(logs)
     information = probabilities * logs
     chosen = jnp.sum(jax.nn.one_hot(ids, config.count, dtype=jnp.float32), axis=1)
-    kept = keep[:, None]
+    mask = counted[:, None]
     return {
-        "tokens": jnp.sum(jnp.where(kept, chosen, 0.0), axis=0),
-        "probabilities": jnp.sum(jnp.where(kept, probabilities, 0.0), axis=0),
-        "entropy": -jnp.sum(jnp.where(kept, information, 0.0)),
-        "kept": jnp.sum(keep.astype(jnp.float32)),
+        "tokens": jnp.sum(jnp.where(mask, chosen, 0.0), axis=0),
+        "probabilities": jnp.sum(jnp.where(mask, probabilities, 0.0), axis=0),
+        "entropy": -jnp.sum(jnp.where(mask, information, 0.0)),
+        "kept": jnp.sum(counted.astype(jnp.float32)),
     }
 
 
@@ -185,14 +185,14 @@ def load_metrics(stats: dict) -> dict:
     expert_load_max and _min are the most and the least loaded expert of any layer, over the mean
     load. router_entropy is the mean entropy of one token's router distribution, in nats.
     """
-    tokens, kept = stats["tokens"], jnp.maximum(stats["kept"], 1.0)
+    tokens, token_count = stats["tokens"], jnp.maximum(stats["kept"], 1.0)
     share = tokens / jnp.maximum(jnp.sum(tokens, axis=-1, keepdims=True), 1.0)
     load = share * tokens.shape[-1]
-    mean_probability = stats["probabilities"] / jnp.expand_dims(kept, -1)
+    mean_probability = stats["probabilities"] / jnp.expand_dims(token_count, -1)
     return {
         "expert_load_max": jnp.max(load),
         "expert_load_min": jnp.min(load),
-        "router_entropy": jnp.mean(stats["entropy"] / kept),
+        "router_entropy": jnp.mean(stats["entropy"] / token_count),
         "load_balance_loss": jnp.mean(jnp.sum(load * mean_probability, axis=-1)),
     }
 
@@ -224,7 +224,7 @@ def _run_experts(
     ids,
     weights,
     matrices: dict,
-    first,
+    first_expert,
     config: ExpertsConfig,
     platform: str,
     total=lambda y: y,
@@ -234,7 +234,7 @@ def _run_experts(
     `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]. `total` makes sums over a part of
     D whole; `apart`: a token's result depends on nothing else (rljax.models.invariant)."""
     count, k = matrices["gate"].shape[0], ids.shape[1]
-    local = ids.reshape(-1) - first
+    local = ids.reshape(-1) - first_expert
     local = jnp.where((local >= 0) & (local < count), local, count)  # others are sorted last
     order = jnp.argsort(local, stable=True)
     inverse = jnp.argsort(order)
@@ -254,20 +254,20 @@ def _run_experts(
         rows = jnp.pad(matrices[name], ((0, 1), (0, 0)))  # none for other shards' rows
         return y + rows[local[order]].astype(y.dtype)
 
-    read = jnp.repeat(x, k, axis=0)
+    inputs = jnp.repeat(x, k, axis=0)
     if config.scale_input:
-        read, weights = read * weights.reshape(-1, 1).astype(x.dtype), jnp.ones_like(weights)
-    rows = _permute(read, order, inverse)
+        inputs, weights = inputs * weights.reshape(-1, 1).astype(x.dtype), jnp.ones_like(weights)
+    rows = _permute(inputs, order, inverse)
     gate = bias("gate_bias", total(product(rows, "gate")))
     up = bias("up_bias", total(product(rows, "up")))
     gated = in_tiles(apart, lambda _, *x: _gate(*x, config), (), gate, up, axes=1)
-    out = bias("down_bias", product(gated, "down"))
-    out = _permute(out, inverse, order).reshape(*ids.shape, -1)
+    outputs = bias("down_bias", product(gated, "down"))
+    outputs = _permute(outputs, inverse, order).reshape(*ids.shape, -1)
 
-    def mixed(_, out, w):
-        return jnp.einsum("nkd,nk->nd", out, w)
+    def mixed(_, outputs, w):
+        return jnp.einsum("nkd,nk->nd", outputs, w)
 
-    return in_tiles(apart, mixed, (), out.astype(jnp.float32), weights, axes=1).astype(x.dtype)
+    return in_tiles(apart, mixed, (), outputs.astype(jnp.float32), weights, axes=1).astype(x.dtype)
 
 
 class Experts(ExpertWeights):
@@ -290,10 +290,10 @@ class Experts(ExpertWeights):
             self.up_bias = weight(rngs, config, (x, f), ("experts", "mlp"), init="zeros")
             self.down_bias = weight(rngs, config, (x, d), ("experts", "norm"), init="zeros")
         if e.shared_mlp:
-            inside, outside = ("embed", "mlp"), ("mlp", "embed")
-            self.shared_gate = Linear(rngs, config, (d,), (e.shared_mlp,), inside)
-            self.shared_up = Linear(rngs, config, (d,), (e.shared_mlp,), inside)
-            self.shared_down = Linear(rngs, config, (e.shared_mlp,), (d,), outside)
+            in_axes, out_axes = ("embed", "mlp"), ("mlp", "embed")
+            self.shared_gate = Linear(rngs, config, (d,), (e.shared_mlp,), in_axes)
+            self.shared_up = Linear(rngs, config, (d,), (e.shared_mlp,), in_axes)
+            self.shared_down = Linear(rngs, config, (e.shared_mlp,), (d,), out_axes)
 
     def __call__(
         self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None, step=False, routes=None
@@ -339,46 +339,51 @@ def _flat(x: jax.Array | None) -> jax.Array | None:
     return None if x is None else x.reshape(-1, *x.shape[2:])
 
 
-def _routed_here(x, keep, routes, router, matrices, config, platform: str, apart: bool = False):
+def _routed_here(x, counted, routes, router, matrices, config, platform: str, apart: bool = False):
     """`_routed` on one device."""
-    flat, known = _flat(x), [] if routes is None else [_flat(routes)]
+    flat, known_routes = _flat(x), [] if routes is None else [_flat(routes)]
 
     def choose(router, x, routes=None):
         return _choose(x, routes, router, config)
 
-    logits, ids, weights = in_tiles(apart, choose, router, flat, *known, axes=1)
+    logits, ids, weights = in_tiles(apart, choose, router, flat, *known_routes, axes=1)
     y = _run_experts(flat, ids, weights, matrices, 0, config, platform, apart=apart)
-    stats = _load(logits, ids, keep.reshape(-1), config)
+    stats = _load(logits, ids, counted.reshape(-1), config)
     return y.reshape(x.shape), {**stats, "ids": ids.reshape(*x.shape[:2], -1)}
 
 
 def _routed(
-    x, keep, routes, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool
+    x, counted, routes, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool
 ):
     """The routed experts over the mesh: x [B, S, D], keep [B, S], routes [B, S, k] or None -> ([B,
     S, D], statistics)."""
     platform = mesh.devices.flat[0].platform
     if mesh.size == 1:
-        return _routed_here(x, keep, routes, router, matrices, config, platform)
+        return _routed_here(x, counted, routes, router, matrices, config, platform)
     _check_mesh(config, mesh)
     # One row, or one token of each row (decoding), may not divide: every shard then has them all.
     fsdp = mesh.shape["fsdp"]
-    inside = "fsdp" if step and fsdp > 1 and x.shape[-1] % fsdp == 0 else None
-    axes = tuple(axis for axis in BATCH_AXES if axis != inside)
+    embed_axis = "fsdp" if step and fsdp > 1 and x.shape[-1] % fsdp == 0 else None
+    axes = tuple(axis for axis in BATCH_AXES if axis != embed_axis)
     shards = math.prod(mesh.shape[axis] for axis in axes)
     rows = axes if x.shape[0] % shards == 0 else ()
     columns = ("context",) if x.shape[1] % mesh.shape["context"] == 0 else ()
-    tokens, parts = P(rows or None, columns or None), P(rows or None, columns or None, inside)
-    split = spread(inside)
+    tokens, parts = P(rows or None, columns or None), P(rows or None, columns or None, embed_axis)
+    specs = spread(embed_axis)
     body = functools.partial(
-        _routed_shard, config=config, platform=platform, rows=rows, columns=columns, inside=inside
+        _routed_shard,
+        config=config,
+        platform=platform,
+        rows=rows,
+        columns=columns,
+        embed_axis=embed_axis,
     )
     y, (stats, ids) = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(tokens, parts, tokens, tokens, P(), {name: split[name] for name in matrices}),
+        in_specs=(tokens, parts, tokens, tokens, P(), {name: specs[name] for name in matrices}),
         out_specs=(parts, (P(), tokens)),
-    )(x, x, keep, routes, router, matrices)
+    )(x, x, counted, routes, router, matrices)
     return y, {**stats, "ids": ids}
 
 
@@ -393,42 +398,42 @@ def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
 
 
 def _routed_shard(
-    x, part, keep, routes, router, matrices, *, config, platform, rows, columns, inside
+    x, x_part, counted, routes, router, matrices, *, config, platform, rows, columns, embed_axis
 ):
     """One device's part: x [B', S', D] of its own rows and tokens, its own experts. `part` is x, or
     its part of D over the axis `inside`."""
     logits, ids, weights = _choose(_flat(x), _flat(routes), router, config)
-    own = ids.reshape(*x.shape[:2], -1)
-    split = (*rows, *columns)
-    stats = _load(logits, ids, keep.reshape(-1), config)
-    stats = jax.lax.psum(stats, split) if split else stats
-    sent = (part.reshape(-1, part.shape[-1]), ids, weights)
+    local_ids = ids.reshape(*x.shape[:2], -1)
+    token_axes = (*rows, *columns)
+    stats = _load(logits, ids, counted.reshape(-1), config)
+    stats = jax.lax.psum(stats, token_axes) if token_axes else stats
+    inputs = (x_part.reshape(-1, x_part.shape[-1]), ids, weights)
     if rows:
-        sent = jax.lax.all_gather(sent, "expert", axis=0, tiled=True)
+        inputs = jax.lax.all_gather(inputs, "expert", axis=0, tiled=True)
     # Everything that meets in the grouped product varies over the same axes (the transpose of
     # pcast is the sum of the gradients over them).
-    partial_sums, of_part = {"expert", "tensor"}, {inside} - {None}
-    flat, *choice = _vary(sent, partial_sums - set(split))
-    sent = (flat, *_vary(choice, of_part))
+    partial_sums, of_part = {"expert", "tensor"}, {embed_axis} - {None}
+    flat, *choice = _vary(inputs, partial_sums - set(token_axes))
+    inputs = (flat, *_vary(choice, of_part))
     if "down_bias" in matrices:  # added once, though every tensor shard holds it
-        first = jax.lax.axis_index("tensor") == 0
+        is_first = jax.lax.axis_index("tensor") == 0
         bias = _vary(matrices["down_bias"], {"tensor"})
-        matrices = matrices | {"down_bias": jnp.where(first, bias, 0)}
-    lacking = not_split(inside)
+        matrices = matrices | {"down_bias": jnp.where(is_first, bias, 0)}
+    lacking = not_split(embed_axis)
     matrices = {k: _vary(v, lacking.get(k, set())) for k, v in matrices.items()}
-    matrices = _vary(matrices, set(split) - partial_sums)
+    matrices = _vary(matrices, set(token_axes) - partial_sums)
     start = jax.lax.axis_index("expert") * matrices["gate"].shape[0]
 
     def total(y):
-        return _vary(jax.lax.psum(y, inside), of_part) if inside else y
+        return _vary(jax.lax.psum(y, embed_axis), of_part) if embed_axis else y
 
-    y = _run_experts(*sent, matrices, start, config, platform, total)
+    y = _run_experts(*inputs, matrices, start, config, platform, total)
     if rows:
         y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
         y = jax.lax.psum(y, "tensor")
     else:
         y = jax.lax.psum(y, ("expert", "tensor"))
-    return y.reshape(part.shape), (stats, own)
+    return y.reshape(x_part.shape), (stats, local_ids)
 
 
 def _vary(tree, axes: set[str]):

@@ -26,20 +26,20 @@ BLOCK = 64  # keys of a block of attention
 def check(config, mesh) -> None:
     """Raises InputError where equal bits have not been shown: narrow types, several devices,
     another backend than CPU, images."""
-    platform, what = mesh.devices.flat[0].platform, "model_settings.batch_invariant"
+    platform, setting = mesh.devices.flat[0].platform, "model_settings.batch_invariant"
     fix = "batch_invariant=False"
     if platform != "cpu" or mesh.size > 1:
         value = f"{mesh.size} {platform} device{'s' * (mesh.size > 1)}"
-        raise InputError(what, value=value, rule="it is for one CPU device", fix=fix)
+        raise InputError(setting, value=value, rule="it is for one CPU device", fix=fix)
     if config.dtype != "float32" or not config.head_in_float32:
         value = f"dtype={config.dtype!r}, head_in_float32={config.head_in_float32}"
-        raise InputError(what, value=value, rule="it is for float32", fix=fix)
+        raise InputError(setting, value=value, rule="it is for float32", fix=fix)
     if config.head_dtype:
-        raise InputError(what, value=f"head_dtype={config.head_dtype!r}", rule="''", fix=fix)
+        raise InputError(setting, value=f"head_dtype={config.head_dtype!r}", rule="''", fix=fix)
     if any(kind.chunk for kind in config.kinds):
-        raise InputError(what, value=config.family, rule="not for chunked attention", fix=fix)
+        raise InputError(setting, value=config.family, rule="not for chunked attention", fix=fix)
     if config.vision is not None:
-        raise InputError(what, value=config.family, rule="it is for text alone", fix=fix)
+        raise InputError(setting, value=config.family, rule="it is for text alone", fix=fix)
 
 
 def of_module(apart: bool, module: nnx.Module, method: Callable, *rows: jax.Array):
@@ -67,14 +67,14 @@ def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> ja
     q = q.reshape(queries, kv_heads, h // kv_heads, e)
 
     def taken(x, column):
-        at = row[:, None], jnp.clip(column, 0, x.shape[2 if order == "heads" else 1] - 1)
-        return x[at[0], :, at[1]] if order == "heads" else x[at]
+        index = row[:, None], jnp.clip(column, 0, x.shape[2 if order == "heads" else 1] - 1)
+        return x[index[0], :, index[1]] if order == "heads" else x[index]
 
     def one(j, carry):
-        top, total, out = carry
+        top, total, output = carry
         position = j * BLOCK + jnp.arange(BLOCK)[None, :]
-        behind = position - start[:, 1:2]
-        column = jnp.where(behind < 0, start[:, 0:1] + position, start[:, 2:3] + behind)
+        offset = position - start[:, 1:2]
+        column = jnp.where(offset < 0, start[:, 0:1] + position, start[:, 2:3] + offset)
         k, v = (taken(x, column) for x in store[:2])
         scores = scale * jnp.einsum("nkre,ncke->nkrc", q, k)
         if soft_cap:
@@ -85,8 +85,8 @@ def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> ja
         weights = jnp.where(sees[:, None, None], jnp.exp(scores - higher), 0.0)
         shrink = jnp.exp(top - higher)
         total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
-        out = out * shrink + jnp.einsum("nkrc,nckf->nkrf", weights, v)
-        return higher, total, out
+        output = output * shrink + jnp.einsum("nkrc,nckf->nkrf", weights, v)
+        return higher, total, output
 
     top = jnp.full((*q.shape[:3], 1), MASKED)
     total = jnp.zeros_like(top)
@@ -95,16 +95,16 @@ def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> ja
         total = jnp.ones_like(top)
     begin, end = jnp.min(first) // BLOCK, jnp.max(last) // BLOCK + 1
     carry = top, total, jnp.zeros((*q.shape[:3], f))
-    _, total, out = jax.lax.fori_loop(begin, end, one, carry)
+    _, total, output = jax.lax.fori_loop(begin, end, one, carry)
     # A row that sees nothing comes out finite.
-    return (out / jnp.where(total > 0, total, 1.0)).reshape(queries, h, f)
+    return (output / jnp.where(total > 0, total, 1.0)).reshape(queries, h, f)
 
 
-def _each(q, k, v, sinks, row, start, first, last, **how) -> jax.Array:
+def _each(q, k, v, sinks, row, start, first, last, **options) -> jax.Array:
     """`attended` for q [B, S, H, E], row, first and last [B, S], start [B, S, 3]."""
 
     def one(store, q, *rest):
-        return attended(store, q[0], *(x[0] for x in rest), **how)[None]
+        return attended(store, q[0], *(x[0] for x in rest), **options)[None]
 
     return tiled(one, 2, (k, v, sinks), q, row, start, first, last)
 
@@ -115,24 +115,24 @@ def whole_rows(q, k, v, segments, sinks, prefix: PackedPrefix | None, *, scale, 
     b, s = segments.shape
     column = jnp.broadcast_to(jnp.arange(s)[None], (b, s))
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-    own = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
-    before, there = jnp.zeros_like(own), jnp.zeros_like(own)
+    segment_start = jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
+    prefix_tokens, prefix_start = jnp.zeros_like(segment_start), jnp.zeros_like(segment_start)
     if prefix is not None:
         # A segment ends with its block.
         width = s // prefix.blocks.shape[1]
-        own = jnp.maximum(own, column - column % width)
+        segment_start = jnp.maximum(segment_start, column - column % width)
         continues = prefix.ids > 0
-        before = jnp.where(continues, prefix.positions - (column - own), 0)
+        prefix_tokens = jnp.where(continues, prefix.positions - (column - segment_start), 0)
         block = prefix.blocks[:, jnp.arange(s) // width]
-        among = (column // width)[:, None, :] == block[:, :, None]
-        among &= segments[:, None, :] == prefix.ids[:, :, None]
-        there = jnp.where(continues, jnp.argmax(among, axis=-1), 0)
-    last = before + column - own
+        in_prefix = (column // width)[:, None, :] == block[:, :, None]
+        in_prefix &= segments[:, None, :] == prefix.ids[:, :, None]
+        prefix_start = jnp.where(continues, jnp.argmax(in_prefix, axis=-1), 0)
+    last = prefix_tokens + column - segment_start
     first = jnp.maximum(last - window + 1, 0) if window else jnp.zeros_like(last)
     row = jnp.broadcast_to(jnp.arange(b)[:, None], (b, s))
-    start = jnp.stack([there, before, own], axis=-1)
-    how = dict(scale=scale, soft_cap=soft_cap, order="tokens")
-    return _each(q, k, v, sinks, row, start, first, last, **how)
+    start = jnp.stack([prefix_start, prefix_tokens, segment_start], axis=-1)
+    options = dict(scale=scale, soft_cap=soft_cap, order="tokens")
+    return _each(q, k, v, sinks, row, start, first, last, **options)
 
 
 def cached(q, k, v, allowed, sinks, *, scale, soft_cap, order):

@@ -158,9 +158,9 @@ class Model:
                 fix="take a model that reads images, or rows without them",
             )
         features, levels = decoder.vision(batch.pixels, batch.patch_coords, self.mesh)
-        where = vision_tokens(batch.tokens, batch.segment_ids, batch.mask, vision)
-        return insert_features(x, where, features), dataclasses.replace(
-            call, where=where, levels=levels if vision.deepstack_layers else None
+        is_image = vision_tokens(batch.tokens, batch.segment_ids, batch.mask, vision)
+        return insert_features(x, is_image, features), dataclasses.replace(
+            call, where=is_image, levels=levels if vision.deepstack_layers else None
         )
 
     def _normed(self, decoder: Decoder, x: jax.Array) -> jax.Array:
@@ -188,8 +188,8 @@ class Model:
         return batch.routes if fits else None
 
     def _hidden_and_load(self, decoder: Decoder, batch: Batch):
-        how = dict(keep="stats", routes=self._routes(batch))
-        x, loads = scan_layers(decoder, *self._start(decoder, batch), **how)
+        options = dict(keep="stats", routes=self._routes(batch))
+        x, loads = scan_layers(decoder, *self._start(decoder, batch), **options)
         loads = [{k: v for k, v in stats.items() if k != "ids"} for stats in loads if stats]
         load = jax.tree.map(lambda *layers: jnp.stack(layers), *loads) if loads else {}
         return self._normed(decoder, x), load
@@ -199,8 +199,8 @@ class Model:
         states: layers + 1 arrays [B, S, D]. For parity tests and probes."""
         decoder = self._bind(params)
         x, call = self._start(decoder, batch)
-        last, states = scan_layers(decoder, x, call, keep="hidden")
-        return [x, *states[:-1], decoder.norm(last)]
+        final, states = scan_layers(decoder, x, call, keep="hidden")
+        return [x, *states[:-1], decoder.norm(final)]
 
     def logprobs(self, params: dict, batch: Batch, temperature=1.0, hidden=None):
         """Returns log pi(tokens[b, t] | tokens[b, :t]) and the entropy of that choice, in nats:
@@ -228,7 +228,7 @@ class Model:
         hidden, load = self.hidden_and_load(params, batch)
         return *self.logprobs(params, batch, temperature, hidden), load
 
-    def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **wanted):
+    def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **flags):
         """The outputs of kernels.logprob at the tokens that follow each hidden state, or of the
         states that precede each token where `batch.previous` says which."""
         targets = jnp.roll(batch.tokens, -1, axis=1) if batch.previous is None else batch.tokens
@@ -239,9 +239,9 @@ class Model:
         config, impl = self.config, "invariant" if apart else None
         head = dict(vocab_first=config.tie_embeddings, float32_head=config.head_in_float32)
         head |= dict(head_dtype=config.head_dtype, entries=config.known_ids)
-        how = dict(temperature=temperature, soft_cap=config.final_soft_cap, mesh=self.mesh)
+        scaling = dict(temperature=temperature, soft_cap=config.final_soft_cap, mesh=self.mesh)
         weight = decoder.head_weight("lm")
-        return token_logprobs(hidden, weight, targets, impl=impl, **how, **head, **wanted)
+        return token_logprobs(hidden, weight, targets, impl=impl, **scaling, **head, **flags)
 
     def readout(self, params: dict, batch: Batch, hidden=None) -> tuple[jax.Array, jax.Array]:
         """Returns the hidden state that precedes tokens[b, t], [B, S, D], and the head [D, V] (the
@@ -256,9 +256,9 @@ class Model:
         logsumexp(z)): [B, S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
-        read = functools.partial(self._of_targets, decoder, hidden, batch, with_entropy=False)
-        once, twice = (read(temperature / k)[2] for k in (1, 2))
-        return describing(jnp.exp(twice - 2 * once), batch)
+        outputs_at = functools.partial(self._of_targets, decoder, hidden, batch, with_entropy=False)
+        lse, lse_doubled = (outputs_at(temperature / k)[2] for k in (1, 2))
+        return describing(jnp.exp(lse_doubled - 2 * lse), batch)
 
     def values(self, params: dict, batch: Batch, hidden=None) -> jax.Array:
         """Returns V(state before tokens[b, t]): [B, S] float32, from the scalar
@@ -298,20 +298,20 @@ class Model:
 
     def _known(self, head: jax.Array) -> jax.Array:
         """The head without the entries behind the known ids."""
-        known = self.config.known_ids
-        return jax.lax.slice_in_dim(head, 0, known, axis=self._vocab_axis) if known else head
+        count = self.config.known_ids
+        return jax.lax.slice_in_dim(head, 0, count, axis=self._vocab_axis) if count else head
 
     def head_logits(self, head, hidden, transposed=False):
         """Returns logits [..., V] of hidden [..., D] by the sampler's head: the same rules of
         precision and cap as the trainer's. `transposed`: it is [V, D], and few rows meet it
         (layers.project_transposed)."""
         config = self.config
-        how = (config.head_in_float32, config.head_dtype)
-        hidden, head, precision = head_product(hidden, head, *how)
+        settings = (config.head_in_float32, config.head_dtype)
+        hidden, head, precision = head_product(hidden, head, *settings)
         if transposed:
-            wide = wide_dtype(gradient_dtype(hidden, head))
-            how = dict(precision=precision, preferred_element_type=wide)
-            return capped(project_transposed(hidden, head, **how), config.final_soft_cap)
+            dtype = wide_dtype(gradient_dtype(hidden, head))
+            settings = dict(precision=precision, preferred_element_type=dtype)
+            return capped(project_transposed(hidden, head, **settings), config.final_soft_cap)
         options = LogprobOptions(config.final_soft_cap, config.tie_embeddings, precision=precision)
 
         def rows(head, hidden):
@@ -341,15 +341,17 @@ class Model:
         """Returns the caches of `prefill`, and the experts that each token went to
         (scan.routes_of)."""
         decoder = self._bind(params)
-        _, kept = scan_layers(decoder, *self._start(decoder, prompts, columns), keep="cache")
+        _, layer_outputs = scan_layers(
+            decoder, *self._start(decoder, prompts, columns), keep="cache"
+        )
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
         cache.check_dtype(self.config, kv_dtype)
-        how = (lengths, self.computed, self.mesh, columns, kv_dtype)
+        settings = (lengths, self.computed, self.mesh, columns, kv_dtype)
         caches = [
-            cache.from_prompt(parts, *how, kind.window, rings)
-            for (parts, _), kind in zip(kept, self.config.kinds, strict=True)
+            cache.from_prompt(parts, *settings, kind.window, rings)
+            for (parts, _), kind in zip(layer_outputs, self.config.kinds, strict=True)
         ]
-        routes = routes_of(self.config, [stats for _, stats in kept])
+        routes = routes_of(self.config, [stats for _, stats in layer_outputs])
         return cache.constrain(caches, self.mesh), routes
 
     def unstack(self, params: dict, steps: int = 1):
@@ -372,8 +374,8 @@ class Model:
             if config.batch_invariant:  # the trainer's product, in which nothing is behind the ids
                 head = self._known(head)
             kinds = (config.head_in_float32, config.head_dtype)
-            sent = product_dtypes(jnp.dtype(config.dtype), head.dtype, *kinds)[1]
-            head = head_by_vocab(head, self.mesh, self._vocab_axis, sent)
+            dtype = product_dtypes(jnp.dtype(config.dtype), head.dtype, *kinds)[1]
+            head = head_by_vocab(head, self.mesh, self._vocab_axis, dtype)
         return decoder, layers, head
 
     @property
@@ -424,9 +426,9 @@ class Model:
         are columns of the sequence + shift [B], as in `decode_step`."""
         decoder, layers, _ = unstacked
         positions = nodes.positions() + jnp.reshape(shift, (-1, 1))
-        inputs, real = position_inputs(self.config, positions, cache.room(caches)), nodes.real
-        how = dict(mesh=self.mesh, segments=real.astype(jnp.int32), nodes=nodes, is_step=True)
-        call = Pass(**how, **inputs)
+        inputs, valid = position_inputs(self.config, positions, cache.room(caches)), nodes.real
+        settings = dict(mesh=self.mesh, segments=valid.astype(jnp.int32), nodes=nodes, is_step=True)
+        call = Pass(**settings, **inputs)
         x, caches, _ = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
 
@@ -449,24 +451,24 @@ class Model:
     def _read(
         self, decoder: Decoder, layers, tokens, columns, counts, caches, shift, is_step=False
     ):
-        ahead = jnp.arange(tokens.shape[1])
-        positions = (columns + shift)[:, None] + ahead[None, :]
-        real = jnp.ones_like(tokens)
+        offsets = jnp.arange(tokens.shape[1])
+        positions = (columns + shift)[:, None] + offsets[None, :]
+        valid = jnp.ones_like(tokens)
         if counts is not None:
-            real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
+            valid = (offsets[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
         inputs = position_inputs(self.config, positions, cache.room(caches))
-        how = dict(segments=real, columns=columns, counts=counts, is_step=is_step)
-        call = Pass(mesh=self.mesh, **how, **inputs)
+        settings = dict(segments=valid, columns=columns, counts=counts, is_step=is_step)
+        call = Pass(mesh=self.mesh, **settings, **inputs)
         return self._through(decoder, layers, tokens, call, caches)
 
     def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):
         x = call.split(decoder.embed(tokens))
         new_caches, stats = [], []
-        for (graph, weights, index), one in zip(layers, caches, strict=True):
+        for (graph, weights, index), layer_cache in zip(layers, caches, strict=True):
             if index is not None:
                 weights = jax.tree.map(lambda w, i=index: w[i], weights)
-            x, one, of_experts = nnx.merge(graph, weights)(x, call, one)
-            new_caches.append(one)
+            x, layer_cache, of_experts = nnx.merge(graph, weights)(x, call, layer_cache)
+            new_caches.append(layer_cache)
             stats.append(of_experts)
         return x, new_caches, routes_of(self.config, stats)

@@ -80,15 +80,15 @@ def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.
 def insert_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
     """Returns x [B, S, D] with the k-th feature of a row [B, M, D] at its k-th True of
     `where` [B, S]."""
-    placed, inside = _features_at(where, features)
-    return jnp.where(inside[..., None], placed.astype(x.dtype), x)
+    placed, has_feature = _features_at(where, features)
+    return jnp.where(has_feature[..., None], placed.astype(x.dtype), x)
 
 
 def add_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
     """Returns x [B, S, D] + the k-th feature of a row [B, M, D] at its k-th True of `where` [B, S]:
     one deepstack level (arXiv 2406.04334), after the decoder layer of the same number."""
-    placed, inside = _features_at(where, features)
-    return x + jnp.where(inside[..., None], placed.astype(x.dtype), 0)
+    placed, has_feature = _features_at(where, features)
+    return x + jnp.where(has_feature[..., None], placed.astype(x.dtype), 0)
 
 
 def add_level(x: jax.Array, call, layer) -> jax.Array:

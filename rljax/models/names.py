@@ -131,12 +131,17 @@ def text_prefix(config: ModelConfig) -> str:
 def renamed(name: str, tensors: Collection[str]) -> str:
     """Returns the name of our tensor `name` in a checkpoint that holds the names `tensors`: exports
     of a base model lack "model.", and models with images are published in two ways."""
-    old, new = ("visual.", "model."), ("model.visual.", "model.language_model.")
-    is_new, wants_new = name.startswith(new), any(n.startswith(new[1]) for n in tensors)
-    if is_new != wants_new and name.startswith((*old, *new)):
-        pairs = zip(*((new, old) if is_new else (old, new)), strict=True)
-        prefix, other = next((a, b) for a, b in pairs if name.startswith(a))
-        return other + name.removeprefix(prefix)
+    old_prefixes, new_prefixes = ("visual.", "model."), ("model.visual.", "model.language_model.")
+    is_new, wants_new = (
+        name.startswith(new_prefixes),
+        any(n.startswith(new_prefixes[1]) for n in tensors),
+    )
+    if is_new != wants_new and name.startswith((*old_prefixes, *new_prefixes)):
+        pairs = zip(
+            *((new_prefixes, old_prefixes) if is_new else (old_prefixes, new_prefixes)), strict=True
+        )
+        prefix, replacement = next((a, b) for a, b in pairs if name.startswith(a))
+        return replacement + name.removeprefix(prefix)
     base = "embed_tokens.weight" in tensors and "model.embed_tokens.weight" not in tensors
     return name.removeprefix("model.") if base else name
 
@@ -232,8 +237,8 @@ class Piece:
 def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk | Fused:
     """The Hugging Face name below a layer of the leaf `path` of a block."""
     if path[-1] not in ("weight", "bias", "scale"):  # a weight of its own, not of a linear map
-        whole = ".".join(path)
-        return names[f"{whole}[x]"] if f"{whole}[x]" in names else names[whole]
+        name = ".".join(path)
+        return names[f"{name}[x]"] if f"{name}[x]" in names else names[name]
     leaf = {"scale": "weight"}.get(path[-1], path[-1])
     module = names[".".join(path[:-1])]
     if isinstance(module, Fused):
@@ -249,12 +254,12 @@ def fused_members(path: tuple[str, ...], fused: Fused) -> list[tuple[str, ...]]:
 
 def _rows(path: tuple[str, ...], fused: Fused, shapes: Mapping) -> tuple[int, int]:
     """The first row of the weight `path` in the tensor that it shares, and the rows of all."""
-    first = total = 0
+    first_row = total = 0
     for member in fused_members(path, fused):
         shape, axes = shapes[member]
-        first = total if member == path else first
+        first_row = total if member == path else first_row
         total += math.prod(shape[1:][_inside(member, axes[1:]) :])
-    return first, total
+    return first_row, total
 
 
 def block_layers(config: ModelConfig) -> dict[str, range]:
@@ -290,37 +295,39 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
     config = model.config
     names = NAMES[FAMILIES[config.family].names]
     blocks = block_layers(config)
-    out: dict[str, list[Piece]] = {}
+    tensors: dict[str, list[Piece]] = {}
     prefix = text_prefix(config)
     shapes = model.shapes()
     for path, (shape, axes) in shapes.items():
         if path == ("head",):
             name = "lm_head.weight" if model.head == "lm" else "score.weight"
-            out[name] = [Piece(path, (), shape, 1)]
+            tensors[name] = [Piece(path, (), shape, 1)]
             continue
         if path == ("head_bias",):
-            out["score.bias"] = [Piece(path, (), shape)]
+            tensors["score.bias"] = [Piece(path, (), shape)]
             continue
         if path[0] == "vision":
-            out |= vision_pieces(config.vision, path, shape, axes)
+            tensors |= vision_pieces(config.vision, path, shape, axes)
             continue
         if path[0] != "layers":
-            out[prefix + _TOP[".".join(path)]] = [Piece(path, (), shape)]
+            tensors[prefix + _TOP[".".join(path)]] = [Piece(path, (), shape)]
             continue
         module = _below_layer(path[2:], names)
         for repeat, layer in enumerate(blocks[path[1]]):
-            stem, at = f"{prefix}layers.{layer}.", (repeat,)
+            stem, index = f"{prefix}layers.{layer}.", (repeat,)
             if isinstance(module, Disk):
-                piece = Piece(path, at, shape[1:], 0, module.column, halves=module.halves)
-                out.setdefault(stem + module.name, []).append(piece)
+                piece = Piece(path, index, shape[1:], 0, module.column, halves=module.halves)
+                tensors.setdefault(stem + module.name, []).append(piece)
             elif isinstance(module, Fused):
-                how = dict(inside=_inside(path, axes[1:]), rows=_rows(path, module, shapes))
-                out.setdefault(stem + module.name, []).append(Piece(path, at, shape[1:], **how))
+                options = dict(inside=_inside(path, axes[1:]), rows=_rows(path, module, shapes))
+                tensors.setdefault(stem + module.name, []).append(
+                    Piece(path, index, shape[1:], **options)
+                )
             elif "{x}" in module:
                 for x in range(shape[1]):
-                    piece = Piece(path, (*at, x), shape[2:], 1)
-                    out.setdefault(stem + module.format(x=x), []).append(piece)
+                    piece = Piece(path, (*index, x), shape[2:], 1)
+                    tensors.setdefault(stem + module.format(x=x), []).append(piece)
             else:
-                piece = Piece(path, at, shape[1:], _inside(path, axes[1:]))
-                out.setdefault(stem + module, []).append(piece)
-    return out
+                piece = Piece(path, index, shape[1:], _inside(path, axes[1:]))
+                tensors.setdefault(stem + module, []).append(piece)
+    return tensors

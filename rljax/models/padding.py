@@ -94,8 +94,8 @@ def heads_over(heads: int, kv_heads: int, shards: int) -> Heads:
         padded = -(-kv_heads // step) * step
         return Heads(heads, kv_heads, padded, copies, -(-(heads // kv_heads) // copies))
 
-    each = [with_copies(n) for n in range(1, shards + 1) if shards % n == 0]
-    return min(each, key=lambda found: (found.queries, found.keys))
+    candidates = [with_copies(n) for n in range(1, shards + 1) if shards % n == 0]
+    return min(candidates, key=lambda candidate: (candidate.queries, candidate.keys))
 
 
 def _heads_of(config: ModelConfig, tensor: int) -> Heads:
@@ -114,17 +114,19 @@ def _whole(size: int, parts: int) -> int:
 def padded(config: ModelConfig, tensor: int) -> ModelConfig:
     """Returns the config with the sizes that programs compute with; the config itself
     where all divide."""
-    found, experts = _heads_of(config, tensor), config.experts
+    heads, experts = _heads_of(config, tensor), config.experts
     if experts:
         sizes = dict(mlp=_whole(experts.mlp, tensor), shared_mlp=_whole(experts.shared_mlp, tensor))
         experts = dataclasses.replace(experts, **sizes)
-    sizes = dict(heads=found.queries, mlp=_whole(config.mlp, tensor), experts=experts)
-    if not config.latent or found.queries != config.heads:
-        sizes["kv_heads"] = found.keys
-    wide = dataclasses.replace(config, **sizes)
-    if wide == config:
+    sizes = dict(heads=heads.queries, mlp=_whole(config.mlp, tensor), experts=experts)
+    if not config.latent or heads.queries != config.heads:
+        sizes["kv_heads"] = heads.keys
+    padded_config = dataclasses.replace(config, **sizes)
+    if padded_config == config:
         return config
-    return dataclasses.replace(wide, normed_heads=(config.heads, config.kv_heads * found.copies))
+    return dataclasses.replace(
+        padded_config, normed_heads=(config.heads, config.kv_heads * heads.copies)
+    )
 
 
 def computed_shapes(shapes: dict, config: ModelConfig, tensor: int) -> dict:
@@ -137,21 +139,21 @@ def computed_shapes(shapes: dict, config: ModelConfig, tensor: int) -> dict:
 
 @functools.lru_cache(maxsize=256)  # a plan's search asks for the same ones hundreds of times
 def _computed_shapes(shapes: tuple, config: ModelConfig, tensor: int) -> tuple:
-    out = []
+    computed = []
     for path, (shape, axes) in shapes:
         widen = functools.partial(_widened, path, dict(shapes), config, tensor)
         leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
-        out.append((path, (jax.eval_shape(widen, leaf).shape, axes)))
-    return tuple(out)
+        computed.append((path, (jax.eval_shape(widen, leaf).shape, axes)))
+    return tuple(computed)
 
 
 def copied_elements(shapes: dict, config: ModelConfig, mesh: Mesh) -> int:
     """Returns the elements of a device in the weights that a program makes wider: a
     copy while it runs."""
     return sum(
-        math.prod(weight_sharding(mesh, ".".join(path), wide, axes).shard_shape(wide))
-        for path, (wide, axes) in computed_shapes(shapes, config, mesh.shape["tensor"]).items()
-        if wide != shapes[path][0]
+        math.prod(weight_sharding(mesh, ".".join(path), shape, axes).shard_shape(shape))
+        for path, (shape, axes) in computed_shapes(shapes, config, mesh.shape["tensor"]).items()
+        if shape != shapes[path][0]
     )
 
 
@@ -160,16 +162,20 @@ def widened(params: dict, shapes: dict, config: ModelConfig, mesh: Mesh) -> dict
     `shapes`: {path: (shape, logical axes)} of the model (Model.shapes)."""
     if padded(config, mesh.shape["tensor"]) is config:
         return params
-    flat, wide = flattened(params), computed_shapes(shapes, config, mesh.shape["tensor"])
+    flat, computed = flattened(params), computed_shapes(shapes, config, mesh.shape["tensor"])
     for path, x in flat.items():
-        if wide[path][0] == x.shape:
+        if computed[path][0] == x.shape:
             continue
         widen = functools.partial(_widened, path, shapes, config, mesh.shape["tensor"])
         layout = functools.partial(weight_sharding, mesh, ".".join(path), axes=shapes[path][1])
         # What is added lies where the axis is whole, forward and backward, and then one exchange
         # splits it. Left to itself XLA gathers the weight.
-        stored, shape = layout(shape=x.shape), wide[path][0]
-        changed = [i for i, (n, more) in enumerate(zip(x.shape, shape, strict=True)) if n != more]
+        stored, shape = layout(shape=x.shape), computed[path][0]
+        changed = [
+            i
+            for i, (n, target_size) in enumerate(zip(x.shape, shape, strict=True))
+            if n != target_size
+        ]
         x = widen(jax.lax.with_sharding_constraint(x, stored))
         if all(stored.spec[i] is None for i in changed):
             x = jax.lax.with_sharding_constraint(x, stored)
@@ -182,39 +188,43 @@ def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax
     it likes."""
     if path[0] == "vision":
         return x
-    found, axes = _heads_of(config, tensor), shapes[path][1]
+    heads, axes = _heads_of(config, tensor), shapes[path][1]
     for i, axis in enumerate(axes):
         if axis == "heads":
-            x = found.widen_queries(x, i)
+            x = heads.widen_queries(x, i)
         elif axis == "kv_heads":
-            x = found.widen_keys(x, i)
+            x = heads.widen_keys(x, i)
         elif axis == "mlp":
             x = pad_axis(x, i, _whole(x.shape[i], tensor))
     if path[-1] != "scales":
         return x
     # Where the axis that blocks run along is padded, they are cut into some that divide it.
     i, (whole_shape, of_codes) = axes.index(None), shapes[(*path[:-1], "codes")]
-    size, whole = whole_shape[i], _whole(whole_shape[i], tensor)
-    if of_codes[i] != "mlp" or whole == size:
+    size, padded_size = whole_shape[i], _whole(whole_shape[i], tensor)
+    if of_codes[i] != "mlp" or padded_size == size:
         return x
-    block = math.gcd(size // x.shape[i], whole)
+    block = math.gcd(size // x.shape[i], padded_size)
     finer = jnp.repeat(x, size // x.shape[i] // block, axis=i)
-    return pad_axis(finer, i, whole // block)
+    return pad_axis(finer, i, padded_size // block)
 
 
 def described(config: ModelConfig, tensor: int) -> str:
     """Describes the padding in one sentence; "" where all sizes divide."""
-    wide = padded(config, tensor)
+    padded_config = padded(config, tensor)
     sizes = {
-        "query heads": (config.heads, wide.heads),
-        "kv heads": (config.kv_heads, wide.kv_heads),
+        "query heads": (config.heads, padded_config.heads),
+        "kv heads": (config.kv_heads, padded_config.kv_heads),
     }
     if any(not kind.experts for kind in config.kinds):
-        sizes["hidden layer"] = (config.mlp, wide.mlp)
+        sizes["hidden layer"] = (config.mlp, padded_config.mlp)
     if config.experts:
-        sizes["hidden layer of an expert"] = (config.experts.mlp, wide.experts.mlp)
-        shared = (config.experts.shared_mlp, wide.experts.shared_mlp)
+        sizes["hidden layer of an expert"] = (config.experts.mlp, padded_config.experts.mlp)
+        shared = (config.experts.shared_mlp, padded_config.experts.shared_mlp)
         sizes["hidden layer of the shared experts"] = shared
     sizes["vocabulary"] = (config.vocab_size, _whole(config.vocab_size, tensor))
-    said = [f"{name} {one} as {other}" for name, (one, other) in sizes.items() if one != other]
-    return f"tensor {tensor} computes {', '.join(said)}" if said else ""
+    changes = [
+        f"{name} {stored_size} as {computed_size}"
+        for name, (stored_size, computed_size) in sizes.items()
+        if stored_size != computed_size
+    ]
+    return f"tensor {tensor} computes {', '.join(changes)}" if changes else ""

@@ -42,20 +42,20 @@ def named_attention(out: jax.Array, log_sum: jax.Array) -> tuple[jax.Array, jax.
 def recomputed(layer: Callable, policy: str) -> Callable:
     """Returns the same function, whose backward pass keeps what `policy` selects and
     recomputes the rest."""
-    known = jax.checkpoint_policies
+    policies = jax.checkpoint_policies
     if policy == "none":
         return jax.checkpoint(layer, policy=lambda prim, *_, **__: prim.name not in CHEAP)
     if policy == "full":
         return jax.checkpoint(layer)
-    attention = known.save_only_these_names(ATTENTION)
+    attention = policies.save_only_these_names(ATTENTION)
     if policy == "attention":
         return jax.checkpoint(layer, policy=attention)
     if policy == "dots":
         # A product with weights has no batch axes (rljax.models.layers.project); scores have.
-        dots = known.dots_with_no_batch_dims_saveable
-        return jax.checkpoint(layer, policy=known.save_from_both_policies(dots, attention))
+        dots = policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(layer, policy=policies.save_from_both_policies(dots, attention))
     assert policy == "offload", policy
-    to_host = known.save_and_offload_only_these_names(
+    to_host = policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=[LAYER_INPUT],
         offload_src="device",

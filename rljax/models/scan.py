@@ -19,29 +19,34 @@ def scan_layers(decoder: Decoder, x: jax.Array, call: Pass, *, keep: str = "", r
     | "cache" (its keys and values, and statistics of its experts) | "hidden" (x after it) |
     "stats" (of its experts). `routes` [B, S, E, k]: where the tokens go in each of the E
     layers with experts."""
-    config, kept = decoder.config, {}
+    config, by_layer = decoder.config, {}
     of_layer = routes_by_layer(config, routes)
     for stack, members in zip(config.stacks(), decoder.members(), strict=True):
         graphs = [graph for graph, _ in members]
 
         def unit(x, layers, graphs=graphs, first=stack.first):
             weights, repeat, routes = layers
-            out = []
-            for member, (graph, one) in enumerate(zip(graphs, weights, strict=True)):
-                x, returned = _layer(graph, one, x, call, keep, config.remat, routes[member])
+            outputs = []
+            for member, (graph, layer_weights) in enumerate(zip(graphs, weights, strict=True)):
+                x, returned = _layer(
+                    graph, layer_weights, x, call, keep, config.remat, routes[member]
+                )
                 x = add_level(x, call, first + repeat * len(graphs) + member)
-                out.append(returned)
-            return x, out
+                outputs.append(returned)
+            return x, outputs
 
-        each = [[of_layer.get(i) for i in stack.layers_of(m)] for m in range(len(members))]
-        stacked = [jnp.stack(one) if one[0] is not None else None for one in each]
+        member_routes = [[of_layer.get(i) for i in stack.layers_of(m)] for m in range(len(members))]
+        stacked = [
+            jnp.stack(layer_routes) if layer_routes[0] is not None else None
+            for layer_routes in member_routes
+        ]
         layers = [weights for _, weights in members], jnp.arange(stack.repeats), stacked
         x, returned = jax.lax.scan(unit, x, layers)
         for member, of_member in enumerate(returned):
             for repeat, layer in enumerate(stack.layers_of(member)):
                 if keep:
-                    kept[layer] = jax.tree.map(lambda a, r=repeat: a[r], of_member)
-    return x, [kept[layer] for layer in sorted(kept)]
+                    by_layer[layer] = jax.tree.map(lambda a, r=repeat: a[r], of_member)
+    return x, [by_layer[layer] for layer in sorted(by_layer)]
 
 
 def routes_by_layer(config: ModelConfig, routes: jax.Array | None) -> dict[int, jax.Array]:
@@ -64,7 +69,7 @@ def routes_shape(config: ModelConfig) -> tuple[int, int, jnp.dtype]:
 def routes_of(config: ModelConfig, stats: list[dict]) -> jax.Array | None:
     """Returns the routes [B, S, E, k] in the statistics of all layers, in order; None
     without experts."""
-    ids = [one["ids"] for one in stats if one]
+    ids = [layer_stats["ids"] for layer_stats in stats if layer_stats]
     if not ids:
         return None
     return jnp.stack(ids, axis=2).astype(routes_shape(config)[2])

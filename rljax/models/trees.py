@@ -5,22 +5,22 @@ from collections.abc import Callable, Mapping
 
 def nested(flat: Mapping[tuple, object]) -> dict:
     """Returns {path: leaf} as nested dicts."""
-    out: dict = {}
+    tree: dict = {}
     for path, value in flat.items():
-        node = out
+        node = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = value
-    return out
+    return tree
 
 
 def flattened(tree: Mapping, prefix: tuple = ()) -> dict[tuple, object]:
     """Returns nested dicts as {path: leaf}."""
-    out: dict = {}
+    leaves: dict = {}
     for key, value in tree.items():
         inner = isinstance(value, Mapping)
-        out |= flattened(value, (*prefix, key)) if inner else {(*prefix, key): value}
-    return out
+        leaves |= flattened(value, (*prefix, key)) if inner else {(*prefix, key): value}
+    return leaves
 
 
 def split(tree: Mapping, wanted: Callable[[tuple], bool]) -> tuple[dict, dict]:

@@ -43,9 +43,9 @@ def module_of(path: tuple[str, ...], config: ModelConfig):
 def experts_name(config: ModelConfig, matrix: str) -> str:
     """Returns transformers' name, below a layer, of the parameter that holds the matrices "gate",
     "up" or "down" of all experts of a layer."""
-    down = NAMES[FAMILIES[config.family].names]["mlp.down[x]"]
-    down = down.name if isinstance(down, Disk) else down
-    module = down.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
+    name = NAMES[FAMILIES[config.family].names]["mlp.down[x]"]
+    name = name.name if isinstance(name, Disk) else name
+    module = name.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
     return f"{module}.experts.{'down_proj' if matrix == 'down' else 'gate_up_proj'}"
 
 
@@ -62,8 +62,8 @@ def weight_of(path: tuple[str, ...]) -> tuple[str, ...]:
 
 def _matches(name: str, pattern: str) -> bool:
     # An adapter for each of many experts, or of the vision tower: never by chance.
-    for part, word in ((".experts.", "experts"), ("visual.", "visual")):
-        if part in name:
+    for marker, word in ((".experts.", "experts"), ("visual.", "visual")):
+        if marker in name:
             return word in pattern and fnmatch.fnmatchcase(name, pattern)
     return any(fnmatch.fnmatchcase(n, pattern) for n in (name, name.rpartition(".")[2]))
 
@@ -99,12 +99,12 @@ def tower_adapter(config: ModelConfig, names: set[str]) -> Callable:
     targets, rank = config.lora.targets, config.lora.rank
 
     def adapt(module: nnx.Module, part: str, rngs: nnx.Rngs) -> nnx.Module:
-        for path, one in list(nnx.iter_modules(module)):
-            if isinstance(one, Linear):
+        for path, submodule in list(nnx.iter_modules(module)):
+            if isinstance(submodule, Linear):
                 name = tower_name((part, *path), config).replace(".{}", "")
                 names.add(name)
                 if rank and any(_matches(name, pattern) for pattern in targets):
-                    one.adapt(rngs, rank, config.lora.alpha / rank)
+                    submodule.adapt(rngs, rank, config.lora.alpha / rank)
         return module
 
     return adapt
@@ -119,13 +119,13 @@ def stacked_axes(path: tuple[str, ...]) -> int:
 
 def _adapt_experts(experts: ExpertWeights, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
     lora, names = config.lora, {matrix: experts_name(config, matrix) for matrix in MATRICES}
-    wanted = tuple(
+    targeted = tuple(
         matrix
         for matrix, name in names.items()
         if lora.rank and any(_matches(name, pattern) for pattern in lora.targets)
     )
-    if wanted:
-        experts.adapt(rngs, wanted, lora.rank, lora.alpha / lora.rank)
+    if targeted:
+        experts.adapt(rngs, targeted, lora.rank, lora.alpha / lora.rank)
     if lora.base in KINDS and lora.quantised_experts:
         experts.quantise(lora.base)
     return set(names.values())
@@ -172,7 +172,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
     for path, x in base.items():  # a trained head is float32, whatever the base is
         if path in dtypes and x.dtype != dtypes[path]:
             base[path] = x.astype(dtypes[path])
-    out = _fresh(model)(key)
+    weights = _fresh(model)(key)
     for path, (_, axes) in shapes.items():
         if path[-1] == "scales":
             weight = base.pop(weight_of(path))
@@ -181,8 +181,8 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
                 functools.partial(quantise, kind=config.lora.base, axis=axes.index(None)),
                 out_shardings=(layout[codes], layout[path]),
             )
-            out[codes], out[path] = encode(weight)
-    return nested(out | base)
+            weights[codes], weights[path] = encode(weight)
+    return nested(weights | base)
 
 
 @functools.cache
@@ -191,8 +191,8 @@ def _fresh(model):
     layout = {path: x for path, x in flattened(model.shardings()).items() if path[-1] in LEAVES}
 
     def draw(key):
-        made = flattened(model.create(key))
-        return {path: made[path] for path in layout}
+        params = flattened(model.create(key))
+        return {path: params[path] for path in layout}
 
     return jax.jit(draw, out_shardings=layout)
 
@@ -203,18 +203,20 @@ def merge(model, params: dict) -> dict:
     What was adapted or quantised is float32: bfloat16 would round a small update away.
     """
     lora, flat = model.config.lora, flattened(params)
-    out = {path: x for path, x in flat.items() if path[-1] not in (*LEAVES, "codes", "scales")}
+    weights = {path: x for path, x in flat.items() if path[-1] not in (*LEAVES, "codes", "scales")}
     for path, x in flat.items():
         if path[-1] == "codes":
             weight = weight_of(path)
             scales = (*path[:-1], "scales")
             axis = model.shapes()[scales][1].index(None)
-            out[weight] = _decode(x, flat[scales], lora.base, axis, jnp.float32)
+            weights[weight] = _decode(x, flat[scales], lora.base, axis, jnp.float32)
     for path, a in flat.items():
         if path[-1] == "lora_a":
             weight, b = weight_of(path), flat[(*path[:-1], "lora_b")]
-            out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank, stacked_axes(path))
-    return nested(out)
+            weights[weight] = _add(
+                weights[weight], a, b, lora.alpha / lora.rank, stacked_axes(path)
+            )
+    return nested(weights)
 
 
 _decode = jax.jit(dequantise, static_argnums=(2, 3, 4))

@@ -42,8 +42,8 @@ def quantise(w: jax.Array, kind: str, axis: int) -> tuple[jax.Array, jax.Array]:
     if kind == "int8":
         codes = jnp.round(unit * 127)
     else:
-        between = (LEVELS[1:] + LEVELS[:-1]) / 2
-        codes = sum((unit > edge).astype(jnp.int32) for edge in between)
+        edges = (LEVELS[1:] + LEVELS[:-1]) / 2
+        codes = sum((unit > edge).astype(jnp.int32) for edge in edges)
     return codes.reshape(w.shape).astype(DTYPES[kind]), jnp.squeeze(scales, axis + 1)
 
 

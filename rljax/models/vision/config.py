@@ -50,11 +50,11 @@ class VisionConfig:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("window_size", "position_grid") else 1
-            least = 0 if field.name.endswith("_token_id") else least
-            most = _MOST_LAYERS if field.name == "layers" else _LARGEST_SIZE
-            if field.type is int and (type(value) is not int or not least <= value <= most):
-                rule = f"a whole number, {least} to {most}"
+            minimum = 0 if field.name in ("window_size", "position_grid") else 1
+            minimum = 0 if field.name.endswith("_token_id") else minimum
+            maximum = _MOST_LAYERS if field.name == "layers" else _LARGEST_SIZE
+            if field.type is int and (type(value) is not int or not minimum <= value <= maximum):
+                rule = f"a whole number, {minimum} to {maximum}"
                 fix = f"set {field.name} to a number of this range"
                 raise InputError(f"vision.{field.name}", value=value, rule=rule, fix=fix)
         self._check_attention()
@@ -170,13 +170,13 @@ _IGNORED = set(
 )
 
 
-def _number(where: str, config: Mapping, key: str, default):
+def _number(section: str, config: Mapping, key: str, default):
     """A number or a list of whole numbers, as a tuple; `default` None: the key is required."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
         raise InputError(
-            f"config.json: {where} has no {key!r}",
+            f"config.json: {section} has no {key!r}",
             fix="use the config.json that came with the weights",
         )
     items = value if isinstance(default, tuple) and isinstance(value, list | tuple) else [value]
@@ -186,7 +186,7 @@ def _number(where: str, config: Mapping, key: str, default):
     ):
         rule = "a list of whole numbers" if isinstance(default, tuple) else "a number"
         raise InputError(
-            f"config.json: {where}.{key}",
+            f"config.json: {section}.{key}",
             value=value,
             rule=f"must be {rule}",
             fix=f"correct {key}, or download config.json again",
@@ -225,11 +225,11 @@ def _position_grid(vision: Mapping) -> int:
 
 
 def _refuse_unknown(family: str, vision: Mapping):
-    known = {key for key, _ in _KEYS[family].values()} | _READ_APART | _IGNORED
+    read_keys = {key for key, _ in _KEYS[family].values()} | _READ_APART | _IGNORED
     if family == "qwen2_5_vl":
-        known.discard("num_position_embeddings")
-    off = {k for k, v in vision.items() if v is None or v is False}
-    unknown = sorted(set(vision) - known - off)
+        read_keys.discard("num_position_embeddings")
+    unset = {k for k, v in vision.items() if v is None or v is False}
+    unknown = sorted(set(vision) - read_keys - unset)
     if unknown:
         raise InputError(
             f"config.json: vision_config of a {family} model sets {unknown[0]!r}",
@@ -296,7 +296,7 @@ def from_hf_vision(config: Mapping, **overrides) -> VisionConfig:
 def to_hf_vision(config: VisionConfig) -> dict:
     """Returns the keys of config.json that describe the tower: model_type,
     vision_config and token ids."""
-    names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+    names = {activation: hf_name for hf_name, activation in _ACTIVATIONS.items()}
     vision = {
         "model_type": config.family + "_vision",
         "hidden_act": names[config.activation],

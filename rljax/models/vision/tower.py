@@ -60,10 +60,10 @@ def attend_within(q, k, v, frames, windows) -> jax.Array:
     n, scale = q.shape[1], 1 / math.sqrt(q.shape[-1])
 
     def attend(q, frame, window):
-        same = frame[:, :, None] == frames[:, None, :]
-        same = same & (window[:, :, None] == windows[:, None, :])
+        visible = frame[:, :, None] == frames[:, None, :]
+        visible = visible & (window[:, :, None] == windows[:, None, :])
         scores = jnp.einsum("bnhe,bmhe->bhnm", q, k, preferred_element_type=jnp.float32) * scale
-        weights = jax.nn.softmax(jnp.where(same[:, None], scores, -1e30), axis=-1)
+        weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -1e30), axis=-1)
         return jnp.einsum("bhnm,bmhe->bnhe", weights.astype(v.dtype), v)
 
     if n <= QUERY_BLOCK:
@@ -75,9 +75,9 @@ def attend_within(q, k, v, frames, windows) -> jax.Array:
 
     # Recomputed backwards, or the scores of all blocks would be kept after all.
     block = jax.checkpoint(lambda block: attend(*block))
-    out = jax.lax.map(block, (split(q), split(frames), split(windows)))
-    out = jnp.moveaxis(out, 0, 1)
-    return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :n]
+    output = jax.lax.map(block, (split(q), split(frames), split(windows)))
+    output = jnp.moveaxis(output, 0, 1)
+    return output.reshape(output.shape[0], -1, *output.shape[3:])[:, :n]
 
 
 class VisionAttention(nnx.Module):
@@ -128,12 +128,12 @@ class Merger(nnx.Module):
     D_text]. `norm_merged`: the norm runs over the joined patches and not over each."""
 
     def __init__(self, rngs, config: VisionConfig, *, norm_merged: bool):
-        joined = config.embed * config.merge_area
-        self.norm_merged, self.joined = norm_merged, joined
-        self.norm = _norm(rngs, config, joined if norm_merged else config.embed)
-        self.up = Linear(rngs, config, (joined,), (joined,), ("embed", "mlp"), bias=True)
-        out = (config.out_embed,)
-        self.down = Linear(rngs, config, (joined,), out, ("mlp", "embed"), bias=True)
+        width = config.embed * config.merge_area
+        self.norm_merged, self.joined = norm_merged, width
+        self.norm = _norm(rngs, config, width if norm_merged else config.embed)
+        self.up = Linear(rngs, config, (width,), (width,), ("embed", "mlp"), bias=True)
+        out_shape = (config.out_embed,)
+        self.down = Linear(rngs, config, (width,), out_shape, ("mlp", "embed"), bias=True)
 
     def __call__(self, x):
         x = x if self.norm_merged else self.norm(x)
@@ -196,19 +196,21 @@ class VisionTower(nnx.Module):
         frames, windows = attention_segments(coords, config)
         graph, stacked = nnx.split(self.blocks)
         # Windows or whole frames is data of the layer, so that all layers are one program.
-        whole = np.isin(np.arange(config.layers), config.full_attention_layers)
+        whole_frames = np.isin(np.arange(config.layers), config.full_attention_layers)
 
         def block(x, layer):
-            weights, whole = layer
+            weights, whole_frame = layer
             x = x if mesh is None else constrain_rows(x, mesh)
-            window = jnp.where(whole, 0, windows)
+            window = jnp.where(whole_frame, 0, windows)
             return nnx.merge(graph, weights)(x, cos, sin, frames, window), None
 
         block = jax.checkpoint(block) if config.remat == "full" else block
         levels, start = [], 0
         for stop in sorted({*(i + 1 for i in config.deepstack_layers), config.layers}):
-            part = jax.tree.map(lambda w, a=start, b=stop: w[a:b], (stacked, jnp.asarray(whole)))
-            x, _ = jax.lax.scan(block, x, part)
+            layers = jax.tree.map(
+                lambda w, a=start, b=stop: w[a:b], (stacked, jnp.asarray(whole_frames))
+            )
+            x, _ = jax.lax.scan(block, x, layers)
             levels += [x] if stop - 1 in config.deepstack_layers else []
             start = stop
         return x, levels
@@ -223,8 +225,10 @@ class VisionTower(nnx.Module):
         def largest(values, ids):
             return jax.ops.segment_max(values, ids, num_segments=images)[ids]
 
-        last = jax.vmap(largest)(coords[..., 2:], coords[..., 0])  # of the image's rows and columns
-        position = coords[..., 2:] * (side - 1) / jnp.maximum(last, 1)
+        last_coord = jax.vmap(largest)(
+            coords[..., 2:], coords[..., 0]
+        )  # of the image's rows and columns
+        position = coords[..., 2:] * (side - 1) / jnp.maximum(last_coord, 1)
         low = jnp.floor(position).astype(jnp.int32)
         share = position - low  # of the higher neighbour
         table, total = self.positions[...].astype(jnp.float32), 0.0
@@ -232,9 +236,9 @@ class VisionTower(nnx.Module):
             for right in (0, 1):
                 step = np.array([down, right], np.int32)[None, None]
                 row, column = jnp.moveaxis(jnp.minimum(low + step, side - 1), -1, 0)
-                parts = jnp.where(step == 1, share, 1 - share)
+                factors = jnp.where(step == 1, share, 1 - share)
                 taps = jnp.take(table, row * side + column, axis=0)
-                total = total + taps * jnp.prod(parts, axis=-1, keepdims=True)
+                total = total + taps * jnp.prod(factors, axis=-1, keepdims=True)
         return total
 
 
