@@ -228,8 +228,8 @@ def _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) -> str:
 
 
 def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
-    """The path on every device's own rows and heads. A kernel is opaque to the partitioner, so the
-    split is written out, and for every path alike."""
+    """Runs the path on every device's own rows and heads. A kernel is opaque to the partitioner, so
+    the split is written out, and for every path alike."""
     b, tokens, heads, _ = q.shape
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     # Kv heads that do not divide are repeated just enough to be split, query heads padded.
@@ -268,7 +268,8 @@ def in_a_ring(mesh: Mesh, heads: int, context_attention: str) -> bool:
 
 
 def _over_ring(options: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
-    """Every device with its own rows, tokens and heads, and with the segments of whole rows."""
+    """Runs the ring on every device's own rows, tokens and heads, with the segments of whole
+    rows."""
     b, tokens, heads, _ = q.shape
     context, tensor = mesh.shape["context"], mesh.shape["tensor"]
     shared_heads = heads_over(heads, k.shape[2], tensor)
@@ -289,7 +290,7 @@ def _over_ring(options: dict, mesh, q, k, v, segments, sinks, prefix) -> jax.Arr
 
 
 def _tokens_for_heads(x: jax.Array) -> jax.Array:
-    """[b, S/c, h, E] -> [b, S, h/c, E] over the context axis."""
+    """Trades tokens for heads over the context axis: [b, S/c, h, E] -> [b, S, h/c, E]."""
     return jax.lax.all_to_all(x, "context", split_axis=2, concat_axis=1, tiled=True)
 
 
@@ -298,7 +299,7 @@ def _heads_for_tokens(x: jax.Array) -> jax.Array:
 
 
 def _row_axes(mesh: Mesh, rows: int) -> tuple[str, ...]:
-    """The batch axes that `rows` can be split over; over the others they are repeated."""
+    """Returns the batch axes that `rows` can be split over; over the others they are repeated."""
     axes, shards = [], 1
     for axis in BATCH_AXES:
         if rows % (shards * mesh.shape[axis]) == 0:

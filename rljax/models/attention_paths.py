@@ -101,7 +101,8 @@ def plain(
 
 
 def _per_key(scales: jax.Array, order: str) -> jax.Array:
-    """[B, K, T], or [B, T, K], as it multiplies scores [B, K, R, S, T]."""
+    """Returns scales [B, K, T], or [B, T, K], in the shape that multiplies scores [B, K, R, S,
+    T]."""
     scales = scales if order == "heads" else scales.swapaxes(1, 2)
     return scales[:, :, None, None, :]
 
@@ -166,8 +167,8 @@ def looked_for(prefix: PackedPrefix) -> jax.Array:
 
 
 def columns(x, prefix: PackedPrefix | None, whole: int) -> list[jax.Array]:
-    """Keys or values [B, S, K, E] -> [N, K, T, E] of the blocks and, if there are any, of their
-    prefixes' blocks."""
+    """Returns keys or values [B, S, K, E] as [N, K, T, E] of the blocks and, if there are any, of
+    their prefixes' blocks."""
     if prefix is None:
         return [by_block(x, 1, whole)]
     return [by_block(y, prefix.blocks.shape[1], whole) for y in (x, prefix_blocks(x, prefix))]
@@ -205,7 +206,7 @@ def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.A
 
 
 def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [B, T, K, E] of a cache of both, [B, T, 2 K, E]."""
+    """Returns keys and values [B, T, K, E] of a cache that holds both, [B, T, 2 K, E]."""
     b, columns, heads, e = pairs.shape
     by_kind = pairs.reshape(b, columns, heads // 2, 2, e)
     return by_kind[:, :, :, 0], by_kind[:, :, :, 1]

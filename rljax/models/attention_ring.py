@@ -32,8 +32,8 @@ AXIS = "context"
 
 @dataclasses.dataclass(frozen=True)
 class _Ring:
-    """A ring of `devices` with `tokens` of every row on each, of whose keys `hops` devices' are
-    seen. `rule` is that of the path on each device."""
+    """A ring of `devices`, each with `tokens` of every row; queries see the keys of the own device
+    and of `hops` others. `rule` is that of the path on each device."""
 
     rule: attention_splash.Rule | attention_xla.Rule
     devices: int
@@ -42,12 +42,14 @@ class _Ring:
     zigzag: bool
 
     def chunks(self, x, axis: int = 2) -> list[jax.Array]:
-        """A device's tokens in one part or, in a zigzag, the early chunk and the late one."""
+        """Returns a device's tokens in one part or, in a zigzag, the early chunk and the late
+        one."""
         return jnp.split(x, 2, axis=axis) if self.zigzag else [x]
 
     @property
     def paths(self):
-        """(part, its gradients) of the path on each device."""
+        """Returns (attention over a part of the columns, its gradients) of the path on each
+        device."""
         if isinstance(self.rule, attention_splash.Rule):
             functions = attention_splash.splash_part, attention_splash.splash_part_gradients
         else:
@@ -165,8 +167,8 @@ def _forward(ring: _Ring, q, k, v, sinks, ids, prefix):
 
 
 def _backward(ring: _Ring, residuals, gradient):
-    """Each hop's part of the gradients, by the output and the log-sum-exp of the whole softmax.
-    They are summed in float32."""
+    """Computes each hop's part of the gradients from the output and the log-sum-exp of the whole
+    softmax. They are summed in float32."""
     q, k, v, sinks, ids, prefix, output, log_sum = residuals
     _, gradients = ring.paths
     device, chunks = jax.lax.axis_index(AXIS), ring.chunks
@@ -209,8 +211,8 @@ _attention.defvjp(_forward, _backward)
 
 
 def _hops(ring: _Ring, prefix, step, carry):
-    """The carry after hops 1, 2, ...: in a loop where all are alike, one by one where a window
-    gives each a mask of its own."""
+    """Returns the carry after hops 1, 2, ...: they run in a loop where all are alike, and one by
+    one where a window gives each a mask of its own."""
     if ring.zigzag or prefix is not None:
         return jax.lax.scan(step, carry, jnp.arange(1, ring.hops))[0]
     for hop in range(1, ring.hops):
@@ -227,7 +229,8 @@ def _shifted(ring: _Ring, tree, count: int = 1):
 
 
 def _merged(left, right):
-    """One softmax of two, each (outputs [.., F], log-sum-exp of the scores [..])."""
+    """Merges the softmaxes over two sets of columns into one; each is (outputs [.., F], log-sum-exp
+    of the scores [..])."""
     log_sum = jnp.logaddexp(left[1], right[1])
     shares = [jnp.exp(x[1] - log_sum)[..., None] for x in (left, right)]
     return shares[0] * left[0] + shares[1] * right[0], log_sum
@@ -267,7 +270,8 @@ class _Taken(NamedTuple):
         return [x + part for x, part in zip(chunks, parts, strict=True)]
 
     def merged(self, chunks, part):
-        """`chunks`, each (outputs, log-sum-exp), with what the queries read of the columns."""
+        """Returns `chunks`, each (outputs, log-sum-exp), after the softmax over these columns is
+        merged into that of the queries."""
         if self.queries is not None:
             return [_merged(x, part) if i == self.queries else x for i, x in enumerate(chunks)]
         output, log_sum = part
@@ -278,9 +282,8 @@ class _Taken(NamedTuple):
 
 def _views(ring: _Ring, device, hop, ids, prefix: _Continued | None) -> list[tuple[View, _Taken]]:
     """Returns the views to compute at a hop: of all tokens of a device or, in a zigzag, of two
-    pairs of chunks. There the columns are all before the queries. What comes from an earlier device
-    is its early chunk for both chunks of queries, and from a later one both chunks for the late
-    queries."""
+    pairs of chunks. In a zigzag the columns are all before the queries: of an earlier device both
+    chunks of queries see the early chunk, and of a later one the late queries see both chunks."""
     if not ring.zigzag:
         return [(_view(ring, device, hop, ids, prefix), _Taken(0, 0))]
     late = device < hop
@@ -291,7 +294,8 @@ def _views(ring: _Ring, device, hop, ids, prefix: _Continued | None) -> list[tup
 
 
 def _view(ring: _Ring, device, hop, ids, prefix: _Continued | None) -> View:
-    """The view of this device's tokens of those that arrive at a hop; hop 0: of its own."""
+    """Returns the view of this device's queries of the tokens that arrive at a hop; at hop 0, of
+    its own tokens."""
     source = (device - hop) % ring.devices
     tokens_of = functools.partial(_tokens, ring)
     if prefix is not None:
@@ -305,7 +309,7 @@ def _view(ring: _Ring, device, hop, ids, prefix: _Continued | None) -> View:
 
 
 def _tokens(ring: _Ring, x, device):
-    """[B, S] -> [B, L]: what a device has."""
+    """Returns the tokens [B, L] that a device has of whole rows [B, S]."""
     if not ring.zigzag:
         return jax.lax.dynamic_slice_in_dim(x, device * ring.tokens, ring.tokens, axis=1)
     size = ring.tokens // 2
@@ -319,7 +323,8 @@ def _tokens(ring: _Ring, x, device):
 
 
 def _to_zigzag(x, devices: int) -> jax.Array:
-    """[B, L, ..]: chunks 2 i and 2 i + 1 of the row on device i -> chunks i and 2 n - 1 - i."""
+    """Moves tokens [B, L, ..] so that device i, which has chunks 2 i and 2 i + 1 of the row, has
+    chunks i and 2 n - 1 - i."""
     moved = [
         jax.lax.ppermute(chunk, AXIS, pairs)
         for chunk, pairs in zip(jnp.split(x, 2, axis=1), _moves(devices), strict=True)
@@ -328,7 +333,7 @@ def _to_zigzag(x, devices: int) -> jax.Array:
 
 
 def _from_zigzag(x, devices: int) -> jax.Array:
-    """`_to_zigzag` undone."""
+    """Moves the tokens back to the order before `_to_zigzag`."""
     chunks = _ordered(jnp.split(x, 2, axis=1))
     moved = [
         jax.lax.ppermute(chunk, AXIS, [(target, start) for start, target in pairs])
@@ -338,13 +343,13 @@ def _from_zigzag(x, devices: int) -> jax.Array:
 
 
 def _moves(devices: int) -> list[list[tuple[int, int]]]:
-    """(device, where it goes) of every first chunk, 2 i, and of every second."""
+    """Returns (device, target device) for every first chunk, 2 i, and for every second one."""
     owner = [*range(devices), *reversed(range(devices))]
     return [[(i, owner[2 * i + half]) for i in range(devices)] for half in range(2)]
 
 
 def _ordered(chunks):
-    """Two chunks, swapped on devices of odd ranks: there an even chunk is the late one."""
+    """Swaps the two chunks on devices of odd ranks, where an even chunk is the late one."""
     first_chunk, second_chunk = chunks
     even = jax.lax.axis_index(AXIS) % 2 == 0
     return jnp.where(even, first_chunk, second_chunk), jnp.where(even, second_chunk, first_chunk)

@@ -80,8 +80,8 @@ def _merged(rule: Rule, q, k, v, sinks, segments, prefix):
 
 
 def _merged_forward(rule: Rule, q, k, v, sinks, segments, prefix):
-    """out = sum of the parts' outputs, each times exp(its log-sum-exp - that of all). A token that
-    continues nothing has a log-sum-exp like MASKED there."""
+    """Computes the output as the sum of the parts' outputs, each times exp(its log-sum-exp - that
+    of all). A token that continues nothing has a log-sum-exp like MASKED there."""
     heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
     outs, sums = [], []
     for run, (keys, values, ids, sink) in parts:
@@ -97,8 +97,8 @@ def _merged_forward(rule: Rule, q, k, v, sinks, segments, prefix):
 
 
 def _merged_backward(rule: Rule, residuals, gradient):
-    """The kernel's own backward pass, part by part: its scores' gradients go by the output and the
-    log-sum-exp of the whole softmax."""
+    """Runs the kernel's own backward pass part by part: the gradients of the scores need only the
+    output and the log-sum-exp of the whole softmax."""
     q, k, v, sinks, segments, prefix, output, log_sum = residuals
     heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
     blocks, width = prefix.blocks.shape[1], heads.shape[2]
@@ -120,7 +120,8 @@ _merged.defvjp(_merged_forward, _merged_backward)
 
 
 def _gradients(run, q, k, v, ids, sink, output, log_sum, gradient):
-    """The kernel's own backward pass: gradients by q, k, v, the segments (None) and the sinks."""
+    """Runs the kernel's own backward pass: returns the gradients of q, k, v, the segments (None)
+    and the sinks."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     def one(q, k, v, ids, output, log_sum, gradient):
@@ -167,8 +168,8 @@ def _part_kernel(rule: Rule, q, k, view: View):
 
 
 def _parts(rule: Rule, q, k, v, sinks, segments, prefix):
-    """The queries, and (kernel, its other arguments) of a block's own columns and of its prefixes'.
-    The sinks belong to one of the two."""
+    """Returns the queries, and (kernel, its other arguments) of a block's own columns and of its
+    prefixes'. The sinks belong to one of the two."""
     blocks, heads = prefix.blocks.shape[1], q.shape[2]
     tokens = q.shape[1] // blocks
     own_kernel, width = _kernel(rule, tokens, heads, causal=True, save_residuals=True)
@@ -187,15 +188,15 @@ def _parts(rule: Rule, q, k, v, sinks, segments, prefix):
 
 
 def _kernel(rule: Rule, tokens: int, heads: int, *, causal: bool, **options):
-    """(the kernel for blocks of so many tokens, to how many they are padded)."""
+    """Returns (the kernel for blocks of so many tokens, the number that they are padded to)."""
     width = part_tokens(tokens)
     distance = 0 if causal else None
     return _kernel_of(rule, (width, width), heads, distance, **options), width
 
 
 def _kernel_of(rule: Rule, shape: tuple[int, int], heads: int, distance: int | None, **options):
-    """The kernel for so many queries and columns, of which the first query is `distance` after the
-    first column; None: every query sees every column."""
+    """Returns the kernel for so many queries and columns, of which the first query is `distance`
+    after the first column; None: every query sees every column."""
     # Imported here: Pallas takes a second to import, and only this path needs it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -226,6 +227,6 @@ def _segment_ids(queries, columns):
 
 
 def _by_tokens(x, rows: tuple[int, int]) -> jax.Array:
-    """[N, H, T, E] -> [B, S, H, E]."""
+    """Returns [N, H, T, E] as [B, S, H, E]."""
     tokens = rows[0] * rows[1] // x.shape[0]
     return x[:, :, :tokens].swapaxes(1, 2).reshape(*rows, x.shape[1], x.shape[3])

@@ -36,7 +36,8 @@ QUERY_BLOCK, PARTS = 128, 4
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """scores = cap(scale q.k) of columns within the window (0: at any distance)."""
+    """Settings of the scores: cap(scale q.k) of the columns within the window (0: at any
+    distance)."""
 
     scale: float
     window: int
@@ -44,8 +45,9 @@ class Rule:
 
 
 class _Span(NamedTuple):
-    """Queries: `count` times `size`, from `first` on. Each time they see `reach` columns of their
-    own block: those from `start` on or, where `start` is None, the last ones up to the queries."""
+    """A span of queries: `count` times `size`, from `first` on. Each time they see `reach` columns
+    of their own block: those from `start` on or, where `start` is None, the last ones up to the
+    queries."""
 
     first: int
     size: int
@@ -116,7 +118,8 @@ def _softmax(rule: Rule, request: _Request, heads, sink, dtype):
 
 
 def _backward(rule: Rule, residuals, gradient):
-    """Gradients, with p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v - do.out)."""
+    """Computes the gradients, with p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v -
+    do.out)."""
     q, k, v, sinks, segments, prefix, output, log_sum = residuals
     request, dtype = _request(rule, k, v, segments, prefix), log_sum.dtype
     heads, output_gradient = (
@@ -137,8 +140,8 @@ def _backward(rule: Rule, residuals, gradient):
 
 
 def _gradients(rule: Rule, request: _Request, heads, output_gradient, mean, log_sum, dtype):
-    """(the gradients of each part's keys and values, those of the queries in `dtype`) from those of
-    the output, `above`, and `mean` = do.out."""
+    """Returns (the gradients of each part's keys and values, those of the queries in `dtype`) for
+    `output_gradient`, that of the output, and `mean` = do.out."""
     sum_dtype = log_sum.dtype
 
     def some(sums, first, span):
@@ -207,12 +210,12 @@ def _chunk(rule: Rule, q, k, v, view: View) -> tuple[_Request, jax.Array]:
 
 
 def _grouped(x, heads) -> jax.Array:
-    """[B, H, ...] -> [B, K, R, ...], as `heads` is."""
+    """Returns [B, H, ...] as [B, K, R, ...], grouped like `heads`."""
     return x.reshape(*heads.shape[:3], *x.shape[2:])
 
 
 def _flat(x) -> jax.Array:
-    """[B, K, R, ...] -> [B, H, ...]."""
+    """Returns [B, K, R, ...] as [B, H, ...]."""
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
@@ -246,7 +249,8 @@ def _request(rule: Rule, k, v, segments, prefix: PackedPrefix | None) -> _Reques
 
 
 def _spans(tokens: int, window: int) -> list[_Span]:
-    """The queries of a block of so many tokens, each span with the columns that it may see."""
+    """Cuts the queries of a block of so many tokens into spans, each with the columns that it may
+    see."""
     chunks = -(-tokens // QUERY_BLOCK)
     size = -(-tokens // chunks)
     if chunks > 2 and window and 2 * (window + size) <= tokens:
@@ -286,7 +290,8 @@ def _seen(rule: Rule, request: _Request, first, span: _Span):
 
 
 def _added(sums, start, reach: int, dk, dv):
-    """`sums`, (keys, values) of each part, with the gradients of the columns of `_seen`."""
+    """Returns `sums`, (keys, values) of each part, with the gradients of the columns of `_seen`
+    added."""
     added = [tuple(_add(x, start, y[:, :, :reach]) for x, y in zip(sums[0], (dk, dv), strict=True))]
     for part in sums[1:]:
         added.append(tuple(x + y[:, :, reach:] for x, y in zip(part, (dk, dv), strict=True)))
@@ -294,7 +299,7 @@ def _added(sums, start, reach: int, dk, dv):
 
 
 def _allowed(rule: Rule, request: _Request, i: int, part: _Columns, first, span: _Span):
-    """[N, 1, 1, c, C] bool."""
+    """Returns the columns of part `i` that each query may see, [N, 1, 1, c, C] bool."""
     *wanted, positions = (
         _cut(x, 1, first, span.size) for x in (*request.wanted[i], request.positions)
     )
@@ -307,14 +312,16 @@ def _allowed(rule: Rule, request: _Request, i: int, part: _Columns, first, span:
 
 
 def _same(wanted, ids) -> jax.Array:
-    """[N, c, C] bool of ids [N, c] and [N, C], or of pairs of them."""
+    """Returns where the wanted ids equal the columns' ids, [N, c, C] bool; the ids are [N, c] and
+    [N, C], or pairs of them."""
     if ids.ndim == 2:
         return wanted[:, :, None] == ids[:, None, :]
     return jnp.all(wanted[:, :, None] == ids[:, None, :], axis=-1)
 
 
 def _over(spans: list[_Span], step, carry):
-    """step(carry, first, span) -> (carry, arrays with the queries on axis 3), over all queries."""
+    """Runs step(carry, first, span) -> (carry, arrays with the queries on axis 3) over all
+    queries."""
     outs = []
     for span in spans:
         if span.count == 1:
@@ -328,7 +335,7 @@ def _over(spans: list[_Span], step, carry):
 
 
 def _merged(x) -> jax.Array:
-    """[n, N, K, R, c, ...] -> [N, K, R, n c, ...]."""
+    """Merges the steps of a loop into the queries: [n, N, K, R, c, ...] -> [N, K, R, n c, ...]."""
     return jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], -1, *x.shape[5:])
 
 
@@ -336,7 +343,7 @@ def _merged(x) -> jax.Array:
 
 
 def _scores(rule: Rule, queries, keys, allowed):
-    """(scores, MASKED where a query may not look, and their slope by q.k)."""
+    """Returns (scores, which are MASKED where a query may not look, and their slope by q.k)."""
     scores, slope = rule.scale * _product("gqe,gce->gqc", queries, keys), rule.scale
     if rule.soft_cap:
         bent = jnp.tanh(scores / rule.soft_cap)
@@ -345,7 +352,7 @@ def _scores(rule: Rule, queries, keys, allowed):
 
 
 def _product(equation: str, x, y):
-    """A product of one matrix per block and kv head, summed in float32 or wider; x is taken in y's
+    """Multiplies one matrix per block and kv head, and sums in float32 or wider; x is cast to y's
     type."""
     n, kv_heads, c = x.shape[0], x.shape[1], x.shape[3]
 
@@ -363,7 +370,7 @@ def _product(equation: str, x, y):
 
 
 def _by_heads(x, kv_heads: int, request: _Request) -> jax.Array:
-    """[B, S, H, E] -> [N, K, R, T, E]."""
+    """Returns [B, S, H, E] as [N, K, R, T, E]."""
     n, width = request.positions.shape
     b, tokens, h, e = x.shape
     x = x.reshape(n, b * tokens // n, kv_heads, h // kv_heads, e)
@@ -371,14 +378,14 @@ def _by_heads(x, kv_heads: int, request: _Request) -> jax.Array:
 
 
 def _by_tokens(x, rows: tuple[int, int]) -> jax.Array:
-    """[N, K, R, T, E] -> [B, S, H, E]."""
+    """Returns [N, K, R, T, E] as [B, S, H, E]."""
     n, kv_heads, repeats, _, e = x.shape
     x = x[:, :, :, : rows[0] * rows[1] // n].transpose(0, 3, 1, 2, 4)
     return x.reshape(*rows, kv_heads * repeats, e)
 
 
 def _of_heads(sinks, heads) -> jax.Array:
-    """[H] -> [1, K, R, 1] in the type of scores."""
+    """Returns sinks [H] as [1, K, R, 1], in the type of the scores."""
     dtype = jnp.promote_types(heads.dtype, jnp.float32)
     return sinks.astype(dtype).reshape(1, *heads.shape[1:3], 1)
 
@@ -390,7 +397,7 @@ def _cut(x, axis: int, start, size: int) -> jax.Array:
 
 
 def _add(sums, start, part) -> jax.Array:
-    """sums with `part` added to its columns from `start` on."""
+    """Returns the sums with `part` added to their columns from `start` on."""
     size = part.shape[2]
     if size == sums.shape[2]:
         return sums + part

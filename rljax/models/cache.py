@@ -63,7 +63,7 @@ class Cache:
 
     @property
     def columns(self) -> int:
-        """Tokens of a slot; without their table those of a page."""
+        """Number of tokens of a slot; without their table, of a page."""
         tokens = self.parts[0].shape[token_axis(self.order)]
         return tokens if self.table is None else tokens * self.table.shape[1]
 
@@ -101,7 +101,7 @@ def pairs_for(config: ModelConfig, mesh: Mesh, dtype: str) -> bool:
 
 
 def _shards(config: ModelConfig, mesh: Mesh) -> int:
-    """Over how many devices the kv heads are split."""
+    """Returns the number of devices that the kv heads are split over."""
     return mesh.shape["tensor"] if config.kv_heads % mesh.shape["tensor"] == 0 else 1
 
 
@@ -111,7 +111,7 @@ def _order(config: ModelConfig, mesh: Mesh, dtype: str) -> str:
 
 
 def _room(config: ModelConfig, columns: int, window: int, order: str = "", rings=True) -> int:
-    """Columns of a slot in a layer, for so many tokens."""
+    """Returns the number of columns of a slot in a layer that has room for so many tokens."""
     columns = whole_pages(columns) if order == "pairs" else columns
     # Batch-invariant attention reads keys in the order of their columns.
     if config.batch_invariant or not rings:
@@ -120,7 +120,7 @@ def _room(config: ModelConfig, columns: int, window: int, order: str = "", rings
 
 
 def _widths(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
-    """(kv heads, size of a head in every part)."""
+    """Returns (the number of kv heads, the sizes of a head in every part)."""
     if config.latent:
         return 1, (config.latent.kv_rank + config.latent.rope_dim,)
     return config.kv_heads, (config.head_dim, config.head_dim)
@@ -132,8 +132,8 @@ def lanes_for(mesh: Mesh) -> int:
 
 
 def _stored(config: ModelConfig, mesh: Mesh | None, dtype: str) -> tuple[int, tuple[int, ...]]:
-    """`_widths` as they are stored on a mesh: kv heads share lanes, as many as fit and a device has
-    all of."""
+    """Returns `_widths` as they are stored on a mesh: as many kv heads share lanes as fit and as a
+    device has all of."""
     heads, widths = _widths(config)
     if mesh is None:
         return heads, widths
@@ -174,7 +174,8 @@ def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
 
 
 def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str, pool: Pool | None) -> NamedSharding:
-    """Slots, or pages, over the axes of rows, kv heads over tensor, where they divide."""
+    """Splits slots, or pages, over the axes of rows, and kv heads over tensor, where they
+    divide."""
     rows = BATCH_AXES if shape[0] % row_shards(mesh) == 0 else None
     rows = pool.rows if pool else rows
     kv_heads = {"heads": shape[1], "tokens": shape[2], "pairs": shape[2] // 2}[order]
@@ -245,7 +246,7 @@ def check_dtype(config: ModelConfig, dtype: str) -> None:
 
 
 def _encode(parts, dtype: str, order: str, window: int) -> Cache:
-    """Parts [B, S, K, E] as a cache of S columns."""
+    """Returns parts [B, S, K, E] as a cache of S columns."""
     scales = ()
     if dtype == "int8":
         floats = [x.astype(jnp.float32) for x in parts]
@@ -266,7 +267,8 @@ def _encode(parts, dtype: str, order: str, window: int) -> Cache:
 
 
 def _as_stored(parts, heads: int, widths):
-    """Parts [B, S, K, E] with so many heads that share lanes, and zeros up to their widths."""
+    """Returns parts [B, S, K, E] with so many heads, which share lanes, and with zeros up to their
+    widths."""
     grouped = [x.reshape(*x.shape[:2], heads, -1) for x in parts]
     return [pad_axis(x, 3, width) for x, width in zip(grouped, widths, strict=True)]
 
@@ -294,7 +296,7 @@ def shared_lanes(q: jax.Array, kv_heads: int, cache: Cache):
 
 
 def _like(cache: Cache, parts) -> Cache:
-    """Parts [B, S, K, E] in the layout of `cache`."""
+    """Returns parts [B, S, K, E] in the layout of `cache`."""
     dtype = str(cache.parts[0].dtype)
     widths = [x.shape[-1] for x in cache.parts]
     widths = widths * 2 if cache.order == "pairs" else widths

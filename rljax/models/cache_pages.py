@@ -21,8 +21,8 @@ from rljax.mesh import BATCH_AXES
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """`count` pages of `page_tokens` tokens, on all devices together; split like the slots over
-    `shards` of the mesh's rows."""
+    """A pool of `count` pages of `page_tokens` tokens, on all devices together; it is split like
+    the slots over `shards` of the mesh's rows."""
 
     page_tokens: int
     count: int
@@ -65,7 +65,7 @@ def on_each_device(pool: Pool, function, cache, *args, by_slot: bool):
 
 
 def _each(cache, function, *other_caches):
-    """The cache with function(array, its counterparts) in place of every part and scale."""
+    """Returns the cache with function(array, its counterparts) in place of every part and scale."""
     parts = tuple(map(function, cache.parts, *[other.parts for other in other_caches]))
     scales = tuple(map(function, cache.scales, *[other.scales for other in other_caches]))
     return dataclasses.replace(cache, parts=parts, scales=scales)

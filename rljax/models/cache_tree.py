@@ -34,7 +34,7 @@ class Nodes:
         return (self.ids >= 0) & (self.ids < self.depths.shape[1])
 
     def _of_read(self, x: jax.Array) -> jax.Array:
-        """x [B, N, ...] at the nodes that are read: [B, S, ...]."""
+        """Returns x [B, N, ...] at the nodes that are read: [B, S, ...]."""
         ids = jnp.clip(self.ids, 0, self.depths.shape[1] - 1)
         return jnp.take_along_axis(x, jnp.expand_dims(ids, tuple(range(2, x.ndim))), axis=1)
 

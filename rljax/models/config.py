@@ -151,7 +151,7 @@ class LayerKind:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Layers first, first + 1, ... whose kinds repeat `unit`, `repeats` times."""
+    """A stack of layers first, first + 1, ... whose kinds repeat `unit`, `repeats` times."""
 
     first: int
     unit: tuple[LayerKind, ...]

@@ -378,8 +378,8 @@ class Block(nnx.Module):
 
 
 def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:
-    """A block whose weights have a leading axis of `repeats` layers. Adds the names of its linear
-    maps to `names`."""
+    """Returns a block whose weights have a leading axis of `repeats` layers, and adds the names of
+    its linear maps to `names`."""
 
     def make(rngs):
         block = Block(rngs, config, kind)

@@ -118,7 +118,8 @@ def router_scores(logits: jax.Array, config: ExpertsConfig) -> jax.Array:
 
 
 def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
-    """[N, X] bool: the experts of the best groups; a group scores the sum of its two best."""
+    """Returns which experts are in the best groups, [N, X] bool; a group scores the sum of its two
+    best."""
     n, size = choice.shape[0], config.count // config.groups
     group_scores = jax.lax.top_k(choice.reshape(n, config.groups, size), 2)[0].sum(axis=-1)
     kept_groups = jax.lax.top_k(group_scores, config.groups_kept)[1]
@@ -158,7 +159,8 @@ def route(
 
 
 def _load(logits: jax.Array, ids: jax.Array, counted: jax.Array, config: ExpertsConfig) -> dict:
-    """The statistics of N tokens, of which `keep` [N] bool count. They add up over shards."""
+    """Returns the statistics of those of N tokens that `counted` [N] bool marks. They add up over
+    shards."""
     if config.scores == "sigmoid":
         logits = jax.nn.log_sigmoid(logits)  # so that P is the score over the sum of all scores
     logs = jax.nn.log_softmax(logits, axis=-1)
@@ -210,7 +212,8 @@ def _gate(gate: jax.Array, up: jax.Array, config: ExpertsConfig) -> jax.Array:
 
 @jax.custom_vjp
 def _permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """x[order] for a permutation, with a gradient that gathers where XLA's would scatter-add."""
+    """Returns x[order] for a permutation, with a gradient that gathers where XLA's would
+    scatter-add."""
     return x[order]
 
 
@@ -230,9 +233,10 @@ def _run_experts(
     total=lambda y: y,
     apart: bool = False,
 ):
-    """sum over a token's experts of weight * expert(x), of the experts first, first + 1, ... that
-    `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]. `total` makes sums over a part of
-    D whole; `apart`: a token's result depends on nothing else (rljax.models.invariant)."""
+    """Returns the sum over a token's experts of weight * expert(x), of the experts first_expert,
+    first_expert + 1, ... that `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]. `total`
+    makes sums over a part of D whole; `apart`: a token's result depends on nothing else
+    (rljax.models.invariant)."""
     count, k = matrices["gate"].shape[0], ids.shape[1]
     local = ids.reshape(-1) - first_expert
     local = jnp.where((local >= 0) & (local < count), local, count)  # others are sorted last
@@ -323,7 +327,8 @@ class Experts(ExpertWeights):
 
 
 def _choose(x: jax.Array, routes: jax.Array | None, router: dict, config: ExpertsConfig):
-    """x [N, D], routes [N, k] or None -> logits [N, X], ids [N, k], weights [N, k]."""
+    """Chooses the experts of x [N, D], or takes routes [N, k]: returns logits [N, X], ids [N, k]
+    and weights [N, k]."""
     logits = jnp.matmul(
         x.astype(jnp.float32),
         router["weight"].astype(jnp.float32),
@@ -335,12 +340,12 @@ def _choose(x: jax.Array, routes: jax.Array | None, router: dict, config: Expert
 
 
 def _flat(x: jax.Array | None) -> jax.Array | None:
-    """[B, S, ...] -> [N, ...]."""
+    """Returns [B, S, ...] as [N, ...]."""
     return None if x is None else x.reshape(-1, *x.shape[2:])
 
 
 def _routed_here(x, counted, routes, router, matrices, config, platform: str, apart: bool = False):
-    """`_routed` on one device."""
+    """Runs `_routed` on one device."""
     flat, known_routes = _flat(x), [] if routes is None else [_flat(routes)]
 
     def choose(router, x, routes=None):
@@ -355,8 +360,8 @@ def _routed_here(x, counted, routes, router, matrices, config, platform: str, ap
 def _routed(
     x, counted, routes, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool
 ):
-    """The routed experts over the mesh: x [B, S, D], keep [B, S], routes [B, S, k] or None -> ([B,
-    S, D], statistics)."""
+    """Runs the routed experts over the mesh: x [B, S, D], counted [B, S], routes [B, S, k] or None
+    -> ([B, S, D], statistics)."""
     platform = mesh.devices.flat[0].platform
     if mesh.size == 1:
         return _routed_here(x, counted, routes, router, matrices, config, platform)
@@ -400,8 +405,8 @@ def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
 def _routed_shard(
     x, x_part, counted, routes, router, matrices, *, config, platform, rows, columns, embed_axis
 ):
-    """One device's part: x [B', S', D] of its own rows and tokens, its own experts. `part` is x, or
-    its part of D over the axis `inside`."""
+    """Runs one device's part: x [B', S', D] of its own rows and tokens, its own experts. `x_part`
+    is x, or its part of D over the axis `embed_axis`."""
     logits, ids, weights = _choose(_flat(x), _flat(routes), router, config)
     local_ids = ids.reshape(*x.shape[:2], -1)
     token_axes = (*rows, *columns)
@@ -437,7 +442,7 @@ def _routed_shard(
 
 
 def _vary(tree, axes: set[str]):
-    """Declare arrays that are equal along mesh `axes` to differ along them."""
+    """Declares arrays that are equal along mesh `axes` to differ along them."""
     if not axes:
         return tree
     return jax.tree.map(lambda a: jax.lax.pcast(a, tuple(sorted(axes)), to="varying"), tree)

@@ -101,7 +101,7 @@ def attended(store, q, row, start, first, last, *, scale, soft_cap, order) -> ja
 
 
 def _each(q, k, v, sinks, row, start, first, last, **options) -> jax.Array:
-    """`attended` for q [B, S, H, E], row, first and last [B, S], start [B, S, 3]."""
+    """Runs `attended` for q [B, S, H, E], row, first and last [B, S], start [B, S, 3]."""
 
     def one(store, q, *rest):
         return attended(store, q[0], *(x[0] for x in rest), **options)[None]

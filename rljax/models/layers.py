@@ -57,7 +57,7 @@ def bfloat16_product(x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def _summed_wide(x: jax.Array, matrix: jax.Array, axis: int) -> jax.Array:
-    """x [N, in] times `matrix`, over its axis `over`: float32."""
+    """Returns x [N, in] times `matrix`, summed over `axis` of the matrix: float32."""
     sums = (((1,), (axis,)), ((), ()))
     x, matrix = _by_rows(x), _by_rows(matrix)
     # XLA would fold a transposition behind the product into it, and then refuses to run it.
@@ -147,14 +147,14 @@ class Linear(nnx.Module):
         return merged.astype(dtype)
 
     def _base(self, dtype) -> jax.Array:
-        """W, without its adapter."""
+        """Returns W, without its adapter."""
         if self.codec:
             codes, scales = self._whole(self.codes), self._whole(self.scales)
             return dequantise(codes, scales, self.codec, self.contract - 1, dtype)
         return self._whole(self.weight, dtype)
 
     def _whole(self, param: nnx.Param, dtype=None) -> jax.Array:
-        """The array, in `dtype`; gathered over fsdp where the products want it so."""
+        """Returns the array in `dtype`, gathered over fsdp where the products want it so."""
         x = param[...] if dtype is None else param[...].astype(dtype)
         if self.gathered_on is None:
             return x

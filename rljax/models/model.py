@@ -64,7 +64,8 @@ def _init_program(model: "Model"):
 
 @functools.cache
 def _definition(config: ModelConfig, head: str):
-    """(static NNX graph, {path: (shape, logical axes, dtype)}) without allocating a weight."""
+    """Returns (static NNX graph, {path: (shape, logical axes, dtype)}) without allocating a
+    weight."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), config, head)))
     weights = {}
     for path, leaf in nnx.to_flat_state(state):
@@ -140,8 +141,9 @@ class Model:
     # -- training
 
     def _start(self, decoder: Decoder, batch: Batch, columns=0) -> tuple[jax.Array, Pass]:
-        """The embedded tokens with images at their positions, and the Pass for every layer;
-        `columns` of a cache to be, where they are more than the batch's."""
+        """Returns the embedded tokens with images at their positions, and the Pass for every layer;
+        `columns` is the number of columns of the cache to be, where they are more than the
+        batch's."""
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
         inputs = position_inputs(self.config, positions, max(columns, batch.tokens.shape[1]))
@@ -164,14 +166,14 @@ class Model:
         )
 
     def _normed(self, decoder: Decoder, x: jax.Array) -> jax.Array:
-        """The final states as the head reads them, divided by what divides the logits."""
+        """Returns the final states as the head reads them, divided by what divides the logits."""
         config = self.config
         x = invariant.of_module(config.batch_invariant, decoder.norm, RMSNorm.__call__, x)
         return x if self.head != "lm" or config.logit_divisor == 1 else x / config.logit_divisor
 
     def _hidden(self, decoder: Decoder, batch: Batch, hidden=None) -> jax.Array:
-        """Final normalised hidden states [B, S, D]; a token sees its own segment, causally.
-        `hidden`: they are known (`hidden_and_load`)."""
+        """Returns final normalised hidden states [B, S, D]; a token sees its own segment, causally.
+        `hidden`: they are already known (`hidden_and_load`)."""
         return self._hidden_and_load(decoder, batch)[0] if hidden is None else hidden
 
     def hidden_and_load(self, params: dict, batch: Batch):
@@ -181,7 +183,8 @@ class Model:
         return self._hidden_and_load(self._bind(params), batch)
 
     def _routes(self, batch: Batch) -> jax.Array | None:
-        """The routes of the batch, unless they are another model's: a critic chooses its own."""
+        """Returns the routes of the batch, unless they are another model's: a critic chooses its
+        own."""
         if batch.routes is None or self.head != "lm" or self.config.experts is None:
             return None
         fits = batch.routes.shape[2:] == routes_shape(self.config)[:2]
@@ -229,8 +232,8 @@ class Model:
         return *self.logprobs(params, batch, temperature, hidden), load
 
     def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **flags):
-        """The outputs of kernels.logprob at the tokens that follow each hidden state, or of the
-        states that precede each token where `batch.previous` says which."""
+        """Returns the outputs of kernels.logprob at the tokens that follow each hidden state or,
+        where `batch.previous` says which, at each token from the state that precedes it."""
         targets = jnp.roll(batch.tokens, -1, axis=1) if batch.previous is None else batch.tokens
         apart = self.config.batch_invariant
         if apart:  # the sampler's, too, is divided in float32
@@ -297,7 +300,7 @@ class Model:
         return self.head_logits(head, self._hidden(decoder, batch))
 
     def _known(self, head: jax.Array) -> jax.Array:
-        """The head without the entries behind the known ids."""
+        """Returns the head without the entries behind the known ids."""
         count = self.config.known_ids
         return jax.lax.slice_in_dim(head, 0, count, axis=self._vocab_axis) if count else head
 

@@ -69,7 +69,8 @@ def vision_tokens(
 
 
 def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The k-th feature of each row at its k-th True: ([B, S, D], where there is one [B, S])."""
+    """Returns the k-th feature of each row at its k-th True, and where there is one: ([B, S, D],
+    [B, S] bool)."""
     order = jnp.cumsum(where.astype(jnp.int32), axis=1) - 1
     index = jnp.clip(order, 0, features.shape[1] - 1)
     return jnp.take_along_axis(features, index[..., None], axis=1), where & (

@@ -253,7 +253,8 @@ def fused_members(path: tuple[str, ...], fused: Fused) -> list[tuple[str, ...]]:
 
 
 def _rows(path: tuple[str, ...], fused: Fused, shapes: Mapping) -> tuple[int, int]:
-    """The first row of the weight `path` in the tensor that it shares, and the rows of all."""
+    """Returns the first row of the weight `path` in the tensor that it shares, and the number of
+    rows of all."""
     first_row = total = 0
     for member in fused_members(path, fused):
         shape, axes = shapes[member]
@@ -269,7 +270,8 @@ def block_layers(config: ModelConfig) -> dict[str, range]:
 
 
 def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """The number of leading axes of the weight that are summed over: 2 for a map out of heads."""
+    """Returns the number of leading axes of the weight that are summed over: 2 for a map out of
+    heads."""
     if path[-1] in ("bias", "scale", "positions") or len(axes) < 2:
         return 0
     return 2 if axes[0] == "heads" else 1

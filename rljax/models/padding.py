@@ -80,7 +80,7 @@ def _split(x: jax.Array, axis: int, sizes: tuple[int, int]) -> jax.Array:
 
 
 def _merge(x: jax.Array, axis: int) -> jax.Array:
-    """x with `axis` and the next one as one."""
+    """Returns x with `axis` and the next one merged."""
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
@@ -106,7 +106,7 @@ def _heads_of(config: ModelConfig, tensor: int) -> Heads:
 
 
 def _whole(size: int, parts: int) -> int:
-    """The next multiple."""
+    """Rounds `size` up to the next multiple of `parts`."""
     return -(-size // parts) * parts
 
 
@@ -184,8 +184,8 @@ def widened(params: dict, shapes: dict, config: ModelConfig, mesh: Mesh) -> dict
 
 
 def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax.Array):
-    """One weight, or the codes or scales of one. A vision tower has other sizes: XLA splits it as
-    it likes."""
+    """Widens one weight, or the codes or scales of one. A vision tower has other sizes: XLA splits
+    it as it likes."""
     if path[0] == "vision":
         return x
     heads, axes = _heads_of(config, tensor), shapes[path][1]

@@ -187,7 +187,7 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
 
 @functools.cache
 def _fresh(model):
-    """The program that draws the adapters, compiled once."""
+    """Returns the program that draws the adapters, compiled once."""
     layout = {path: x for path, x in flattened(model.shardings()).items() if path[-1] in LEAVES}
 
     def draw(key):
@@ -224,8 +224,8 @@ _decode = jax.jit(dequantise, static_argnums=(2, 3, 4))
 
 @functools.partial(jax.jit, static_argnums=4)
 def _add(weight, a, b, boost, stacked: int):
-    """weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], the product in float32; `stacked`
-    axes in place of L (`stacked_axes`)."""
+    """Returns weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], with the product in
+    float32; `stacked` axes stand in place of L (`stacked_axes`)."""
     layers, rank = math.prod(b.shape[:stacked]), b.shape[stacked]
     low, high = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
     product = jnp.einsum("lir,lro->lio", low, high, precision=jax.lax.Precision.HIGHEST)

@@ -28,7 +28,7 @@ def block_of(size: int) -> int:
 
 
 def _blocks(x: jax.Array, axis: int, block: int) -> jax.Array:
-    """Split `axis` into (blocks, block)."""
+    """Splits `axis` into (blocks, block)."""
     shape = x.shape[:axis] + (x.shape[axis] // block, block) + x.shape[axis + 1 :]
     return x.reshape(shape)
 

@@ -171,7 +171,8 @@ _IGNORED = set(
 
 
 def _number(section: str, config: Mapping, key: str, default):
-    """A number or a list of whole numbers, as a tuple; `default` None: the key is required."""
+    """Reads a number, or a list of whole numbers as a tuple; `default` None: the key is
+    required."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -195,7 +196,7 @@ def _number(section: str, config: Mapping, key: str, default):
 
 
 def _rope_theta(vision: Mapping) -> float:
-    """Both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`."""
+    """Reads both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`."""
     parameters = vision.get("rope_parameters") or vision.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
         rule = "an object"

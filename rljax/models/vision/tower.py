@@ -190,7 +190,8 @@ class VisionTower(nnx.Module):
         return features, merge(stacked, jnp.stack(levels))
 
     def _run_blocks(self, x, coords, mesh):
-        """Scans over the blocks; stops only where a deepstack level is taken: (x, levels)."""
+        """Scans over the blocks; stops only where a deepstack level is taken: returns (x,
+        levels)."""
         config = self.config
         cos, sin = patch_rope_angles(coords, config)
         frames, windows = attention_segments(coords, config)
