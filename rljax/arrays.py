@@ -33,12 +33,12 @@ def _fetched(tree):
     leaves, structure = jax.tree.flatten(tree)
     spread = [i for i, x in enumerate(leaves) if _is_spread(x)]
     if spread:
-        split = [leaves[i] for i in spread]
-        for i, x in zip(spread, _gathered(split), strict=True):
+        parts = [leaves[i] for i in spread]
+        for i, x in zip(spread, _gathered(parts), strict=True):
             leaves[i] = x
-    apart = [i for i, x in enumerate(leaves) if _is_apart(x)]
-    if apart:
-        for i, x in zip(apart, _told([leaves[i] for i in apart]), strict=True):
+    elsewhere = [i for i, x in enumerate(leaves) if _is_apart(x)]
+    if elsewhere:
+        for i, x in zip(elsewhere, _told([leaves[i] for i in elsewhere]), strict=True):
             leaves[i] = x
     return jax.tree.unflatten(structure, [_own(x) for x in leaves])
 
@@ -61,11 +61,11 @@ def _hosts_of(mesh: Mesh) -> int:
 
 
 def _told(arrays: list[jax.Array]) -> list[np.ndarray]:
-    """Arrays that are whole on each device of theirs as numpy arrays of every host, by one program:
-    a sum of their bits with zeros, so that NaN and -0 stay what they are."""
+    """Returns arrays that each of their devices holds whole as numpy arrays of every host. One
+    program sums their bits with zeros, so that NaN and -0 stay what they are."""
     devices = jax.devices()
-    split = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
-    whole = NamedSharding(split.mesh, PartitionSpec())
+    by_device = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
+    replicated_layout = NamedSharding(by_device.mesh, PartitionSpec())
 
     def spread(x):
         source = devices.index(min(x.sharding.device_set, key=lambda device: device.id))
@@ -73,16 +73,18 @@ def _told(arrays: list[jax.Array]) -> list[np.ndarray]:
 
         def shard(index):
             if index[0].start == source:
-                own = x if x.is_fully_addressable else x.addressable_data(0)
-                return np.asarray(own).view(bits)[None]
+                local = x if x.is_fully_addressable else x.addressable_data(0)
+                return np.asarray(local).view(bits)[None]
             return np.zeros((1, *x.shape), bits)
 
-        return jax.make_array_from_callback((len(devices), *x.shape), split, shard, dtype=bits)
+        return jax.make_array_from_callback((len(devices), *x.shape), by_device, shard, dtype=bits)
 
-    told = jax.jit(_summed, out_shardings=[whole] * len(arrays))([spread(x) for x in arrays])
+    copies = jax.jit(_summed, out_shardings=[replicated_layout] * len(arrays))(
+        [spread(x) for x in arrays]
+    )
     return [
         np.asarray(bits.addressable_data(0)).view(x.dtype)
-        for bits, x in zip(told, arrays, strict=True)
+        for bits, x in zip(copies, arrays, strict=True)
     ]
 
 
@@ -95,16 +97,16 @@ def _same(arrays):
 
 
 def _gathered(arrays: list[jax.Array]) -> list[jax.Array]:
-    """The arrays whole on every device, by one program."""
-    whole = [
+    """Returns the arrays whole on every device, by one program."""
+    layouts = [
         NamedSharding(x.sharding.mesh, PartitionSpec(), memory_kind=x.sharding.memory_kind)
         for x in arrays
     ]
-    return jax.jit(_same, out_shardings=whole)(arrays)
+    return jax.jit(_same, out_shardings=layouts)(arrays)
 
 
 def _own(x):
-    """The value of an array of which this host holds all, or a copy of all."""
+    """Returns the value of an array of which this host holds all, or a copy of all."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         x = x.addressable_data(0)
     return jax.device_get(x)
@@ -178,11 +180,11 @@ def moved_rows(tree, mesh: Mesh, role: str):
     devices, arrays = set(mesh.devices.flat), jax.tree.leaves(tree)
     if not any(_is_elsewhere(x, devices) for x in arrays):
         return tree
-    begun = time.monotonic()
-    out = jax.block_until_ready(place(tree if hosts.count() == 1 else fetch(tree), mesh))
+    start = time.monotonic()
+    placed = jax.block_until_ready(place(tree if hosts.count() == 1 else fetch(tree), mesh))
     size = sum(x.nbytes for x in arrays)
-    timing.moved(role, moved_bytes=size, moved_s=time.monotonic() - begun)
-    return out
+    timing.moved(role, moved_bytes=size, moved_s=time.monotonic() - start)
+    return placed
 
 
 def _is_elsewhere(x, devices: set) -> bool:
@@ -195,8 +197,8 @@ def weights_of(params, role: str):
     waiting = [x for x in jax.tree.leaves(params) if is_on_host(x)]
     if not waiting:
         return params
-    begun = time.monotonic()
-    out = jax.block_until_ready(in_device_memory(params))
+    start = time.monotonic()
+    copies = jax.block_until_ready(in_device_memory(params))
     size = sum(x.nbytes for x in waiting)
-    timing.moved(role, weights_bytes=size, weights_s=time.monotonic() - begun)
-    return out
+    timing.moved(role, weights_bytes=size, weights_s=time.monotonic() - start)
+    return copies

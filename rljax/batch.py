@@ -46,8 +46,10 @@ LIMITS = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
 
 
 def _field(axes: str, dtype, *, required: bool = False):
-    how = {} if required else {"default": None}
-    return dataclasses.field(metadata=dict(axes=tuple(axes.split()), dtype=jnp.dtype(dtype)), **how)
+    options = {} if required else {"default": None}
+    return dataclasses.field(
+        metadata=dict(axes=tuple(axes.split()), dtype=jnp.dtype(dtype)), **options
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -72,8 +74,8 @@ class Batch:
     prefix_blocks: jax.Array | None = _field("B W", jnp.int32)
     previous: jax.Array | None = _field("B S", jnp.int32)
     sampler_logprobs: jax.Array | None = _field("B S", jnp.float32)
-    # By how much sampler_logprobs are above the log-probs that the tokens were drawn with: the log
-    # of the mass that top-k, top-p and the like kept; 0 without them.
+    # The log of the mass that top-k, top-p and the like kept, by which sampler_logprobs are above
+    # the log-probs that the tokens were drawn with; 0 without them.
     sampler_log_kept: jax.Array | None = _field("B S", jnp.float32)
     policy_version: jax.Array | None = _field("B S", jnp.int32)
     group: jax.Array | None = _field("B", jnp.int32)
@@ -85,48 +87,49 @@ class Batch:
     advantages: jax.Array | None = _field("B S", jnp.float32)
     returns: jax.Array | None = _field("B S", jnp.float32)
     weights: jax.Array | None = _field("B S", jnp.float32)
-    # What some estimators need besides (rljax.advantages says which):
+    # Fields that some estimators need besides (rljax.advantages says which):
     scores: jax.Array | None = _field("B", jnp.float32)  # the reward's own, before any shaping
     reward_parts: jax.Array | None = _field("B K", jnp.float32)  # K named parts of the reward
     process_rewards: jax.Array | None = _field("B S", jnp.float32)
-    # Of a constraint (rljax.dataflows.safe_rlhf), as rewards, values and returns are of the reward;
-    # of labelled rows: +1 (unsafe) or -1 (safe).
+    # The rewards, values and returns of a constraint (rljax.dataflows.safe_rlhf); `costs` of
+    # labelled rows are +1 (unsafe) or -1 (safe).
     costs: jax.Array | None = _field("B S", jnp.float32)
     cost_values: jax.Array | None = _field("B S", jnp.float32)
     cost_returns: jax.Array | None = _field("B S", jnp.float32)
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
-    # Of an environment: equal = the same state of it where the turn begins; 0 = none known.
+    # Equal ids = the same state of the environment where the turn begins; 0 = none known.
     state_ids: jax.Array | None = _field("B S", jnp.int32)
     # Equal = rows of one episode and seat: one sequence, cut where its history was rewritten. Then
     # scores, finish_reason and reward_parts are those of the episode on each row. None: every row
     # is one.
     episode: jax.Array | None = _field("B", jnp.int32)
-    # Of a response that goes on from another row's: the tokens that the policy chose in that row
-    # and that this one's mask leaves out. None: 0.
+    # The number of tokens that this row's response continues from another row's: the policy chose
+    # them there, and this row's mask leaves them out. None: 0.
     kept_tokens: jax.Array | None = _field("B", jnp.int32)
     seat: jax.Array | None = _field("B", jnp.int32)  # who played the row, by number
-    # Of a tree search: M next tokens at the state before each token, which share of the simulations
-    # went through each, and the mean value that they found there (not a critic's: `values`).
+    # The results of a tree search: M next tokens at the state before each token, the share of the
+    # simulations that went through each, and the mean value that they found there (not a critic's:
+    # `values`).
     target_ids: jax.Array | None = _field("B S M", jnp.int32)
     target_probs: jax.Array | None = _field("B S M", jnp.float32)
     search_values: jax.Array | None = _field("B S", jnp.float32)
-    # Of a mixture of experts: the J experts that each token went to in each of its L layers with
-    # experts, where the sampler recorded them; -1 = not known.
+    # The J experts that each token went to in each of the L layers with experts of a mixture, where
+    # the sampler recorded them; -1 = not known.
     routes: jax.Array | None = _field("B S L J", jnp.int8)
-    task: jax.Array | None = _field("B", jnp.int32)  # of CGPO, by its number in the config
+    task: jax.Array | None = _field("B", jnp.int32)  # the number in the config of a task of CGPO
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
     entropy: jax.Array | None = _field("B S", jnp.float32)
 
     def replace(self, **fields) -> "Batch":
         """Returns a copy with these fields. Raises InputError for unknown names and wrong axes."""
-        known = [f.name for f in dataclasses.fields(self)]
+        field_names = [f.name for f in dataclasses.fields(self)]
         for name in fields:
-            if name not in known:
-                close = near_names(name, known, 1)
+            if name not in field_names:
+                close = near_names(name, field_names, 1)
                 raise InputError(
                     f"Batch has no field {name!r}",
-                    rule=f"its fields are {', '.join(known)}",
+                    rule=f"its fields are {', '.join(field_names)}",
                     fix=f"did you mean {close[0]!r}?" if close else "name one of these",
                 )
         return dataclasses.replace(self, **fields).check()
@@ -160,13 +163,13 @@ class Batch:
                         rule=f"{axis} is {sizes[axis]} in the fields before it",
                         fix="make all fields of a batch from the same rows and columns",
                     )
-            wanted = field.metadata["dtype"]  # wider ones are let through: tests run in float64
-            if jnp.dtype(value.dtype).kind != wanted.kind or value.dtype.itemsize < wanted.itemsize:
+            dtype = field.metadata["dtype"]  # wider ones are let through: tests run in float64
+            if jnp.dtype(value.dtype).kind != dtype.kind or value.dtype.itemsize < dtype.itemsize:
                 raise InputError(
                     f"Batch.{field.name} has the wrong dtype",
                     value=str(value.dtype),
-                    rule=f"it is {wanted}",
-                    fix=f"x.astype({str(wanted)!r})",
+                    rule=f"it is {dtype}",
+                    fix=f"x.astype({str(dtype)!r})",
                 )
         return self
 
@@ -221,33 +224,33 @@ def take_rows(batch: Batch, rows) -> Batch:
 
 
 def masked_sum(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
-    """Sum of x over the mask, in the shape of x without `axis` (None: a scalar); garbage at mask 0,
-    NaN included, is never read."""
+    """Returns the sum of x over the mask, in the shape of x without `axis` (None: a scalar);
+    garbage at mask 0, NaN included, is never read."""
     return jnp.sum(jnp.where(mask > 0, x, 0.0), axis=axis)
 
 
 def masked_mean(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
-    """sum m x / sum m, and exactly 0 where the mask is empty; shaped as masked_sum."""
+    """Returns sum m x / sum m, and exactly 0 where the mask is empty; shaped as masked_sum."""
     return masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask > 0, axis=axis), 1)
 
 
 def masked_variance(x: jax.Array, mask: jax.Array, *, ddof: int = 0) -> jax.Array:
-    """sum m (x - mean)^2 / (n - ddof) over all of the mask, a scalar; 0 when n <= ddof."""
+    """Returns sum m (x - mean)^2 / (n - ddof) over all of the mask, a scalar; 0 when n <= ddof."""
     n = jnp.sum(mask > 0)
     centred = jnp.where(mask > 0, x - masked_mean(x, mask), 0.0)
     return jnp.where(n > ddof, jnp.sum(centred**2) / jnp.maximum(n - ddof, 1), 0.0)
 
 
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Maximum of x over the mask, a scalar; 0 where the mask is empty."""
+    """Returns the maximum of x over the mask, a scalar; 0 where the mask is empty."""
     return jnp.where(jnp.any(mask > 0), jnp.max(jnp.where(mask > 0, x, -jnp.inf)), 0.0)
 
 
 def whiten(
     x: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 1, shift_mean: bool = True
 ):
-    """m (x - mean) / sqrt(var + eps) over the global batch, in the shape of x; zeros where fewer
-    than two tokens count."""
+    """Returns m (x - mean) / sqrt(var + eps) over the global batch, in the shape of x; zeros where
+    fewer than two tokens count."""
     mean = masked_mean(x, mask)
     scaled = jnp.where(mask > 0, x - mean, 0.0) * jax.lax.rsqrt(
         masked_variance(x, mask, ddof=ddof) + eps
@@ -261,7 +264,8 @@ def whiten(
 
 
 def segment_sum(x: jax.Array, batch: Batch) -> jax.Array:
-    """Sum of x over the policy tokens of each token's own segment, at every token: [B, S]."""
+    """Returns the sum of x over the policy tokens of each token's own segment, at every token: [B,
+    S]."""
     values = jnp.where(batch.mask > 0, x, 0.0)
     size = batch.tokens.shape[1] + 1
 
@@ -272,24 +276,25 @@ def segment_sum(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def segment_tokens(batch: Batch) -> jax.Array:
-    """Number of policy tokens in each token's own segment: [B, S], float32."""
+    """Returns the number of policy tokens in each token's own segment: [B, S], float32."""
     return segment_sum(jnp.ones_like(batch.mask), batch)
 
 
 def segment_order(batch: Batch) -> jax.Array:
-    """Number of policy tokens before each token in its own segment: [B, S], int32."""
+    """Returns the number of policy tokens before each token in its own segment: [B, S], int32."""
     chosen = (batch.mask > 0).astype(jnp.int32)
-    before = jnp.cumsum(chosen, axis=1) - chosen
+    preceding = jnp.cumsum(chosen, axis=1) - chosen
     size = batch.tokens.shape[1] + 1
 
     def one_row(row, ids):
         return row - jax.ops.segment_min(row, ids, num_segments=size)[ids]
 
-    return jax.vmap(one_row)(before, batch.segment_ids)
+    return jax.vmap(one_row)(preceding, batch.segment_ids)
 
 
 def segment_count(batch: Batch) -> jax.Array:
-    """B+, a scalar: the number of segments with at least one policy token, over the whole batch."""
+    """Returns B+, a scalar: the number of segments with at least one policy token, over the whole
+    batch."""
     # Every token of a segment with n policy tokens holds a share 1/n, so the shares add up to the
     # count.
     n = segment_tokens(batch)
@@ -297,7 +302,7 @@ def segment_count(batch: Batch) -> jax.Array:
 
 
 def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
-    """Sum of x over the policy tokens of each row: [B, S] -> [B]."""
+    """Returns the sum of x over the policy tokens of each row: [B, S] -> [B]."""
     return masked_sum(x, batch.mask, axis=1)
 
 
@@ -312,7 +317,7 @@ def truncated(batch: Batch) -> jax.Array:
 
 
 def dense_ids(*keys: jax.Array) -> jax.Array:
-    """Equal tuples of keys get the same id in 0..N-1: keys [N] each, any values -> int32 [N]."""
+    """Gives equal tuples of keys the same id in 0..N-1: keys [N] each, any values -> int32 [N]."""
     order = jnp.lexsort(keys)
     sorted_keys = [key[order] for key in keys]
     starts = functools.reduce(jnp.logical_or, [key[1:] != key[:-1] for key in sorted_keys])
@@ -321,18 +326,18 @@ def dense_ids(*keys: jax.Array) -> jax.Array:
 
 
 def _in_time(batch: Batch) -> jax.Array:
-    """The order of rows that puts those of an episode together, first turns first, and those
-    without policy tokens last: indices [B]."""
-    index, keep = jnp.arange(batch.rows), batch.mask > 0
+    """Returns the order of rows that puts those of an episode together, first turns first, and
+    those without policy tokens last: indices [B]."""
+    index, is_policy = jnp.arange(batch.rows), batch.mask > 0
     turn = index
     if batch.step_ids is not None:
-        turn = jnp.min(jnp.where(keep, batch.step_ids, jnp.iinfo(jnp.int32).max), axis=1)
-    return jnp.lexsort((index, turn, ~jnp.any(keep, axis=1), batch.episode))
+        turn = jnp.min(jnp.where(is_policy, batch.step_ids, jnp.iinfo(jnp.int32).max), axis=1)
+    return jnp.lexsort((index, turn, ~jnp.any(is_policy, axis=1), batch.episode))
 
 
 def _along_episodes(function, batch: Batch, *per_row: jax.Array) -> jax.Array:
-    """function(*per_row [1, B], mask, segment ids) of the rows as if they were the tokens of one
-    row, a segment to an episode: [B] -> [B]."""
+    """Applies function(*per_row [1, B], mask, segment ids) to the rows as if they were the tokens
+    of one row, a segment to an episode: [B] -> [B]."""
     order = _in_time(batch)
     live = jnp.any(batch.mask > 0, axis=1)
     rows = [x[order][None] for x in (*per_row, live, batch.episode)]
@@ -340,8 +345,8 @@ def _along_episodes(function, batch: Batch, *per_row: jax.Array) -> jax.Array:
 
 
 def first_of_sequence(batch: Batch) -> jax.Array:
-    """Returns whether a row is the first one of its sequence: what counts sequences counts these:
-    [B]."""
+    """Returns whether a row is the first one of its sequence, [B]. Whoever counts sequences counts
+    these rows."""
     if batch.episode is None:
         return jnp.ones((batch.rows,), bool)
     order = _in_time(batch)
@@ -364,22 +369,24 @@ def sequence_sum(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def of_whole_sequences(keep: jax.Array, batch: Batch) -> jax.Array:
-    """`keep` [B], 1 or 0 for each row, where no row of its sequence is 0: [B]."""
+    """Returns `keep` [B], 1 or 0 for each row, with 0 for every row of a sequence that has a row
+    with 0: [B]."""
     if batch.episode is None:
         return keep
     return (over_rows((keep == 0).astype(jnp.int32), batch) == 0).astype(batch.mask.dtype)
 
 
 def sequence_tokens(batch: Batch) -> jax.Array:
-    """Number of policy tokens in the segment of each token, or in its episode: [B, S], float32."""
+    """Returns the number of policy tokens in the segment of each token, or in its episode: [B, S],
+    float32."""
     if batch.episode is None:
         return segment_tokens(batch)
     return jnp.broadcast_to(sequence_sum(batch.mask, batch)[:, None], batch.mask.shape)
 
 
 def sequence_count(batch: Batch) -> jax.Array:
-    """B+, a scalar: the number of segments, or of episodes, with a policy token, over the whole
-    batch."""
+    """Returns B+, a scalar: the number of segments, or of episodes, with a policy token, over the
+    whole batch."""
     if batch.episode is None:
         return segment_count(batch)
     counted = first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
@@ -387,8 +394,8 @@ def sequence_count(batch: Batch) -> jax.Array:
 
 
 def row_scores(batch: Batch) -> jax.Array:
-    """Sum of the rewards of each row's sequence; `scores` where that has no policy token to carry
-    one: [B]."""
+    """Returns the sum of the rewards of each row's sequence; `scores` where that has no policy
+    token to carry one: [B]."""
     batch.require("rewards", by="row_scores")
     total = sequence_sum(batch.rewards, batch)
     if batch.scores is None:
@@ -398,43 +405,44 @@ def row_scores(batch: Batch) -> jax.Array:
 
 def _last_of_row(batch: Batch) -> jax.Array:
     column = jnp.arange(batch.tokens.shape[1])[None, :]
-    last = jnp.max(jnp.where(batch.mask > 0, column, -1), axis=1, keepdims=True)
-    return column == last
+    last_column = jnp.max(jnp.where(batch.mask > 0, column, -1), axis=1, keepdims=True)
+    return column == last_column
 
 
 def last_token(batch: Batch) -> jax.Array:
-    """1 at the last policy token of every sequence (row, or episode) that has one, else 0:
+    """Returns 1 at the last policy token of every sequence (row, or episode) that has one, else 0:
     [B, S]."""
-    last = _last_of_row(batch)
+    is_last = _last_of_row(batch)
     if batch.episode is not None:
         ones = jnp.ones((batch.rows,), batch.mask.dtype)
         another = _along_episodes(recurrences.next_chosen, batch, ones)
-        last = last & (another == 0)[:, None]
-    return last.astype(batch.mask.dtype)
+        is_last = is_last & (another == 0)[:, None]
+    return is_last.astype(batch.mask.dtype)
 
 
 def first_token(batch: Batch) -> jax.Array:
     """Returns whether a token is the first policy token of its sequence (segment, or episode): bool
     [B, S]."""
-    first = (segment_order(batch) == 0) & (batch.mask > 0)
-    return first if batch.episode is None else first & first_of_sequence(batch)[:, None]
+    is_first = (segment_order(batch) == 0) & (batch.mask > 0)
+    return is_first if batch.episode is None else is_first & first_of_sequence(batch)[:, None]
 
 
 def at_last_token(x: jax.Array, batch: Batch) -> jax.Array:
-    """x [B, S, ...] at the last token of each row, whoever chose it: [B, ...]."""
+    """Returns x [B, S, ...] at the last token of each row, whoever chose it: [B, ...]."""
     column = jnp.arange(x.shape[1])[None, :]
-    last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
-    return jnp.take_along_axis(x, last.reshape(-1, 1, *(1,) * (x.ndim - 2)), axis=1)[:, 0]
+    last_column = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
+    return jnp.take_along_axis(x, last_column.reshape(-1, 1, *(1,) * (x.ndim - 2)), axis=1)[:, 0]
 
 
 def _at_first(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at the first policy token of each row, 0 where there is none: [B, S] -> [B]."""
-    first = (segment_order(batch) == 0) & (batch.mask > 0)
-    return jnp.sum(jnp.where(first, x, jnp.zeros((), x.dtype)), axis=1, dtype=x.dtype)
+    """Returns x at the first policy token of each row, 0 where there is none: [B, S] -> [B]."""
+    is_first = (segment_order(batch) == 0) & (batch.mask > 0)
+    return jnp.sum(jnp.where(is_first, x, jnp.zeros((), x.dtype)), axis=1, dtype=x.dtype)
 
 
 def next_policy_token(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at the next policy token of the same sequence, 0 after the last one: [B, S] -> [B, S].
+    """Returns x at the next policy token of the same sequence, 0 after the last one: [B, S] -> [B,
+    S].
 
     Tokens the policy did not choose (tool output, forced text) are skipped.
     """
@@ -446,18 +454,19 @@ def next_policy_token(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def discounted_sum(x: jax.Array, batch: Batch, decay) -> jax.Array:
-    """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S].
-    t+ is the next policy token of the segment, or of the episode, which may be in another row."""
-    within = functools.partial(
+    """Returns y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B,
+    S]. t+ is the next policy token of the segment, or of the episode, which may be in another
+    row."""
+    sum_within = functools.partial(
         recurrences.discounted_sum, mask=batch.mask, segment_ids=batch.segment_ids
     )
-    y = within(x, decay)
+    y = sum_within(x, decay)
     if batch.episode is None:
         return y
-    # What 1 behind the row is worth at t: the decays from t to the end of the row.
+    # A reward of 1 behind the row counts this much at t: the decays from t to the end of the row.
     decay = jnp.broadcast_to(jnp.asarray(decay, y.dtype), y.shape)
-    worth = within(jnp.where(_last_of_row(batch), decay, 0.0), decay)
-    rows = (_at_first(y, batch), _at_first(worth, batch))
-    of_rows = _along_episodes(recurrences.discounted_sum, batch, *rows)
-    later = _along_episodes(recurrences.next_chosen, batch, of_rows)
-    return y + jnp.where(batch.mask > 0, worth * later[:, None], 0.0)
+    tail_factor = sum_within(jnp.where(_last_of_row(batch), decay, 0.0), decay)
+    rows = (_at_first(y, batch), _at_first(tail_factor, batch))
+    row_sums = _along_episodes(recurrences.discounted_sum, batch, *rows)
+    later = _along_episodes(recurrences.next_chosen, batch, row_sums)
+    return y + jnp.where(batch.mask > 0, tail_factor * later[:, None], 0.0)

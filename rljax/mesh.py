@@ -42,7 +42,7 @@ RULES: dict[str | None, str | None] = {
     "rank": None,
     "patch": None,  # pixel values of a patch of an image
     "position": None,  # learned position embeddings
-    "qkv": None,  # the three of a projection to queries, keys and values
+    "qkv": None,  # the three outputs of a projection to queries, keys and values
     "norm": None,
     "scalar": None,
 }
@@ -67,25 +67,25 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else list(devices)
     sizes = dict(data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
-    shown = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
+    sizes_text = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
     if any(v == 0 or v < -1 for v in sizes.values()) or list(sizes.values()).count(-1) > 1:
         raise InputError(
-            f"bad mesh sizes {shown}",
+            f"bad mesh sizes {sizes_text}",
             rule="each is >= 1, and at most one is -1",
             fix="--config.mesh.fsdp=-1 and 1 for the other axes: all devices split the weights",
         )
-    known = math.prod(v for v in sizes.values() if v > 0)
+    known_product = math.prod(v for v in sizes.values() if v > 0)
     if -1 in sizes.values():
-        if len(devices) % known:
+        if len(devices) % known_product:
             raise InputError(
-                f"mesh {shown} does not divide the devices",
+                f"mesh {sizes_text} does not divide the devices",
                 value=len(devices),
                 fix=f"choose sizes whose product divides {len(devices)}",
             )
-        sizes = {k: len(devices) // known if v == -1 else v for k, v in sizes.items()}
-    elif known != len(devices):
+        sizes = {k: len(devices) // known_product if v == -1 else v for k, v in sizes.items()}
+    elif known_product != len(devices):
         raise InputError(
-            f"mesh {shown} needs {known} devices",
+            f"mesh {sizes_text} needs {known_product} devices",
             value=len(devices),
             fix="set one size to -1 so that it takes what is left",
         )
@@ -107,8 +107,8 @@ def slice_of(device) -> int:
 
 
 def _slices(devices: list, slices: int) -> list[list]:
-    """The devices slice by slice. Devices that say nothing are cut in their order into `slices`
-    parts of whole hosts, which then play slices."""
+    """Returns the devices slice by slice. Devices that name no slice are cut in their order into
+    `slices` parts of whole hosts, which then play slices."""
     named = {slice_of(device) for device in devices}
     if len(named) > 1:
         parts = [[d for d in devices if slice_of(d) == index] for index in sorted(named)]
@@ -131,8 +131,10 @@ def _slices(devices: list, slices: int) -> list[list]:
     size = len(devices) // slices
     parts = [devices[size * i : size * (i + 1)] for i in range(slices)]
     hosts = [{device.process_index for device in part} for part in parts]
-    split = any(a & b for a, b in itertools.combinations(hosts, 2)) and len(set.union(*hosts)) > 1
-    if size * slices != len(devices) or split:
+    splits_hosts = (
+        any(a & b for a, b in itertools.combinations(hosts, 2)) and len(set.union(*hosts)) > 1
+    )
+    if size * slices != len(devices) or splits_hosts:
         raise InputError(
             "mesh.slices",
             value=slices,
@@ -144,8 +146,8 @@ def _slices(devices: list, slices: int) -> list[list]:
 
 
 def _wired(devices: list, shape: tuple[int, ...]) -> np.ndarray:
-    """The devices of one slice as a grid, in which the innermost axes run along the shortest ways
-    of a TPU's torus."""
+    """Arranges the devices of one slice in a grid, in which the innermost axes run along the
+    shortest ways of a TPU's torus."""
     if devices[0].platform != "tpu":
         return np.array(devices).reshape(shape)
     try:
@@ -183,7 +185,7 @@ def weight_sharding(
     it. Programs compute with sizes that divide (rljax.models.padding). Raises InputError for
     experts that do not divide: none is added to them.
     """
-    split: list[tuple[str, ...]] = []
+    mesh_axes: list[tuple[str, ...]] = []
     for size, axis in zip(shape, axes, strict=True):
         if axis not in RULES:
             raise InputError(
@@ -199,18 +201,18 @@ def weight_sharding(
                 f"by mesh.{target}={mesh.shape[target]}",
                 fix=f"choose mesh.{target} from the divisors of {size}",
             )
-        split.append((target,) if fits else ())
-    wanted = [RULES[axis] for axis in axes if RULES[axis]]
-    # The embed axis, then the others that the rules split.
+        mesh_axes.append((target,) if fits else ())
+    targets = [RULES[axis] for axis in axes if RULES[axis]]
+    # The embed axis comes first, then the others that the rules split.
     order = sorted(range(len(axes)), key=lambda i: axes[i] != "embed")
     order = [i for i in order if RULES[axes[i]] and axes[i] != "experts"]
-    for target in dict.fromkeys(x for x in wanted if not any(x in names for names in split)):
+    for target in dict.fromkeys(x for x in targets if not any(x in names for names in mesh_axes)):
         for i in order:
-            parts = math.prod(mesh.shape[x] for x in (*split[i], target))
+            parts = math.prod(mesh.shape[x] for x in (*mesh_axes[i], target))
             if shape[i] % parts == 0:
-                split[i] = (*split[i], target)
+                mesh_axes[i] = (*mesh_axes[i], target)
                 break
-    spec = [names[0] if len(names) == 1 else names or None for names in split]
+    spec = [names[0] if len(names) == 1 else names or None for names in mesh_axes]
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
@@ -287,14 +289,14 @@ def in_device_memory(tree):
 def in_memory_of(like, tree):
     """Returns `tree` with every array in the memory, device or host, where that of `like` lies."""
 
-    def send(x, before):
-        return jax.device_put(x, jax.memory.Space.Host) if is_on_host(before) else x
+    def send(x, reference):
+        return jax.device_put(x, jax.memory.Space.Host) if is_on_host(reference) else x
 
     return jax.tree.map(send, tree, like)
 
 
 def _split_by(x: jax.Array, mesh: Mesh, *axes) -> jax.Array:
-    """x, each of its leading axes kept split by these mesh axes, inside a program."""
+    """Keeps each of the leading axes of x split by these mesh axes, inside a program."""
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
@@ -329,8 +331,8 @@ def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.A
     other mesh axes, and keeps its shape. Its gradient is scattered."""
     names = [None if RULES[axis] == "fsdp" else RULES[axis] for axis in axes]
     fits = [name and x.shape[i] % mesh.shape[name] == 0 for i, name in enumerate(names)]
-    split = [name if fit else None for name, fit in zip(names, fits, strict=True)]
-    return _split_by(x, mesh, *split)
+    spec = [name if fit else None for name, fit in zip(names, fits, strict=True)]
+    return _split_by(x, mesh, *spec)
 
 
 def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
@@ -342,8 +344,8 @@ def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
     """
     shards = mesh.shape["data"] * mesh.shape["expert"]
     x = jax.eval_shape(embed, tokens)
-    apart = tokens.shape[0] % row_shards(mesh) or x.shape[-1] % mesh.shape["fsdp"]
-    if mesh.shape["fsdp"] == 1 or shards == 1 or apart:
+    does_not_divide = tokens.shape[0] % row_shards(mesh) or x.shape[-1] % mesh.shape["fsdp"]
+    if mesh.shape["fsdp"] == 1 or shards == 1 or does_not_divide:
         return constrain_tokens(embed(tokens), mesh)
     columns = None if tokens.shape[1] % mesh.shape["context"] else "context"
     tokens = _split_by(tokens, mesh, ("data", "expert"), columns)
@@ -352,8 +354,8 @@ def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def _vocab_split(mesh: Mesh, vocab: int) -> tuple[str, ...] | None:
-    """The mesh axes of a head that is split by vocabulary alone, padded to them; None where it
-    stays as it is stored: fsdp splits nothing, and tensor the vocabulary."""
+    """Returns the mesh axes of a head that is split by vocabulary alone, padded to them; None where
+    it stays as it is stored: fsdp splits nothing, and tensor the vocabulary."""
     stays = mesh.shape["fsdp"] == 1 and vocab % mesh.shape["tensor"] == 0
     return None if stays else ("tensor", "fsdp")
 
@@ -367,12 +369,12 @@ def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
     at every token, [B, V]. Of a head that is moved once, each device has whole logits of its part
     of the vocabulary, and an exchange brings them to their rows: 1 / (2 fsdp) of the bytes.
     """
-    if (split := _vocab_split(mesh, head.shape[axis])) is None:
+    if (vocab_axes := _vocab_split(mesh, head.shape[axis])) is None:
         return head
     head = head.astype(dtype) if jnp.dtype(dtype).itemsize < head.dtype.itemsize else head
-    more = -head.shape[axis] % math.prod(mesh.shape[name] for name in split)
-    head = jnp.pad(head, [(0, more if i == axis else 0) for i in range(2)]) if more else head
-    return _split_by(head, mesh, *[split if i == axis else None for i in range(2)])
+    padding = -head.shape[axis] % math.prod(mesh.shape[name] for name in vocab_axes)
+    head = jnp.pad(head, [(0, padding if i == axis else 0) for i in range(2)]) if padding else head
+    return _split_by(head, mesh, *[vocab_axes if i == axis else None for i in range(2)])
 
 
 def before_head(hidden: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
@@ -384,7 +386,7 @@ def before_head(hidden: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
 
 
 def _apart_from_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...] | None:
-    """The axes of the rows of a decode step, where fsdp splits something else."""
+    """Returns the mesh axes of the rows of a decode step, where fsdp splits something else."""
     return None if rows % (mesh.shape["data"] * mesh.shape["expert"]) else ("data", "expert")
 
 
@@ -395,9 +397,10 @@ def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int, ids: int) -> jax.Array:
     if mesh.size == 1:
         return x if x.shape[1] == ids else x[:, :ids]
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
-    if split := _vocab_split(mesh, vocab):
-        # As the product gives them: without it XLA gathers the head. Then one exchange per axis.
-        x = _split_by(x, mesh, _apart_from_fsdp(mesh, x.shape[0]), split)
+    if vocab_axes := _vocab_split(mesh, vocab):
+        # The logits keep the split of the product first: without this XLA gathers the head. Then
+        # one exchange per axis follows.
+        x = _split_by(x, mesh, _apart_from_fsdp(mesh, x.shape[0]), vocab_axes)
     return _split_by(_split_by(x, mesh, rows, "tensor"), mesh, rows)[:, :ids]
 
 

@@ -839,8 +839,8 @@ BREAKS |= {
     ),
     "a narrower dtype passes the check of a batch": (
         "rljax/batch.py",
-        "!= wanted.kind or value.dtype.itemsize < wanted.itemsize:",
-        "!= wanted.kind:",
+        "!= dtype.kind or value.dtype.itemsize < dtype.itemsize:",
+        "!= dtype.kind:",
         [BATCH],
     ),
     "only a limit of tokens truncates": (

@@ -32,8 +32,8 @@ AXIS = "context"
 
 @dataclasses.dataclass(frozen=True)
 class _Ring:
-    """A ring of `devices`, each with `tokens` of every row; queries see the keys of the own device
-    and of `hops` others. `rule` is that of the path on each device."""
+    """A ring of `devices`, each with `tokens` of every row; queries see the keys of `hops` devices,
+    their own included. `rule` is that of the path on each device."""
 
     rule: attention_splash.Rule | attention_xla.Rule
     devices: int
