@@ -1112,8 +1112,8 @@ BREAKS |= {
     ),
     "the first token past the shorter row has its whole weight": (
         "rljax/losses/preference/dpo.py",
-        "batches.segment_order(batch) < shared[:, None]",
-        "batches.segment_order(batch) <= shared[:, None]",
+        "batches.segment_order(batch) < shared_length[:, None]",
+        "batches.segment_order(batch) <= shared_length[:, None]",
         ["tests/losses/test_preference_losses.py", "-k", "desensitised"],
     ),
     "a KL estimate with + has its own gradient, too": (
@@ -1124,8 +1124,8 @@ BREAKS |= {
     ),
     "old log-probs of decoupled PPO are not constant": (
         "rljax/losses/policy/tokens.py",
-        "stale = constant(batch.old_logprobs, batch) - constant(behaviour, batch)",
-        "stale = policy_logprobs(policy, batch) - constant(behaviour, batch)",
+        "log_weight = constant(batch.old_logprobs, batch) - constant(behaviour, batch)",
+        "log_weight = policy_logprobs(policy, batch) - constant(behaviour, batch)",
         ["tests/losses/test_policy_examples.py", "-k", "decoupled"],
     ),
     # -- mesh

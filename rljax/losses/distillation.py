@@ -88,7 +88,7 @@ class Readout:
 
 
 def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
-    """Log-probs of the whole vocabulary at temperature: [..., V]."""
+    """Returns the log-probs of the whole vocabulary at temperature: [..., V]."""
     hidden, head, precision = head_product(readout.hidden, readout.head, readout.float32_head)
     options = LogprobOptions(vocab_first=readout.vocab_first, precision=precision)
     z = capped(raw_logits(hidden, head, options) * readout.logit_scale, readout.soft_cap)
@@ -120,16 +120,17 @@ def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Arr
 
 
 def _kept(log_probs: jax.Array, entries: jax.Array, tail: bool) -> jax.Array:
-    """The distribution over `entries` [..., k], with one more for all others or renormalised.
+    """Returns the distribution over `entries` [..., k], with one more entry for all others or
+    renormalised.
 
     [..., V] -> [..., k + tail]
     """
-    kept = jnp.take_along_axis(log_probs, entries, axis=-1)
-    mass = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
+    selected = jnp.take_along_axis(log_probs, entries, axis=-1)
+    mass = jax.nn.logsumexp(selected, axis=-1, keepdims=True)
     if not tail:
-        return kept - mass
-    rest = jnp.log(-jnp.expm1(jnp.minimum(mass, _LOG_MASS_MAX)))
-    return jnp.concatenate([kept, rest], axis=-1)
+        return selected - mass
+    other_mass = jnp.log(-jnp.expm1(jnp.minimum(mass, _LOG_MASS_MAX)))
+    return jnp.concatenate([selected, other_mass], axis=-1)
 
 
 def _entropy(log_probs: jax.Array) -> jax.Array:
@@ -138,7 +139,7 @@ def _entropy(log_probs: jax.Array) -> jax.Array:
 
 
 def _by_chunks(function, arrays: tuple, axis: int, vocabulary: int):
-    """function(arrays) where `axis` of all of them, S tokens, is walked in chunks of about
+    """Returns function(arrays), where `axis` of all of them, S tokens, is walked in chunks of about
     CHUNK_LOGITS logits; the backward pass computes what is inside again."""
     length, rows = arrays[0].shape[axis], math.prod(arrays[0].shape[:axis])
     # Two models' logits are held at once. Chunks of rows would cut across the devices' shares.
@@ -153,13 +154,15 @@ def _by_chunks(function, arrays: tuple, axis: int, vocabulary: int):
         x = jnp.moveaxis(x, 0, axis)
         return x.reshape(x.shape[:axis] + (-1,))[..., :length]
 
-    once = jax.checkpoint(function, prevent_cse=False)
-    _, out = jax.lax.scan(lambda _, part: (None, once(part)), None, tuple(map(split, arrays)))
-    return jax.tree.map(join, out)
+    recomputed = jax.checkpoint(function, prevent_cse=False)
+    _, outputs = jax.lax.scan(
+        lambda _, chunk: (None, recomputed(chunk)), None, tuple(map(split, arrays))
+    )
+    return jax.tree.map(join, outputs)
 
 
 def _selected(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """x [..., S, N] with zeros at mask 0: garbage there meets no product with the head."""
+    """Returns x [..., S, N] with zeros at mask 0: garbage there meets no product with the head."""
     return x if mask is None else jnp.where(mask[..., None] > 0, x, 0)
 
 
@@ -214,16 +217,16 @@ def distillation(
     teacher = jax.lax.stop_gradient(teacher)
 
     def one(hidden):
-        ours, theirs = student.at(hidden[0]), teacher.at(hidden[1])
-        log_s, log_t = (_log_softmax(x, temperature) for x in (ours, theirs))
-        fixed = jax.lax.stop_gradient(log_s)
+        student_chunk, teacher_chunk = student.at(hidden[0]), teacher.at(hidden[1])
+        log_s, log_t = (_log_softmax(x, temperature) for x in (student_chunk, teacher_chunk))
+        constant_log_s = jax.lax.stop_gradient(log_s)
         metrics = {
-            "student_entropy": _entropy(fixed),
+            "student_entropy": _entropy(constant_log_s),
             "teacher_entropy": _entropy(log_t),
-            "same_first_word": (fixed.argmax(-1) == log_t.argmax(-1)).astype(log_t.dtype),
+            "same_first_word": (constant_log_s.argmax(-1) == log_t.argmax(-1)).astype(log_t.dtype),
         }
         if top_k:
-            source = fixed if top_k_of == "student" else log_t
+            source = constant_log_s if top_k_of == "student" else log_t
             entries = jax.lax.top_k(source, top_k)[1]
             log_s, log_t = (_kept(x, entries, tail) for x in (log_s, log_t))
         return jnp.sum(jsd_terms(log_s, log_t, beta=beta), axis=-1), metrics
@@ -253,18 +256,18 @@ def forward_kl_of_sent_entries(
     _check(student, temperature, k)
     axis = student.hidden.ndim - 2
 
-    def one(part):
-        hidden, log_t, ids = part
+    def one(chunk):
+        hidden, log_t, ids = chunk
         log_probs = _log_softmax(student.at(hidden), temperature)
         log_s = jnp.maximum(jnp.take_along_axis(log_probs, ids, axis=-1), _LOG_ZERO)
         masses = jnp.sum(jnp.exp(jax.lax.stop_gradient(log_s)), -1), jnp.sum(jnp.exp(log_t), -1)
         if log_prob_min is not None:
             log_s, log_t = (jnp.maximum(x, log_prob_min) for x in (log_s, log_t))
         terms = jnp.exp(log_t) * (log_t - log_s)
-        own = jax.lax.top_k(jax.lax.stop_gradient(log_probs), k)[1]
-        both = jnp.any(ids[..., :, None] == own[..., None, :], axis=-1)
-        overlap = jnp.sum(both, axis=-1).astype(terms.dtype)
-        gain = jax.lax.stop_gradient(jnp.sum(jnp.where(both, -terms, 0.0), axis=-1))
+        student_top = jax.lax.top_k(jax.lax.stop_gradient(log_probs), k)[1]
+        is_shared = jnp.any(ids[..., :, None] == student_top[..., None, :], axis=-1)
+        overlap = jnp.sum(is_shared, axis=-1).astype(terms.dtype)
+        gain = jax.lax.stop_gradient(jnp.sum(jnp.where(is_shared, -terms, 0.0), axis=-1))
         return jnp.sum(terms, axis=-1), {
             "student_mass": masses[0],
             "teacher_mass": masses[1],
@@ -272,8 +275,8 @@ def forward_kl_of_sent_entries(
             "overlap_advantage": gain / jnp.maximum(overlap, 1),
         }
 
-    sent = jnp.maximum(_selected(jax.lax.stop_gradient(teacher_logprobs), mask), _LOG_ZERO)
-    arrays = (_selected(student.hidden, mask), sent, _selected(teacher_ids, mask))
+    sent_logprobs = jnp.maximum(_selected(jax.lax.stop_gradient(teacher_logprobs), mask), _LOG_ZERO)
+    arrays = (_selected(student.hidden, mask), sent_logprobs, _selected(teacher_ids, mask))
     return _by_chunks(one, arrays, axis, student.vocabulary)
 
 
@@ -286,7 +289,7 @@ def sampled_reverse_kl(policy: PolicyOutputs, batch: Batch):
     teacher_gap. Raises InputError where the batch lacks ref_logprobs.
     """
     batch.require("ref_logprobs", by="sampled_reverse_kl")
-    keep = batch.mask > 0
-    ours = jnp.where(keep, policy.logprobs, 0.0)
-    gap = jax.lax.stop_gradient(ours - jnp.where(keep, batch.ref_logprobs, 0.0))
-    return gap * ours, {"teacher_gap": gap}
+    is_policy = batch.mask > 0
+    logprobs = jnp.where(is_policy, policy.logprobs, 0.0)
+    gap = jax.lax.stop_gradient(logprobs - jnp.where(is_policy, batch.ref_logprobs, 0.0))
+    return gap * logprobs, {"teacher_gap": gap}

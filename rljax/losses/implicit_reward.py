@@ -45,9 +45,9 @@ def implicit_reward_classification(policy: PolicyOutputs, batch: Batch, *, beta:
     """
     by = "implicit_reward_classification"
     reward = positive("beta", beta, by=by) * log_ratios(policy, batch, by=by)
-    right = constant_scores(batch, by=by) > 0
-    loss = log_sigmoid_smoothed(jnp.where(right, reward, -reward))
-    return loss, _metrics(reward, right)
+    is_right = constant_scores(batch, by=by) > 0
+    loss = log_sigmoid_smoothed(jnp.where(is_right, reward, -reward))
+    return loss, _metrics(reward, is_right)
 
 
 @contract(reads=("ref_logprobs", "scores", "group"), whole_step=True)
@@ -73,29 +73,29 @@ def implicit_reward_contrast(
     label = constant_scores(batch, by=by)
     constant = jax.lax.stop_gradient(reward)
     siblings = batch.group[:, None] == batch.group[None, :]
-    right = label > 0
-    opposite = siblings & (right[:, None] != right[None, :])
-    other = _row_mean(jnp.broadcast_to(constant[None, :], opposite.shape), opposite)
-    gap = reward - other
-    loss = log_sigmoid_smoothed(jnp.where(right, gap, -gap))
+    is_right = label > 0
+    opposite = siblings & (is_right[:, None] != is_right[None, :])
+    opposite_mean = _row_mean(jnp.broadcast_to(constant[None, :], opposite.shape), opposite)
+    gap = reward - opposite_mean
+    loss = log_sigmoid_smoothed(jnp.where(is_right, gap, -gap))
     if weighting != "none":
         by_value = label if weighting == "labels" else constant
         size = jnp.sum(siblings, axis=1).astype(loss.dtype)
         share = jnp.sum(siblings & (by_value[None, :] <= by_value[:, None]), axis=1) / size
         loss = loss * size * share ** (size - 1)
-    metrics = _metrics(reward, right)
+    metrics = _metrics(reward, is_right)
     metrics["group_accuracy"] = group_accuracy(constant, batch, by=by)
     return loss, metrics
 
 
 def group_accuracy(rewards: jax.Array, batch: Batch, *, by: str = "group_accuracy") -> jax.Array:
-    """Share of the pairs of a row's group with different labels that `rewards` [B] order rightly,
-    1/2 where there are none, at every row of the group: [B]."""
+    """Returns the share of the pairs of a row's group with different labels that `rewards` [B]
+    order rightly, 1/2 where there are none, at every row of the group: [B]."""
     batch.require("group", by=by)
-    right = constant_scores(batch, by=by) > 0
+    is_right = constant_scores(batch, by=by) > 0
     siblings = batch.group[:, None] == batch.group[None, :]
     # Pairs (right row, wrong row): each pair with different labels once.
-    pairs = siblings & right[:, None] & ~right[None, :]
+    pairs = siblings & is_right[:, None] & ~is_right[None, :]
     ordered = pairs & (rewards[:, None] > rewards[None, :])
 
     def count(x):
@@ -105,11 +105,11 @@ def group_accuracy(rewards: jax.Array, batch: Batch, *, by: str = "group_accurac
     return jnp.where(total > 0, count(ordered) / jnp.maximum(total, 1), 0.5)
 
 
-def _row_mean(x: jax.Array, keep: jax.Array) -> jax.Array:
-    """Mean over axis 1 where keep, 0 where nothing is kept."""
-    return jnp.sum(jnp.where(keep, x, 0.0), axis=1) / jnp.maximum(jnp.sum(keep, axis=1), 1)
+def _row_mean(x: jax.Array, counted: jax.Array) -> jax.Array:
+    """Returns the mean over axis 1 of what is counted, 0 where nothing is."""
+    return jnp.sum(jnp.where(counted, x, 0.0), axis=1) / jnp.maximum(jnp.sum(counted, axis=1), 1)
 
 
-def _metrics(reward: jax.Array, right: jax.Array) -> dict[str, jax.Array]:
-    correct = ((reward > 0) == right).astype(reward.dtype)
+def _metrics(reward: jax.Array, is_right: jax.Array) -> dict[str, jax.Array]:
+    correct = ((reward > 0) == is_right).astype(reward.dtype)
     return {"implicit_reward": jax.lax.stop_gradient(reward), "accuracy": correct}

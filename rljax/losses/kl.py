@@ -40,7 +40,7 @@ def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "
 
 
 def _k3(d: jax.Array) -> jax.Array:
-    """exp(-d) - 1 + d with -d clamped to +-20; unbounded otherwise."""
+    """Returns exp(-d) - 1 + d with -d clamped to +-20; unbounded otherwise."""
     minus_d = clip(-d, -20.0, 20.0)
     return jnp.exp(minus_d) - 1 - minus_d
 
@@ -65,10 +65,10 @@ def kl_penalised_rewards(batch: Batch, *, coef: float, estimator: str = "k1") ->
     another estimator.
     """
     batch.require("rewards", "old_logprobs", "ref_logprobs", by="kl_in_reward")
-    keep = batch.mask > 0
-    old = jnp.where(keep, batch.old_logprobs, 0.0)
-    ref = jnp.where(keep, batch.ref_logprobs, 0.0)
-    rewards = jnp.where(keep, batch.rewards, 0.0) - coef * jnp.where(
-        keep, kl_estimate(old, ref, estimator), 0.0
+    is_policy = batch.mask > 0
+    old_logprobs = jnp.where(is_policy, batch.old_logprobs, 0.0)
+    ref_logprobs = jnp.where(is_policy, batch.ref_logprobs, 0.0)
+    rewards = jnp.where(is_policy, batch.rewards, 0.0) - coef * jnp.where(
+        is_policy, kl_estimate(old_logprobs, ref_logprobs, estimator), 0.0
     )
     return jax.lax.stop_gradient(rewards)

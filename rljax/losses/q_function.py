@@ -42,22 +42,22 @@ METRICS = {
     "ref_kl_sequence": Metric("log policy - log reference of whole completions", "nats", "near 0"),
 }
 
-# What one importance weight is the product over: the response, the rest of it from the token on,
-# the token alone; or no correction.
+# The tokens that one importance weight is the product over: the response, the rest of it from the
+# token on, the token alone; or no correction.
 Level = Literal["trajectory", "suffix", "token", "off"]
 LEVELS = ("trajectory", "suffix", "token", "off")
-# Whose log-probs the data were drawn with: recorded ones, the reference's or those in old_logprobs.
+# The log-probs that the data were drawn with: recorded ones, the reference's or old_logprobs.
 Source = Literal["sampler", "ref", "old"]
 
 
-def _choose(what: str, value, allowed: tuple) -> None:
+def _choose(name: str, value, allowed: tuple) -> None:
     if value not in allowed:
-        raise InputError(what, value=value, fix=f"write one of {', '.join(map(str, allowed))}")
+        raise InputError(name, value=value, fix=f"write one of {', '.join(map(str, allowed))}")
 
 
-def _positive(what: str, value: float) -> None:
+def _positive(name: str, value: float) -> None:
     if not value > 0:
-        raise InputError(what, value=value, fix="set it to a number above 0, such as 1.0")
+        raise InputError(name, value=value, fix="set it to a number above 0, such as 1.0")
 
 
 # -- DQO: targets
@@ -79,8 +79,8 @@ def _behind(batch: Batch, values: jax.Array, bootstrap_truncated: bool) -> jax.A
     if not bootstrap_truncated:
         return jnp.zeros_like(values)
     batch.require("finish_reason", by="bootstrap_truncated")
-    cut = batches.truncated(batch)[:, None]
-    return jnp.where(cut & (batches.last_token(batch) > 0), values, 0.0)
+    is_cut = batches.truncated(batch)[:, None]
+    return jnp.where(is_cut & (batches.last_token(batch) > 0), values, 0.0)
 
 
 def lambda_returns(
@@ -115,7 +115,7 @@ def lambda_returns(
 
 
 def _log_weights(logprobs, behaviour, batch: Batch, level: Level) -> jax.Array:
-    """log of the uncapped weights at policy tokens, 0 elsewhere: [B, S]."""
+    """Returns the log of the uncapped weights at policy tokens, 0 elsewhere: [B, S]."""
     _choose("offline_weights(level)", level, LEVELS)
     if level == "off":
         return jnp.zeros_like(batch.mask)
@@ -148,7 +148,7 @@ def offline_weights(
 
 
 def _correction(logprobs, batch: Batch, behaviour: Source, level: Level, cap: float, by: str):
-    """(weights, metrics) of `offline_weights` with mu as the batch has it."""
+    """Returns (weights, metrics) of `offline_weights` with the log-probs mu that the batch has."""
     _choose(f"{by}(behaviour)", behaviour, ("sampler", "ref", "old"))
     mu = batch.mask
     if level != "off":
@@ -163,11 +163,11 @@ def _correction(logprobs, batch: Batch, behaviour: Source, level: Level, cap: fl
 
 
 def _calibration(values: jax.Array, batch: Batch) -> dict:
-    """V at the first policy token, and the sum of the rewards after it: means over the sequences of
-    a row, [B] each."""
-    first = (batches.segment_order(batch) == 0) & (batch.mask > 0)
-    count = jnp.maximum(jnp.sum(first, axis=1), 1)
-    value = jnp.sum(jnp.where(first, values, 0.0), axis=1) / count
+    """Returns V at the first policy token, and the sum of the rewards after it: means over the
+    sequences of a row, [B] each."""
+    is_first = (batches.segment_order(batch) == 0) & (batch.mask > 0)
+    count = jnp.maximum(jnp.sum(is_first, axis=1), 1)
+    value = jnp.sum(jnp.where(is_first, values, 0.0), axis=1) / count
     return {
         "value_at_prompt": value,
         "return_at_prompt": batches.row_sum(batch.rewards, batch) / count,
@@ -207,9 +207,9 @@ def dqo_policy(
     _positive(f"{by}(beta)", beta)
     batch.require("rewards", "values", "ref_logprobs", by=by)
     values = constant(batch.values, batch)
-    later = values
+    returns = values
     if not one_step:
-        later = lambda_returns(
+        returns = lambda_returns(
             batch,
             values,
             logprobs=policy.logprobs,
@@ -218,7 +218,7 @@ def dqo_policy(
             bootstrap_truncated=bootstrap_truncated,
         )
     end = _behind(batch, values, bootstrap_truncated)
-    target = constant(batch.rewards, batch) + batches.next_policy_token(later, batch) + end
+    target = constant(batch.rewards, batch) + batches.next_policy_token(returns, batch) + end
     ratio = at_tokens(policy.logprobs, batch) - constant(batch.ref_logprobs, batch)
     residual = beta * ratio - (target - values)
     weights, metrics = _correction(policy.logprobs, batch, behaviour, is_level, is_cap, by)
@@ -259,16 +259,19 @@ def dqo_value(
     _positive(f"{by}(beta)", beta)
     batch.require("rewards", "ref_logprobs", "old_logprobs", by=by)
     values = at_tokens(values, batch)
-    fixed, options = jax.lax.stop_gradient(values), {"bootstrap_truncated": bootstrap_truncated}
+    constant_values, options = (
+        jax.lax.stop_gradient(values),
+        {"bootstrap_truncated": bootstrap_truncated},
+    )
     if one_step:
         batch.require("entropy", by=f"{by}(one_step)")
-        target = constant(batch.rewards, batch) + batches.next_policy_token(fixed, batch)
-        target = target + _behind(batch, fixed, bootstrap_truncated)
-        soft = constant(batch.ref_logprobs, batch) + constant(batch.entropy, batch)
-        target = target + beta * soft
+        target = constant(batch.rewards, batch) + batches.next_policy_token(constant_values, batch)
+        target = target + _behind(batch, constant_values, bootstrap_truncated)
+        soft_bonus = constant(batch.ref_logprobs, batch) + constant(batch.entropy, batch)
+        target = target + beta * soft_bonus
     else:
         target = lambda_returns(
-            batch, fixed, logprobs=batch.old_logprobs, beta=beta, lam=lam, **options
+            batch, constant_values, logprobs=batch.old_logprobs, beta=beta, lam=lam, **options
         )
     residual = target - values
     weights, metrics = _correction(batch.old_logprobs, batch, behaviour, is_level, is_cap, by)
@@ -279,23 +282,25 @@ def dqo_value(
         "dqo_target": target,
         "dqo_target_square": target**2,
     }
-    return weights * residual**2, metrics | _calibration(fixed, batch)
+    return weights * residual**2, metrics | _calibration(constant_values, batch)
 
 
 # -- DRO
 
 
 def prompt_values(values: jax.Array, batch: Batch) -> jax.Array:
-    """V of the prompt: the value at the first policy token, 0 for a row without one: [B, S] -> [B].
+    """Returns V of the prompt: the value at the first policy token, 0 for a row without one: [B, S]
+    -> [B].
 
     That token's state is the prompt alone. Rows are unpacked.
     """
-    first = (batches.segment_order(batch) == 0) & (batch.mask > 0)
-    return jnp.sum(jnp.where(first, values, 0.0), axis=1)
+    is_first = (batches.segment_order(batch) == 0) & (batch.mask > 0)
+    return jnp.sum(jnp.where(is_first, values, 0.0), axis=1)
 
 
 def _outcomes(batch: Batch, by: str) -> jax.Array:
-    """The reward of each row: the sum of its rewards, or its score where no rewards were placed."""
+    """Returns the reward of each row: the sum of its rewards, or its score where no rewards were
+    placed."""
     if batch.rewards is None:
         batch.require("scores", by=by)
         return jax.lax.stop_gradient(batch.scores)
@@ -303,7 +308,7 @@ def _outcomes(batch: Batch, by: str) -> jax.Array:
 
 
 def _dro_residual(ratio, value, batch: Batch, tau: float, by: str):
-    """(r - V - tau ratio, metrics), all [B]."""
+    """Returns (r - V - tau ratio, metrics), all [B]."""
     _positive(f"{by}(tau)", tau)
     reward = _outcomes(batch, by)
     residual = reward - value - tau * ratio
@@ -316,7 +321,7 @@ def _dro_residual(ratio, value, batch: Batch, tau: float, by: str):
 
 
 def _log_ratio(logprobs: jax.Array, batch: Batch, by: str) -> jax.Array:
-    """log pi(y) - log ref(y): [B]."""
+    """Returns log pi(y) - log ref(y): [B]."""
     batch.require("ref_logprobs", by=by)
     return jnp.sum(at_tokens(logprobs, batch) - constant(batch.ref_logprobs, batch), axis=1)
 
@@ -353,8 +358,8 @@ def dro_policy(
         value = prompt_values(batch.values, batch)
     ratio = _log_ratio(policy.logprobs, batch, by)
     if gradient == "rescaled":
-        fixed = jax.lax.stop_gradient(ratio)
-        ratio = fixed + (ratio - fixed) / tau
+        constant_ratio = jax.lax.stop_gradient(ratio)
+        ratio = constant_ratio + (ratio - constant_ratio) / tau
     residual, metrics = _dro_residual(ratio, jax.lax.stop_gradient(value), batch, tau, by)
     return 0.5 * residual**2, metrics
 

@@ -29,10 +29,11 @@ def squared_error(values: jax.Array, batch: Batch, *, clip: NotNegative | None =
     metrics = {"vpred": values}
     if clip is not None:
         batch.require("values", by="squared_error(clip)")
-        old = jax.lax.stop_gradient(batch.values)
-        # Not old + clip(V - old): what rounding adds to a value inside would count as clipped.
-        bounded = jnp.clip(values, old - clip, old + clip)
-        other = jnp.where(batch.mask > 0, bounded - returns, 0.0) ** 2
-        metrics["vf_clipfrac"] = (other > error).astype(jnp.float32)
-        error = jnp.maximum(error, other)
+        old_values = jax.lax.stop_gradient(batch.values)
+        # The sum old + clip(V - old) would not do: what rounding adds to a value inside would count
+        # as clipped.
+        bounded = jnp.clip(values, old_values - clip, old_values + clip)
+        clipped_error = jnp.where(batch.mask > 0, bounded - returns, 0.0) ** 2
+        metrics["vf_clipfrac"] = (clipped_error > error).astype(jnp.float32)
+        error = jnp.maximum(error, clipped_error)
     return 0.5 * error, metrics

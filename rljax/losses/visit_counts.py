@@ -28,7 +28,7 @@ def visit_cross_entropy(policy: PolicyOutputs, batch: Batch):
     Raises InputError where the batch lacks target_ids or target_probs.
     """
     batch.require("target_ids", "target_probs", by="visit_cross_entropy")
-    # (What was never visited has no weight, whatever stands there.)
+    # A token that was never visited has no weight, whatever stands there.
     weighed = (batch.mask > 0)[..., None] & (batch.target_probs > 0)
     probs = jax.lax.stop_gradient(jnp.where(weighed, batch.target_probs, 0.0))
     logprobs = jnp.where(weighed, policy.targets, 0.0)

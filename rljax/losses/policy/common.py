@@ -41,7 +41,7 @@ METRICS = {
     ),
 }
 
-# Which log-probs a ratio divides by: those recomputed by the trainer, or the sampler's own.
+# The log-probs that a ratio divides by: those recomputed by the trainer, or the sampler's own.
 Behaviour = Literal["old", "sampler"]
 # One ratio per token, or the geometric mean of a sequence's ratios at each of its tokens.
 Level = Literal["token", "sequence"]
@@ -65,17 +65,17 @@ def clip(x: jax.Array, low, high) -> jax.Array:
 
 
 def constant(x: jax.Array, batch: Batch) -> jax.Array:
-    """x [B, S] at policy tokens and 0 elsewhere, without gradient."""
+    """Returns x [B, S] at policy tokens and 0 elsewhere, without gradient."""
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, x, 0.0))
 
 
 def policy_logprobs(policy: PolicyOutputs, batch: Batch) -> jax.Array:
-    """log pi at policy tokens and 0 elsewhere: [B, S]."""
+    """Returns log pi at policy tokens and 0 elsewhere: [B, S]."""
     return jnp.where(batch.mask > 0, policy.logprobs, 0.0)
 
 
 def batch_advantages(batch: Batch, *, by: str) -> jax.Array:
-    """The batch's advantages at policy tokens and 0 elsewhere, without gradient: [B, S].
+    """Returns the batch's advantages at policy tokens and 0 elsewhere, without gradient: [B, S].
 
     Raises InputError, in the name of the loss `by`, where the batch has none.
     """
@@ -84,7 +84,8 @@ def batch_advantages(batch: Batch, *, by: str) -> jax.Array:
 
 
 def log_difference(policy: PolicyOutputs, batch: Batch, *, by: str, behaviour: Behaviour = "old"):
-    """log pi - log pi_old (or log pi_sampler) at policy tokens, else 0, not clamped: [B, S].
+    """Returns log pi - log pi_old (or log pi_sampler) at policy tokens, else 0, not clamped: [B,
+    S].
 
     Raises InputError, in the name of the loss `by`, where the batch has no such log-probs.
     """
@@ -96,12 +97,13 @@ def log_difference(policy: PolicyOutputs, batch: Batch, *, by: str, behaviour: B
 def log_ratio(
     policy: PolicyOutputs, batch: Batch, *, by: str, behaviour: Behaviour = "old"
 ) -> jax.Array:
-    """log_difference clamped to +-20: [B, S]. Raises InputError as that does."""
+    """Returns log_difference clamped to +-20: [B, S]. Raises InputError as that does."""
     return clip(log_difference(policy, batch, by=by, behaviour=behaviour), -20.0, 20.0)
 
 
 def sequence_mean(x: jax.Array, batch: Batch, tokens: jax.Array | None = None) -> jax.Array:
-    """Mean of x over the policy tokens of each token's own sequence, at every token: [B, S].
+    """Returns the mean of x over the policy tokens of each token's own sequence, at every token:
+    [B, S].
 
     `tokens` replaces the number of those tokens as the divisor.
     """
@@ -110,31 +112,35 @@ def sequence_mean(x: jax.Array, batch: Batch, tokens: jax.Array | None = None) -
 
 
 def ratio_at(level: Level, difference: jax.Array, batch: Batch) -> jax.Array:
-    """exp(log-ratio [B, S]), or exp(its mean over the sequence) at each of its tokens: [B, S]."""
+    """Returns exp(log-ratio [B, S]), or exp(its mean over the sequence) at each of its tokens: [B,
+    S]."""
     if level == "token":
         return jnp.exp(difference)
     return jnp.exp(clip(sequence_mean(difference, batch), -20.0, 20.0))
 
 
 def at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
-    """x [B, S] at policy tokens and 0 elsewhere: no value of a sequence, nor gradient, there."""
+    """Returns x [B, S] at policy tokens and 0 elsewhere: no value of a sequence, nor gradient,
+    there."""
     return jnp.where(batch.mask > 0, x, 0.0)
 
 
 def drift_metrics(difference: jax.Array) -> dict:
-    """ppo_kl = old - new and ppo_k3 = r - 1 - log r, log r clamped to +-20, of `difference` =
-    log r: [B, S] each."""
+    """Returns ppo_kl = old - new and ppo_k3 = r - 1 - log r, log r clamped to +-20, of `difference`
+    = log r: [B, S] each."""
     bounded = clip(difference, -20.0, 20.0)
     return {"ppo_kl": -difference, "ppo_k3": jnp.exp(bounded) - 1 - bounded}
 
 
 def indicator(condition: jax.Array, batch: Batch) -> jax.Array:
-    """1 where the condition [B, S] holds at a policy token, else 0: its masked mean is a share."""
+    """Returns 1 where the condition [B, S] holds at a policy token, else 0: its masked mean is a
+    share."""
     return (condition & (batch.mask > 0)).astype(batch.mask.dtype)
 
 
 def row_mean(x: jax.Array, batch: Batch) -> jax.Array:
-    """Mean over a row's sequences of a value that stands at each of their tokens: [B, S] -> [B]."""
+    """Returns the mean over a row's sequences of a value that stands at each of their tokens: [B,
+    S] -> [B]."""
     share = 1.0 / jnp.maximum(batches.segment_tokens(batch), 1)
     total = batches.row_sum(share * x, batch)
     return total / jnp.maximum(batches.row_sum(share, batch), 1)
@@ -143,15 +149,16 @@ def row_mean(x: jax.Array, batch: Batch) -> jax.Array:
 def keep_near_sequences(
     policy: PolicyOutputs, batch: Batch, max_kl: float, *, by: str
 ) -> jax.Array:
-    """1, but 0 where A < 0 and the mean of log sampler - log pi over the sequence exceeds max_kl.
+    """Returns 1, but 0 where A < 0 and the mean of log sampler - log pi over the sequence exceeds
+    max_kl.
 
     DeepSeek-V3.2's off-policy sequence mask (arXiv 2512.02556): a sequence that the policy would
     hardly sample any more is not pushed down further. No gradient: [B, S]. Raises InputError where
     the batch has no advantages or no log-probs of the sampler.
     """
     gap = jax.lax.stop_gradient(-log_difference(policy, batch, by=by, behaviour="sampler"))
-    near = sequence_mean(gap, batch) <= max_kl
-    return (near | (batch_advantages(batch, by=by) >= 0)).astype(batch.mask.dtype)
+    is_near = sequence_mean(gap, batch) <= max_kl
+    return (is_near | (batch_advantages(batch, by=by) >= 0)).astype(batch.mask.dtype)
 
 
 # -- what the contracts of the losses with a ratio declare
@@ -160,5 +167,5 @@ RATIO = ("advantages", "old_logprobs")
 
 
 def ratio_and_near_sequences(options: dict) -> tuple[str, ...]:
-    """The fields of a ratio loss with the option max_sequence_kl."""
+    """Returns the fields that a ratio loss with the option max_sequence_kl reads."""
     return RATIO if options["max_sequence_kl"] is None else (*RATIO, "sampler_logprobs")

@@ -46,16 +46,17 @@ METRICS = {
 
 
 def _covariance(policy: PolicyOutputs, batch: Batch, advantages: jax.Array) -> jax.Array:
-    """(A - mean A)(log pi - mean log pi) at policy tokens, 0 elsewhere; no gradient: [B, S]."""
+    """Returns (A - mean A)(log pi - mean log pi) at policy tokens, 0 elsewhere; no gradient: [B,
+    S]."""
     logprobs = jax.lax.stop_gradient(policy_logprobs(policy, batch))
-    keep = batch.mask
-    a = advantages - batches.masked_mean(advantages, keep)
-    b = logprobs - batches.masked_mean(logprobs, keep)
+    mask = batch.mask
+    a = advantages - batches.masked_mean(advantages, mask)
+    b = logprobs - batches.masked_mean(logprobs, mask)
     return constant(a * b, batch)
 
 
 def _count(fraction: float, batch: Batch) -> jax.Array:
-    """max(1, floor(fraction N)), N the policy tokens, in integers: no rounding of N.
+    """Returns max(1, floor(fraction N)), N the policy tokens, in integers: no rounding of N.
 
     Where JAX has float64 it is Python's int(fraction * N), rounding of the product included.
     """
@@ -71,7 +72,8 @@ def _count(fraction: float, batch: Batch) -> jax.Array:
 
 
 def _ranks(order: jax.Array, eligible: jax.Array) -> jax.Array:
-    """Rank of each eligible token by ascending order, ties by lower flat index; the rest follow."""
+    """Returns the rank of each eligible token by ascending order, ties by lower flat index; the
+    rest follow."""
     order, eligible = order.reshape(-1), eligible.reshape(-1)
     by_order = jnp.argsort(order, stable=True)
     by_eligible = by_order[jnp.argsort(~eligible[by_order], stable=True)]
@@ -79,14 +81,16 @@ def _ranks(order: jax.Array, eligible: jax.Array) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which every output bit depends on every input bit (murmur3)."""
+    """Returns a bijection of uint32 in which every output bit depends on every input bit
+    (murmur3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def _shuffle(batch: Batch, seed: int) -> jax.Array:
-    """A pseudo-random number per token from (seed, policy version, its sequence, its position).
+    """Returns a pseudo-random number per token from (seed, policy version, its sequence, its
+    position).
 
     It depends on neither row, column nor padding, so that a permuted, padded or packed batch draws
     the same tokens; other samples or a newer policy draw others: uint32 [B, S].
@@ -110,23 +114,24 @@ def _shuffle(batch: Batch, seed: int) -> jax.Array:
 def _clip_cov(
     policy, batch, difference, order, *, clip_low, clip_high, cov_low, cov_high, fraction
 ):
-    """clip_cov of a log-ratio [B, S], drawing the first k eligible tokens by `order` [B, S].
+    """Computes clip_cov of a log-ratio [B, S], drawing the first k eligible tokens by `order` [B,
+    S].
 
     Returns the eligible tokens as well.
     """
     advantages = batch_advantages(batch, by="clip_cov")
-    loss, cut = clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
+    loss, is_clipped = clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
     covariance = _covariance(policy, batch, advantages)
-    eligible = (batch.mask > 0) & ~cut & (covariance > cov_low) & (covariance < cov_high)
+    eligible = (batch.mask > 0) & ~is_clipped & (covariance > cov_low) & (covariance < cov_high)
     k = _count(fraction, batch)
-    drawn = eligible & (_ranks(order, eligible) < k).reshape(eligible.shape)
+    is_drawn = eligible & (_ranks(order, eligible) < k).reshape(eligible.shape)
     metrics = {
-        "pg_clipfrac": indicator(cut, batch),
-        "cov_clipfrac": indicator(drawn, batch),
+        "pg_clipfrac": indicator(is_clipped, batch),
+        "cov_clipfrac": indicator(is_drawn, batch),
         "cov": covariance,
         "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
     }
-    return jnp.where(drawn, 0.0, loss), metrics | drift_metrics(difference), eligible
+    return jnp.where(is_drawn, 0.0, loss), metrics | drift_metrics(difference), eligible
 
 
 @contract(safe=True, reads=RATIO, whole_step=True)
@@ -164,17 +169,17 @@ def clip_cov(
 
 
 def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
-    """kl_cov of a given log-ratio [B, S]."""
+    """Computes kl_cov of a given log-ratio [B, S]."""
     advantages = batch_advantages(batch, by="kl_cov")
     covariance = _covariance(policy, batch, advantages)
-    keep, k = batch.mask > 0, _count(fraction, batch)
-    chosen = keep & (_ranks(-covariance, keep) < k).reshape(keep.shape)
+    is_policy, k = batch.mask > 0, _count(fraction, batch)
+    is_penalised = is_policy & (_ranks(-covariance, is_policy) < k).reshape(is_policy.shape)
     # x sign(x), not |x|: its derivative at 0 is 0.
     penalty = kl_coef * difference * jnp.sign(difference)
-    loss = -advantages * jnp.exp(difference) + jnp.where(chosen, penalty, 0.0)
+    loss = -advantages * jnp.exp(difference) + jnp.where(is_penalised, penalty, 0.0)
     metrics = {
         "cov": covariance,
-        "cov_klfrac": indicator(chosen, batch),
+        "cov_klfrac": indicator(is_penalised, batch),
         "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
     }
     return loss, metrics | drift_metrics(difference)
@@ -194,15 +199,15 @@ def kl_cov(
 
 
 def high_entropy(policy: PolicyOutputs, batch: Batch, fraction: float) -> jax.Array:
-    """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step, else 0:
-    [B, S]."""
+    """Returns 1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step,
+    else 0: [B, S]."""
     entropy = constant(policy.entropy, batch)
     ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
     n = jnp.sum((batch.mask > 0).astype(jnp.int32))
     rank = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
-    below = jnp.floor(rank).astype(jnp.int32)
-    low, high = ordered[below], ordered[jnp.minimum(below + 1, jnp.maximum(n - 1, 0))]
-    threshold = low + (high - low) * (rank - below)  # linear between the two neighbours
+    lower_index = jnp.floor(rank).astype(jnp.int32)
+    low, high = ordered[lower_index], ordered[jnp.minimum(lower_index + 1, jnp.maximum(n - 1, 0))]
+    threshold = low + (high - low) * (rank - lower_index)  # linear between the two neighbours
     return indicator(jnp.where(n > 0, entropy >= threshold, False), batch)
 
 

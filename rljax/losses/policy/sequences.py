@@ -49,7 +49,8 @@ METRICS = {
 
 
 def _sequence_metrics(ratio, batch: Batch) -> dict:
-    """Mean over sequences, and maximum, of a ratio that stands at each of their tokens."""
+    """Returns the mean over sequences, and the maximum, of a ratio that stands at each of their
+    tokens."""
     return {"sequence_ratio": row_mean(ratio, batch), "sequence_ratio_max": ratio}
 
 
@@ -75,8 +76,8 @@ def gspo(
     advantages = batch_advantages(batch, by="gspo")
     difference = log_difference(policy, batch, by="gspo")
     # The sequence's log-ratio is clamped, not each token's: a far token keeps its gradient.
-    gather = sequence_mean if length_normalized else batches.segment_sum
-    ratio = jnp.exp(clip(gather(difference, batch), -20.0, 20.0))
+    per_sequence = sequence_mean if length_normalized else batches.segment_sum
+    ratio = jnp.exp(clip(per_sequence(difference, batch), -20.0, 20.0))
     loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics["pg_clipfrac_seq"] = row_mean(metrics["pg_clipfrac"], batch)
     metrics |= _sequence_metrics(ratio, batch)
@@ -101,33 +102,34 @@ def gspo_token(
     difference = log_difference(policy, batch, by="gspo_token")
     logprobs = policy_logprobs(policy, batch)
     mean = jax.lax.stop_gradient(clip(sequence_mean(difference, batch), -20.0, 20.0))
-    own = logprobs - jax.lax.stop_gradient(logprobs)
-    ratio = jnp.exp(clip(mean + own, -jnp.inf, 10.0))
+    token_part = logprobs - jax.lax.stop_gradient(logprobs)
+    ratio = jnp.exp(clip(mean + token_part, -jnp.inf, 10.0))
     loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, None)
     metrics["pg_clipfrac_seq"] = row_mean(metrics["pg_clipfrac"], batch)
     return loss, metrics | _sequence_metrics(ratio, batch)
 
 
-def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, weight, fraction=1.0):
-    """GMPO over the kept tokens [B, S], each mean dividing by `tokens`, times one weight."""
+def _gmpo(policy, batch, clip_low: float, clip_high: float, included, tokens, weight, fraction=1.0):
+    """Computes GMPO over the included tokens [B, S], where each mean divides by `tokens`, times one
+    weight."""
     advantages = batch_advantages(batch, by="gmpo")
     difference = log_difference(policy, batch, by="gmpo")
     sign = jnp.sign(advantages)
     clipped = clip(difference, -clip_low, clip_high)
     # One-sided as in PPO: only what would raise the objective is cut.
-    cut = sign * difference > sign * clipped
-    taken = jnp.where(cut, clipped, difference)
-    taken = jnp.where(sign == 0, 0.0, taken)
-    advantage = sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
+    is_clipped = sign * difference > sign * clipped
+    bounded = jnp.where(is_clipped, clipped, difference)
+    bounded = jnp.where(sign == 0, 0.0, bounded)
+    advantage = sequence_mean(jnp.where(included, advantages, 0.0), batch, tokens)
     if fraction < 1:  # only the geometric mean leaves the others out: of no token it is 1
-        keep = keep & (high_entropy(policy, batch, fraction) > 0)
-        tokens = jnp.maximum(batches.segment_sum(keep.astype(batch.mask.dtype), batch), 1)
-    mean = sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens)
+        included = included & (high_entropy(policy, batch, fraction) > 0)
+        tokens = jnp.maximum(batches.segment_sum(included.astype(batch.mask.dtype), batch), 1)
+    mean = sequence_mean(jnp.where(included, bounded, 0.0), batch, tokens)
     ratio = jnp.exp(clip(mean, -20.0, 20.0))
     metrics = {
-        "pg_clipfrac": indicator(cut, batch),
-        "pg_clipfrac_upper": indicator(cut & (sign > 0), batch),
-        "pg_clipfrac_under": indicator(cut & (sign < 0), batch),
+        "pg_clipfrac": indicator(is_clipped, batch),
+        "pg_clipfrac_upper": indicator(is_clipped & (sign > 0), batch),
+        "pg_clipfrac_under": indicator(is_clipped & (sign < 0), batch),
     }
     metrics |= _sequence_metrics(ratio, batch) | drift_metrics(difference)
     return at_tokens(-advantage * ratio * weight, batch), metrics
@@ -157,20 +159,21 @@ def gmpo(
     ppo_high_entropy; a sequence without one has ratio 1 and no gradient.
     Metrics: pg_clipfrac = pg_clipfrac_upper + pg_clipfrac_under, sequence_ratio, ppo_kl, ppo_k3.
     """
-    keep = batch.mask > 0
+    included = batch.mask > 0
     log_weights = jnp.zeros_like(batch.mask)
     if batch.weights is not None:
         weights = constant(batch.weights, batch)
-        keep = keep & (weights > 0)
-        log_weights = jnp.log(jnp.where(keep, weights + 1e-10, 1.0))
-    left = batches.segment_sum(keep.astype(batch.mask.dtype), batch)
-    tokens = jnp.maximum(left, 1)
-    weight = jnp.where(left > 0, jnp.exp(sequence_mean(log_weights, batch, tokens)), 0.0)
-    return _gmpo(policy, batch, clip_low, clip_high, keep, tokens, weight, fraction)
+        included = included & (weights > 0)
+        log_weights = jnp.log(jnp.where(included, weights + 1e-10, 1.0))
+    token_count = batches.segment_sum(included.astype(batch.mask.dtype), batch)
+    tokens = jnp.maximum(token_count, 1)
+    weight = jnp.where(token_count > 0, jnp.exp(sequence_mean(log_weights, batch, tokens)), 0.0)
+    return _gmpo(policy, batch, clip_low, clip_high, included, tokens, weight, fraction)
 
 
 def _vespo_weight(log_weight, advantages, k_positive, lam_positive, k_negative, lam_negative):
-    """exp(lam) w^k exp(-lam w), k and lam by the sign of A: largest where w = k / lam."""
+    """Returns exp(lam) w^k exp(-lam w), k and lam by the sign of A: it is largest where w = k /
+    lam."""
     k = jnp.where(advantages >= 0, k_positive, k_negative)
     lam = jnp.maximum(jnp.where(advantages >= 0, lam_positive, lam_negative), 1e-4)
     log_weight = clip(log_weight, math.log(1e-8), 20.0)
@@ -199,10 +202,10 @@ def vespo(
     if batch.weights is not None:
         # A token of weight 0 was dropped: it leaves product and loss, and a sequence whose tokens
         # were all dropped is exactly 0.
-        keep = (batch.mask > 0) & (batch.weights > 0)
-        log_weights = jnp.log(jnp.maximum(jnp.where(keep, batch.weights, 1.0), 1e-8))
+        included = (batch.mask > 0) & (batch.weights > 0)
+        log_weights = jnp.log(jnp.maximum(jnp.where(included, batch.weights, 1.0), 1e-8))
         total = total + batches.segment_sum(jnp.minimum(log_weights, 20.0), batch)
-        advantages = jnp.where(keep, advantages, 0.0)
+        advantages = jnp.where(included, advantages, 0.0)
     phi = jax.lax.stop_gradient(
         _vespo_weight(total, advantages, k_positive, lam_positive, k_negative, lam_negative)
     )
@@ -211,10 +214,10 @@ def vespo(
 
 
 def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
-    """Mean of x [B] over the rows of the same group that have policy tokens: [B]."""
+    """Returns the mean of x [B] over the rows of the same group that have policy tokens: [B]."""
     live = (jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype)
-    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype) * live[None, :]
-    return same @ (live * x) / jnp.maximum(same @ live, 1)
+    peers = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype) * live[None, :]
+    return peers @ (live * x) / jnp.maximum(peers @ live, 1)
 
 
 @contract(safe=True, reads=(*RATIO, "group"), whole_step=True)
@@ -233,8 +236,8 @@ def gvpo(policy: PolicyOutputs, batch: Batch, *, beta: AboveZero = 0.1):
     total = batches.row_sum(log_difference(policy, batch, by="gvpo"), batch)
     centred = total - jax.lax.stop_gradient(_group_mean(total, batch))
     live = (count > 0).astype(batch.mask.dtype)
-    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
-    size = same @ live
+    peers = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
+    size = peers @ live
     scale = jnp.where(size > 1, size / jnp.maximum(size - 1, 1), 0.0)
     residual = advantage - beta * centred
     loss = 0.5 * scale * residual**2
@@ -272,7 +275,7 @@ def trajectory_balance(
 
 
 def balance(policy, batch, log_z, beta: float, weight_max: float, count: jax.Array):
-    """The loss of trajectory_balance by rows, its means divided by count [B]: [B]."""
+    """Returns the loss of trajectory_balance by rows, its means divided by count [B]: [B]."""
     by = "trajectory_balance"
     batch.require("ref_logprobs", by=by)
     logprobs = policy_logprobs(policy, batch)

@@ -79,21 +79,21 @@ def gpg(policy: PolicyOutputs, batch: Batch):
 
 
 def clipped_surrogate(advantages, ratio, clip_low: float, clip_high: float):
-    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) [B, S], and whether the second one is the
-    larger [B, S]."""
+    """Returns max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) [B, S], and whether the second one
+    is the larger [B, S]."""
     unclipped = -advantages * ratio
     clipped = -advantages * clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(unclipped, clipped), clipped > unclipped
 
 
 def ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip):
-    """The dual-clipped surrogate of a ratio [B, S], and its metrics; `difference` is the log-ratio
-    of the tokens, [B, S]."""
-    loss, cut = clipped_surrogate(advantages, ratio, clip_low, clip_high)
+    """Returns the dual-clipped surrogate of a ratio [B, S], and its metrics; `difference` is the
+    log-ratio of the tokens, [B, S]."""
+    loss, is_clipped = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     metrics = {
-        "pg_clipfrac": indicator(cut, batch),
-        "pg_clipfrac_upper": indicator(cut & (advantages > 0), batch),
-        "pg_clipfrac_under": indicator(cut & (advantages < 0), batch),
+        "pg_clipfrac": indicator(is_clipped, batch),
+        "pg_clipfrac_upper": indicator(is_clipped & (advantages > 0), batch),
+        "pg_clipfrac_under": indicator(is_clipped & (advantages < 0), batch),
     }
     if dual_clip is not None:
         bound = -advantages * dual_clip
@@ -153,8 +153,8 @@ def decoupled_ppo(
     advantages = batch_advantages(batch, by="decoupled_ppo")
     difference = log_ratio(policy, batch, by="decoupled_ppo")
     behaviour = behaviour_logprobs(batch, by="decoupled_ppo")
-    stale = constant(batch.old_logprobs, batch) - constant(behaviour, batch)
-    weight = jnp.exp(clip(stale, -20.0, 20.0))
+    log_weight = constant(batch.old_logprobs, batch) - constant(behaviour, batch)
+    weight = jnp.exp(clip(log_weight, -20.0, 20.0))
     ratio = jnp.exp(difference)
     loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics |= {
@@ -219,22 +219,22 @@ def sapo(
     return -gate * advantages, drift_metrics(difference)
 
 
-def _truncated_gradient(policy, batch, advantages, difference, ratio_max: float, leaves):
-    """-sg(min(r, ratio_max)) A log pi, and 0 at the tokens that leave the trust region."""
+def _truncated_gradient(policy, batch, advantages, difference, ratio_max: float, has_left):
+    """Returns -sg(min(r, ratio_max)) A log pi, and 0 at the tokens that leave the trust region."""
     ratio = jax.lax.stop_gradient(jnp.exp(difference))
-    kept = jnp.where(leaves, 0.0, jnp.minimum(ratio, ratio_max))
+    weight = jnp.where(has_left, 0.0, jnp.minimum(ratio, ratio_max))
     metrics = {
-        "pg_clipfrac": indicator(leaves, batch),
-        "pg_truncfrac": indicator(~leaves & (ratio > ratio_max), batch),
+        "pg_clipfrac": indicator(has_left, batch),
+        "pg_truncfrac": indicator(~has_left & (ratio > ratio_max), batch),
     }
-    loss = -advantages * kept * policy_logprobs(policy, batch)
+    loss = -advantages * weight * policy_logprobs(policy, batch)
     return loss, metrics | drift_metrics(difference)
 
 
 def _probabilities(policy: PolicyOutputs, batch: Batch):
-    """(pi, pi_old) of the tokens, constants, 1 where there is no policy token."""
-    new = jax.lax.stop_gradient(policy_logprobs(policy, batch))
-    return jnp.exp(new), jnp.exp(constant(batch.old_logprobs, batch))
+    """Returns (pi, pi_old) of the tokens, constants, 1 where there is no policy token."""
+    logprobs = jax.lax.stop_gradient(policy_logprobs(policy, batch))
+    return jnp.exp(logprobs), jnp.exp(constant(batch.old_logprobs, batch))
 
 
 @contract(safe=True, reads=RATIO)
@@ -254,9 +254,9 @@ def dppo_tv(
     """
     advantages = batch_advantages(batch, by="dppo_tv")
     difference = log_ratio(policy, batch, by="dppo_tv")
-    new, old = _probabilities(policy, batch)
-    leaves = jnp.where(advantages > 0, new - old > clip_high, old - new > clip_low)
-    return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
+    pi, pi_old = _probabilities(policy, batch)
+    has_left = jnp.where(advantages > 0, pi - pi_old > clip_high, pi_old - pi > clip_low)
+    return _truncated_gradient(policy, batch, advantages, difference, ratio_max, has_left)
 
 
 @contract(safe=True, reads=RATIO)
@@ -276,15 +276,15 @@ def dppo_kl(
     """
     advantages = batch_advantages(batch, by="dppo_kl")
     difference = log_ratio(policy, batch, by="dppo_kl")
-    new, old = _probabilities(policy, batch)
+    pi, pi_old = _probabilities(policy, batch)
     # A probability that rounds to 1 would give log 0; the other side is then at least one rounding.
-    most = 1 - jnp.finfo(new.dtype).epsneg
-    other = jnp.log1p(-jnp.minimum(old, most)) - jnp.log1p(-jnp.minimum(new, most))
-    kl = -old * jax.lax.stop_gradient(difference) + (1 - old) * other
-    up = (new > old) & (kl > clip_high)
-    down = (new < old) & (kl > clip_low)
-    leaves = jnp.where(advantages > 0, up, down)
-    return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
+    largest = 1 - jnp.finfo(pi.dtype).epsneg
+    log_other = jnp.log1p(-jnp.minimum(pi_old, largest)) - jnp.log1p(-jnp.minimum(pi, largest))
+    kl = -pi_old * jax.lax.stop_gradient(difference) + (1 - pi_old) * log_other
+    rose = (pi > pi_old) & (kl > clip_high)
+    fell = (pi < pi_old) & (kl > clip_low)
+    has_left = jnp.where(advantages > 0, rose, fell)
+    return _truncated_gradient(policy, batch, advantages, difference, ratio_max, has_left)
 
 
 @contract(safe=True, reads=RATIO)

@@ -102,31 +102,31 @@ def rows_of(x: jax.Array, rows_per_example: int, *, by: str) -> tuple[jax.Array,
 
 
 def sequence_logprobs(policy: PolicyOutputs, batch: Batch) -> jax.Array:
-    """log pi(y|x), the sum over a row's policy tokens: [B]; 0 for an empty response."""
+    """Returns log pi(y|x), the sum over a row's policy tokens: [B]; 0 for an empty response."""
     return batches.row_sum(policy.logprobs, batch)
 
 
 def reference_logprobs(batch: Batch, *, by: str) -> jax.Array:
-    """log ref(y|x) of each row, without gradient: [B]. Raises InputError where the
-    batch has none."""
+    """Returns log ref(y|x) of each row, without gradient: [B]. Raises InputError where the batch
+    has none."""
     batch.require("ref_logprobs", by=by)
     return jax.lax.stop_gradient(batches.row_sum(batch.ref_logprobs, batch))
 
 
 def log_ratios(policy: PolicyOutputs, batch: Batch, *, by: str) -> jax.Array:
-    """Delta = log pi(y|x) - log ref(y|x) of each row: [B]. Raises InputError where the batch has
-    no ref_logprobs."""
+    """Returns Delta = log pi(y|x) - log ref(y|x) of each row: [B]. Raises InputError where the
+    batch has no ref_logprobs."""
     return sequence_logprobs(policy, batch) - reference_logprobs(batch, by=by)
 
 
 def row_tokens(batch: Batch) -> jax.Array:
-    """Number of policy tokens of each row, at least 1 so that it can divide: [B]."""
+    """Returns the number of policy tokens of each row, at least 1 so that it can divide: [B]."""
     return jnp.maximum(jnp.sum(batch.mask > 0, axis=1), 1).astype(batch.mask.dtype)
 
 
 def constant_scores(batch: Batch, *, by: str) -> jax.Array:
-    """batch.scores, the label or the reward of each row, without gradient: [B]. Raises InputError
-    where the batch has none."""
+    """Returns batch.scores, the label or the reward of each row, without gradient: [B]. Raises
+    InputError where the batch has none."""
     batch.require("scores", by=by)
     return jax.lax.stop_gradient(batch.scores)
 
@@ -141,7 +141,7 @@ def step_token_mean(x: jax.Array, keep: jax.Array, batch: Batch, rows_per_exampl
     counted = jnp.any(batch.mask > 0, axis=1)
     counted = sum(rows_of(counted.astype(x.dtype), rows_per_example, by=by)) > 0
     keep = keep & counted[:, None]
-    examples, tokens = (jnp.sum(kept.astype(x.dtype)) for kept in (counted, keep))
+    examples, tokens = (jnp.sum(counts.astype(x.dtype)) for counts in (counted, keep))
     return jnp.sum(jnp.where(keep, x, 0.0), axis=1) * (examples / jnp.maximum(tokens, 1))
 
 

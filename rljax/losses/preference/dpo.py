@@ -46,33 +46,35 @@ def divergence_score(log_ratio: jax.Array, divergence: str = "reverse_kl", alpha
 
 
 def _length_desensitised(batch: Batch, ld_alpha: float, *, by: str) -> jax.Array:
-    """1 for the first min(|y_w|, |y_l|) tokens of either row, ld_alpha for what is longer: [B, S].
+    """Returns 1 for the first min(|y_w|, |y_l|) tokens of either row, ld_alpha for what is longer:
+    [B, S].
 
-    LD-DPO, arXiv 2409.06411."""
+    LD-DPO, arXiv 2409.06411.
+    """
     tokens = jnp.sum(batch.mask > 0, axis=1)
-    shared = jnp.repeat(jnp.minimum(*rows_of(tokens, 2, by=by)), 2)
-    return jnp.where(batches.segment_order(batch) < shared[:, None], 1.0, ld_alpha)
+    shared_length = jnp.repeat(jnp.minimum(*rows_of(tokens, 2, by=by)), 2)
+    return jnp.where(batches.segment_order(batch) < shared_length[:, None], 1.0, ld_alpha)
 
 
 def _pair(
     policy: PolicyOutputs, batch: Batch, divergence: str, alpha: float, ld_alpha: float, *, by: str
 ):
-    """The pairwise.PairSums that the loss types read."""
+    """Returns the pairwise.PairSums that the loss types read."""
     batch.require("ref_logprobs", by=by)
-    weigh = 1.0 if ld_alpha == 1 else _length_desensitised(batch, ld_alpha, by=by)
-    logps = batches.row_sum(weigh * policy.logprobs, batch)
-    reference = jax.lax.stop_gradient(batches.row_sum(weigh * batch.ref_logprobs, batch))
+    token_weights = 1.0 if ld_alpha == 1 else _length_desensitised(batch, ld_alpha, by=by)
+    logps = batches.row_sum(token_weights * policy.logprobs, batch)
+    reference = jax.lax.stop_gradient(batches.row_sum(token_weights * batch.ref_logprobs, batch))
     scores, tokens = divergence_score(logps - reference, divergence, alpha), row_tokens(batch)
     nll = rows_of(-sequence_logprobs(policy, batch) / tokens, 2, by=by)[0]
-    whole = rows_of(-policy.logprobs, 2, by=by)[0], rows_of(batch.mask > 0, 2, by=by)[0]
+    step_terms = rows_of(-policy.logprobs, 2, by=by)[0], rows_of(batch.mask > 0, 2, by=by)[0]
     columns = (rows_of(x, 2, by=by) for x in (logps, reference, scores, tokens))
     sums = (x for pair in columns for x in pair)
-    return pairwise.PairSums(*sums, nll, step_token_mean(*whole, batch, 2, by=by))
+    return pairwise.PairSums(*sums, nll, step_token_mean(*step_terms, batch, 2, by=by))
 
 
 def _pair_weight(policy: PolicyOutputs, batch: Batch, *, by: str) -> jax.Array:
-    """Product over both rows of exp(mean over tokens of log pi - log sum_v pi_v^2), without
-    gradient: [N]."""
+    """Returns the product over both rows of exp(mean over tokens of log pi - log sum_v pi_v^2),
+    without gradient: [N]."""
     batch.require("sum_pi_squared", by=by)
     # Selected before the logarithm: a garbage 0 there would be -inf.
     energy = jnp.log(jnp.where(batch.mask > 0, batch.sum_pi_squared, 1.0))

@@ -83,8 +83,8 @@ def sppo_online(policy: PolicyOutputs, batch: Batch, *, eta: AboveZero = 1.0):
     by = "sppo_online"
     batch.require("old_logprobs", by=by)
     target = positive("eta", eta, by=by) * constant_scores(batch, by=by)
-    old = jax.lax.stop_gradient(batches.row_sum(batch.old_logprobs, batch))
-    ratios = sequence_logprobs(policy, batch) - old
+    old_logps = jax.lax.stop_gradient(batches.row_sum(batch.old_logprobs, batch))
+    ratios = sequence_logprobs(policy, batch) - old_logps
     return (ratios - target) ** 2, {"log_ratio": ratios, "target": target}
 
 

@@ -76,16 +76,16 @@ def exo_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """KL((sigmoid(h), sigmoid(-h)) || (1 - eps, eps)), [N]: EXO,
     arXiv 2402.00856; needs eps > 0."""
     h, eps = _h(pair, knobs), knobs.label_smoothing
-    right = jax.nn.sigmoid(h) * (jax.nn.log_sigmoid(h) - jnp.log1p(-eps))
-    return right + jax.nn.sigmoid(-h) * (jax.nn.log_sigmoid(-h) - jnp.log(eps))
+    chosen_term = jax.nn.sigmoid(h) * (jax.nn.log_sigmoid(h) - jnp.log1p(-eps))
+    return chosen_term + jax.nn.sigmoid(-h) * (jax.nn.log_sigmoid(-h) - jnp.log(eps))
 
 
 def nca_pair(pair: PairSums, knobs: Knobs) -> jax.Array:
     """-log sigmoid(r_w) - (log sigmoid(-r_w) + log sigmoid(-r_l)) / 2, [N]: NCA,
     arXiv 2402.05369."""
     chosen, rejected = knobs.beta * pair.chosen, knobs.beta * pair.rejected
-    both = jax.nn.log_sigmoid(-chosen) + jax.nn.log_sigmoid(-rejected)
-    return -jax.nn.log_sigmoid(chosen) - 0.5 * both
+    negatives = jax.nn.log_sigmoid(-chosen) + jax.nn.log_sigmoid(-rejected)
+    return -jax.nn.log_sigmoid(chosen) - 0.5 * negatives
 
 
 def robust(pair: PairSums, knobs: Knobs) -> jax.Array:
@@ -148,9 +148,9 @@ def sft(pair: PairSums, knobs: Knobs) -> jax.Array:
 def aot(pair: PairSums, knobs: Knobs) -> jax.Array:
     """The sigmoid loss between order statistics, sort(log pi_w/pi_l) - sort(log ref_w/ref_l), [N]:
     AOT, arXiv 2406.05882."""
-    ours = jnp.sort(pair.chosen_logps - pair.rejected_logps)
+    policy = jnp.sort(pair.chosen_logps - pair.rejected_logps)
     reference = jnp.sort(pair.ref_chosen_logps - pair.ref_rejected_logps)
-    return log_sigmoid_smoothed(knobs.beta * (ours - reference), knobs.label_smoothing)
+    return log_sigmoid_smoothed(knobs.beta * (policy - reference), knobs.label_smoothing)
 
 
 def aot_unpaired(pair: PairSums, knobs: Knobs) -> jax.Array:

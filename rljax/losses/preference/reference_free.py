@@ -36,7 +36,8 @@ LENGTH_MEANS = ("ipo", "simpo")  # these compare log pi / |y|
 
 
 def _rewards_of(logps: jax.Array, alpha: float) -> jax.Array:
-    """(1 - p^-alpha) / alpha, whose limit at alpha = 0 is log p: AlphaPO, arXiv 2501.03884."""
+    """Returns (1 - p^-alpha) / alpha, whose limit at alpha = 0 is log p: AlphaPO, arXiv
+    2501.03884."""
     if alpha == 0:
         return logps
     exponent = -alpha * logps
@@ -45,7 +46,8 @@ def _rewards_of(logps: jax.Array, alpha: float) -> jax.Array:
 
 
 def _contrast(loss: str, chosen, rejected, beta, label_smoothing, gamma) -> jax.Array:
-    """The pairwise loss of two rewards, which are made of (length means of) log-probs: [N]."""
+    """Returns the pairwise loss of two rewards, which are made of (length means of) log-probs:
+    [N]."""
     gap = chosen - rejected
     if loss == "hinge":
         return jax.nn.relu(1 - beta * gap)
@@ -56,7 +58,7 @@ def _contrast(loss: str, chosen, rejected, beta, label_smoothing, gamma) -> jax.
 
 
 def _logps(policy: PolicyOutputs, batch: Batch, loss: str) -> jax.Array:
-    """log pi(y|x), or its mean per token where the loss compares those: [B]."""
+    """Returns log pi(y|x), or its mean per token where the loss compares those: [B]."""
     logps = sequence_logprobs(policy, batch)
     return logps / row_tokens(batch) if loss in LENGTH_MEANS else logps
 
@@ -117,9 +119,9 @@ def cpo(
 
 
 def _log_odds(mean_logps: jax.Array) -> jax.Array:
-    """log(p / (1 - p)) of p = exp(x), x held below 0: an empty response has p = 1."""
-    below = jnp.where(mean_logps > -1e-7, -1e-7, mean_logps)
-    return below - jnp.log(-jnp.expm1(below))
+    """Returns log(p / (1 - p)) of p = exp(x), x held below 0: an empty response has p = 1."""
+    bounded = jnp.where(mean_logps > -1e-7, -1e-7, mean_logps)
+    return bounded - jnp.log(-jnp.expm1(bounded))
 
 
 @contract(safe=True, rows=2, whole_step=True)
@@ -137,11 +139,11 @@ def orpo(policy: PolicyOutputs, batch: Batch, *, beta: float = 0.1, prompt_nll: 
     logps = rows_of(sequence_logprobs(policy, batch) / row_tokens(batch), 2, by=by)
     log_odds = _log_odds(logps[0]) - _log_odds(logps[1])
     ratio = jax.nn.log_sigmoid(log_odds)
-    keep = batch.mask > 0
+    counted = batch.mask > 0
     if prompt_nll:
-        keep = keep | ((batch.segment_ids > 0) & (batch.positions > 0))
+        counted = counted | ((batch.segment_ids > 0) & (batch.positions > 0))
     nll = -rows_of(policy.logprobs, 2, by=by)[0]
-    nll = step_token_mean(nll, rows_of(keep, 2, by=by)[0], batch, 2, by=by)
+    nll = step_token_mean(nll, rows_of(counted, 2, by=by)[0], batch, 2, by=by)
     metrics = pair_metrics(tuple(beta * x for x in logps), logps)
     metrics |= {"nll": nll, "log_odds_ratio": ratio, "log_odds": log_odds}
     return nll - beta * ratio, metrics

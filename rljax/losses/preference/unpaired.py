@@ -41,7 +41,7 @@ def mismatched_kl(logprobs: jax.Array, batch: Batch) -> jax.Array:
 
 
 def running_mean(mean, count, step_mean, step_count):
-    """(mean, count) over what was seen before and this step's values, all scalars.
+    """Returns (mean, count) over the values seen before and this step's values, all scalars.
 
     BCO's delta (arXiv 2404.04656) is the mean that includes the present step's rewards. Start from
     (0, 0); a step of count 0 changes nothing.

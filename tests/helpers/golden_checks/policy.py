@@ -80,7 +80,7 @@ def verl_gmpo(policy_, batch, **options):
     weights = jnp.ones_like(batch.mask) if batch.weights is None else batch.weights
     mean = jnp.sum(jnp.log(weights + 1e-10) * batch.mask, axis=1, keepdims=True) / tokens
     return sequences._gmpo(
-        policy_, batch, keep=batch.mask > 0, tokens=tokens, weight=jnp.exp(mean), **options
+        policy_, batch, included=batch.mask > 0, tokens=tokens, weight=jnp.exp(mean), **options
     )
 
 
