@@ -1682,7 +1682,7 @@ BREAKS |= {
     ),
     "a row that a baseline filter drops stays in its group": (
         "rljax/dataflows/steps.py",
-        "group=jnp.where(keep > 0, batch.group, alone)",
+        "group=jnp.where(keep > 0, batch.group, own_group)",
         "group=batch.group",
         ["tests/dataflows/test_stages.py"],
     ),

@@ -40,12 +40,12 @@ class Algorithm:
     filters: tuple[Component, ...] = ()
 
     def replace(self, **fields) -> "Algorithm":
-        """A copy with these fields."""
+        """Returns a copy with these fields."""
         return dataclasses.replace(self, **fields)
 
     def update_options(self, kl_controller=None) -> dict:
-        """The keyword arguments of Actor.update that the config sets. `kl_controller` scales the KL
-        coefficient of the loss."""
+        """Returns the keyword arguments of Actor.update that the config sets. `kl_controller`
+        scales the KL coefficient of the loss."""
         scale = 1.0 if kl_controller is None or not self.kl_in_loss else kl_controller.state
         return {
             "steps": self.steps,
@@ -61,7 +61,7 @@ class Algorithm:
 
     @property
     def critic_options(self) -> dict:
-        """The keyword arguments of Critic.update that the config sets."""
+        """Keyword arguments of Critic.update that the config sets."""
         return {"steps": self.steps, "reduction": self.reduction}
 
 

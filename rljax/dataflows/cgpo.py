@@ -63,7 +63,7 @@ ConstrainedText = component_in(NAMESPACES["constrained"])
 
 
 def _rollout(options: dict) -> str:
-    # What are no pairs the page refuses.
+    # The page refuses tasks that are no pairs.
     names = tuple(pair[0] for pair in options["tasks"] if isinstance(pair, tuple) and pair)
     return f"with_baseline_response(tasks={names!r})"
 
@@ -107,16 +107,19 @@ def cgpo(
     cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *sizes, actor.row_unit))
     examples = actor.balanced(examples)
     norms = _gradient_norms(actor, examples, chosen, cfg) if gradient_norms else ({},) * len(names)
-    new, learned = actor.update(examples, chosen.loss, **cfg.update_options())
-    last = jnp.arange(batch.rows) % cfg.samples_per_prompt == cfg.samples_per_prompt - 1
-    own = sampled.replace(mask=batch.mask * ~last[:, None], ref_logprobs=batch.ref_logprobs)
-    metrics = sample_metrics(own, actor.state.step) | reference_kl(own, batch.old_logprobs)
+    new_actor, learned = actor.update(examples, chosen.loss, **cfg.update_options())
+    is_baseline = jnp.arange(batch.rows) % cfg.samples_per_prompt == cfg.samples_per_prompt - 1
+    samples = sampled.replace(
+        mask=batch.mask * ~is_baseline[:, None], ref_logprobs=batch.ref_logprobs
+    )
+    metrics = sample_metrics(samples, actor.state.step) | reference_kl(samples, batch.old_logprobs)
     metrics |= _task_metrics(chosen, names, norms)
-    return {"actor": new}, {**metrics, **load, **learned}
+    return {"actor": new_actor}, {**metrics, **load, **learned}
 
 
 def _tasks(optimizer: str, tasks, task_weights):
-    """Names of the tasks, "" for a single one without a name; their optimizers; their weights."""
+    """Returns the names of the tasks, "" for a single one without a name; their optimizers; their
+    weights."""
     pairs = tasks or (("", ""),)
     if not all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
         raise InputError(
@@ -136,11 +139,12 @@ def _tasks(optimizer: str, tasks, task_weights):
             fix=f"task_weights={(1.0,) * len(pairs)}, or leave it out: all tasks count alike",
         )
     home = NAMESPACES["constrained"]
-    return [n for n, _ in pairs], [resolve(own or optimizer, home) for _, own in pairs], weights
+    return [n for n, _ in pairs], [resolve(text or optimizer, home) for _, text in pairs], weights
 
 
 def _with_old_logprobs(batch, cfg, actor):
-    """The log-probs of the policy that the batch begins with, and the load of its experts."""
+    """Returns the batch with the log-probs of the policy that it begins with, and the load of its
+    experts."""
     if cfg.old_logprobs == "sampler":
         if cfg.trust_region:
             raise InputError(
@@ -150,8 +154,8 @@ def _with_old_logprobs(batch, cfg, actor):
                 fix="algorithm.old_logprobs='recomputed'",
             )
         return bypass_old_logprobs(batch), {}
-    old, load = actor.logprobs_and_load(batch, cfg.steps)
-    return batch.replace(old_logprobs=old), load
+    old_logprobs, load = actor.logprobs_and_load(batch, cfg.steps)
+    return batch.replace(old_logprobs=old_logprobs), load
 
 
 def responses_of(batch, rows: int):
@@ -175,16 +179,16 @@ def responses_of(batch, rows: int):
     compliant = of(jnp.all(jnp.isnan(parts) | (parts >= 1), axis=1))
     gap = jnp.where(policy, batch.old_logprobs - batch.ref_logprobs, 0.0)
     live, tokens = of(jnp.any(policy, axis=1)), of(jnp.sum(policy, axis=1))
-    known, scores = live[:, -1], of(batch.scores)
+    has_baseline, scores = live[:, -1], of(batch.scores)
     log_ratios = of(jnp.sum(gap, axis=1))
     responses = GroupedResponses(
         rewards=scores[:, :-1],
         compliant=compliant[:, :-1],
         log_ratios=log_ratios[:, :-1],
         tokens=tokens[:, :-1],
-        live=live[:, :-1] & known[:, None],
+        live=live[:, :-1] & has_baseline[:, None],
         baseline_rewards=scores[:, -1],
-        baseline_compliant=compliant[:, -1] & known,
+        baseline_compliant=compliant[:, -1] & has_baseline,
     )
     return jax.lax.stop_gradient(responses), of(batch.task)[:, 0]
 
@@ -206,70 +210,70 @@ def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen
     """Asks the optimizer of each task for examples of its prompts. Returns them with a loss whose
     mean over all examples is sum_l weights_l (the mean over the examples of task l)."""
     responses, task = responses_of(batch, samples_per_prompt)
-    targets = [of(responses.where(task == i)) for i, of in enumerate(optimizers)]
-    width = max(one.rows.shape[1] for one in targets)
+    targets = [optimise(responses.where(task == i)) for i, optimise in enumerate(optimizers)]
+    width = max(target.rows.shape[1] for target in targets)
 
-    def of_own_task(each):
-        wide = jnp.stack([jnp.pad(x, [(0, 0), (0, width - x.shape[1])]) for x in each])
-        return wide[task, jnp.arange(task.shape[0])]
+    def of_own_task(arrays):
+        padded = jnp.stack([jnp.pad(x, [(0, 0), (0, width - x.shape[1])]) for x in arrays])
+        return padded[task, jnp.arange(task.shape[0])]
 
     rows, advantages, keep = map(of_own_task, list(zip(*targets, strict=True))[:3])
-    first = jnp.arange(task.shape[0])[:, None] * samples_per_prompt
-    examples = rows_at(batch, (first + rows).reshape(-1), keep.reshape(-1))
+    offsets = jnp.arange(task.shape[0])[:, None] * samples_per_prompt
+    examples = rows_at(batch, (offsets + rows).reshape(-1), keep.reshape(-1))
     advantages = jnp.broadcast_to(advantages.reshape(-1, 1), examples.mask.shape)
-    pair_betas = tuple(one.pair_beta for one in targets)
-    together = width if any(pair_betas) else 1
-    count = jnp.sum(jnp.any(keep.reshape(-1, together), axis=1))
-    counts = jnp.stack([jnp.maximum(one.count, 1) for one in targets])
+    pair_betas = tuple(target.pair_beta for target in targets)
+    rows_per_example = width if any(pair_betas) else 1
+    count = jnp.sum(jnp.any(keep.reshape(-1, rows_per_example), axis=1))
+    counts = jnp.stack([jnp.maximum(target.count, 1) for target in targets])
     loss = functools.partial(
         constrained_policy_loss,
         scales=jnp.asarray(weights) * count / counts,
         pair_betas=pair_betas,
-        rows_per_example=together,
+        rows_per_example=rows_per_example,
     )
     examples = examples.replace(advantages=advantages)
     return Chosen(examples, loss, keep, responses, task, targets)
 
 
 def _gradient_norms(actor, examples: Batch, chosen: Chosen, cfg) -> list[dict]:
-    """|g_l| of each task at the weights that the batch begins with: g_l is the gradient of the mean
-    of the loss over the examples of task l alone, whatever the weight of the task."""
+    """Returns |g_l| of each task at the weights that the batch begins with: g_l is the gradient of
+    the mean of the loss over the examples of task l alone, whatever the weight of the task."""
     steps = dataclasses.replace(cfg.steps, rows=examples.rows, epochs=1)
-    kept = jnp.any(chosen.keep.reshape(len(chosen.task), -1, spec(chosen.loss).rows), axis=2)
+    counted = jnp.any(chosen.keep.reshape(len(chosen.task), -1, spec(chosen.loss).rows), axis=2)
     norms = []
     for i, target in enumerate(chosen.targets):
-        own = examples.replace(mask=examples.mask * (examples.task == i)[:, None])
+        task_examples = examples.replace(mask=examples.mask * (examples.task == i)[:, None])
         # An update divides by the examples that are live, a task by what its optimizer counts.
-        live = jnp.sum(kept & (chosen.task == i)[:, None])
+        live = jnp.sum(counted & (chosen.task == i)[:, None])
         scale = live / jnp.maximum(target.count, 1)
         loss = functools.partial(chosen.loss, scales=jnp.full(len(chosen.targets), scale))
         # The new actor is dropped: what is left of the update in the program is the gradient.
-        _, found = actor.update(own, loss, steps=steps, reduction=cfg.reduction)
-        norms.append({"grad_norm": found[f"{actor.prefix}grad_norm"]})
+        _, update_metrics = actor.update(task_examples, loss, steps=steps, reduction=cfg.reduction)
+        norms.append({"grad_norm": update_metrics[f"{actor.prefix}grad_norm"]})
     return norms
 
 
 def _task_metrics(chosen: Chosen, names, norms) -> dict:
     """Returns metrics of the samples and the baseline responses of all tasks, and of each that has
     a name."""
-    out, number = {}, lambda x: x.astype(jnp.float32)
+    metrics, as_float = {}, lambda x: x.astype(jnp.float32)
     responses, skipped = chosen.responses, ~jnp.any(chosen.keep, axis=1)
 
-    def add(of_task: str, here, more: dict):
-        live = responses.live & here[:, None]
+    def add(of_task: str, in_task, extra: dict):
+        live = responses.live & in_task[:, None]
         values = {
-            "compliant_fraction": masked_mean(number(responses.compliant), live),
+            "compliant_fraction": masked_mean(as_float(responses.compliant), live),
             "calibrated_reward": masked_mean(responses.calibrated, live),
-            "skipped_prompts": jnp.sum(number(skipped & here)),
+            "skipped_prompts": jnp.sum(as_float(skipped & in_task)),
             "baseline_compliant_fraction": masked_mean(
-                number(responses.baseline_compliant), jnp.any(live, axis=1)
+                as_float(responses.baseline_compliant), jnp.any(live, axis=1)
             ),
-            **more,
+            **extra,
         }
-        out.update({f"cgpo/{name}{of_task}": value for name, value in values.items()})
+        metrics.update({f"cgpo/{name}{of_task}": value for name, value in values.items()})
 
     several = bool(names[0])
     add("", jnp.ones_like(skipped), {} if several else {**chosen.targets[0].metrics, **norms[0]})
     for i, name in enumerate(names if several else ()):
         add(f"/{name}", chosen.task == i, {**chosen.targets[i].metrics, **norms[i]})
-    return out
+    return metrics

@@ -11,7 +11,7 @@ from rljax.roles import program
 def distil(batch, key, cfg, *, actor, teacher, beta: Share = 0.5, temperature: AboveZero = 1.0):
     """The mask is 1 on the tokens at which both are compared. beta 0 is KL(teacher || student), 1
     the reverse; both are softmax(logits / temperature)."""
-    # What comes from a file has not been sampled: there are no metrics of samples.
+    # Rows of a file have not been sampled: there are no metrics of samples.
     sampled = {} if batch.finish_reason is None else sample_metrics(batch, actor.state.step)
     actor, metrics = actor.imitate(
         batch, teacher, steps=cfg.steps, reduction=cfg.reduction, beta=beta, temperature=temperature

@@ -69,7 +69,7 @@ def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
 
 
 def _both(batch, cfg, policy_loss, value_loss, *, actor, critic, reference=None):
-    """Policy and value after one step towards each other's targets, and metrics."""
+    """Returns policy and value after one step towards each other's targets, and metrics."""
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     # Targets are those of policy and value as the step begins, for both.
@@ -84,11 +84,11 @@ def _both(batch, cfg, policy_loss, value_loss, *, actor, critic, reference=None)
 
 
 def explained(metrics: dict) -> dict:
-    """The metrics, with the explained variance 1 - Var(residual) / Var(target) in place of the sums
-    that it is computed from."""
+    """Returns the metrics, with the explained variance 1 - Var(residual) / Var(target) in place of
+    the sums that it is computed from."""
     if "critic/dqo_target" not in metrics:
         return metrics
-    parts = [
+    means = [
         metrics.pop(f"critic/{name}")
         for name in (
             "dqo_value_residual",
@@ -97,6 +97,6 @@ def explained(metrics: dict) -> dict:
             "dqo_target_square",
         )
     ]
-    residual, target = parts[1] - parts[0] ** 2, parts[3] - parts[2] ** 2
+    residual, target = means[1] - means[0] ** 2, means[3] - means[2] ** 2
     share = 1 - residual / jnp.maximum(target, 1e-8)
     return {**metrics, "critic/explained_variance": jnp.where(target > 1e-8, share, 0.0)}

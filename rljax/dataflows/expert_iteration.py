@@ -38,11 +38,11 @@ def expert_iteration(
     rewarded = shape_rewards(batch, cfg)
     batch = compute_advantages(batch, rewarded, cfg)
     metrics = batch_metrics(batch, rewarded, actor.state.step)
-    learned, left = filter_rows(batch, batch, cfg)
-    new = {}
+    learned, filtering = filter_rows(batch, batch, cfg)
+    roles = {}
     if critic is not None:
-        new["critic"], fitted = critic.update(learned, cfg.value_loss, **cfg.critic_options)
+        roles["critic"], fitted = critic.update(learned, cfg.value_loss, **cfg.critic_options)
         metrics |= fitted
     loss = visit_cross_entropy if targets == "visits" else negative_log_likelihood
     actor, fitted = actor.update(learned, loss, **cfg.update_options(None))
-    return {**new, "actor": actor}, {**metrics, **left, **fitted}
+    return {**roles, "actor": actor}, {**metrics, **filtering, **fitted}

@@ -16,15 +16,18 @@ from rljax.roles import program
 def kto(batch, key, cfg, *, actor, reference):
     """Rows 2i are completions, scores above 0 for good ones; rows 2i + 1 are the same prompts with
     each other's completions. algorithm.preference_loss is kto, or another loss of single rows."""
-    own, others = _alternate(batch, actor)
-    loss, given = cfg.preference_loss, ()
-    own = own.replace(ref_logprobs=reference.logprobs(own, cfg.steps))
+    rows, mismatched = _alternate(batch, actor)
+    loss, arguments = cfg.preference_loss, ()
+    rows = rows.replace(ref_logprobs=reference.logprobs(rows, cfg.steps))
     if "kl" in loss.positional:
-        # How far the policy has moved on completions that have nothing to do with the prompt.
-        others = others.replace(ref_logprobs=reference.logprobs(others, cfg.steps))
-        given = (mismatched_kl(actor.logprobs(others, cfg.steps), others),)
+        # The KL tells how far the policy has moved on completions of other prompts.
+        mismatched = mismatched.replace(ref_logprobs=reference.logprobs(mismatched, cfg.steps))
+        arguments = (mismatched_kl(actor.logprobs(mismatched, cfg.steps), mismatched),)
     actor, metrics = actor.update(
-        own, lambda policy, b: loss(policy, b, *given), steps=cfg.steps, reduction=cfg.reduction
+        rows,
+        lambda policy, b: loss(policy, b, *arguments),
+        steps=cfg.steps,
+        reduction=cfg.reduction,
     )
     return {"actor": actor}, metrics
 
@@ -34,25 +37,25 @@ def kto(batch, key, cfg, *, actor, reference):
 def bco(batch, key, cfg, *, actor, reference, baseline):
     """The rows of `kto`; algorithm.preference_loss is bco. `baseline` keeps the running mean of the
     implicit rewards, which good completions are to exceed and bad ones not to reach."""
-    own, _ = _alternate(batch, actor)
+    rows, _ = _alternate(batch, actor)
     loss = cfg.preference_loss
-    own = own.replace(ref_logprobs=reference.logprobs(own, cfg.steps))
-    mean, updated = updated_baseline(baseline, actor.logprobs(own, cfg.steps), own, loss)
+    rows = rows.replace(ref_logprobs=reference.logprobs(rows, cfg.steps))
+    mean, updated = updated_baseline(baseline, actor.logprobs(rows, cfg.steps), rows, loss)
     actor, metrics = actor.update(
-        own, lambda policy, b: loss(policy, b, mean), steps=cfg.steps, reduction=cfg.reduction
+        rows, lambda policy, b: loss(policy, b, mean), steps=cfg.steps, reduction=cfg.reduction
     )
     return {"actor": actor, "baseline": updated if cfg.steps.learn else baseline}, metrics
 
 
 def _alternate(batch, actor):
-    """The even and the odd rows."""
+    """Returns the even and the odd rows."""
     even, odd = take_rows(batch, slice(0, None, 2)), take_rows(batch, slice(1, None, 2))
     return actor.balanced(even), actor.balanced(odd)
 
 
 def updated_baseline(baseline, logprobs, batch, loss):
-    """(the running mean of the implicit rewards, a scalar that includes this step's; the baseline
-    role that keeps it)."""
+    """Returns (the running mean of the implicit rewards, a scalar that includes this step's; the
+    baseline role that keeps it)."""
     beta = loss.options.get("beta", loss.signature.parameters["beta"].default)
     live = jnp.any(batch.mask > 0, axis=1)
     rewards = beta * row_sum(logprobs - batch.ref_logprobs, batch)

@@ -126,34 +126,37 @@ def nash_md(
 
 
 def with_reference(batch, cfg, reference):
-    """The batch with shaped scores [B] and the reference's log-probs [B, S]."""
+    """Returns the batch with shaped scores [B] and the reference's log-probs [B, S]."""
     batch = apply_shaping(batch, cfg.reward_shaping)
     logprobs = reference.logprobs(batch, cfg.steps)
     return batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
 
 
 def learned_from(examples, batch, cfg, actor, reference, chosen: dict, refresh_every: int = 0):
-    """Returns (the roles after an update on `examples`; metrics, with those of how they were
-    `chosen` from `batch`).
-    The reference becomes the policy when its optimizer steps pass a multiple of `refresh_every`;
-    0 = never."""
+    """Returns (the roles after an update on `examples`; metrics, with `chosen`, those of the choice
+    of the examples from `batch`). The reference becomes the policy when its optimizer steps pass a
+    multiple of `refresh_every`; 0 = never."""
     loss = cfg.preference_loss
-    own = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
-    metrics = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
+    samples = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
+    metrics = sample_metrics(samples, actor.state.step) | reference_kl(
+        samples, samples.sampler_logprobs
+    )
     examples = actor.balanced(examples)
-    rows, together = (batch.rows, examples.rows), spec(loss).rows
-    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *rows, together, actor.row_unit))
+    row_counts, rows_per_example = (batch.rows, examples.rows), spec(loss).rows
+    cfg = cfg.replace(
+        steps=rescaled_steps(cfg.steps, *row_counts, rows_per_example, actor.row_unit)
+    )
     examples = with_spread(examples, cfg, actor)
-    new, learned = actor.update(examples, _with_winner(loss), **cfg.update_options())
-    roles = {"actor": new}
+    new_actor, learned = actor.update(examples, _with_winner(loss), **cfg.update_options())
+    roles = {"actor": new_actor}
     if refresh_every:
-        passed = new.state.step // refresh_every > actor.state.step // refresh_every
-        roles["reference"] = reference.follow(new, when=passed)
+        passed = new_actor.state.step // refresh_every > actor.state.step // refresh_every
+        roles["reference"] = reference.follow(new_actor, when=passed)
     return roles, {**learned, **metrics, **chosen}
 
 
 def _with_winner(loss):
-    """The loss, which is also given whose sample won if it asks for that (XPO)."""
+    """Returns the loss, which is also told whose sample won if it asks for that (XPO)."""
     if "chosen_is_policy" not in loss.positional:
         return loss
 
@@ -166,45 +169,46 @@ def _with_winner(loss):
 
 
 def rows_at(batch, rows, keep):
-    """The batch of the rows `rows` [R] in this order, masked where `keep` [R] is false."""
-    taken = take_rows(batch, rows)
-    return taken.replace(mask=taken.mask * keep[:, None])
+    """Returns the batch of the rows `rows` [R] in this order, masked where `keep` [R] is false."""
+    selected = take_rows(batch, rows)
+    return selected.replace(mask=selected.mask * keep[:, None])
 
 
 def by_prompt(batch, samples: int):
-    """(scores [P, K], a mask [P, K] of the rows whose reward is known), with K = `samples` rows for
-    each of P prompts."""
+    """Returns (scores [P, K], a mask [P, K] of the rows whose reward is known), with K = `samples`
+    rows for each of P prompts."""
     live = jnp.any(batch.mask > 0, axis=1)
     return batch.scores.reshape(-1, samples), live.reshape(-1, samples)
 
 
 def _rows_of(batch, pairs, samples: int):
-    first = jnp.arange(pairs.chosen.shape[0]) * samples
-    rows = jnp.stack([first + pairs.chosen, first + pairs.rejected], axis=1).reshape(-1)
+    offsets = jnp.arange(pairs.chosen.shape[0]) * samples
+    rows = jnp.stack([offsets + pairs.chosen, offsets + pairs.rejected], axis=1).reshape(-1)
     return rows_at(batch, rows, jnp.repeat(pairs.keep, 2))
 
 
 def _pair_metrics(pairs, live) -> dict:
     """Counts how many of the prompts with two known rewards or more are tied and how many are
     learned from, and the margin of those."""
-    known = jnp.sum(live, axis=1) > 1
+    comparable = jnp.sum(live, axis=1) > 1
     return {
         "pair/margin": masked_mean(pairs.margin, pairs.keep),
-        "pair/kept_fraction": masked_mean(pairs.keep.astype(jnp.float32), known),
-        "pair/tied_fraction": masked_mean((pairs.margin <= 0).astype(jnp.float32), known),
+        "pair/kept_fraction": masked_mean(pairs.keep.astype(jnp.float32), comparable),
+        "pair/tied_fraction": masked_mean((pairs.margin <= 0).astype(jnp.float32), comparable),
     }
 
 
 def best_pairs(batch, key, cfg, *, rejected: str, min_margin: float):
-    """(each prompt's best sample and its worst, or another one, in rows 2i and 2i + 1; metrics)."""
+    """Returns (each prompt's best sample and its worst, or another one, in rows 2i and 2i + 1;
+    metrics)."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     pairs = choose_pairs(scores, live, key, rejected=rejected, min_margin=min_margin)
     return _rows_of(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
 
 
 def winning_pairs(batch, key, cfg, *, preference):
-    """(each prompt's samples of the highest and the lowest probability of winning, in rows 2i and
-    2i + 1, with that probability as their score; metrics)."""
+    """Returns (each prompt's samples of the highest and the lowest probability of winning, in rows
+    2i and 2i + 1, with that probability as their score; metrics)."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     wins = win_probabilities(scores, live, preference)
     pairs = choose_pairs(wins, live, key)
@@ -213,28 +217,31 @@ def winning_pairs(batch, key, cfg, *, preference):
 
 
 def better_first(batch):
-    """(the pairs of rows 2i, the policy's, and 2i + 1, the opponent's, reordered so that the better
-    one comes first, with ties masked; metrics)."""
+    """Returns (the pairs of rows 2i, the policy's, and 2i + 1, the opponent's, reordered so that
+    the better one comes first, with ties masked; metrics)."""
     scores, live = by_prompt(batch, 2)
     won = scores[:, 0] > scores[:, 1]
-    known = jnp.all(live, axis=1)
-    keep = known & (scores[:, 0] != scores[:, 1])
-    first = 2 * jnp.arange(won.shape[0])
-    rows = jnp.stack([first + ~won, first + won], axis=1).reshape(-1)
+    comparable = jnp.all(live, axis=1)
+    untied = comparable & (scores[:, 0] != scores[:, 1])
+    offsets = 2 * jnp.arange(won.shape[0])
+    rows = jnp.stack([offsets + ~won, offsets + won], axis=1).reshape(-1)
     margin = jnp.abs(scores[:, 0] - scores[:, 1])
-    return rows_at(batch, rows, jnp.repeat(keep, 2)), {
-        "pair/margin": masked_mean(margin, keep),
-        "pair/tied_fraction": masked_mean((margin == 0).astype(jnp.float32), known),
-        "pair/policy_won_fraction": masked_mean(won.astype(jnp.float32), keep),
+    return rows_at(batch, rows, jnp.repeat(untied, 2)), {
+        "pair/margin": masked_mean(margin, untied),
+        "pair/tied_fraction": masked_mean((margin == 0).astype(jnp.float32), comparable),
+        "pair/policy_won_fraction": masked_mean(won.astype(jnp.float32), untied),
     }
 
 
 def own_rows(batch, *, preference):
-    """(the P rows of the policy, with the probability [P] that each beats the opponent's row as its
-    score; metrics)."""
+    """Returns (the P rows of the policy, with the probability [P] that each beats the opponent's
+    row as its score; metrics)."""
     scores, live = by_prompt(batch, 2)
-    known = jnp.all(live, axis=1)
-    wins = jnp.where(known, preference(scores[:, 0], scores[:, 1]), 0.5)
-    rows = rows_at(batch, 2 * jnp.arange(wins.shape[0]), known).replace(scores=wins)
-    other = jax.lax.stop_gradient(masked_mean(scores[:, 1], live[:, 1]))
-    return rows, {"opponent/reward": other, "opponent/beaten_fraction": masked_mean(wins, known)}
+    scored = jnp.all(live, axis=1)
+    wins = jnp.where(scored, preference(scores[:, 0], scores[:, 1]), 0.5)
+    rows = rows_at(batch, 2 * jnp.arange(wins.shape[0]), scored).replace(scores=wins)
+    opponent_reward = jax.lax.stop_gradient(masked_mean(scores[:, 1], live[:, 1]))
+    return rows, {
+        "opponent/reward": opponent_reward,
+        "opponent/beaten_fraction": masked_mean(wins, scored),
+    }

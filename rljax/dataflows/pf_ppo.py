@@ -32,11 +32,11 @@ def pf_ppo(
     """PPO on redrawn rows. scope "prompt" replaces each row by one of its prompt's, drawn by rank
     (`kind`), before learning; "batch" by one of the whole batch, drawn by score (`method`,
     `power`), after GAE."""
-    read = dict(actor=actor, critic=critic, reference=reference)
+    roles = dict(actor=actor, critic=critic, reference=reference)
     if scope == "prompt":
         batch = take_rows(batch, redraw_in_groups(key, batch, kind))
-        return ppo.page(batch, key, cfg, **read, kl_controller=kl_controller)
-    batch, load = compute_logprobs(batch, cfg, **read)
+        return ppo.page(batch, key, cfg, **roles, kl_controller=kl_controller)
+    batch, load = compute_logprobs(batch, cfg, **roles)
     batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     batch = take_rows(batch, resample(key, weights_of_scored(batch, method, power)))
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
@@ -47,14 +47,15 @@ def pf_ppo(
 
 
 def redraw_in_groups(key, batch, kind: str):
-    """Row indices [B]: for each row one of its own group, drawn by the rank of the score."""
+    """Returns row indices [B]: for each row one of its own group, drawn by the rank of the
+    score."""
     weights = group_rank_weights(batch.scores, batch.group, kind=kind)
     return resample(key, weights, groups=batch.group)
 
 
 def weights_of_scored(batch, method: str, power: float):
-    """score_weights [B] of the rows that have policy tokens; 0 for the others, whose
-    reward failed."""
+    """Returns score_weights [B] of the rows that have policy tokens; 0 for the others, whose reward
+    failed."""
     live = jnp.any(batch.mask > 0, axis=1)
     # Their score of 0 must be neither the greatest nor the least.
     scores = jnp.where(live, batch.scores, masked_mean(batch.scores, live))

@@ -14,6 +14,6 @@ def ppo(batch, key, cfg, *, actor, critic, reference=None, kl_controller=None, p
     batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
     batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    before = {**learned, **metrics, **load}
-    actor, metrics = update_actor(actor, batch, cfg, before, kl_controller, pretraining)
+    earlier_metrics = {**learned, **metrics, **load}
+    actor, metrics = update_actor(actor, batch, cfg, earlier_metrics, kl_controller, pretraining)
     return {"actor": actor, "critic": critic, "kl_controller": controller}, metrics

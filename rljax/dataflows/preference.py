@@ -21,7 +21,8 @@ def preference(batch, key, cfg, *, actor, reference=None):
 
 
 def with_spread(batch, cfg, actor):
-    """The batch with sum_pi_squared [B, S], by which WPO weighs a pair, if the loss reads it."""
+    """Returns the batch with sum_pi_squared [B, S], by which WPO weighs a pair, if the loss reads
+    it."""
     if "sum_pi_squared" not in spec(cfg.preference_loss).reads:
         return batch
     return batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps))

@@ -64,13 +64,13 @@ def prime(
         for x in (rewards, batch.scores)
     ]
     metrics["implicit/process_share"] = spread[0] / jnp.maximum(sum(spread), 1e-12)
-    new, learned = grpo.page(
+    roles, learned = grpo.page(
         rated, key, cfg, actor=actor, reference=reference, kl_controller=kl_controller
     )
-    return {**new, "implicit": implicit}, {**learned, **metrics}
+    return {**roles, "implicit": implicit}, {**learned, **metrics}
 
 
 def _rated(batch, implicit, cfg, beta: float):
-    """The batch with the reward of every token."""
+    """Returns the batch with the reward of every token."""
     gap = implicit.logprobs(batch, cfg.steps) - batch.ref_logprobs
     return batch.replace(process_rewards=jnp.where(batch.mask > 0, beta * gap, 0.0))

@@ -52,28 +52,28 @@ def raft(
     batch = batch.replace(scores=row_scores(batch))
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
-    best, chosen = best_rows(batch, cfg.samples_per_prompt, keep, min_score, truncated)
+    examples, chosen = best_rows(batch, cfg.samples_per_prompt, keep, min_score, truncated)
     metrics = sample_metrics(batch, actor.state.step)
-    best = actor.balanced(best)
-    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, batch.rows, best.rows, 1, actor.row_unit))
-    actor, learned = actor.update(best, negative_log_likelihood, **cfg.update_options())
+    examples = actor.balanced(examples)
+    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, batch.rows, examples.rows, 1, actor.row_unit))
+    actor, learned = actor.update(examples, negative_log_likelihood, **cfg.update_options())
     return {"actor": actor}, {**metrics, **learned, **chosen}
 
 
 def best_rows(batch, samples: int, keep: int, min_score: float | None, truncated: bool):
-    """(the `keep` best rows of each prompt, masked where fewer can be kept; metrics)."""
+    """Returns (the `keep` best rows of each prompt, masked where fewer can be kept; metrics)."""
     scores, live = by_prompt(batch, samples)
-    good = live
+    eligible = live
     if min_score is not None:
-        good &= scores > min_score
+        eligible &= scores > min_score
     if not truncated:
-        good &= (batch.finish_reason != FinishReason.LENGTH).reshape(good.shape)
-    order = jnp.argsort(jnp.where(good, -scores, jnp.inf), axis=1, stable=True)[:, :keep]
-    kept = jnp.take_along_axis(good, order, axis=1)
+        eligible &= (batch.finish_reason != FinishReason.LENGTH).reshape(eligible.shape)
+    order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), axis=1, stable=True)[:, :keep]
+    selected = jnp.take_along_axis(eligible, order, axis=1)
     rows = jnp.arange(scores.shape[0])[:, None] * samples + order
-    best = rows_at(batch, rows.reshape(-1), kept.reshape(-1))
-    return best, {
-        "raft/reward_kept": masked_mean(jnp.take_along_axis(scores, order, axis=1), kept),
-        "raft/kept_fraction": jnp.sum(kept) / jnp.maximum(jnp.sum(live), 1),
-        "raft/prompts_without_any": 1 - jnp.mean(jnp.any(kept, axis=1)),
+    examples = rows_at(batch, rows.reshape(-1), selected.reshape(-1))
+    return examples, {
+        "raft/reward_kept": masked_mean(jnp.take_along_axis(scores, order, axis=1), selected),
+        "raft/kept_fraction": jnp.sum(selected) / jnp.maximum(jnp.sum(live), 1),
+        "raft/prompts_without_any": 1 - jnp.mean(jnp.any(selected, axis=1)),
     }

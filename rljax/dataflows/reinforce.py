@@ -27,7 +27,7 @@ def reinforce(
     """`decay` is that of the running mean, per step; 0 = the mean of the previous batch."""
     # The mean of earlier steps only: a baseline that has seen the sample is biased.
     values = jnp.where(batch.mask > 0, baseline.value, 0.0).astype(jnp.float32)
-    new, metrics = grpo.page(
+    roles, metrics = grpo.page(
         batch.replace(values=values),
         key,
         cfg,
@@ -39,5 +39,5 @@ def reinforce(
     updated = baseline.update(masked_mean(batch.scores, scored), decay)
     # A step whose rewards all failed says nothing of the mean.
     state = jnp.where(jnp.any(scored), updated.state, baseline.state)
-    new["baseline"] = dataclasses.replace(baseline, state=state)
-    return new, {**metrics, "baseline": baseline.value}
+    roles["baseline"] = dataclasses.replace(baseline, state=state)
+    return roles, {**metrics, "baseline": baseline.value}

@@ -32,11 +32,11 @@ def process_reward_model(batch, key, cfg, *, reward_model):
 
 
 def trained(batch, cfg, reward_model):
-    """({"reward_model": the role after an update by algorithm.reward_loss}, metrics)."""
+    """Returns ({"reward_model": the role after an update by algorithm.reward_loss}, metrics)."""
     reward_model, metrics = reward_model.update(
         batch, cfg.reward_loss, steps=cfg.steps, reduction=cfg.reduction
     )
     if "sign_correct" in metrics:
-        right, labelled = metrics.pop("sign_correct"), metrics.pop("non_neutral")
-        metrics["sign_accuracy"] = right / jnp.maximum(labelled, 1e-8)
+        correct, labelled = metrics.pop("sign_correct"), metrics.pop("non_neutral")
+        metrics["sign_accuracy"] = correct / jnp.maximum(labelled, 1e-8)
     return {"reward_model": reward_model}, metrics

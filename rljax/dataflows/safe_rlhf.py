@@ -40,10 +40,10 @@ def safe_rlhf(
     cfg = use_lagrangian_advantage(cfg, multiplier, kl_controller, kl_split=kl_split, clip=clip)
     batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    cost_critic, more = cost_critic.update(
+    cost_critic, cost_learned = cost_critic.update(
         use_costs_as_rewards(batch), cfg.value_loss, **cfg.critic_options
     )
-    before = {**learned, **more, **costs, **metrics, **load}
-    actor, metrics = update_actor(actor, batch, cfg, before, kl_controller, pretraining)
-    new = {"actor": actor, "critic": critic, "kl_controller": controller}
-    return {**new, "cost_critic": cost_critic, "multiplier": multiplier}, metrics
+    earlier_metrics = {**learned, **cost_learned, **costs, **metrics, **load}
+    actor, metrics = update_actor(actor, batch, cfg, earlier_metrics, kl_controller, pretraining)
+    roles = {"actor": actor, "critic": critic, "kl_controller": controller}
+    return {**roles, "cost_critic": cost_critic, "multiplier": multiplier}, metrics

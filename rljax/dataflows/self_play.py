@@ -49,7 +49,7 @@ def self_play(
     seat = jnp.zeros((batch.rows,), jnp.int32) if batch.seat is None else batch.seat
     # The means of earlier steps only: a baseline that has seen the episode is biased.
     values = jnp.where(batch.mask > 0, seat_baseline.values[seat][:, None], 0.0)
-    new, metrics = grpo.page(
+    roles, metrics = grpo.page(
         batch.replace(values=values.astype(jnp.float32)),
         key,
         cfg,
@@ -61,6 +61,6 @@ def self_play(
     count = jax.ops.segment_sum(counted.astype(jnp.float32), seat, num_segments=seats)
     total = jax.ops.segment_sum(jnp.where(counted, batch.scores, 0.0), seat, num_segments=seats)
     means = total / jnp.maximum(count, 1)
-    new["seat_baseline"] = seat_baseline.update(means, count > 0, decay)
+    roles["seat_baseline"] = seat_baseline.update(means, count > 0, decay)
     metrics |= {f"seat_baseline/{i}": seat_baseline.values[i] for i in range(seats)}
-    return new, metrics
+    return roles, metrics

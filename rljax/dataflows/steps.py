@@ -38,8 +38,8 @@ def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
     if cfg.old_logprobs == "sampler":
         batch = bypass_old_logprobs(batch).replace(weights=batch.weights)
     else:
-        old, metrics = actor.logprobs_and_load(batch, cfg.steps)
-        batch = batch.replace(old_logprobs=old)
+        old_logprobs, metrics = actor.logprobs_and_load(batch, cfg.steps)
+        batch = batch.replace(old_logprobs=old_logprobs)
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     if critic is not None:
@@ -60,10 +60,10 @@ def apply_rollout_correction(batch: Batch, cfg):
     metrics = {} if cfg.old_logprobs == "sampler" else mismatch_metrics(batch)
     if cfg.correction is None:
         return batch, batch, metrics
-    kept, more = cfg.correction(batch)
-    own = (batch.weights, kept.weights)  # those that a rollout gave, and the correction's
-    weights = own[0] * own[1] if None not in own else own[own[0] is None]
-    return batch.replace(weights=weights), kept, {**metrics, **more}
+    accepted, correction_metrics = cfg.correction(batch)
+    factors = (batch.weights, accepted.weights)  # those that a rollout gave, and the correction's
+    weights = factors[0] * factors[1] if None not in factors else factors[factors[0] is None]
+    return batch.replace(weights=weights), accepted, {**metrics, **correction_metrics}
 
 
 def filter_baseline_rows(batch: Batch, cfg) -> Batch:
@@ -71,9 +71,9 @@ def filter_baseline_rows(batch: Batch, cfg) -> Batch:
     of their group: each gets a group of its own. An episode is removed if any of its rows is."""
     for rule in cfg.baseline_filters:
         keep = batches.of_whole_sequences(rule(batch), batch)
-        alone = jnp.max(batch.group) + 1 + jnp.arange(batch.rows, dtype=batch.group.dtype)
+        own_group = jnp.max(batch.group) + 1 + jnp.arange(batch.rows, dtype=batch.group.dtype)
         batch = batch.replace(
-            mask=batch.mask * keep[:, None], group=jnp.where(keep > 0, batch.group, alone)
+            mask=batch.mask * keep[:, None], group=jnp.where(keep > 0, batch.group, own_group)
         )
     return batch
 
@@ -112,11 +112,15 @@ def use_lagrangian_advantage(cfg, multiplier, kl_controller=None, *, kl_split: f
 
     def advantage(rewarded: Batch):
         costly = apply_kl_penalty(use_costs_as_rewards(rewarded), cfg, kl_controller, -1.0)
-        (of_rewards, returns), (of_cost, cost_returns) = (
-            cfg.advantage(one.replace(rewards=jnp.clip(one.rewards, -clip, clip)))
-            for one in (rewarded, costly)
+        (reward_advantages, returns), (cost_advantages, cost_returns) = (
+            cfg.advantage(scored.replace(rewards=jnp.clip(scored.rewards, -clip, clip)))
+            for scored in (rewarded, costly)
         )
-        return lagrangian(of_rewards, of_cost, multiplier.value), returns, cost_returns
+        return (
+            lagrangian(reward_advantages, cost_advantages, multiplier.value),
+            returns,
+            cost_returns,
+        )
 
     return cfg.replace(advantage=advantage)
 
@@ -136,13 +140,13 @@ def filter_rows(batch: Batch, accepted: Batch, cfg):
 
     Returns (batch, metrics)."""
     # The same array where nothing was rejected: then all passes are packed alike, and once.
-    same = accepted.mask is batch.mask
-    out = batch if same else batch.replace(mask=batch.mask * accepted.mask)
+    unchanged = accepted.mask is batch.mask
+    learned = batch if unchanged else batch.replace(mask=batch.mask * accepted.mask)
     for rule in cfg.filters:
         keep = batches.of_whole_sequences(rule(batch), batch)
-        out = out.replace(mask=out.mask * keep[:, None])
-    left = jnp.sum(jnp.any(out.mask > 0, axis=1)) / batch.rows
-    return out, {"filter/kept_fraction": left}
+        learned = learned.replace(mask=learned.mask * keep[:, None])
+    kept_fraction = jnp.sum(jnp.any(learned.mask > 0, axis=1)) / batch.rows
+    return learned, {"filter/kept_fraction": kept_fraction}
 
 
 def describe_batch(sampled: Batch, batch: Batch, cfg, actor, kl_controller=None) -> dict:
@@ -170,8 +174,8 @@ def update_kl_controller(kl_controller, batch: Batch):
     if kl_controller is None:
         return None, {}
     kl = mean_sequence_kl(batch)
-    new = kl_controller.update(kl, batches.sequence_count(batch))
-    return new, {"kl_controller/kl": kl, "kl_controller/scale": new.state}
+    updated = kl_controller.update(kl, batches.sequence_count(batch))
+    return updated, {"kl_controller/kl": kl, "kl_controller/scale": updated.state}
 
 
 def prepare_batch(batch: Batch, cfg, *, actor, kl_controller=None):
@@ -197,27 +201,27 @@ def update_actor(actor, batch: Batch, cfg, before: dict, kl_controller=None, pre
     """
     options, steps = cfg.update_options(kl_controller), cfg.steps
     options["pretraining"] = pretraining
-    once = steps.learn and steps.epochs == 1 and batch.rows == steps.rows
-    if once and cfg.old_logprobs == "recomputed":
-        options["on_policy"] = lambda own: _renewed(before, own, cfg)
+    single_step = steps.learn and steps.epochs == 1 and batch.rows == steps.rows
+    if single_step and cfg.old_logprobs == "recomputed":
+        options["on_policy"] = lambda step_batch: _renewed(before, step_batch, cfg)
     actor, metrics = actor.update(batch, cfg.policy_loss, **options)
     return actor, {**before, **metrics}
 
 
 def _renewed(metrics: dict, batch: Batch, cfg) -> dict:
-    """Those of the metrics that are of the batch's old log-probs alone, of this batch."""
-    new = {}
+    """Recomputes, for this batch, those of the metrics that depend on its old log-probs alone."""
+    renewed = {}
     if "mismatch/mismatch_kl" in metrics and cfg.correction is None:  # else it has read them
-        new |= mismatch_metrics(batch)
+        renewed |= mismatch_metrics(batch)
     if "ref_kl/k1" in metrics:
-        new |= reference_kl(batch, batch.old_logprobs)
-    return new
+        renewed |= reference_kl(batch, batch.old_logprobs)
+    return renewed
 
 
 def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example: int, unit: int):
-    """The same number of optimizer steps over `learned` rows that are made of `generated` ones, in
-    microbatches of whole examples that divide over `unit` shards if they can. Raises InputError
-    unless `learned` divides into whole examples, as many in each optimizer step."""
+    """Returns the same number of optimizer steps over `learned` rows that are made of `generated`
+    ones, in microbatches of whole examples that divide over `unit` shards if they can. Raises
+    InputError unless `learned` divides into whole examples, as many in each optimizer step."""
     count = generated // steps.rows
     if learned % (count * rows_per_example):
         raise InputError(
@@ -230,6 +234,6 @@ def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example:
     rows = learned // count
     unit *= rows_per_example
     unit = unit if rows % unit == 0 else rows_per_example
-    most = max(steps.microbatch_rows, unit)
-    part = max(r for r in range(unit, min(rows, most) + 1, unit) if rows % r == 0)
-    return dataclasses.replace(steps, rows=rows, microbatch_rows=part)
+    max_rows = max(steps.microbatch_rows, unit)
+    microbatch_rows = max(r for r in range(unit, min(rows, max_rows) + 1, unit) if rows % r == 0)
+    return dataclasses.replace(steps, rows=rows, microbatch_rows=microbatch_rows)

@@ -34,14 +34,14 @@ def vapo(
         return ppo.page(batch, key, cfg, reference=reference, **roles)
 
     def pretrain(batch, roles):
-        fixed = cfg.replace(kl_in_reward=0.0)
-        batch, load = compute_logprobs(batch, fixed, actor=actor, critic=roles["critic"])
-        estimated, metrics, _ = prepare_batch(batch, fixed, actor=actor)
+        plain_cfg = cfg.replace(kl_in_reward=0.0)
+        batch, load = compute_logprobs(batch, plain_cfg, actor=actor, critic=roles["critic"])
+        estimated, metrics, _ = prepare_batch(batch, plain_cfg, actor=actor)
         critic, learned = roles["critic"].update(estimated, cfg.value_loss, **cfg.critic_options)
         _, names = jax.eval_shape(train, batch, roles)
         measured = {**dict.fromkeys(names, jnp.nan), **metrics, **learned, **load}
         return {**roles, "critic": critic}, {
-            name: jnp.asarray(measured[name], like.dtype) for name, like in names.items()
+            name: jnp.asarray(measured[name], struct.dtype) for name, struct in names.items()
         }
 
     if not value_pretraining_steps:
