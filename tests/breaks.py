@@ -826,8 +826,8 @@ BREAKS |= {
     ),
     "the energy of a gradient adds up over rows": (
         "rljax/advantages/baseline.py",
-        "return jnp.cumsum(jnp.where(keep, energy, 0.0), axis=1)",
-        "return jnp.cumsum(jnp.where(keep, energy, 0.0), axis=0)",
+        "return jnp.cumsum(jnp.where(is_policy, energy, 0.0), axis=1)",
+        "return jnp.cumsum(jnp.where(is_policy, energy, 0.0), axis=0)",
         [ADVANTAGES, "-k", "optimal or otb"],
     ),
     # -- batch

@@ -40,7 +40,7 @@ from rljax.advantages.steps import (
 )
 from rljax.batch import Batch
 
-# What an estimator is, once its options are bound.
+# The type of an estimator, once its options are bound.
 Estimator = Callable[[Batch], jax.Array | tuple[jax.Array, jax.Array]]
 
 __all__ = [

@@ -16,12 +16,12 @@ def _energy(batch: Batch) -> jax.Array:
     The bracket is the squared norm of the gradient of log pi_j with respect to its logits; w is
     the importance weight (`weights`), 1 where there is none.
     """
-    keep = batch.mask > 0
-    chosen = jnp.exp(jnp.where(keep, batch.old_logprobs, 0.0))
-    energy = 1 - 2 * chosen + jnp.where(keep, batch.sum_pi_squared, 0.0)
+    is_policy = batch.mask > 0
+    probability = jnp.exp(jnp.where(is_policy, batch.old_logprobs, 0.0))
+    energy = 1 - 2 * probability + jnp.where(is_policy, batch.sum_pi_squared, 0.0)
     if batch.weights is not None:
-        energy = energy * jnp.where(keep, batch.weights, 0.0) ** 2
-    return jnp.cumsum(jnp.where(keep, energy, 0.0), axis=1)
+        energy = energy * jnp.where(is_policy, batch.weights, 0.0) ** 2
+    return jnp.cumsum(jnp.where(is_policy, energy, 0.0), axis=1)
 
 
 @contract(
@@ -51,14 +51,14 @@ def optimal_token_baseline(
     by = "optimal_token_baseline"
     batch.require("rewards", "group", "old_logprobs", "sum_pi_squared", by=by)
     choose(f"{by}(singleton)", singleton, ("zero", "raw"))
-    keep = batch.mask > 0
+    is_policy = batch.mask > 0
     energy = _energy(batch)
     returns = discounted_sum(batch.rewards, batch, 1.0)
     columns = batch.tokens.shape[1]
-    steps = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32)[None, :], keep.shape)
+    steps = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32)[None, :], is_policy.shape)
     if multi_turn:
-        steps = jnp.cumsum(keep, axis=1, dtype=jnp.int32) - 1
-    steps = jnp.where(keep, steps, columns)  # one column more takes what is no step
+        steps = jnp.cumsum(is_policy, axis=1, dtype=jnp.int32) - 1
+    steps = jnp.where(is_policy, steps, columns)  # one column more takes tokens of no step
 
     def at_steps(x):
         def put(row, step):
@@ -69,16 +69,16 @@ def optimal_token_baseline(
     def at_tokens(x):
         return jnp.take_along_axis(x, jnp.minimum(steps, columns - 1), axis=1)
 
-    here = at_steps(keep.astype(returns.dtype))
-    value, weight = at_steps(returns) * here, at_steps(energy) * here
+    present = at_steps(is_policy.astype(returns.dtype))
+    value, weight = at_steps(returns) * present, at_steps(energy) * present
     ids = dense_ids(batch.group)
     baseline = group_total(weight * value, ids) / (group_total(weight, ids) + eps)
-    reached = group_total(here, ids)
-    low, high = group_range(value, ids, here > 0)
+    reached = group_total(present, ids)
+    low, high = group_range(value, ids, present > 0)
     baseline = jnp.where((low == high) & (reached > 1), value, baseline)
     if zero_tail:
         baseline = jnp.where(reached == 1, 0.0, baseline)
     size = group_total(jnp.ones((batch.rows,), returns.dtype), ids)[:, None]
-    alone = returns if singleton == "raw" else jnp.zeros_like(returns)
-    advantages = jnp.where(size > 1, returns - at_tokens(baseline), alone)
-    return jax.lax.stop_gradient(jnp.where(keep, advantages, 0.0))
+    singleton_value = returns if singleton == "raw" else jnp.zeros_like(returns)
+    advantages = jnp.where(size > 1, returns - at_tokens(baseline), singleton_value)
+    return jax.lax.stop_gradient(jnp.where(is_policy, advantages, 0.0))

@@ -42,13 +42,14 @@ def choose(what: str, value: str, allowed: tuple[str, ...]) -> str:
 
 
 def group_total(x: jax.Array, ids: jax.Array) -> jax.Array:
-    """Sum of x over the group of each element: x [N] or [N, S], dense ids [N] -> the shape of x."""
+    """Returns the sum of x over the group of each element: x [N] or [N, S], dense ids [N] -> the
+    shape of x."""
     return jax.ops.segment_sum(x, ids, num_segments=ids.shape[0])[ids]
 
 
 def group_range(x: jax.Array, ids: jax.Array, keep: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Least and greatest x of each element's group over keep (inf and -inf where none is): x [N],
-    ids [N], keep bool [N] -> [N], [N]."""
+    """Returns the least and the greatest x of each element's group over keep (inf and -inf where
+    none is): x [N], ids [N], keep bool [N] -> [N], [N]."""
     n = ids.shape[0]
     low = jax.ops.segment_min(jnp.where(keep, x, jnp.inf), ids, num_segments=n)[ids]
     high = jax.ops.segment_max(jnp.where(keep, x, -jnp.inf), ids, num_segments=n)[ids]
@@ -56,7 +57,8 @@ def group_range(x: jax.Array, ids: jax.Array, keep: jax.Array) -> tuple[jax.Arra
 
 
 def group_statistics(values: jax.Array, ids: jax.Array, keep: jax.Array | None = None) -> Groups:
-    """Statistics of each element's group: values [N], dense ids [N], keep bool [N] -> Groups."""
+    """Returns the statistics of each element's group: values [N], dense ids [N], keep bool [N] ->
+    Groups."""
     keep = jnp.ones(values.shape, bool) if keep is None else keep
     values = jnp.where(keep, values, 0.0)
     size = group_total(keep.astype(values.dtype), ids)
@@ -70,14 +72,15 @@ def group_statistics(values: jax.Array, ids: jax.Array, keep: jax.Array | None =
 
 
 def deviation(groups: Groups, std: str) -> jax.Array:
-    """Standard deviation of each group, [N]: "sample" divides by n - 1, "population" by n."""
+    """Returns the standard deviation of each group, [N]: "sample" divides by n - 1, "population" by
+    n."""
     divisor = groups.size - 1 if std == "sample" else groups.size
     return jnp.sqrt(groups.squares / jnp.maximum(divisor, 1))
 
 
 def normalised(values: jax.Array, groups: Groups, *, std: str, eps: float) -> jax.Array:
-    """(values [N] - mean) / (std + eps), or without the std for "none"; exactly 0 in a group of
-    equal values: [N]."""
+    """Returns (values [N] - mean) / (std + eps), or without the std for "none"; exactly 0 in a
+    group of equal values: [N]."""
     centred = values - groups.mean
     if std != "none":
         centred = centred / (deviation(groups, std) + eps)
@@ -85,5 +88,6 @@ def normalised(values: jax.Array, groups: Groups, *, std: str, eps: float) -> ja
 
 
 def on_policy_tokens(advantages: jax.Array, batch: Batch) -> jax.Array:
-    """One value per row, at every policy token of the row, a constant: [B] -> [B, S]."""
+    """Returns the one value of each row at every policy token of the row, a constant: [B] -> [B,
+    S]."""
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, advantages[:, None], 0.0))

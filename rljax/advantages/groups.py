@@ -34,20 +34,20 @@ STDS = ("sample", "population", "none")
 
 
 def _scores(batch: Batch, by: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(score of each row's sequence [B], dense ids of the groups [B], whether a row is the one that
-    counts for its sequence [B])."""
+    """Returns (score of each row's sequence [B], dense ids of the groups [B], whether a row is the
+    one that counts for its sequence [B])."""
     batch.require("rewards", "group", by=by)
     return batches.row_scores(batch), dense_ids(batch.group), batches.first_of_sequence(batch)
 
 
 def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: str, by: str):
-    """`advantages` with 0, or the raw score, in groups of one."""
+    """Returns `advantages` with 0, or the raw score, in groups of one."""
     choose(f"{by}(singleton)", singleton, ("zero", "raw"))
-    alone = scores if singleton == "raw" else jnp.zeros_like(scores)
-    return jnp.where(groups.size > 1, advantages, alone)
+    singleton_advantages = scores if singleton == "raw" else jnp.zeros_like(scores)
+    return jnp.where(groups.size > 1, advantages, singleton_advantages)
 
 
-# What the estimators here have in common: they read one score of each sample.
+# The contract that the estimators here have in common: they read one score of each sample.
 _OF_SCORES = dict(
     safe=True, reads=("rewards", "group"), fills=(), compares_samples=True, token_rewards=False
 )
@@ -76,14 +76,14 @@ def group_relative(
     """
     scores, ids, counted = _scores(batch, "group_relative")
     choose("group_relative(std)", std, STDS)
-    keep = jnp.ones(scores.shape, bool)
+    included = jnp.ones(scores.shape, bool)
     if exclude_truncated:
         batch.require("finish_reason", by="group_relative(exclude_truncated)")
-        keep = ~batches.truncated(batch)
-    groups = group_statistics(scores, ids, keep & counted)
+        included = ~batches.truncated(batch)
+    groups = group_statistics(scores, ids, included & counted)
     advantages = normalised(scores, groups, std=std, eps=eps)
     advantages = _alone(advantages, scores, groups, singleton, "group_relative")
-    advantages = on_policy_tokens(jnp.where(keep, advantages, 0.0), batch)
+    advantages = on_policy_tokens(jnp.where(included, advantages, 0.0), batch)
     return batches.whiten(advantages, batch.mask) if whiten else advantages
 
 
@@ -170,14 +170,14 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: NotNegative = 1e-6) -
     scores, ids, counted = _scores(batch, "best_of_group")
     choose("best_of_group(std)", std, STDS)
     groups = group_statistics(scores, ids, counted)
-    best = scores == group_range(scores, ids, counted)[1]
-    firsts = group_total((best & counted).astype(scores.dtype), ids)
-    only = best & (firsts == 1) & (groups.size > 1)
-    _, second = group_range(scores, ids, counted & ~best)
-    gain = jnp.where(only, scores, 0.0) - jnp.where(only, second, 0.0)
+    is_best = scores == group_range(scores, ids, counted)[1]
+    best_count = group_total((is_best & counted).astype(scores.dtype), ids)
+    is_unique_best = is_best & (best_count == 1) & (groups.size > 1)
+    _, second = group_range(scores, ids, counted & ~is_best)
+    gain = jnp.where(is_unique_best, scores, 0.0) - jnp.where(is_unique_best, second, 0.0)
     if std != "none":
         gain = gain / (deviation(groups, std) + eps)
-    return on_policy_tokens(jnp.where(only, gain, 0.0), batch)
+    return on_policy_tokens(jnp.where(is_unique_best, gain, 0.0), batch)
 
 
 @contract(**_OF_SCORES)

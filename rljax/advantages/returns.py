@@ -18,13 +18,14 @@ from rljax.kernels import gae as recurrences
 
 
 def _gae_reads(options: dict) -> tuple[str, ...]:
-    more = ("finish_reason",) if options["bootstrap_truncated"] else ()
+    finish = ("finish_reason",) if options["bootstrap_truncated"] else ()
     turns = ("step_ids",) if options.get("time") == "turn" else ()
-    return ("rewards", "values", *more, *turns)
+    return ("rewards", "values", *finish, *turns)
 
 
 def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> jax.Array:
-    """The rewards, plus gamma V at the end of truncated rows if `bootstrap_truncated`: [B, S].
+    """Returns the rewards, plus gamma V at the end of truncated rows if `bootstrap_truncated`: [B,
+    S].
 
     The value after the last token of a response that was cut off is not 0; the nearest estimate is
     the value of the last token itself.
@@ -44,17 +45,17 @@ def opens_turn(batch: Batch) -> jax.Array:
 
 
 def _gae(batch: Batch, rewards, gamma, lam) -> tuple[jax.Array, jax.Array]:
-    """(advantages, returns) of GAE. gamma and lam: numbers, or [B, S], read at t for the way from t
-    to t+."""
+    """Returns (advantages, returns) of GAE. gamma and lam: numbers, or [B, S], read at t for the
+    way from t to t+."""
     if batch.episode is None and jnp.ndim(gamma) == 0:
         return recurrences.gae(
             rewards, batch.values, batch.mask, gamma=gamma, lam=lam, segment_ids=batch.segment_ids
         )
-    keep = batch.mask > 0
-    rewards, values = (jnp.where(keep, x, 0.0) for x in (rewards, batch.values))
+    is_policy = batch.mask > 0
+    rewards, values = (jnp.where(is_policy, x, 0.0) for x in (rewards, batch.values))
     delta = rewards + gamma * batches.next_policy_token(values, batch) - values
-    advantages = discounted_sum(jnp.where(keep, delta, 0.0), batch, gamma * lam)
-    return advantages, jnp.where(keep, advantages + values, 0.0)
+    advantages = discounted_sum(jnp.where(is_policy, delta, 0.0), batch, gamma * lam)
+    return advantages, jnp.where(is_policy, advantages + values, 0.0)
 
 
 @contract(safe=True, reads=_gae_reads, fills=("returns",), token_rewards=True)
@@ -130,19 +131,21 @@ def reinforce(
     """
     batch.require("rewards", by="reinforce")
     choose("reinforce(form)", form, ("to_go", "sequence"))
-    keep = batch.mask > 0
+    is_policy = batch.mask > 0
     result = discounted_sum(batch.rewards, batch, gamma)
     if form == "sequence":
         result = jnp.where(batches.first_token(batch), result, 0.0)
-        whole = batches.segment_sum(result, batch)
+        per_sequence = batches.segment_sum(result, batch)
         if batch.episode is not None:
-            whole = jnp.broadcast_to(batches.sequence_sum(result, batch)[:, None], whole.shape)
-        result = whole
+            per_sequence = jnp.broadcast_to(
+                batches.sequence_sum(result, batch)[:, None], per_sequence.shape
+            )
+        result = per_sequence
     if baseline is not None:
         result = result - baseline
     elif batch.values is not None:
-        result = result - jnp.where(keep, batch.values, 0.0)
-    return jax.lax.stop_gradient(jnp.where(keep, result, 0.0))
+        result = result - jnp.where(is_policy, batch.values, 0.0)
+    return jax.lax.stop_gradient(jnp.where(is_policy, result, 0.0))
 
 
 @contract(safe=True, reads=("rewards", "values"), fills=(), token_rewards=True)
@@ -156,8 +159,8 @@ def remax(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
     batch.require("rewards", "values", by="remax")
     if gamma == 1.0:
         return reinforce(batch)
-    last = batches.last_token(batch) > 0
-    rewards = jnp.where(last, batch.rewards - batch.values, batch.rewards)
+    is_last = batches.last_token(batch) > 0
+    rewards = jnp.where(is_last, batch.rewards - batch.values, batch.rewards)
     return reinforce(batch.replace(rewards=rewards), gamma=gamma, baseline=0.0)
 
 
@@ -173,6 +176,7 @@ def reinforce_plus_plus(batch: Batch, *, gamma: Share = 1.0) -> jax.Array:
 
 
 def lagrangian(of_rewards: jax.Array, of_costs: jax.Array, multiplier: jax.Array) -> jax.Array:
-    """(A_R - lambda A_C) / (1 + lambda): the advantage of the Lagrangian, scaled so that it stays
-    bounded as lambda grows (Safe-RLHF, arXiv 2310.12773). A_R, A_C [B, S], lambda [] -> [B, S]."""
+    """Returns (A_R - lambda A_C) / (1 + lambda): the advantage of the Lagrangian, scaled so that it
+    stays bounded as lambda grows (Safe-RLHF, arXiv 2310.12773). A_R, A_C [B, S], lambda [] -> [B,
+    S]."""
     return (of_rewards - multiplier * of_costs) / (1 + multiplier)

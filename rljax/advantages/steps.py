@@ -28,7 +28,7 @@ from rljax.contracts import NotNegative, Share, contract
 
 
 def _step_of(batch: Batch) -> jax.Array:
-    """Step of each policy token, 0 elsewhere: [B, S]."""
+    """Returns the step of each policy token, 0 elsewhere: [B, S]."""
     return jnp.where(batch.mask > 0, batch.step_ids, 0)
 
 
@@ -46,7 +46,8 @@ def _step_edges(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _step_sum(x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Sum of x over each token's own step, at every token of a step: [B, S] -> [B, S]."""
+    """Returns the sum of x over each token's own step, at every token of a step: [B, S] -> [B,
+    S]."""
 
     def one_row(row, ids):
         return jax.ops.segment_sum(row, ids, num_segments=ids.shape[0] + 1)[ids]
@@ -65,20 +66,21 @@ def group_process(batch: Batch, *, std: Std = "sample", eps: NotNegative = 1e-6)
     batch.require("process_rewards", "step_ids", "group", by="group_process")
     choose("group_process(std)", std, STDS)
     steps = _step_of(batch)
-    _, last = _step_edges(steps)
+    _, is_last = _step_edges(steps)
     rewards = _step_sum(jnp.where(batch.mask > 0, batch.process_rewards, 0.0), steps)
-    # One element per step: its last token.
-    ids = jnp.broadcast_to(dense_ids(batch.group)[:, None], last.shape)
-    groups = group_statistics(rewards.ravel(), ids.ravel(), last.ravel())
-    scaled = normalised(rewards.ravel(), groups, std=std, eps=eps).reshape(last.shape)
-    return jax.lax.stop_gradient(discounted_sum(jnp.where(last, scaled, 0.0), batch, 1.0))
+    # The last token of a step is the one element that stands for it.
+    ids = jnp.broadcast_to(dense_ids(batch.group)[:, None], is_last.shape)
+    groups = group_statistics(rewards.ravel(), ids.ravel(), is_last.ravel())
+    scaled = normalised(rewards.ravel(), groups, std=std, eps=eps).reshape(is_last.shape)
+    return jax.lax.stop_gradient(discounted_sum(jnp.where(is_last, scaled, 0.0), batch, 1.0))
 
 
-def _next_where(x: jax.Array, keep: jax.Array, batch: Batch) -> jax.Array:
-    """x at the first token of `keep` at or after each token of the segment, else 0: [B, S]."""
-    # y_t = x_t where kept, else y_{t+}.
-    decay = jnp.where(keep, 0.0, 1.0).astype(x.dtype)
-    return discounted_sum(jnp.where(keep, x, 0.0), batch, decay)
+def _next_where(x: jax.Array, selected: jax.Array, batch: Batch) -> jax.Array:
+    """Returns x at the first selected token at or after each token of the segment, else 0: [B,
+    S]."""
+    # The result is y_t = x_t at selected tokens, else y_{t+}.
+    decay = jnp.where(selected, 0.0, 1.0).astype(x.dtype)
+    return discounted_sum(jnp.where(selected, x, 0.0), batch, decay)
 
 
 @contract(safe=True, reads=("rewards", "values", "step_ids"), fills=(), token_rewards=False)
@@ -92,15 +94,15 @@ def vineppo(batch: Batch) -> jax.Array:
     """
     batch.require("rewards", "values", "step_ids", by="vineppo")
     steps = _step_of(batch)
-    first, _ = _step_edges(steps)
+    is_first, _ = _step_edges(steps)
     to_come = discounted_sum(batch.rewards, batch, 1.0)
-    known = first & ~jnp.isnan(batch.values)
-    value = _next_where(jnp.where(known, batch.values, 0.0), known, batch)
-    reached = _next_where(known.astype(value.dtype), known, batch) > 0
-    # r_k is what of the rewards to come is gone at the next step, so that the sum telescopes to
-    # R - V(s_1) whichever token a reward sits on.
-    excess = jnp.where(first, jnp.where(reached, value, to_come) - to_come, 0.0)
-    following = batches.next_policy_token(_next_where(excess, first, batch), batch)
+    is_estimated = is_first & ~jnp.isnan(batch.values)
+    value = _next_where(jnp.where(is_estimated, batch.values, 0.0), is_estimated, batch)
+    reached = _next_where(is_estimated.astype(value.dtype), is_estimated, batch) > 0
+    # r_k is the part of the rewards to come that is gone at the next step, so that the sum
+    # telescopes to R - V(s_1) whichever token a reward sits on.
+    excess = jnp.where(is_first, jnp.where(reached, value, to_come) - to_come, 0.0)
+    following = batches.next_policy_token(_next_where(excess, is_first, batch), batch)
     advantages = jnp.where(steps > 0, following - _step_sum(excess, steps), 0.0)
     return jax.lax.stop_gradient(advantages)
 
@@ -124,20 +126,20 @@ def prime(
     batch.samples_per_prompt >= 2.
     """
     batch.require("rewards", "process_rewards", "group", by="prime")
-    keep = batch.mask > 0
-    process = jnp.where(keep, batch.process_rewards, 0.0)
+    is_policy = batch.mask > 0
+    process = jnp.where(is_policy, batch.process_rewards, 0.0)
     if normalise:
         process = process / (jnp.max(jnp.abs(discounted_sum(process, batch, 1.0))) + 1e-6)
     ids = dense_ids(batch.group)
     length = batches.sequence_sum(jnp.ones_like(process), batch)
     live = (batches.first_of_sequence(batch) & (length > 0)).astype(process.dtype)
     n = group_total(live, ids)
-    others = jnp.maximum(n - 1, 1)
+    other_count = jnp.maximum(n - 1, 1)
 
     def baseline(per_row):
-        return (group_total(live * per_row, ids) / others)[:, None]
+        return (group_total(live * per_row, ids) / other_count)[:, None]
 
-    factor = (n / others)[:, None]
+    factor = (n / other_count)[:, None]
     outcome = batches.sequence_sum(batch.rewards, batch)
     means = batches.sequence_sum(process, batch) / jnp.maximum(length, 1)
     process = process * factor - baseline(means)
@@ -176,24 +178,25 @@ def gigpo(
     groups = group_statistics(scores, rows, batches.first_of_sequence(batch))
     episode = normalised(scores, groups, std=std, eps=eps)
     steps = _step_of(batch)
-    first, _ = _step_edges(steps)
+    is_first, _ = _step_edges(steps)
     returns = _turn_returns(batch.rewards, batch, gamma)
-    anchored = first & (batch.state_ids > 0)
+    anchored = is_first & (batch.state_ids > 0)
     anchors = _of_group(batch, jnp.where(anchored, batch.state_ids, 0))
     groups = group_statistics(returns.ravel(), anchors, anchored.ravel())
-    relative = normalised(returns.ravel(), groups, std=std, eps=eps).reshape(first.shape)
+    relative = normalised(returns.ravel(), groups, std=std, eps=eps).reshape(is_first.shape)
     step = _step_sum(jnp.where(anchored, relative, 0.0), steps)
     return on_policy_tokens(episode, batch) + jax.lax.stop_gradient(omega * step)
 
 
 def _turn_returns(x: jax.Array, batch: Batch, gamma: float) -> jax.Array:
-    """x summed from each token on, times gamma for every turn that opens on the way: [B, S]."""
+    """Returns x summed from each token on, times gamma for every turn that opens on the way: [B,
+    S]."""
     decay = jnp.where(opens_turn(batch), gamma, 1.0).astype(x.dtype)
     return discounted_sum(x, batch, decay)
 
 
 def _of_group(batch: Batch, keys: jax.Array) -> jax.Array:
-    """Dense ids of equal keys [B, S] within a group: [B S]."""
+    """Returns dense ids of equal keys [B, S] within a group: [B S]."""
     group = jnp.broadcast_to(dense_ids(batch.group)[:, None], keys.shape)
     return dense_ids(keys.ravel(), group.ravel())
 
@@ -220,26 +223,26 @@ def turn_leave_one_out(
     batch.require("rewards", "group", "step_ids", by=by)
     choose(f"{by}(singleton)", singleton, ("zero", "raw"))
     steps = _step_of(batch)
-    first, _ = _step_edges(steps)
+    is_first, _ = _step_edges(steps)
     returns = _turn_returns(batch.rewards, batch, gamma)
     counted = batches.first_of_sequence(batch).astype(returns.dtype)
     n = group_total(counted, dense_ids(batch.group))[:, None]
-    # One element per turn: its first token.
-    turns, here = _of_group(batch, jnp.where(first, steps, 0)), first.ravel()
-    value = jnp.where(here, returns.ravel(), 0.0)
+    # The first token of a turn is the one element that stands for it.
+    turns, is_turn = _of_group(batch, jnp.where(is_first, steps, 0)), is_first.ravel()
+    value = jnp.where(is_turn, returns.ravel(), 0.0)
     total, reached, low, high = (
-        x.reshape(first.shape)
+        x.reshape(is_first.shape)
         for x in (
             group_total(value, turns),
-            group_total(here.astype(value.dtype), turns),
-            *group_range(value, turns, here),
+            group_total(is_turn.astype(value.dtype), turns),
+            *group_range(value, turns, is_turn),
         )
     )
-    others = (total - returns) / jnp.maximum(n - 1, 1)
+    sibling_mean = (total - returns) / jnp.maximum(n - 1, 1)
     equal = (low == high) & ((reached == n) | (low == 0))
-    relative = jnp.where(equal, 0.0, returns - others)
-    alone = returns if singleton == "raw" else jnp.zeros_like(returns)
-    advantages = jnp.where(first, jnp.where(n > 1, relative, alone), 0.0)
+    relative = jnp.where(equal, 0.0, returns - sibling_mean)
+    singleton_value = returns if singleton == "raw" else jnp.zeros_like(returns)
+    advantages = jnp.where(is_first, jnp.where(n > 1, relative, singleton_value), 0.0)
     return jax.lax.stop_gradient(_step_sum(advantages, steps))
 
 
@@ -274,12 +277,12 @@ def turn_group(
     choose("turn_group(std)", std, STDS)
     choose("turn_group(singleton)", singleton, ("zero", "raw"))
     steps = _step_of(batch)
-    _, last = _step_edges(steps)
+    _, is_last = _step_edges(steps)
     rewards = _step_sum(batch.rewards, steps)
-    turns = _of_group(batch, jnp.where(last, steps, 0))
-    groups = group_statistics(rewards.ravel(), turns, last.ravel())
+    turns = _of_group(batch, jnp.where(is_last, steps, 0))
+    groups = group_statistics(rewards.ravel(), turns, is_last.ravel())
     scaled = normalised(rewards.ravel(), groups, std=std, eps=eps)
     if singleton == "raw":
         scaled = jnp.where(groups.size == 1, rewards.ravel(), scaled)
-    scaled = scaled.reshape(last.shape)
-    return jax.lax.stop_gradient(_turn_returns(jnp.where(last, scaled, 0.0), batch, gamma))
+    scaled = scaled.reshape(is_last.shape)
+    return jax.lax.stop_gradient(_turn_returns(jnp.where(is_last, scaled, 0.0), batch, gamma))
