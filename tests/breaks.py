@@ -608,7 +608,7 @@ BREAKS = {
     ),
     "a veto of rollout correction drops nothing": (
         "rljax/correction/weights.py",
-        "        keep = keep * (1 - vetoed)\n",
+        "        accepted = accepted * (1 - vetoed)\n",
         "",
         ["tests/correction/test_correction.py", "-k", "veto"],
     ),

@@ -14,13 +14,13 @@ LIMITED = {
     for name, metric in table.items()
     if metric.limits is not None
 }
-# The most of both that is healthy, by the narrowest numbers that a run computes with or holds.
+# The largest healthy values, by the narrowest numbers that a run computes with or holds.
 LARGEST_DIFFERENCE = {
     "abs_logprob_diff_mean": {"float32": 1e-3, "float16": 0.01, "bfloat16": 0.05, "int8": 0.1},
     "abs_logprob_diff_p99": {"float32": 1e-2, "float16": 0.05, "bfloat16": 0.3, "int8": 0.6},
 }
-# Ranges for a sampler that has the trainer's weights. Of older ones on purpose the effective sample
-# size says whether too little is left to learn from.
+# These ranges hold for a sampler that has the trainer's weights. Where it has older ones on
+# purpose, the effective sample size says whether too little is left to learn from.
 _OF_ONE_POLICY = (
     "mismatch/mismatch_kl",
     "mismatch/mismatch_k3_kl",
@@ -37,16 +37,18 @@ def health_warnings(
     with or hold; "" where they are not one policy (stored rollouts, old weights). `own`: the
     metrics of the user's functions.
     """
-    warnings, of_age = [], ""
+    warnings, age_note = [], ""
     if age := metrics.get("staleness/steps_mean"):
-        of_age = f"; the tokens are {float(age):.2g} steps old, mean: lower rollouts.max_staleness "
-        of_age += "or rollouts.ahead"
-    for name, known in {**LIMITED, **(own or {})}.items():
+        age_note = (
+            f"; the tokens are {float(age):.2g} steps old, mean: lower rollouts.max_staleness "
+        )
+        age_note += "or rollouts.ahead"
+    for name, metric in {**LIMITED, **(own or {})}.items():
         value = metrics.get(name)
-        if value is None or known.is_healthy(float(value)) or of_age and name in _OF_ONE_POLICY:
+        if value is None or metric.is_healthy(float(value)) or age_note and name in _OF_ONE_POLICY:
             continue
-        text = f"{name} is {float(value):.4g}, healthy is {known.healthy}: {known.advice}"
-        warnings.append(text + (of_age if name in LIMITED else ""))
+        text = f"{name} is {float(value):.4g}, healthy is {metric.healthy}: {metric.advice}"
+        warnings.append(text + (age_note if name in LIMITED else ""))
     for name, largest in LARGEST_DIFFERENCE.items() if numbers else ():
         value = metrics.get(f"mismatch/{name}")
         if value is not None and not value <= largest[numbers]:  # NaN, too

@@ -116,11 +116,11 @@ METRICS = {
 
 
 def _correlation(x, y, mask):
-    """Pearson correlation over the mask; 1 where neither varies."""
+    """Returns the Pearson correlation over the mask; 1 where neither varies."""
     x = jnp.where(mask > 0, x - masked_mean(x, mask), 0.0)
     y = jnp.where(mask > 0, y - masked_mean(y, mask), 0.0)
     x2, y2, xy = jnp.sum(x * x), jnp.sum(y * y), jnp.sum(x * y)
-    # Less variation than float32 rounds away is none.
+    # Variation that float32 rounds away counts as none.
     varies = jnp.minimum(x2, y2) > 1e-12 * jnp.sum(mask)
     return jnp.where(varies, xy / jnp.sqrt(jnp.maximum(x2 * y2, 1e-30)), 1.0)
 
@@ -130,8 +130,9 @@ def _finite_exp(x: jax.Array) -> jax.Array:
 
 
 def perplexity_metrics(training, rollout, share) -> dict:
-    """Means over sequences of the perplexities exp(-mean log-prob) under the two programs, their
-    logs and ratios. `training` and `rollout` [B, S] are -mean log-prob of each token's sequence."""
+    """Returns means over sequences of the perplexities exp(-mean log-prob) under the two programs,
+    their logs and ratios. `training` and `rollout` [B, S] are -mean log-prob of each token's
+    sequence."""
     difference = training - rollout  # mean sampler log-prob - mean trainer log-prob
     return {
         "training_ppl": weighted_mean(_finite_exp(training), share),
@@ -147,8 +148,8 @@ def perplexity_metrics(training, rollout, share) -> dict:
 
 
 def chi2_sequence(log_sums: jax.Array, share: jax.Array) -> jax.Array:
-    """Mean over sequences of (prod of ratios)^2, minus 1, a scalar: the sums of log-ratios [B, S]
-    at each token of a sequence, share [B, S]."""
+    """Returns the mean over sequences of (prod of ratios)^2, minus 1, a scalar: the sums of
+    log-ratios [B, S] at each token of a sequence, share [B, S]."""
     return weighted_mean(bounded_exp(log_sums) ** 2, share) - jnp.any(share > 0)
 
 
@@ -164,22 +165,24 @@ def mismatch_metrics(batch: Batch) -> dict:
     """
     x = log_ratio(batch, by="mismatch_metrics")
     mask, share = batch.mask, sequence_share(batch)
-    old = finite_logprobs(batch.old_logprobs, mask)
-    sampler = finite_logprobs(batch.sampler_logprobs, mask)
-    training, rollout = (-segment_mean(value, batch, share) for value in (old, sampler))
+    old_logprobs = finite_logprobs(batch.old_logprobs, mask)
+    sampler_logprobs = finite_logprobs(batch.sampler_logprobs, mask)
+    training, rollout = (
+        -segment_mean(value, batch, share) for value in (old_logprobs, sampler_logprobs)
+    )
     bounded = jnp.clip(x, -80.0, 80.0)
-    found = {
+    numbers = {
         "kl": masked_mean(-x, mask),
         "k3_kl": masked_mean(jnp.expm1(bounded) - x, mask),
         "chi2_token": masked_mean(bounded_exp(x) ** 2, mask) - jnp.any(mask > 0),
         "chi2_seq": chi2_sequence(segment_sum(x, batch), share),
         **perplexity_metrics(training, rollout, share),
     }
-    p, q = jnp.exp(old), jnp.exp(sampler)
+    p, q = jnp.exp(old_logprobs), jnp.exp(sampler_logprobs)
     size = jnp.abs(x)
     distance = jnp.abs(p - q)
-    return {f"mismatch/mismatch_{name}": value for name, value in found.items()} | {
-        # Of no tokens at all nothing is lost, as no difference is found.
+    return {f"mismatch/mismatch_{name}": value for name, value in numbers.items()} | {
+        # Without any token nothing is lost: the size is 1, as the differences are 0.
         "mismatch/eff_sample_size": jnp.where(
             jnp.sum(mask) > 0, effective_sample_size(bounded_exp(x), mask), 1.0
         ),
@@ -220,11 +223,11 @@ def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | N
     noise = jnp.maximum(total - signal, 0.0) / jnp.maximum(count - 1, 1)
     if gradient_norm is None:
         noise = jnp.zeros((), total.dtype)  # without the signal there is nothing to subtract
-    found = {
+    proxies = {
         "proxy1_signal_strength": signal,
         "proxy2_total_power": total,
         "proxy3_pure_noise": jnp.where(count > 1, noise, 0.0),
         "expected_a_squared": weighted_mean(power, share),
         "expected_w": weighted_mean(weighted_norm, share),
     }
-    return {f"variance_proxy/{k}": jax.lax.stop_gradient(v) for k, v in found.items()}
+    return {f"variance_proxy/{k}": jax.lax.stop_gradient(v) for k, v in proxies.items()}

@@ -24,38 +24,40 @@ FLOOR = 1e4  # an infinite log-prob counts as this far away, so that sums stay f
 
 
 def finite_logprobs(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
-    """Constant log-probs [B, S] on policy tokens, 0 elsewhere; -inf becomes a large negative
-    number."""
+    """Returns constant log-probs [B, S] on policy tokens, 0 elsewhere; -inf becomes a large
+    negative number."""
     selected = jnp.where(mask > 0, jax.lax.stop_gradient(logprobs), 0.0)
     return jnp.clip(selected, -FLOOR, FLOOR)
 
 
 def log_ratio(batch: Batch, *, by: str) -> jax.Array:
-    """x = old - behaviour on policy tokens, 0 elsewhere and where both are -inf: [B, S]."""
+    """Returns x = old - behaviour on policy tokens, 0 elsewhere and where both are -inf: [B, S]."""
     batch.require("old_logprobs", by=by)
-    old = finite_logprobs(batch.old_logprobs, batch.mask)
-    return old - finite_logprobs(behaviour_logprobs(batch, by=by), batch.mask)
+    old_logprobs = finite_logprobs(batch.old_logprobs, batch.mask)
+    return old_logprobs - finite_logprobs(behaviour_logprobs(batch, by=by), batch.mask)
 
 
 def bounded_exp(x: jax.Array) -> jax.Array:
-    """exp(clamp(x, +-20)), in the shape of x."""
+    """Returns exp(clamp(x, +-20)), in the shape of x."""
     return jnp.exp(jnp.clip(x, -BOUND, BOUND))
 
 
 def segment_mean(x: jax.Array, batch: Batch, share: jax.Array) -> jax.Array:
-    """Mean of x over the policy tokens of each token's own segment, sum x/n: [B, S] -> [B, S]."""
+    """Returns the mean of x over the policy tokens of each token's own segment, sum x/n: [B, S] ->
+    [B, S]."""
     return segment_sum(x * share, batch)
 
 
 def log_weights(x: jax.Array, batch: Batch, share: jax.Array, level: str) -> jax.Array:
-    """x at the token, its sum over the sequence, or its mean (geometric): [B, S]."""
+    """Returns x at the token, its sum over the sequence, or its mean (geometric): [B, S]."""
     if level == "token":
         return x
     return segment_sum(x, batch) if level == "sequence" else segment_mean(x, batch, share)
 
 
 def segment_max(x: jax.Array, batch: Batch) -> jax.Array:
-    """Maximum of x over the policy tokens of each token's own segment: [B, S] -> [B, S]."""
+    """Returns the maximum of x over the policy tokens of each token's own segment: [B, S] -> [B,
+    S]."""
     values = jnp.where(batch.mask > 0, x, -jnp.inf)
     size = batch.tokens.shape[1] + 1
 
@@ -66,33 +68,33 @@ def segment_max(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def sequence_share(batch: Batch) -> jax.Array:
-    """1/n at every policy token of a sequence of n, 0 elsewhere: [B, S]."""
+    """Returns 1/n at every policy token of a sequence of n, 0 elsewhere: [B, S]."""
     n = jnp.maximum(segment_tokens(batch), 1)
     return jnp.where(batch.mask > 0, 1.0 / n, 0.0).astype(batch.mask.dtype)
 
 
 def weighted_mean(x: jax.Array, share: jax.Array) -> jax.Array:
-    """sum share x / sum share, a scalar, 0 where nothing has a share: with 1/n, the mean over
-    sequences."""
+    """Returns sum share x / sum share, a scalar, 0 where nothing has a share: with 1/n, the mean
+    over sequences."""
     total = jnp.sum(share)
     return jnp.where(total > 0, masked_sum(x * share, share) / jnp.maximum(total, 1e-30), 0.0)
 
 
 def masked_min(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Minimum of x over the mask, a scalar; 0 where the mask is empty."""
+    """Returns the minimum of x over the mask, a scalar; 0 where the mask is empty."""
     return -masked_max(-x, mask)
 
 
 def effective_sample_size(weights: jax.Array, mask: jax.Array) -> jax.Array:
-    """(sum w)^2 / (N sum w^2) over the N tokens of the mask: 1 for equal weights, 1 / N where one
-    has it all, 0 without any. A scalar."""
+    """Returns (sum w)^2 / (N sum w^2) over the N tokens of the mask: 1 for equal weights, 1 / N
+    where one has it all, 0 without any. A scalar."""
     squares = masked_sum(weights * weights, mask) * jnp.sum(mask)
     total = masked_sum(weights, mask)
     return jnp.where(squares > 0, total**2 / jnp.maximum(squares, 1e-30), 0.0)
 
 
 def sequence_std(x: jax.Array, share: jax.Array) -> jax.Array:
-    """Unbiased standard deviation over sequences, a scalar; 0 for fewer than two."""
+    """Returns the unbiased standard deviation over sequences, a scalar; 0 for fewer than two."""
     count = jnp.round(jnp.sum(share))  # shares 1/n add up to a whole number but for rounding
     squares = masked_sum(share * (x - weighted_mean(x, share)) ** 2, share)
     return jnp.where(count > 1, jnp.sqrt(squares / jnp.maximum(count - 1, 1)), 0.0)
@@ -106,7 +108,7 @@ def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, idea
     the bounds, of sequences or of tokens; then the same of the sequences, and max |value - ideal|.
     """
     lower, upper = bounds
-    over = share if by_sequence else mask
+    counted = share if by_sequence else mask
 
     def high(x, w):
         return weighted_mean((x > upper).astype(share.dtype), w)
@@ -119,8 +121,8 @@ def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, idea
         "max": masked_max(values, mask),
         "min": masked_min(values, mask),
         "std": jnp.sqrt(masked_variance(jnp.clip(values, lower, upper), mask)),
-        "fraction_high": high(values, over),
-        "fraction_low": low(values, over),
+        "fraction_high": high(values, counted),
+        "fraction_low": low(values, counted),
         "seq_mean": weighted_mean(per_sequence, share),
         "seq_std": sequence_std(per_sequence, share),
         "seq_max": masked_max(per_sequence, share),
@@ -132,7 +134,7 @@ def spread(values, per_sequence, mask, share, *, by_sequence: bool, bounds, idea
 
 
 def masked_quantiles(x: jax.Array, mask: jax.Array, quantiles: tuple[float, ...]) -> jax.Array:
-    """Linearly interpolated quantiles over the mask, position (n - 1) q, in the shape of
+    """Returns linearly interpolated quantiles over the mask, position (n - 1) q, in the shape of
     `quantiles`; 0 where it is empty.
 
     One sort with the masked elements at the end, so that no shape depends on the mask.
@@ -140,7 +142,7 @@ def masked_quantiles(x: jax.Array, mask: jax.Array, quantiles: tuple[float, ...]
     ordered = jnp.sort(jnp.where(mask > 0, x, jnp.inf).reshape(-1))
     n = jnp.sum(mask > 0)
     position = jnp.asarray(quantiles, x.dtype) * jnp.maximum(n - 1, 0).astype(x.dtype)
-    below = jnp.floor(position).astype(jnp.int32)
-    above = jnp.minimum(below + 1, jnp.maximum(n - 1, 0))
-    low, high = (jnp.where(n > 0, ordered[i], 0.0) for i in (below, above))
-    return low + (high - low) * (position - below)
+    lower_index = jnp.floor(position).astype(jnp.int32)
+    upper_index = jnp.minimum(lower_index + 1, jnp.maximum(n - 1, 0))
+    low, high = (jnp.where(n > 0, ordered[i], 0.0) for i in (lower_index, upper_index))
+    return low + (high - low) * (position - lower_index)

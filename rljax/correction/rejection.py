@@ -97,12 +97,12 @@ def checked_rules(reject: tuple) -> tuple[tuple[str, float, float], ...]:
 
 
 def _binary_kl(p: jax.Array, q: jax.Array) -> jax.Array:
-    """KL between Bernoulli(p) and Bernoulli(q)."""
+    """Returns the KL between Bernoulli(p) and Bernoulli(q)."""
     return p * jnp.log(p / q) + (1 - p) * jnp.log((1 - p) / (1 - q))
 
 
 def statistic(name: str, batch: Batch, share: jax.Array) -> jax.Array:
-    """The statistic at every policy token; sequences repeat theirs: [B, S]."""
+    """Returns the statistic at every policy token; sequences repeat theirs: [B, S]."""
     if name == "token_binary_kl":
         logprobs = (batch.old_logprobs, batch.sampler_logprobs)
         p, q = (jnp.clip(jnp.exp(finite_logprobs(x, batch.mask)), 1e-6, 1 - 1e-6) for x in logprobs)
@@ -113,17 +113,18 @@ def statistic(name: str, batch: Batch, share: jax.Array) -> jax.Array:
     x = jnp.clip(x, -BOUND, BOUND)
     level, estimator = name.rsplit("_", 1)
     value = {"k1": lambda: -x, "k2": lambda: 0.5 * x * x, "k3": lambda: jnp.expm1(x) - x}
-    along = {
+    reduce = {
         "token": lambda v: v,
         "seq_sum": lambda v: segment_sum(v, batch),
         "seq_mean": lambda v: segment_mean(v, batch, share),
         "seq_max": lambda v: segment_max(v, batch),
     }
-    return along[level](value[estimator]())
+    return reduce[level](value[estimator]())
 
 
 def rejected_fractions(rejected: jax.Array, batch: Batch, share: jax.Array) -> dict:
-    """Shares of the tokens, and of the sequences with any token, where rejected [B, S] is 1."""
+    """Returns the shares of the tokens, and of the sequences with any token, where rejected [B, S]
+    is 1."""
     any_in_sequence = (segment_sum(rejected, batch) > 0).astype(rejected.dtype)
     return {
         "masked_fraction": masked_mean(rejected, batch.mask),
@@ -132,12 +133,12 @@ def rejected_fractions(rejected: jax.Array, batch: Batch, share: jax.Array) -> d
 
 
 def rejection(batch: Batch, rules: tuple, share: jax.Array) -> tuple[jax.Array, dict]:
-    """Returns keep [B, S], 1 where every rule holds, else 0, and metrics of how each
+    """Returns the accepted tokens [B, S], 1 where every rule holds, else 0, and metrics of how each
     statistic is spread."""
-    keep, found = jnp.ones_like(batch.mask), {}
+    accepted, metrics = jnp.ones_like(batch.mask), {}
     for name, lower, upper in rules:
         value = jax.lax.stop_gradient(statistic(name, batch, share))
-        inside = ((value >= lower) & (value <= upper)).astype(keep.dtype)
+        in_bounds = ((value >= lower) & (value <= upper)).astype(accepted.dtype)
         by_sequence = not name.startswith("token")
         numbers = spread(
             value,
@@ -148,10 +149,10 @@ def rejection(batch: Batch, rules: tuple, share: jax.Array) -> tuple[jax.Array, 
             bounds=(lower, upper),
             ideal=1.0 if name in RATIOS else 0.0,
         )
-        numbers |= rejected_fractions(1 - inside, batch, share)
-        found |= {f"rollout_rs_{name}_{key}": number for key, number in numbers.items()}
-        keep = keep * inside
+        numbers |= rejected_fractions(1 - in_bounds, batch, share)
+        metrics |= {f"rollout_rs_{name}_{key}": number for key, number in numbers.items()}
+        accepted = accepted * in_bounds
     if rules:
-        whole = rejected_fractions(1 - keep, batch, share)
-        found |= {f"rollout_rs_{key}": number for key, number in whole.items()}
-    return keep, found
+        fractions = rejected_fractions(1 - accepted, batch, share)
+        metrics |= {f"rollout_rs_{key}": number for key, number in fractions.items()}
+    return accepted, metrics

@@ -125,30 +125,30 @@ def rollout_correction(
     log_w = log_weights(x, batch, share, level)
     w = jnp.where(batch.mask > 0, bounded_exp(log_w), 0.0)
     per_sequence = segment_mean(w, batch, share) if level == "token" else w
-    found = weight_metrics(w, per_sequence, log_w, batch.mask, share, level, bounds)
+    statistics = weight_metrics(w, per_sequence, log_w, batch.mask, share, level, bounds)
     vetoed, numbers = _veto(x, batch, share, veto)
-    found |= numbers
-    keep, rejected = rejection(batch, rules, share)
+    statistics |= numbers
+    accepted, rejected = rejection(batch, rules, share)
     weights = None
     if mode != "off":
-        keep = keep * (1 - vetoed)
+        accepted = accepted * (1 - vetoed)
         weights, numbers = _bounded(w, batch, share, mode, bounds)
-        found |= numbers
+        statistics |= numbers
         if batch_normalise:
-            found["batch_norm_factor"] = mean_weight(weights, batch, share, level)
-            weights = weights / found["batch_norm_factor"]
+            statistics["batch_norm_factor"] = mean_weight(weights, batch, share, level)
+            weights = weights / statistics["batch_norm_factor"]
     elif rules and not affects_denominator:
         weights = batch.mask
     if weights is not None:
-        applied = jnp.where((batch.mask * keep > 0) & (weights > 0), 1.0, 0.0)
-        found["max_applied"] = masked_max(weights, applied)
-        found["min_applied"] = masked_min(weights, applied)
-        weights = weights if affects_denominator else weights * keep
-    found = {f"rollout_is_{key}": value for key, value in found.items()} | rejected
-    metrics = mismatch_metrics(batch) | {f"mismatch/{k}": v for k, v in found.items()}
+        applied = jnp.where((batch.mask * accepted > 0) & (weights > 0), 1.0, 0.0)
+        statistics["max_applied"] = masked_max(weights, applied)
+        statistics["min_applied"] = masked_min(weights, applied)
+        weights = weights if affects_denominator else weights * accepted
+    statistics = {f"rollout_is_{key}": value for key, value in statistics.items()} | rejected
+    metrics = mismatch_metrics(batch) | {f"mismatch/{k}": v for k, v in statistics.items()}
     if weights is not None:
         weights = jax.lax.stop_gradient(weights)
-    mask = batch.mask * keep if affects_denominator else batch.mask
+    mask = batch.mask * accepted if affects_denominator else batch.mask
     return batch.replace(weights=weights, mask=mask), metrics
 
 
@@ -165,14 +165,15 @@ def bypass_old_logprobs(batch: Batch) -> Batch:
 
 
 def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
-    """(lower, upper) with the default filled in; InputError for options that make no sense."""
-    for name, value, known in (
+    """Returns (lower, upper) with the default filled in. Raises InputError for options that make no
+    sense."""
+    for name, value, allowed in (
         ("level", level, ("token", "sequence", "geometric")),
         ("mode", mode, ("truncate", "mask", "clip", "off")),
     ):
-        if value not in known:
+        if value not in allowed:
             raise InputError(
-                f"rollout_correction {name}", value=value, fix=f"write one of {', '.join(known)}"
+                f"rollout_correction {name}", value=value, fix=f"write one of {', '.join(allowed)}"
             )
     if not upper > 0:
         raise InputError(
@@ -197,7 +198,8 @@ def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
 
 
 def _veto(x: jax.Array, batch: Batch, share, veto: float | None) -> tuple[jax.Array, dict]:
-    """1 in sequences that have a token with x (unclamped) < log veto, and how many there are."""
+    """Returns 1 in sequences that have a token with x (unclamped) < log veto, and how many there
+    are."""
     threshold = -math.inf if veto is None else math.log(veto)  # x is finite
     catastrophic = (x < threshold).astype(batch.mask.dtype)
     vetoed = (segment_sum(catastrophic, batch) > 0).astype(batch.mask.dtype)
@@ -208,18 +210,19 @@ def _veto(x: jax.Array, batch: Batch, share, veto: float | None) -> tuple[jax.Ar
 
 
 def _bounded(w, batch: Batch, share, mode: str, bounds) -> tuple[jax.Array, dict]:
-    """The weights inside their bounds, and in mask mode how many fell outside."""
+    """Returns the weights inside their bounds, and in mask mode how many fell outside."""
     lower, upper = bounds
     if mode == "truncate":
         return jnp.minimum(w, upper), {}
     if mode == "clip":
         return jnp.where(batch.mask > 0, jnp.clip(w, lower, upper), 0.0), {}
-    outside = ((w < lower) | (w > upper)).astype(w.dtype)
-    return jnp.where(outside > 0, 0.0, w), rejected_fractions(outside, batch, share)
+    out_of_bounds = ((w < lower) | (w > upper)).astype(w.dtype)
+    return jnp.where(out_of_bounds > 0, 0.0, w), rejected_fractions(out_of_bounds, batch, share)
 
 
 def mean_weight(weights: jax.Array, batch: Batch, share: jax.Array, level: str) -> jax.Array:
-    """Mean over tokens (token level) or sequences, a scalar; 1 where every weight is 0."""
+    """Returns the mean over tokens (token level) or sequences, a scalar; 1 where every weight is
+    0."""
     mean = masked_mean(weights, batch.mask) if level == "token" else weighted_mean(weights, share)
     return jnp.where(mean > 1e-8, mean, 1.0)
 
@@ -236,10 +239,10 @@ def weight_metrics(w, per_sequence, log_w, mask, share, level: str, bounds) -> d
     for side in ("high", "low"):
         numbers[f"ratio_fraction_{side}"] = numbers.pop(f"fraction_{side}")
     # In log space: a sequence's weight may lie below what the clamp lets through.
-    some = jnp.any(mask > 0)
+    nonempty = jnp.any(mask > 0)
     floor = -BOUND if level == "token" else -jnp.inf
-    numbers["max"] = jnp.where(some, jnp.exp(jnp.minimum(masked_max(log_w, mask), BOUND)), 0.0)
-    numbers["min"] = jnp.where(some, jnp.exp(jnp.maximum(masked_min(log_w, mask), floor)), 0.0)
+    numbers["max"] = jnp.where(nonempty, jnp.exp(jnp.minimum(masked_max(log_w, mask), BOUND)), 0.0)
+    numbers["min"] = jnp.where(nonempty, jnp.exp(jnp.maximum(masked_min(log_w, mask), floor)), 0.0)
     clamped = jnp.where(mask > 0, jnp.clip(w, *bounds), 0.0)
     numbers["eff_sample_size"] = effective_sample_size(clamped, mask)
     quantiles = masked_quantiles(w, mask, tuple(q / 100 for q in QUANTILES))
