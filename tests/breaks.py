@@ -710,14 +710,14 @@ BREAKS = {
     ),
     "a response that is too long costs without end": (
         "rljax/shaping/scores.py",
-        "penalty * (jnp.maximum(over, -1.0) if floor else over)",
-        "penalty * over",
+        "penalty * (jnp.maximum(excess, -1.0) if floor else excess)",
+        "penalty * excess",
         ["tests/shaping/test_sampling_rules.py", "-k", "overlong"],
     ),
     "wrong rows are charged for their length": (
         "rljax/shaping/scores.py",
-        "right = batch.scores >= correct_at",
-        "right = batch.scores >= 0",
+        "is_correct = batch.scores >= correct_at",
+        "is_correct = batch.scores >= 0",
         ["tests/shaping/test_sampling_rules.py", "-k", "correct_rows"],
     ),
     "adapters are merged without their rank": (
@@ -770,8 +770,8 @@ BREAKS = {
     ),
     "a failed sample is the best of its prompt": (
         "rljax/shaping/pairs.py",
-        "    best = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)\n",
-        "    best = jnp.argmax(scores, axis=1)\n",
+        "    best_sample = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)\n",
+        "    best_sample = jnp.argmax(scores, axis=1)\n",
         ["tests/dataflows/test_online_preference.py", "-k", "hand"],
     ),
     "continuations that a limit ended count by their score": (
@@ -1309,8 +1309,8 @@ BREAKS |= {
     ),
     "a resampled row is never the one that was drawn": (
         "rljax/shaping/resampling.py",
-        "same & (index[None, :] <= index[:, None]), weights[None, :]",
-        "same & (index[None, :] < index[:, None]), weights[None, :]",
+        "peers & (index[None, :] <= index[:, None]), weights[None, :]",
+        "peers & (index[None, :] < index[:, None]), weights[None, :]",
         [ADVANTAGES, "-k", "resampling"],
     ),
     "tokens that a row kept of another do not lengthen it": (

@@ -19,8 +19,8 @@ from rljax.shaping.pairs import of_prompts
 
 
 class GroupedResponses(NamedTuple):
-    """The samples of each prompt, and its baseline response. What stands where `live` is false (a
-    reward failed, a prompt of another task) may be garbage."""
+    """The samples of each prompt, and its baseline response. Values where `live` is false (a reward
+    failed, a prompt of another task) may be garbage."""
 
     rewards: jax.Array  # [P, K]
     compliant: jax.Array  # [P, K] bool: all judges pass
@@ -34,8 +34,8 @@ class GroupedResponses(NamedTuple):
     def calibrated(self) -> jax.Array:
         """R_cal of the samples, 0 where they are not live: [P, K]."""
         rewards = jnp.where(self.live, self.rewards, 0.0)
-        known = jnp.any(self.live, axis=1)
-        baseline = jnp.where(known, self.baseline_rewards, 0.0)[:, None]
+        has_live = jnp.any(self.live, axis=1)
+        baseline = jnp.where(has_live, self.baseline_rewards, 0.0)[:, None]
         return jnp.where(self.live, calibrated_rewards(rewards, baseline), 0.0)
 
     @property
@@ -63,20 +63,20 @@ class Targets(NamedTuple):
 
 
 def calibrated_rewards(rewards: jax.Array, baseline_rewards: jax.Array) -> jax.Array:
-    """sigmoid(r(s, a) - r(s, baseline)), elementwise, shapes broadcast: 1/2 is as good as the
-    baseline response."""
+    """Returns sigmoid(r(s, a) - r(s, baseline)), elementwise, shapes broadcast: 1/2 is as good as
+    the baseline response."""
     return jax.nn.sigmoid(rewards - baseline_rewards)
 
 
 def kl_factors(log_ratios: jax.Array, *, kl_max: AboveZero, cap: bool = False) -> jax.Array:
-    """max(1 - log_ratio / kl_max, 0), elementwise, in the shape of the log-ratios, which are nats
-    as kl_max is; a negative one gives more than 1, unless `cap`."""
+    """Returns max(1 - log_ratio / kl_max, 0), elementwise, in the shape of the log-ratios, which
+    are nats as kl_max is; a negative one gives more than 1, unless `cap`."""
     factors = jnp.maximum(1 - log_ratios / kl_max, 0.0)
     return jnp.minimum(factors, 1.0) if cap else factors
 
 
 def constrained_rewards(calibrated: jax.Array, compliant: jax.Array) -> jax.Array:
-    """R_cal where all judges pass, else 0, elementwise, in the shape of both."""
+    """Returns R_cal where all judges pass, else 0, elementwise, in the shape of both."""
     return jnp.where(compliant, calibrated, 0.0)
 
 
@@ -101,8 +101,8 @@ def crpg(
         "kl_factor": masked_mean(factors, live),
         "regularised_reward": masked_mean(rewards, live),
     }
-    every = jnp.broadcast_to(jnp.arange(live.shape[1]), live.shape)
-    return Targets(every, weights, live, jnp.sum(live), metrics=metrics)
+    rows = jnp.broadcast_to(jnp.arange(live.shape[1]), live.shape)
+    return Targets(rows, weights, live, jnp.sum(live), metrics=metrics)
 
 
 @contract(safe=True)
@@ -125,20 +125,20 @@ def codpo(
         )
     live, passing = responses.live, responses.passing
     violating = live & ~responses.compliant
-    some = jnp.any(violating, axis=1, keepdims=True)
+    has_violation = jnp.any(violating, axis=1, keepdims=True)
     chosen = jnp.argmax(jnp.where(passing, responses.rewards, -jnp.inf), axis=1)
-    rejectable = jnp.where(some, violating, live)
+    rejectable = jnp.where(has_violation, violating, live)
     rejected = jnp.argmin(jnp.where(rejectable, responses.rewards, jnp.inf), axis=1)
-    keep = jnp.any(passing, axis=1)
+    has_passing = jnp.any(passing, axis=1)
     tokens = jnp.maximum(of_prompts(responses.tokens, chosen), 1)
     nll_weight = nll_coef / tokens
     weights = jnp.stack([nll_weight, jnp.zeros_like(nll_weight)], axis=1)
-    with_violation = masked_mean(some[:, 0].astype(nll_weight.dtype), keep)
+    with_violation = masked_mean(has_violation[:, 0].astype(nll_weight.dtype), has_passing)
     return Targets(
         jnp.stack([chosen, rejected], axis=1),
         weights,
-        jnp.repeat(keep[:, None], 2, axis=1),
-        jnp.sum(keep),
+        jnp.repeat(has_passing[:, None], 2, axis=1),
+        jnp.sum(has_passing),
         beta,
         {"violating_rejected_fraction": with_violation},
     )
@@ -155,19 +155,19 @@ def crraft(responses: GroupedResponses, *, kl_max: AboveZero = 10.0) -> Targets:
     """
     _positive("crraft(kl_max)", kl_max)
     calibrated, samples = responses.calibrated, responses.live.shape[1]
-    near = responses.log_ratios <= kl_max
-    fit = responses.passing & near
-    best = jnp.argmax(jnp.where(fit, calibrated, -jnp.inf), axis=1)
-    some = jnp.any(fit, axis=1)
-    keep = some | responses.baseline_compliant
-    rows = jnp.where(some, best, samples)
-    weights = jnp.where(some, of_prompts(calibrated, best), 0.5)
+    within_kl = responses.log_ratios <= kl_max
+    is_eligible = responses.passing & within_kl
+    best_sample = jnp.argmax(jnp.where(is_eligible, calibrated, -jnp.inf), axis=1)
+    has_eligible = jnp.any(is_eligible, axis=1)
+    learned = has_eligible | responses.baseline_compliant
+    rows = jnp.where(has_eligible, best_sample, samples)
+    weights = jnp.where(has_eligible, of_prompts(calibrated, best_sample), 0.5)
     metrics = {
-        "within_kl_fraction": masked_mean(near.astype(weights.dtype), responses.live),
-        "baseline_fallbacks": jnp.sum(keep & ~some).astype(weights.dtype),
+        "within_kl_fraction": masked_mean(within_kl.astype(weights.dtype), responses.live),
+        "baseline_fallbacks": jnp.sum(learned & ~has_eligible).astype(weights.dtype),
     }
-    one = (x[:, None] for x in (rows, weights, keep))
-    return Targets(*one, jnp.sum(keep), metrics=metrics)
+    columns = (x[:, None] for x in (rows, weights, learned))
+    return Targets(*columns, jnp.sum(learned), metrics=metrics)
 
 
 def _positive(name: str, value: float) -> None:

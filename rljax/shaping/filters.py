@@ -21,10 +21,10 @@ def overlong(batch: Batch):
 
 
 def _group_extremes(batch: Batch):
-    same = batch.group[:, None] == batch.group[None, :]
-    low = jnp.min(jnp.where(same, batch.scores[None, :], jnp.inf), axis=1)
-    high = jnp.max(jnp.where(same, batch.scores[None, :], -jnp.inf), axis=1)
-    return low, high, jnp.sum(same & first_of_sequence(batch)[None, :], axis=1)
+    peers = batch.group[:, None] == batch.group[None, :]
+    low = jnp.min(jnp.where(peers, batch.scores[None, :], jnp.inf), axis=1)
+    high = jnp.max(jnp.where(peers, batch.scores[None, :], -jnp.inf), axis=1)
+    return low, high, jnp.sum(peers & first_of_sequence(batch)[None, :], axis=1)
 
 
 @contract(safe=True, reads=("scores", "group"))
@@ -40,8 +40,8 @@ def live_groups(batch: Batch):
 def pass_rate(batch: Batch, *, low: Share = 0.2, high: Share = 0.8, correct_at: float = 1.0):
     """1 for rows of groups whose share of correct rows is in [low, high]: PRIME's prompt filter."""
     batch.require("scores", "group", by="pass_rate")
-    same = batch.group[:, None] == batch.group[None, :]
-    same = (same & first_of_sequence(batch)[None, :]).astype(batch.mask.dtype)
-    right = (batch.scores >= correct_at).astype(batch.mask.dtype)
-    rate = (same @ right) / jnp.sum(same, axis=1)
+    peers = batch.group[:, None] == batch.group[None, :]
+    peers = (peers & first_of_sequence(batch)[None, :]).astype(batch.mask.dtype)
+    is_correct = (batch.scores >= correct_at).astype(batch.mask.dtype)
+    rate = (peers @ is_correct) / jnp.sum(peers, axis=1)
     return ((rate >= low - 1e-6) & (rate <= high + 1e-6)).astype(batch.mask.dtype)

@@ -38,22 +38,23 @@ def higher_wins(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def win_probabilities(scores: jax.Array, live: jax.Array, preference) -> jax.Array:
-    """Mean over the live samples j of the prompt, i among them with 1/2, of P(i beats j): [P, K].
+    """Returns the mean over the live samples j of the prompt, i among them with 1/2, of P(i beats
+    j): [P, K].
 
-    What SPPO calls the probability of winning against the policy (arXiv 2405.00675). `live` [P, K]
+    SPPO calls this the probability of winning against the policy (arXiv 2405.00675). `live` [P, K]
     is false where a reward failed; there the result is 0.
     """
     scores = jnp.where(live, scores, 0.0)
     wins = preference(scores[:, :, None], scores[:, None, :])
-    among = live[:, None, :] & live[:, :, None]
+    both_live = live[:, None, :] & live[:, :, None]
     itself = jnp.eye(scores.shape[1], dtype=bool)[None]
     wins = jnp.where(itself, 0.5, wins)
     count = jnp.maximum(jnp.sum(live, axis=1), 1)[:, None]
-    return jnp.sum(jnp.where(among, wins, 0.0), axis=2) / count
+    return jnp.sum(jnp.where(both_live, wins, 0.0), axis=2) / count
 
 
 def of_prompts(x: jax.Array, index: jax.Array) -> jax.Array:
-    """The sample `index` of each prompt: [P, K], [P] -> [P]."""
+    """Returns the sample `index` of each prompt: [P, K], [P] -> [P]."""
     return jnp.take_along_axis(x, index[:, None], axis=1)[:, 0]
 
 
@@ -75,7 +76,7 @@ def choose_pairs(
     rejected: Literal["worst", "random"] = "worst",
     min_margin: NotNegative = 0.0,
 ) -> Pairs:
-    """The best sample of each prompt against its worst, or against another one at random.
+    """Pairs the best sample of each prompt with its worst, or with another one at random.
 
     Ties, margins below `min_margin` and prompts with fewer than two live samples are not kept.
     scores and live [P, K]; `key` is read by "random" alone. Raises InputError for another
@@ -87,13 +88,17 @@ def choose_pairs(
         raise InputError(
             "choose_pairs(min_margin)", value=min_margin, fix="set min_margin to 0 or more"
         )
-    best = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)
+    best_sample = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)
     if rejected == "worst":
-        other = jnp.argmin(jnp.where(live, scores, jnp.inf), axis=1)
+        rejected_sample = jnp.argmin(jnp.where(live, scores, jnp.inf), axis=1)
     else:
-        another = live & (jnp.arange(scores.shape[1])[None, :] != best[:, None])
-        other = jax.random.categorical(key, jnp.where(another, 0.0, -jnp.inf), axis=1)
+        candidates = live & (jnp.arange(scores.shape[1])[None, :] != best_sample[:, None])
+        rejected_sample = jax.random.categorical(key, jnp.where(candidates, 0.0, -jnp.inf), axis=1)
 
-    known = jnp.sum(live, axis=1) > 1
-    margin = jnp.where(known, of_prompts(scores, best) - of_prompts(scores, other), 0.0)
-    return Pairs(best, other, margin, known & (margin > 0) & (margin >= min_margin))
+    comparable = jnp.sum(live, axis=1) > 1
+    margin = jnp.where(
+        comparable, of_prompts(scores, best_sample) - of_prompts(scores, rejected_sample), 0.0
+    )
+    return Pairs(
+        best_sample, rejected_sample, margin, comparable & (margin > 0) & (margin >= min_margin)
+    )

@@ -14,21 +14,22 @@ METHODS = ("pow", "max_min", "max_random")
 
 
 def _weight_of_rank(rank: jax.Array, size: jax.Array, kind: str) -> jax.Array:
-    """Probability of the sample with this rank (0 = best) among `size`; 1 if it is alone."""
+    """Returns the probability of the sample with this rank (0 = best) among `size`; 1 if it is
+    alone."""
     if kind not in KINDS:
         raise InputError("kind of rank weights", value=kind, fix=f"write one of {', '.join(KINDS)}")
-    best, worst = rank == 0, rank == size - 1
+    is_best, is_worst = rank == 0, rank == size - 1
     if kind == "bon":
-        weight = jnp.where(best, 1.0, 0.0)
+        weight = jnp.where(is_best, 1.0, 0.0)
     elif kind == "br":
-        weight = jnp.where(best, 0.5, 0.5 / jnp.maximum(size - 1, 1))
+        weight = jnp.where(is_best, 0.5, 0.5 / jnp.maximum(size - 1, 1))
     else:
-        weight = jnp.where(best | worst, 0.5, 0.0)
+        weight = jnp.where(is_best | is_worst, 0.5, 0.0)
     return jnp.where(size == 1, 1.0, weight)
 
 
 def rank_weights(n: int, kind: str = "br") -> jax.Array:
-    """Weights of the ranks 1..n, the best first: [n].
+    """Returns the weights of the ranks 1..n, the best first: [n].
 
     "bon" = best of n (1, 0, ..., 0); "br" = best and the rest (1/2, the rest shares 1/2); "bw" =
     best and worst (1/2, 0, ..., 0, 1/2).
@@ -37,19 +38,19 @@ def rank_weights(n: int, kind: str = "br") -> jax.Array:
 
 
 def group_rank_weights(scores: jax.Array, groups: jax.Array, *, kind: str = "br") -> jax.Array:
-    """`rank_weights` of each row by its score inside its group: scores, groups [B] -> [B].
+    """Returns `rank_weights` of each row by its score inside its group: scores, groups [B] -> [B].
 
     Of equal scores the row with the lower index ranks higher.
     """
-    same = groups[:, None] == groups[None, :]
+    peers = groups[:, None] == groups[None, :]
     index = jnp.arange(scores.shape[0])
     tie = (scores[None, :] == scores[:, None]) & (index[None, :] < index[:, None])
-    before = same & ((scores[None, :] > scores[:, None]) | tie)
-    return _weight_of_rank(jnp.sum(before, axis=1), jnp.sum(same, axis=1), kind)
+    ranked_above = peers & ((scores[None, :] > scores[:, None]) | tie)
+    return _weight_of_rank(jnp.sum(ranked_above, axis=1), jnp.sum(peers, axis=1), kind)
 
 
 def score_weights(scores: jax.Array, *, method: str = "pow", power: float = 2.0) -> jax.Array:
-    """Weights of rows by their scores, for draws from the whole batch: [B] -> [B].
+    """Returns the weights of rows by their scores, for draws from the whole batch: [B] -> [B].
 
     "pow" |score|^power; "max_min" 1 for the greatest and the least score, else 0; "max_random" 0.4
     for the greatest, 0.1 for the others. Each + 1e-8, so that scores of 0 alone are drawn
@@ -59,41 +60,42 @@ def score_weights(scores: jax.Array, *, method: str = "pow", power: float = 2.0)
         raise InputError(
             "method of score weights", value=method, fix=f"write one of {', '.join(METHODS)}"
         )
-    best = scores == jnp.max(scores)
+    is_best = scores == jnp.max(scores)
     if method == "pow":
         weights = jnp.abs(scores) ** power
     elif method == "max_min":
-        weights = jnp.where(best | (scores == jnp.min(scores)), 1.0, 0.0)
+        weights = jnp.where(is_best | (scores == jnp.min(scores)), 1.0, 0.0)
     else:
-        weights = jnp.where(best, 0.4, 0.1)
+        weights = jnp.where(is_best, 0.4, 0.1)
     return weights.astype(scores.dtype) + 1e-8
 
 
 def resample(key: jax.Array, weights: jax.Array, *, groups: jax.Array | None = None) -> jax.Array:
-    """Rows drawn with replacement, p proportional to `weights`: key, weights [B] -> indices [B].
+    """Draws rows with replacement, p proportional to `weights`: key, weights [B] -> indices [B].
 
     With `groups` [B] every row is replaced by one of its own group, so that groups keep their
     sizes; without, by one of the whole batch. Weights that are all 0 count as equal.
     """
     b = weights.shape[0]
     groups = jnp.zeros((b,), jnp.int32) if groups is None else groups
-    same = groups[:, None] == groups[None, :]
-    dead = jnp.max(jnp.where(same, weights[None, :], 0.0), axis=1) <= 0
+    peers = groups[:, None] == groups[None, :]
+    dead = jnp.max(jnp.where(peers, weights[None, :], 0.0), axis=1) <= 0
     weights = jnp.where(dead, 1.0, weights)
     # Sums of the weights up to each row, inside its group, in the order of the rows.
     index = jnp.arange(b)
-    upto = jnp.sum(
-        jnp.where(same & (index[None, :] <= index[:, None]), weights[None, :], 0.0), axis=1
+    cumulative = jnp.sum(
+        jnp.where(peers & (index[None, :] <= index[:, None]), weights[None, :], 0.0), axis=1
     )
-    total = jnp.max(jnp.where(same, upto[None, :], 0.0), axis=1)
-    drawn = jax.random.uniform(key, (b,), weights.dtype) * total
+    total = jnp.max(jnp.where(peers, cumulative[None, :], 0.0), axis=1)
+    threshold = jax.random.uniform(key, (b,), weights.dtype) * total
     # Strictly below the total, or rounding could pass the last row of positive weight.
-    drawn = jnp.minimum(drawn, jnp.nextafter(total, jnp.zeros_like(total)))
-    return jnp.argmax(same & (upto[None, :] > drawn[:, None]), axis=1).astype(jnp.int32)
+    threshold = jnp.minimum(threshold, jnp.nextafter(total, jnp.zeros_like(total)))
+    return jnp.argmax(peers & (cumulative[None, :] > threshold[:, None]), axis=1).astype(jnp.int32)
 
 
 def linear_fit(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Least squares y = slope x + intercept: x [N], y [N] -> scalars (slope, intercept, R^2).
+    """Fits y = slope x + intercept by least squares: x [N], y [N] -> scalars (slope, intercept,
+    R^2).
 
     x = reward, y = true score of groups of held-out samples: the filter with the greatest R^2 is
     the one whose selected responses the reward model judges most reliably.

@@ -24,8 +24,8 @@ def apply_shaping(batch: Batch, rules) -> Batch:
 
 
 def response_tokens(batch: Batch):
-    """Tokens that the policy chose in each row, or in its episode, EOS included, also those that
-    a row kept of another one and does not learn from: [B]."""
+    """Counts the tokens that the policy chose in each row, or in its episode, EOS included, also
+    those that a row kept of another one and does not learn from: [B]."""
     tokens = batches.sequence_sum(batch.mask, batch)
     if batch.kept_tokens is None:
         return tokens
@@ -33,8 +33,8 @@ def response_tokens(batch: Batch):
 
 
 def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
-    """(max_tokens - cache_tokens - n) / cache_tokens where that is negative, n response tokens:
-    [B]. A cache of 0 is a hard limit: -1 beyond max_tokens."""
+    """Returns (max_tokens - cache_tokens - n) / cache_tokens where that is negative, else 0, n
+    response tokens: [B]. A cache of 0 is a hard limit: -1 beyond max_tokens."""
     if not 0 <= cache_tokens <= max_tokens:
         raise InputError(
             f"{name}(cache_tokens)",
@@ -42,8 +42,8 @@ def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
             rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
             fix="lower cache_tokens, or raise max_tokens",
         )
-    left = jnp.minimum(max_tokens - cache_tokens - response_tokens(batch), 0.0)
-    return left / cache_tokens if cache_tokens else jnp.maximum(left, -1.0)
+    shortfall = jnp.minimum(max_tokens - cache_tokens - response_tokens(batch), 0.0)
+    return shortfall / cache_tokens if cache_tokens else jnp.maximum(shortfall, -1.0)
 
 
 @contract(safe=True, reads=("rewards",))
@@ -58,8 +58,8 @@ def soft_overlong(
     """score + penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response
     tokens (DAPO, arXiv 2503.14476). Without `floor` it goes on falling beyond max_tokens.
     cache_tokens=0 is a hard limit: -penalty beyond max_tokens."""
-    over = _overlong(batch, "soft_overlong", max_tokens, cache_tokens)
-    return batches.row_scores(batch) + penalty * (jnp.maximum(over, -1.0) if floor else over)
+    excess = _overlong(batch, "soft_overlong", max_tokens, cache_tokens)
+    return batches.row_scores(batch) + penalty * (jnp.maximum(excess, -1.0) if floor else excess)
 
 
 @contract(safe=True, reads=("rewards", "scores"))
@@ -68,10 +68,10 @@ def length_penalty_when_right(
 ):
     """score + clip((max_tokens - n) / cache_tokens - 1, -1, 0) for correct rows only (ScaleRL's
     alternative, arXiv 2510.13786); cache_tokens=0: -1 beyond max_tokens."""
-    over = _overlong(batch, "length_penalty_when_right", max_tokens, cache_tokens)
+    excess = _overlong(batch, "length_penalty_when_right", max_tokens, cache_tokens)
     batch.require("scores", by="length_penalty_when_right")
-    right = batch.scores >= correct_at
-    return batches.row_scores(batch) + jnp.where(right, jnp.maximum(over, -1.0), 0.0)
+    is_correct = batch.scores >= correct_at
+    return batches.row_scores(batch) + jnp.where(is_correct, jnp.maximum(excess, -1.0), 0.0)
 
 
 @contract(safe=True, reads=("rewards",))
@@ -98,9 +98,9 @@ def _counted(batch: Batch):
     return batches.first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
 
 
-def _whitened(x, keep, batch: Batch, eps: float):
-    """x [B] whitened over the rows kept, the same on all rows of a sequence: [B]."""
-    return batches.over_rows(batches.whiten(x, keep.astype(x.dtype), eps=eps), batch)
+def _whitened(x, counted, batch: Batch, eps: float):
+    """Returns x [B] whitened over the counted rows, the same on all rows of a sequence: [B]."""
+    return batches.over_rows(batches.whiten(x, counted.astype(x.dtype), eps=eps), batch)
 
 
 @contract(safe=True, reads=("reward_parts",), compares_batch=True)

@@ -45,8 +45,8 @@ _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 def code_region(text: str) -> tuple[int, int]:
     """Returns (start, stop) in characters of the last fenced block of a response; all of
     it without one."""
-    found = [match.span(1) for match in _FENCE.finditer(text)]
-    return found[-1] if found else (0, len(text))
+    spans = [match.span(1) for match in _FENCE.finditer(text)]
+    return spans[-1] if spans else (0, len(text))
 
 
 @contract(safe=True)
@@ -67,7 +67,7 @@ def line_ids(
     unless there is a text for every policy token, and for every row of `mask` [B, S].
     """
     mask = np.asarray(mask)
-    out = np.zeros(mask.shape, np.int32)
+    ids = np.zeros(mask.shape, np.int32)
     if len(token_texts) != len(mask) or len(truncated) != len(mask):
         raise InputError(
             "line_ids: rows",
@@ -84,47 +84,48 @@ def line_ids(
                 rule=f"at least {tokens[-1] + 1}, up to its last policy token",
                 fix="give a text for each token of the row",
             )
-        _mark_lines(out[b], tokens, texts, bool(truncated[b]) and not score_partial_line, code_only)
-    return out
+        _mark_lines(ids[b], tokens, texts, bool(truncated[b]) and not score_partial_line, code_only)
+    return ids
 
 
-def _mark_lines(out, tokens: list[int], texts, drop_partial: bool, code_only: bool) -> None:
-    """Writes the line of each of `tokens`, one row's policy tokens in order, into `out` [S]."""
+def _mark_lines(ids, tokens: list[int], texts, drop_partial: bool, code_only: bool) -> None:
+    """Writes the line of each of `tokens`, one row's policy tokens in order, into `ids` [S]."""
     text = "".join(texts[t] for t in tokens)
     start, stop = code_region(text) if code_only else (0, len(text))
-    line, opened, begun, at = 1, [], False, 0
+    line, opened, has_text, offset = 1, [], False, 0
     for t in tokens:
-        inside = start <= at < stop
-        at += len(texts[t])
-        if not inside and texts[t]:
+        in_region = start <= offset < stop
+        offset += len(texts[t])
+        if not in_region and texts[t]:
             continue
         opened.append(t)
-        begun = begun or bool(texts[t].strip())
+        has_text = has_text or bool(texts[t].strip())
         if "\n" in texts[t]:
-            out[opened] = line
-            line, opened, begun = line + 1, [], False
+            ids[opened] = line
+            line, opened, has_text = line + 1, [], False
     # Blank text behind the last newline, EOS among it, is no line. (A closed block ends with a
     # newline, so what is left of it is blank.)
-    if begun and not drop_partial:
-        out[opened] = line
+    if has_text and not drop_partial:
+        ids[opened] = line
 
 
 def line_ends(step_ids: np.ndarray) -> np.ndarray:
     """Returns whether a token is the last of its line: bool [B, S]."""
     ids = np.asarray(step_ids)
-    out = np.zeros(ids.shape, bool)
+    is_end = np.zeros(ids.shape, bool)
     for b, row in enumerate(ids):
         for line in np.unique(row[row > 0]):
-            out[b, np.flatnonzero(row == line)[-1]] = True
-    return out
+            is_end[b, np.flatnonzero(row == line)[-1]] = True
+    return is_end
 
 
 def _scored_ends(batch: Batch, by: str):
-    """(is the last token of its step [B, S], score in [-1, 1] there and 0 elsewhere [B, S])."""
+    """Returns (whether a token is the last of its step [B, S], score in [-1, 1] there and 0
+    elsewhere [B, S])."""
     batch.require("process_rewards", "step_ids", by=by)
     steps = jnp.where(batch.mask > 0, batch.step_ids, 0)
-    last = (steps > 0) & (batches.next_policy_token(steps, batch) != steps)
-    return last, jnp.where(last, jnp.clip(batch.process_rewards, -1.0, 1.0), 0.0)
+    is_last = (steps > 0) & (batches.next_policy_token(steps, batch) != steps)
+    return is_last, jnp.where(is_last, jnp.clip(batch.process_rewards, -1.0, 1.0), 0.0)
 
 
 @contract(safe=True, reads=("rewards", "scores", "process_rewards", "step_ids"))
@@ -148,8 +149,8 @@ def dense_step_rewards(
         if value < 0:
             raise InputError(f"{by}({name})", value=value, fix=f"set {name} to 0 or more")
     batch.require("rewards", "scores", by=by)
-    last, score = _scored_ends(batch, by)
-    count = jnp.maximum(jnp.sum(last, axis=1), 1)
+    is_last, score = _scored_ends(batch, by)
+    count = jnp.maximum(jnp.sum(is_last, axis=1), 1)
     weight = jnp.where(batch.scores > pass_above, lambda_pass, lambda_fail) / count
     rewards = jnp.where(batch.mask > 0, batch.rewards, 0.0) + weight[:, None] * score
     return jax.lax.stop_gradient(rewards.astype(batch.rewards.dtype))
@@ -160,19 +161,19 @@ def process_reward_metrics(batch: Batch, rewards: jax.Array, *, pass_above: floa
     """Metrics of the scores in the `rewards` of dense_step_rewards: mean sum per row, share of the
     absolute return, correlation of a row's mean score with its outcome, lines per response, and the
     mean score of rows that pass and that fail: scalars, of rewards [B, S]."""
-    last, score = _scored_ends(batch, "process_reward_metrics")
+    is_last, score = _scored_ends(batch, "process_reward_metrics")
     batch.require("rewards", "scores", by="process_reward_metrics")
     outcome = jnp.where(batch.mask > 0, batch.rewards, 0.0)
     added = jnp.sum(jnp.where(batch.mask > 0, rewards, 0.0) - outcome, axis=1)
-    lines = jnp.sum(last, axis=1)
+    lines = jnp.sum(is_last, axis=1)
     live = (lines > 0).astype(score.dtype)
     mean_score = jnp.sum(score, axis=1) / jnp.maximum(lines, 1)
-    size = jnp.abs(added), jnp.abs(jnp.sum(outcome, axis=1))
+    magnitudes = jnp.abs(added), jnp.abs(jnp.sum(outcome, axis=1))
     x, y = (v - batches.masked_mean(v, live) for v in (mean_score, batch.scores))
     spread = batches.masked_mean(x * x, live) * batches.masked_mean(y * y, live)
     covariance = batches.masked_mean(x * y, live)
     deviation = jnp.sqrt(jnp.where(spread > 0, spread, 1.0))
-    share = jnp.sum(size[0]) / jnp.maximum(jnp.sum(size[0] + size[1]), 1e-12)
+    share = jnp.sum(magnitudes[0]) / jnp.maximum(jnp.sum(magnitudes[0] + magnitudes[1]), 1e-12)
     passed = batch.scores > pass_above
     return {
         "process/dense_sum": jnp.mean(added),
