@@ -40,7 +40,7 @@ def _ragged(x, w, sizes) -> jax.Array:
 
 
 def _grouped_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
-    """[M, 1] bool: which rows are in any group."""
+    """Returns which rows are in any group, [M, 1] bool."""
     return (jnp.arange(x.shape[0]) < jnp.sum(sizes))[:, None]
 
 

@@ -43,7 +43,7 @@ def select_policy_tokens(batch: Batch) -> Batch:
 
 
 def _split(tree, parts: int):
-    """[B, ...] -> [parts, B/parts, ...] for every array that has rows."""
+    """Splits every array that has rows into parts: [B, ...] -> [parts, B/parts, ...]."""
     return jax.tree.map(lambda x: x.reshape((parts, -1) + x.shape[1:]), tree)
 
 
@@ -146,8 +146,8 @@ def _row_weights(batch: Batch, rows_per_example: int) -> jax.Array:
 
 
 def _metric_sum(name: str, value: jax.Array, batch: Batch):
-    """(numerator, denominator) so that means never depend on the split; names ending in _max or
-    _min keep the extreme."""
+    """Returns (numerator, denominator) so that means never depend on the split; names ending in
+    _max or _min keep the extreme."""
     value = jax.lax.stop_gradient(value)
     counted = batch.mask > 0 if value.ndim == 2 else _live(batch, value.shape[0])
     count = jnp.sum(counted.astype(jnp.float32))
@@ -349,7 +349,7 @@ def _loss_and_gradient(
 
 
 def _packs(batch: Batch, packing: Packing | None, objective: Objective, together: int):
-    """The packed rows of all examples that have policy tokens, `together` rows of one in a
+    """Returns the packed rows of all examples that have policy tokens, `together` rows of one in a
     microbatch unless the terms see all rows at once; None where rows stay as they are."""
     if packing is None or batch.pixels is not None:
         return None
@@ -412,14 +412,14 @@ def _packed(params, batch: Batch, objective: Objective, weights, row_weights, pa
 
 
 def _no_part(name: str, numerator, denominator):
-    """The numerator and denominator of a metric before any microbatch."""
+    """Returns the numerator and denominator of a metric before any microbatch."""
     start = {"_max": -jnp.inf, "_min": jnp.inf}.get(name[-4:], 0.0)
     zeros = jnp.zeros(denominator.shape, denominator.dtype)
     return jnp.full(numerator.shape, start, numerator.dtype), zeros
 
 
 def _both_parts(name: str, running, part):
-    """The numerator and denominator of a metric over two microbatches."""
+    """Returns the numerator and denominator of a metric over two microbatches."""
     join = {"_max": jnp.maximum, "_min": jnp.minimum}.get(name[-4:], jnp.add)
     return join(running[0], part[0]), running[1] + part[1]
 

@@ -141,5 +141,5 @@ def state_shardings(state, params, shardings, whole: NamedSharding):
 
 
 def _names(path) -> tuple:
-    """The keys of dictionaries along a path: those of parameters, and few others."""
+    """Returns the keys of dictionaries along a path: those of parameters, and few others."""
     return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))

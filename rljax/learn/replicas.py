@@ -96,7 +96,7 @@ class Replicas:
         return jax.tree.map(one, tree)
 
     def _inner(self, rows: int) -> tuple[str, ...]:
-        """The axes over which a replica splits so many rows."""
+        """Returns the axes over which a replica splits so many rows."""
         return BATCH_AXES if rows % row_shards(self.model.mesh) == 0 else ()
 
     def _rows(self, x, spec: PartitionSpec):

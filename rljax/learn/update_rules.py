@@ -37,7 +37,7 @@ def _positive(**options: float) -> None:
 
 
 def _descent(learning_rate: optax.Schedule, weight_decay: float, *scaling):
-    """The scaled gradient, weight decay, and a step against their sum."""
+    """Returns an update of the scaled gradient, weight decay, and a step against their sum."""
     return optax.chain(
         *scaling, decay_matrices(weight_decay), optax.scale_by_learning_rate(learning_rate)
     )

@@ -96,8 +96,8 @@ def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
 
 
 def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Array:
-    """The summands of the generalised JSD of two distributions; log-probs [..., V] ->
-    [..., V], in nats.
+    """Returns the summands of the generalised JSD of two distributions; log-probs [..., V] -> [...,
+    V], in nats.
 
     beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S; beta 0 is KL(T || S), beta 1
     is KL(S || T) (GKD, arXiv 2306.13649). -inf, a probability of 0, is allowed. Raises InputError

@@ -235,7 +235,7 @@ class Piece:
 
 
 def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk | Fused:
-    """The Hugging Face name below a layer of the leaf `path` of a block."""
+    """Returns the Hugging Face name below a layer of the leaf `path` of a block."""
     if path[-1] not in ("weight", "bias", "scale"):  # a weight of its own, not of a linear map
         name = ".".join(path)
         return names[f"{name}[x]"] if f"{name}[x]" in names else names[name]

@@ -79,8 +79,8 @@ class _Trained(Role):
         return row_shards(self.model.mesh)
 
     def balanced(self, batch: Batch) -> Batch:
-        """The same batch, its rows spread evenly over what computes the role. For rows that a
-        dataflow picked out of others, inside a program."""
+        """Returns the same batch, its rows spread evenly over what computes the role. A dataflow
+        calls it inside a program, for rows that it picked out of others."""
         return jax.tree.map(lambda x: constrain_rows(x, self.model.mesh), batch)
 
     @property

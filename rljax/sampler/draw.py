@@ -48,7 +48,8 @@ class Drawn:
 
 
 def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
-    """The token at which the cumulative sum of probs [B, V] passes u [B] in [0, 1) of its total.
+    """Returns the token at which the cumulative sum of probs [B, V] passes u [B] in [0, 1) of its
+    total.
 
     Three levels (groups, the blocks of one group, the tokens of one block): one uniform per row
     instead of V Gumbels, and far cheaper than one cumulative sum over V.
@@ -74,8 +75,8 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
 
 
 def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first of masses [B, N] whose running sum exceeds target [B]: its index, and the target
-    less the sum before it."""
+    """Returns the first of masses [B, N] whose running sum exceeds target [B]: its index, and the
+    target less the sum before it."""
     index = jnp.arange(masses.shape[1])[None, :]
     sums = jnp.cumsum(masses, axis=-1)
     # Rounding may push the target past all of them: stay on the last one that has mass.
@@ -86,8 +87,9 @@ def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def _edge(weights: jax.Array, predicate) -> jax.Array:
-    """The largest threshold t [B] for which predicate(weights >= t) [B] is true, of weights [B, N]
-    in 0..1. The predicate must be true at t = 0, and once it is false it stays so for larger t.
+    """Returns the largest threshold t [B] for which predicate(weights >= t) [B] is true, of weights
+    [B, N] in 0..1. The predicate must be true at t = 0, and once it is false it stays so for larger
+    t.
 
     Floats above 0 are ordered as their bits are, so 30 halvings find t exactly: no sort, no gather,
     and the vocabulary may be split over devices.

@@ -360,7 +360,7 @@ def _decoded(arguments: tuple, shape: Shape, rows: int, finished, stop) -> Batch
 
 
 def _on_layout(model: Model, params, second: SecondModel | None, decoding: Decoding):
-    """The models as they decode, with the weights that they read."""
+    """Returns the models as they decode, with the weights that they read."""
     if second is not None:
         second_model, weights = (
             decoding.of(second.model),
@@ -389,8 +389,8 @@ def _with_layout(sharding):
 def _arguments(
     model: Model, params, queue, forcing, sampling, n, decoding, version, images=None, second=None
 ):
-    """The program's arguments, placed on the mesh, and its shape. `queue`: prompts, lengths, keys
-    and limits, or None; with limits rows are as wide as prompts."""
+    """Returns the program's arguments, placed on the mesh, and its shape. `queue`: prompts,
+    lengths, keys and limits, or None; with limits rows are as wide as prompts."""
     prompts, lengths, keys, limits = queue
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
@@ -507,7 +507,7 @@ def _placed_here(batch: Batch) -> Batch:
 
 
 def _planned_weights(model: Model, params, decoding: Decoding):
-    """((the model that decodes, the shapes of its weights), the program that makes them of
+    """Returns ((the model that decodes, the shapes of its weights), the program that makes them of
     `params`, if one does)."""
     target, keep_dtypes = decoding.of(model), not decoding.weight_dtype
     like = weights_like(target, params, keep_dtypes=keep_dtypes)

@@ -339,7 +339,7 @@ def kept_like(source: Model, target: Model, params, like) -> dict:
 
 
 def _kept(source: Model, target: Model, frozen, like, keep_dtypes: bool) -> dict:
-    """The frozen weights of `target`: the copy that there is, or a new one that is kept."""
+    """Returns the frozen weights of `target`: the copy that there is, or a new one that is kept."""
     key, leaves = (source, target, keep_dtypes), jax.tree.leaves(frozen)
     for held_key, made_of, copy in _frozen:
         if held_key == key and _same(leaves, [reference() for reference in made_of]):

@@ -203,8 +203,8 @@ def _shard_bytes(weights: dict) -> int:
 
 
 def _used(model: Model, path, rows: int) -> float:
-    """The part of a weight that a step with so many rows reads: all of it, but of the embedding
-    only rows, and of experts those that a row goes to."""
+    """Returns the part of a weight that a step with so many rows reads: all of it, but of the
+    embedding only rows, and of experts those that a row goes to."""
     config = model.config
     if path[0] == "embedding" and not (config.tie_embeddings and model.head == "lm"):
         return min(1.0, rows / config.vocab_size)
@@ -242,8 +242,8 @@ def _flops(model: Model, slots: int) -> float:
 
 
 def _exchanged(model: Model, weights: dict, slots: int) -> tuple[dict[str, float], float]:
-    """({mesh axis: bytes that a device sends in a step}, collectives), as XLA lays out a step whose
-    residual is split over fsdp (rljax.mesh.constrain_step)."""
+    """Returns ({mesh axis: bytes that a device sends in a step}, collectives), as XLA lays out a
+    step whose residual is split over fsdp (rljax.mesh.constrain_step)."""
     config, mesh = model.config, model.mesh
     fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
     rows, size = _split(slots, mesh.size // fsdp // tensor), jnp.dtype(config.dtype).itemsize
@@ -280,7 +280,7 @@ def _exchanged(model: Model, weights: dict, slots: int) -> tuple[dict[str, float
 
 
 def _axes_of(name: str) -> tuple[str, ...]:
-    """The mesh axes over which a logical axis is split."""
+    """Returns the mesh axes over which a logical axis is split."""
     rule = RULES[name]
     return rule if isinstance(rule, tuple) else (rule,) if rule else ()
 

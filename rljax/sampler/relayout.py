@@ -37,7 +37,7 @@ def _spans(mesh: Mesh) -> dict[str, tuple[int, int]]:
 
 
 def _in_common(sharding: NamedSharding, common: Mesh, rank: int) -> list[tuple[str, ...]]:
-    """The axes of the common mesh that split each axis of an array."""
+    """Returns the axes of the common mesh that split each axis of an array."""
     source_spans, common_spans = _spans(sharding.mesh), _spans(common)
 
     def axes(entry) -> tuple[str, ...]:

@@ -251,12 +251,12 @@ class Sample:
 
 
 def _text(array: np.ndarray, dtype) -> str:
-    """The bytes of an array [N] as text of JSON."""
+    """Returns the bytes of an array [N] as text of JSON."""
     return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
 
 
 def _array(text: str, dtype) -> np.ndarray:
-    """The array of a `_text`."""
+    """Returns the array of a `_text`."""
     return np.frombuffer(base64.b64decode(text, validate=True), dtype)
 
 

@@ -211,8 +211,8 @@ def _apart(models) -> bool:
 
 
 def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
-    """The slots `going` [B], which are live, get the token that was drawn for their next position,
-    or the one that is forced."""
+    """Gives the slots `going` [B], which are live, the token that was drawn for their next
+    position, or the one that is forced."""
     total = slots.length + 1
     emitted = going & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
@@ -304,8 +304,9 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
 
 
 def _next_logits(models, weight, slots: Slots, tokens, counts):
-    """The logits [B S, V] behind tokens read [B, S], of which counts [B] are real, of the one
-    model, or of the mixture, the new caches of each, and where the first one routed the tokens."""
+    """Returns the logits [B S, V] behind tokens read [B, S], of which counts [B] are real, of the
+    one model, or of the mixture, the new caches of each, and where the first one routed the
+    tokens."""
     tabled = [cache.with_table(caches, slots.table) for caches in slots.caches]
     outputs = [
         model.decode_routed(weights, tokens, slots.length, counts, caches, slots.shift)

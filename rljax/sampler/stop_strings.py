@@ -84,7 +84,7 @@ def find_stop(
 
 
 def _window(ids: Sequence[int], decode: Callable, end: int, characters: int) -> int:
-    """The first of the tokens before `end` that hold at least so many characters."""
+    """Returns the first of the tokens before `end` that hold at least so many characters."""
     size = characters
     while size < end:
         # The bytes of a character may be four tokens. Parts of one at either end are no text, and
@@ -131,7 +131,7 @@ def cut_at_stop_strings(
 
 @jax.jit
 def _cut(batch: Batch, ends: jax.Array, stopped: jax.Array) -> Batch:
-    """The batch without what stands at columns ends [B] and behind."""
+    """Returns the batch without the tokens at columns ends [B] and behind."""
     before_end = jnp.arange(batch.tokens.shape[1])[None, :] < ends[:, None]
     names = ("tokens", "segment_ids", "positions", "mask", "policy_version")
     names += ("sampler_logprobs", "sampler_log_kept", "entropy")

@@ -39,8 +39,8 @@ from rljax.tracking import timing
 
 
 def _of_known_ids(engine: Engine, decode: Callable | None) -> Engine:
-    """The engine, whose model draws no id that the tokenizer of `decode` has not. A model that a
-    config loads knows that already, as training does (ModelConfig.known_ids)."""
+    """Returns the engine, whose model draws no id that the tokenizer of `decode` has not. A model
+    that a config loads knows that already, as training does (ModelConfig.known_ids)."""
     method = decode.func if isinstance(decode, functools.partial) else decode
     tokenizer = method.__self__ if inspect.ismethod(method) else None
     config = engine.model.config
@@ -150,7 +150,7 @@ class Sampler:
         return samples
 
     def _numbers(self, request_ids: Sequence[int] | None, n: int) -> list[int]:
-        """The ids of n requests: those that are given, or the next free ones."""
+        """Returns the ids of n requests: those that are given, or the next free ones."""
         if request_ids is None:
             return list(itertools.islice(self._ids, n))
         if len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):

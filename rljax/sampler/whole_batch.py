@@ -222,7 +222,7 @@ def _dispatch(model, shape: Shape, params, second, queue: "_Queue", carry, stop_
 
 
 def _pinned(carry, model: Model):
-    """The state with its first split, so that donated buffers can be written in place."""
+    """Returns the state with its first split, so that donated buffers can be written in place."""
     slots, *rest = carry
     shardings = (slot.layout(slots, model.mesh), *slot.rows_layout(rest, model.mesh))
     return jax.lax.with_sharding_constraint(tuple(carry), shardings)
@@ -458,7 +458,7 @@ def _record(
 def _batch(
     model, shape: Shape, record: _Record, lengths, version, images, prompt_batch, shift
 ) -> Batch:
-    """The rows that were decoded as a Batch."""
+    """Returns the rows that were decoded as a Batch."""
     index = jnp.arange(record.tokens.shape[1])[None, :]
     mask = record.chosen.astype(jnp.float32)
     batch = batch_from_rows(
@@ -482,7 +482,8 @@ def _batch(
 
 
 def _prompts(tokens, lengths, images):
-    """(the prompts as a batch, by how much a sample's positions differ from its columns [P])."""
+    """Returns (the prompts as a batch, the numbers [P] by which a sample's positions differ from
+    its columns)."""
     batch = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
     if images is None:
         return batch, jnp.zeros_like(lengths)

@@ -99,7 +99,7 @@ def _check(function, array, impl, **arrays):
 
 
 def _coefficient(name, x, like, *, per_token):
-    """A number, [B] or [B, S] as [B, 1] or [B, S]."""
+    """Returns a number, [B] or [B, S] as [B, 1] or [B, S]."""
     x = jnp.asarray(x, like.dtype)
     allowed = [(), like.shape[:1], *([like.shape] if per_token else [])]
     if x.shape not in allowed:
@@ -129,7 +129,7 @@ def _readable(mask, like):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(name, impl, *arrays):
-    """The function `name` of one implementation, or of the platform's."""
+    """Runs the function `name` of one implementation, or of the platform's."""
     if not arrays[0].size:  # nothing to walk
         return (arrays[0],) * 2 if name == "gae" else arrays[0]
     if impl in ("reference", "xla"):
@@ -147,7 +147,8 @@ def _run(name, impl, *arrays):
 
 
 def _kernel(name, impl):
-    """A kernel on one device. Pallas takes a second to import, and a CPU needs none of it."""
+    """Returns a kernel on one device. Pallas takes a second to import, and a CPU needs none of
+    it."""
     if impl == "pallas_tpu":
         from rljax.kernels.gae import pallas_tpu as kernels
     else:

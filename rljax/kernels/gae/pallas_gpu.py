@@ -41,7 +41,7 @@ def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(name, interpret, **arrays):
-    """The outputs of the function `name`, [B, S] each."""
+    """Returns the outputs of the function `name`, [B, S] each."""
     arrays = {key: a for key, a in arrays.items() if a is not None}
     mask = arrays["mask"]
     outputs = 2 if name == "gae" else 1

@@ -45,7 +45,7 @@ def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(name, interpret, **arrays):
-    """The outputs of the function `name`, [B, S] each."""
+    """Returns the outputs of the function `name`, [B, S] each."""
     rows, tokens = arrays["mask"].shape
     arrays = {key: a for key, a in arrays.items() if a is not None}
     per_row = {key for key in ("gamma", "decay") if key in arrays and arrays[key].shape[1] == 1}

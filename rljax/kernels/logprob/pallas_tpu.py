@@ -288,18 +288,19 @@ def _padded(hidden, head, options: LogprobOptions):
 
 
 def _scalar(scale):
-    """[1, 1]: two axes, so that a third in front, of vmap, is one that blocks may be made of."""
+    """Returns the scale as [1, 1]: two axes, so that a third in front, of vmap, is one that blocks
+    may be made of."""
     return jnp.asarray(scale, F32).reshape(1, 1)
 
 
 def _column(targets, rows: int):
-    """[rows, 1] int32; rows that do not exist have no target."""
+    """Returns the targets as [rows, 1] int32; rows that do not exist have no target."""
     padded = jnp.pad(targets.astype(jnp.int32), (0, rows - targets.size), constant_values=-1)
     return padded[:, None]
 
 
 def _lanes(statistics, rows: int):
-    """[N, 5] -> [rows, 128], one number a lane."""
+    """Returns statistics [N, 5] as [rows, 128], one number a lane."""
     n, count = statistics.shape
     return jnp.pad(statistics, ((0, rows - n), (0, LANES - count)))
 

@@ -108,8 +108,8 @@ def backward(
 
 
 def _impl(mesh: Mesh | None, impl: str | None) -> str | None:
-    """The implementation to lower for. On a mesh of CPUs it is "xla": tracing the kernels of other
-    platforms takes longer than small programs run."""
+    """Returns the implementation to lower for. On a mesh of CPUs it is "xla": tracing the kernels
+    of other platforms takes longer than small programs run."""
     on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
     return "xla" if impl is None and on_cpu else impl
 
@@ -149,7 +149,7 @@ class _Split:
     stored: NamedSharding | None  # of a head whose vocabulary does not divide
 
     def tokens(self, ndim: int) -> PartitionSpec:
-        """The spec of arrays [B, ..., S], and of those with further axes."""
+        """Returns the spec of arrays [B, ..., S], and of those with further axes."""
         middle = [None] * (ndim - 2)
         return PartitionSpec(self.rows, *middle, *[self.context][: ndim - 1])
 
@@ -183,8 +183,8 @@ def _split(mesh: Mesh, hidden, head, options: LogprobOptions) -> _Split:
 
 
 def _padded(split: _Split, head: jax.Array, options: LogprobOptions) -> jax.Array:
-    """The head with zeros behind its vocabulary. Along the axes that split it where it is stored it
-    goes to tensor by an exchange of parts."""
+    """Returns the head with zeros behind its vocabulary. Along the axes that split it where it is
+    stored it goes to tensor by an exchange of parts."""
     if not split.padding:
         return head
     padding = [(0, split.padding), (0, 0)] if options.vocab_first else [(0, 0), (0, split.padding)]
@@ -287,7 +287,7 @@ def _masked_gradients(hidden, w, y, scale, row, exists, options: LogprobOptions)
 
 
 def _vocab_per_tile(hidden, itemsize: int, vocab: int) -> int:
-    """The number of vocabulary entries that are gathered, or whose gradients are summed, at
+    """Returns the number of vocabulary entries that are gathered, or whose gradients are summed, at
     once."""
     max_entries = TILE_BYTES // (hidden.shape[1] * itemsize)
     return min(vocab, max(max_entries // 128 * 128, 128))  # whole lanes of a TPU
@@ -327,8 +327,8 @@ def _gathered(split: _Split, head, start, count: int, options: LogprobOptions) -
 
 
 def _scattered(split: _Split, of_vocab, options: LogprobOptions) -> jax.Array:
-    """The gradient of gathered vocabulary entries, in float32 or wider, summed over all rows, for
-    the device's own part of D."""
+    """Returns the gradient of gathered vocabulary entries, in float32 or wider, summed over all
+    rows, for the device's own part of D."""
     axis, total = 1 if options.vocab_first else 0, of_vocab
     if split.embed and split.repeated_by("fsdp"):
         size = total.shape[axis] // lax.axis_size("fsdp")

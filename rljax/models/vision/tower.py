@@ -217,7 +217,8 @@ class VisionTower(nnx.Module):
         return x, levels
 
     def _interpolated_positions(self, coords: jax.Array) -> jax.Array:
-        """The learned grid of position embeddings, stretched over each image: [B, N, D] float32.
+        """Returns the learned grid of position embeddings, stretched over each image: [B, N, D]
+        float32.
 
         Bilinear, with the corners of the grid on the corner patches of the image.
         """
