@@ -33,7 +33,7 @@ def grouped_matmul(
 
 
 def _ragged(x, w, sizes) -> jax.Array:
-    # What ragged_dot returns for rows after the last group, and their gradient, is not defined.
+    # ragged_dot does not define the result for rows after the last group, nor their gradient.
     grouped = _grouped_rows(x, sizes)
     y = jax.lax.ragged_dot(jnp.where(grouped, x, 0), w, sizes)
     return jnp.where(grouped, y, 0)
@@ -114,7 +114,7 @@ def _on_tpu_backward(interpret, saved, g):
     )
     dx = _on_device(to_x, g_padded, w, sizes)[:rows]
     dw = _on_device(to_w, x_padded.swapaxes(0, 1), g_padded, sizes)
-    # What varies over the mesh is declared so again; where no group has rows, dx is garbage.
+    # Arrays that vary over the mesh are declared so again; where no group has rows, dx is garbage.
     dx = jnp.where(_grouped_rows(x, sizes), dx, _zeros(x.shape, x.dtype, x))
     return dx, dw + _zeros(w.shape, w.dtype, x), None
 

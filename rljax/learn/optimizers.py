@@ -108,7 +108,7 @@ def _spec_of(shape: tuple, weight_shape: tuple, spec: tuple) -> tuple | None:
             if size == shape[0]:
                 rest = _spec_of(shape[1:], weight_shape[end + 1 :], spec[end + 1 :])
             if rest is not None:
-                # Of joined axes only the first can be split without moving numbers.
+                # Only the first of joined axes can be split without moving numbers.
                 unsplit = all(axis is None for axis in spec[start + 1 : end + 1])
                 return (spec[start] if unsplit else None, *rest)
     return None

@@ -163,9 +163,9 @@ def attention_paired(
     fits = q.dtype == pairs.dtype and (page == pairs.shape[1] if pool else page)
     path = paths.paged if on_tpu and fits else paths.first_held
     path = functools.partial(path, scale=scale, soft_cap=soft_cap)
-    # As the cache is split (rljax.models.cache); where that is not by heads, every device of a
-    # tensor axis reads all of it in any case. On one device, too: the kernel asks the mesh which
-    # TPU it is for.
+    # Rows and heads are split as the cache is (rljax.models.cache); where that is not by heads,
+    # every device of a tensor axis reads all of it in any case. The mesh is there on one device,
+    # too: the kernel asks it which TPU it is for.
     rows = BATCH_AXES if q.shape[0] % row_shards(mesh) == 0 else None
     heads = None if pairs.shape[2] // 2 % mesh.shape["tensor"] else "tensor"
     by_head, by_row = PartitionSpec(rows, heads), PartitionSpec(rows)

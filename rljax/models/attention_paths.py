@@ -41,8 +41,8 @@ class View(NamedTuple):
 
     wanted: tuple[jax.Array, ...]  # [B, T] each, or of two numbers [B, T, 2]
     ids: jax.Array  # [B, C], or [B, C, 2]
-    # By how many positions the first query is after the first column; None: all queries are after
-    # all columns.
+    # The number of positions that the first query is after the first column; None: all queries are
+    # after all columns.
     distance: int | None = 0
     positions: tuple[jax.Array, jax.Array] | None = None  # [B, T], [B, C]; instead of a distance
 

@@ -142,7 +142,8 @@ def _forward(ring: _Ring, q, k, v, sinks, ids, prefix):
 
     def step(carry, hop):
         keys_values, merged = carry
-        # What this hop reads came with the last one; it is passed on while the scores are made.
+        # Keys and values of this hop came with the last one; they are passed on while the scores
+        # are computed.
         following = _shifted(ring, keys_values)
         keys, values = (chunks(x) for x in keys_values)
         for view, chunk_pair in _views(ring, device, hop, ids, prefix):

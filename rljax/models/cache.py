@@ -51,7 +51,7 @@ class Cache:
     scales: tuple[jax.Array, ...]  # of int8 parts, without the last axis; else ()
     order: str = dataclasses.field(metadata={"static": True})
     window: int = dataclasses.field(metadata={"static": True})  # of the layer; 0 = all
-    # Where `parts` and `scales` are pages: those of each slot [B, P] int32, None between calls.
+    # The pages of each slot [B, P] int32, where `parts` and `scales` are pages; None between calls.
     table: jax.Array | None = None
     pool: Pool | None = dataclasses.field(default=None, metadata={"static": True})
 

@@ -212,15 +212,15 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    # Of each head | "whole": of all heads as one vector | "l2": of each head, without a weight,
-    # after the rotation and on rotated layers alone (Llama 4).
+    # "head": a norm of each head | "whole": of all heads as one vector | "l2": of each head,
+    # without a weight, after the rotation and on rotated layers alone (Llama 4).
     qk_norm_kind: str = "head"
-    # Of how many heads, and kv heads, a norm of all of them takes the mean, where the others are
-    # padding (rljax.models.padding); None = of all.
+    # The numbers of heads, and of kv heads, that a norm of all of them takes the mean of, where the
+    # others are padding (rljax.models.padding); None = all.
     normed_heads: tuple[int, int] | None = None
     attention_scale: float = 0.0  # of q k; 0 = head_dim^-1/2
-    # Of the queries of layers that are not rotated: times 1 + temperature_slope log(1 + floor((p +
-    # 1) / temperature_floor)) at position p (arXiv 2501.19399). 0 = as they are.
+    # Queries of layers that are not rotated are multiplied by 1 + temperature_slope log(1 +
+    # floor((p + 1) / temperature_floor)) at position p (arXiv 2501.19399). 0 = they are not.
     temperature_floor: int = 0
     temperature_slope: float = 0.1
     attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
@@ -230,9 +230,9 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and mlp add to the stream
     logit_divisor: float = 1.0  # of the logits
     rope_interleaved: bool = False  # rotary pairs are neighbours, not halves
-    # How long sequences may get, for ropes that follow it; 0 = as wide as the batch or the cache.
-    # Whoever samples and trains sets it, or tokens cached before a sequence grew long would have
-    # been rotated otherwise than in training.
+    # The length that sequences may reach, for ropes that follow it; 0 = the width of the batch or
+    # the cache. Whoever samples and trains sets it, or tokens cached before a sequence grew long
+    # would have been rotated otherwise than in training.
     rope_tokens: int = 0
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
@@ -251,14 +251,15 @@ class ModelConfig:
     weight_dtype: str = "float32"
     head_in_float32: bool = True
     head_dtype: str = ""  # what the head is rounded to before it is multiplied; "" = nothing
-    # How attention reads rows split over mesh.context: one of rljax.models.attention's.
+    # The way attention reads rows split over mesh.context: one of rljax.models.attention's.
     context_attention: str = "auto"
     batch_invariant: bool = False  # see rljax.models.invariant
-    # Of the load-balance loss of the experts in every update (rljax.roles.balance); 0 = none.
+    # The coefficient of the experts' load-balance loss in every update (rljax.roles.balance); 0 =
+    # none.
     router_aux_loss_coef: float = 0.0
-    # How far experts.correction moves after every optimizer step towards an even load; 0 = not.
+    # The step of experts.correction towards an even load after every optimizer step; 0 = none.
     router_bias_update_speed: float = 0.0
-    # What the backward pass finds of a layer: one of rljax.models.remat.POLICIES.
+    # The activations of a layer that the backward pass keeps: one of rljax.models.remat.POLICIES.
     remat: str = "full"
 
     def __post_init__(self):

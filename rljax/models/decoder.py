@@ -46,7 +46,7 @@ class Pass:
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
     segments: jax.Array  # [B, S]; 0 = padding
     stretch: tuple[jax.Array, ...] = ()  # [B, S]: of the queries of layers that are not rotated
-    # Decoding: [B], which token of its slot this call's first one is, and how many are real.
+    # Decoding: the index in its slot of this call's first token, [B], and the number of real ones.
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
     nodes: Nodes | None = None  # or which nodes of trees the tokens are
@@ -222,7 +222,7 @@ class Attention(nnx.Module):
             scales = zip(("k_scales", "v_scales"), pairs.scales, strict=False)
             options |= dict(scales, order=pairs.order)
             output = attention_cached(q, *pairs.parts, allowed, **options)
-        # What is stored may be wider than a head (rljax.models.cache).
+        # The cache may store more elements than a head has (rljax.models.cache).
         return to_heads(output)[..., : v.shape[-1]], cache
 
 

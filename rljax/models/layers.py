@@ -161,7 +161,7 @@ class Linear(nnx.Module):
         return gathered_over_fsdp(x, param.get_metadata()["axes"], self.gathered_on)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        # What is gathered is gathered again backwards, or a layer would keep its whole weights.
+        # Weights are gathered again in the backward pass, or a layer would keep them whole.
         multiply = self._multiply
         if self.gathered_on is not None:
             multiply = jax.checkpoint(multiply, prevent_cse=False)

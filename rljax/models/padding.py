@@ -168,7 +168,7 @@ def widened(params: dict, shapes: dict, config: ModelConfig, mesh: Mesh) -> dict
             continue
         widen = functools.partial(_widened, path, shapes, config, mesh.shape["tensor"])
         layout = functools.partial(weight_sharding, mesh, ".".join(path), axes=shapes[path][1])
-        # What is added lies where the axis is whole, forward and backward, and then one exchange
+        # Padding is added where the axis is whole, forward and backward, and then one exchange
         # splits it. Left to itself XLA gathers the weight.
         stored, shape = layout(shape=x.shape), computed[path][0]
         changed = [
@@ -198,7 +198,7 @@ def _widened(path: tuple, shapes: dict, config: ModelConfig, tensor: int, x: jax
             x = pad_axis(x, i, _whole(x.shape[i], tensor))
     if path[-1] != "scales":
         return x
-    # Where the axis that blocks run along is padded, they are cut into some that divide it.
+    # Blocks along a padded axis are cut into smaller ones that divide it.
     i, (whole_shape, of_codes) = axes.index(None), shapes[(*path[:-1], "codes")]
     size, padded_size = whole_shape[i], _whole(whole_shape[i], tensor)
     if of_codes[i] != "mlp" or padded_size == size:

@@ -345,7 +345,7 @@ class Engine:
         def zero(x):
             return x.at[slots].set(0, mode="drop")
 
-        # (What is read of pages is zero behind a slot's tokens, so theirs can be used as they are.)
+        # Pages are read as zero behind a slot's tokens, so they can be used as they are.
         caches = [layer if layer.pool else jax.tree.map(zero, layer) for layer in state.caches[0]]
         caches, length, token = (caches,), zero(state.length), zero(state.token)
         live = state.live.at[slots].set(False, mode="drop")

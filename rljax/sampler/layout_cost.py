@@ -26,8 +26,8 @@ from rljax.sampler.layout import Layout, agree, weights_like
 from rljax.sampler.memory import pool_for, slots_bytes
 from rljax.sampler.requests import Decoding
 
-# Of one collective between products that wait for it. Not published: an assumption, which only
-# breaks ties between layouts whose bytes take about as long.
+# The latency of one collective between products that wait for it. It is not published: an
+# assumption, which only breaks ties between layouts whose bytes take about as long.
 LATENCY_S = 5e-6
 # The estimate of what programs need besides arguments and caches is within this factor of the
 # compiler's own count (tests/plan/test_plan.py). A run is refused only where the lower end of that

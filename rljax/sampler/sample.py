@@ -15,7 +15,7 @@ from rljax.sampler.prompt_images import PromptImages
 from rljax.sampler.requests import Sampling
 from rljax.sampler.stop_strings import find_stop
 
-# What is recorded of a token of the response, side by side: a dispatch's tokens are one copy.
+# The record of a token of the response, its fields side by side: a dispatch's tokens are one copy.
 RECORD = np.dtype(
     [
         ("ids", np.int32),

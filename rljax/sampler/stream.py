@@ -88,7 +88,7 @@ class Sampler:
             check_memory(*arguments, engine.pool, cached_rows)
         self._keys = RequestKeys(jax.random.key(0) if key is None else key)
         self._ids = itertools.count()
-        # Of the decode steps done so far: slot-steps, and how many of them gave a token.
+        # Counts of the decode steps done so far: slot-steps, those that gave a token, dispatches.
         self.slot_steps = self.live_slot_steps = self.dispatches = 0
         self.drafted = self.kept_drafts = 0  # tokens; each that is kept is one more of its step
         self.host_s = self.device_s = 0.0

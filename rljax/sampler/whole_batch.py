@@ -169,7 +169,7 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
     enough_free = count if count == rows else max(1, count // REFILL)
     start_lengths = slots.length
     waiting = jnp.min(taken_rows) < rows // shards
-    # What is free now stays free: its shard has no rows left.
+    # Slots that are free now stay free: their shard has no rows left.
     free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
     weight = second.weight if second else 0.0
     arguments = (room, room, free, shape.look_every, shape.record_routes)

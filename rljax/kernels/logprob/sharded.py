@@ -334,8 +334,8 @@ def _scattered(split: _Split, of_vocab, options: LogprobOptions) -> jax.Array:
         size = total.shape[axis] // lax.axis_size("fsdp")
         total = lax.dynamic_slice_in_dim(total, lax.axis_index("fsdp") * size, size, axis)
     elif split.embed and axis == 1 and total.shape[0] % lax.axis_size("fsdp") == 0:
-        # By vocabulary entries, then exchanged: of parts of the last axis a TPU's compiler may sum
-        # all of it everywhere, which sends twice the bytes.
+        # The sum is scattered by vocabulary entries, then exchanged: where it is scattered along
+        # the last axis, a TPU's compiler may sum all of it everywhere, which sends twice the bytes.
         total = lax.psum_scatter(total, "fsdp", scatter_dimension=0, tiled=True)
         total = lax.all_to_all(total, "fsdp", 1, 0, tiled=True)
     elif split.embed:

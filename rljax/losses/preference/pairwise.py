@@ -126,7 +126,7 @@ def discopop(pair: PairSums, knobs: Knobs) -> jax.Array:
     arXiv 2406.08414."""
     h = _h(pair, knobs)
     blend = jax.nn.sigmoid(h / knobs.discopop_tau)
-    # Where h is far below 0, m exp(-h) is tiny times huge; -h stops before exp overflows.
+    # For h far below 0, m exp(-h) is tiny times huge; -h stops before exp overflows.
     exponential = jnp.exp(jnp.where(-h > 80.0, 80.0, -h))
     return -jax.nn.log_sigmoid(h) * (1 - blend) + exponential * blend
 
