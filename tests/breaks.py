@@ -271,10 +271,16 @@ BREAKS = {
         [PUBLISHED, "-k", "agent"],
     ),
     "a template of parts gets texts": (
-        "rljax/data/text/template.py",
-        "        return written[0] > 0 or not written[1]\n",
-        "        return True\n",
+        "rljax/data/text/forms.py",
+        '    texts = [g for g in written.unsaid if g.content == ("text",)]\n',
+        "    texts = []\n",
         [PUBLISHED, "-k", "short_texts or idefics3"],
+    ),
+    "a list of parts that is written as a list is taken for a text": (
+        "rljax/data/text/forms.py",
+        " and _KEY.format(number) not in text\n",
+        "\n",
+        ["tests/data/test_contents.py", "-k", "parts"],
     ),
     "several turns of a pair: a tool's answer is learned": (
         CHAT,

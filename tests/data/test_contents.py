@@ -13,6 +13,7 @@ from rljax.data.text.chat import encode_conversation, prompt_text
 from rljax.data.text.contents import split_reasoning
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
+from rljax.serving.fields import RequestLimits, read_chat
 
 USER = {"role": "user", "content": "What is 2 + 2?"}
 TOOL = {
@@ -306,3 +307,109 @@ def test_two_turns_of_the_assistant_are_no_prefill(tmp_path):
     ((item,), _) = encode_rows([prefilled], tokenizer, "examples", max_tokens=999)
     text = tokenizer.decode(item.ids, skip_special_tokens=False).strip()
     assert text.endswith(f"{opened}onetwo<|im_end|>")
+
+
+# -- the form in which a template reads a message --
+
+IF_TEXT = "{% if m.content is string %}{{ m.content }}{% else %}"
+EACH_PART = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+OF_TEXTS = {
+    "writes nothing of a list": "{{ m.content if m.content is string else '' }}",
+    "writes a list as Python does": "{{ m.content }}",
+    "writes a list as JSON": IF_TEXT + "{{ m.content | tojson }}{% endif %}",
+    "writes a list as HTML": IF_TEXT + "{{ m.content | string | e }}{% endif %}",
+    "writes the first part": IF_TEXT + "{{ m.content[0].text }}{% endif %}",
+    "fails on a list": "{{ m.content + '' }}",
+}
+
+
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def said(role, *texts):
+    return {"role": role, "content": parts(*texts)}
+
+
+PARTED = {
+    "a letter of a role": [said("user", "a")],
+    "a word of another message": [{"role": "system", "content": "helpful"}, said("user", "help")],
+    "an answer that the question names": [USER, said("assistant", "2"), said("user", "Sure?")],
+    "two parts": [said("user", "What is ", "2 + 2?"), said("assistant", "4", "!"), USER],
+    "blank": [said("user", "a", " "), said("assistant"), USER],
+    "a tool's": [USER, CALL, said("tool", "4"), USER],
+}
+
+
+@pytest.mark.parametrize("written", OF_TEXTS)
+def test_parts_are_the_text_of_rows_where_a_template_reads_texts(tmp_path, written):
+    """A short part may stand elsewhere in the rendering, and be lost."""
+    begun = "<|im_start|>{{ m.role }}\n" + "{{ m.tool_calls | tojson if m.tool_calls else '' }}"
+    tokenizer = of(tmp_path, begun + OF_TEXTS[written] + "<|im_end|>\n")
+    for name, messages in PARTED.items():
+        texts = [
+            {**m, "content": "".join(part["text"] for part in m["content"])}
+            if isinstance(m["content"], list)
+            else m
+            for m in messages
+        ]
+        want = prompt_text(tokenizer, texts)
+        assert prompt_text(tokenizer, messages) == want, name
+        served = read_chat({"messages": messages}, tokenizer, "m", RequestLimits(4000, 4))
+        assert served.requests[0][0] == tokenizer.encode(want), name
+
+
+# Mistral Small 3.2 and Pixtral: some roles are texts alone, and the end of a turn is added to one.
+BY_ROLE = (
+    "{% if m.role == 'system' %}<|im_start|>{{ m.content + '\n' }}"
+    "{% elif m.role == 'tool' %}[TOOL]{{ m.content | string }}[/TOOL]"
+    f"{{% elif m.role == 'user' %}}{IF_TEXT}{EACH_PART}{{% endif %}}"
+    f"{{% else %}}{IF_TEXT}{EACH_PART}{{% endif %}}{{{{ eos_token + today }}}}{{% endif %}}"
+)
+BY_ROLE_ALONE = BY_ROLE.replace(
+    IF_TEXT + EACH_PART + "{% endif %}{% else %}", EACH_PART + "{% else %}"
+)
+
+
+@pytest.mark.parametrize("inside", [BY_ROLE, BY_ROLE_ALONE], ids=["either", "users in parts"])
+def test_each_message_is_in_the_form_that_its_role_is_read_in(tmp_path, inside):
+    """The template is asked with the special tokens, variables and tools of the rendering."""
+    before = "{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    template = before + "{% for m in messages %}" + inside + "{% endfor %}"
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    more = dict(tools=[TOOL], variables={"today": "TODAY"}, add_generation_prompt=False)
+    texts = [("system", "Be"), ("user", "e"), ("assistant", "a"), ("tool", "t"), ("user", "s")]
+    flat = [{"role": role, "content": text} for role, text in texts]
+    want = "<|im_start|>Be\nea<|im_end|>TODAY[TOOL]t[/TOOL]s"
+    for kinds in ([str] * 5, [list] * 5, [str, list] * 2 + [str], [list, str] * 2 + [list]):
+        messages = [
+            m if kind is str else said(m["role"], m["content"])
+            for m, kind in zip(flat, kinds, strict=True)
+        ]
+        assert tokenizer.render_chat(messages, **more).endswith("}" + want), kinds
+
+
+def test_a_list_that_a_template_reads_reaches_it(tmp_path):
+    mark = "{% if part.type == 'image' %}[IMG]{% else %}<{{ part.text }}>{% endif %}"
+    inside = IF_TEXT + "{% for part in m.content %}" + mark + "{% endfor %}{% endif %}"
+    tokenizer = of(tmp_path, "<|im_start|>" + inside)
+    image = {"role": "user", "content": [{"type": "image"}, *parts("a", "b")]}
+    assert tokenizer.render_chat([image], add_generation_prompt=False) == "<|im_start|>[IMG]<a><b>"
+    assert "<a><b>" in tokenizer.render_chat([said("user", "a", "b")])
+    for name, written in OF_TEXTS.items():
+        with pytest.raises(InputError, match="writes no images"):
+            of(tmp_path / name, "<|im_start|>" + written).render_chat([image])
+
+
+def test_a_short_part_that_the_template_drops(tmp_path):
+    """Also between images, and beside a call."""
+    tokenizer = of(tmp_path, KNOWN + WRITTEN + "{% endif %}")
+    with pytest.raises(InputError, match="content of message 0, of role 'developer'"):
+        prompt_text(tokenizer, [said("developer", "a"), USER])
+    half = of(tmp_path / "half", "<|im_start|>{{ m.content.split('#')[0] }}<|im_end|>\n")
+    half.image_mark = "#"
+    with pytest.raises(InputError, match="content of message 0, of role 'user': got 'im #m'"):
+        prompt_text(half, [{"role": "user", "content": "im #m"}])
+    spoken = of(tmp_path / "spoken", SPOKEN_ONCE, TOOLS)
+    asked = [USER, {**CALL, "content": parts("Let me add.")}, ADDED, DONE, USER]
+    assert "done" in prompt_text(spoken, asked, tools=[TOOL])

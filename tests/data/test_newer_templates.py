@@ -89,7 +89,7 @@ def compare(ours, theirs, family, names):
                     continue
                 assert isinstance(mine, InputError), (name, other, mine)
                 continue
-            if name == "parts" and "{'type': 'text'" in other:
+            if name == "parts" and ("{'type': 'text'" in other or "user\n<|im_end|>" in other):
                 continue  # lists of parts for a template that reads texts only: ours joins them
             rendered += 1
             assert mine == other, (name, mode)

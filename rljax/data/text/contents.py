@@ -96,9 +96,7 @@ def _is_past(tokenizer, messages, number: int, what: str, options: Mapping) -> b
     """Returns whether this is what the assistant said beside a call, and the template leaves it out
     only because more messages follow."""
     message = messages[number]
-    if what != "content" or not isinstance(message.get("content"), str):
-        return False
-    if message["role"] != "assistant" or not message.get("tool_calls"):
+    if what != "content" or message["role"] != "assistant" or not message.get("tool_calls"):
         return False
     through = messages[: number + 1]
     if len(through) == len(messages):
@@ -154,19 +152,31 @@ def _left_out(number: int, message: Mapping, what: str, piece: str) -> InputErro
 
 def _said(tokenizer, message: Mapping, answer: str | None) -> list[tuple[str, str]]:
     """(key, text) of all that a message says beside reasoning; `answer` stands for its content."""
-    content = message.get("content") if answer is None else answer
-    if isinstance(content, (list, tuple)):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-    else:
-        texts = [content]
-    texts = [text for text in texts if isinstance(text, str)]
-    mark = tokenizer.image_mark
-    pieces = [piece for text in texts for piece in (text.split(mark) if mark else [text])]
+    pieces = _pieces(tokenizer, message.get("content") if answer is None else answer)
     said = [("content", piece) for piece in pieces]
     for call in message.get("tool_calls") or ():
         function = _function(call)
         said += [("tool_calls", text) for text in (function.get("name"), *_texts(function))]
     return [(what, text) for what, text in said if isinstance(text, str) and text.strip()]
+
+
+def _pieces(tokenizer, content: object) -> list[str]:
+    """The texts of a content, in its order; "" for parts that have none. An image parts a text."""
+    if isinstance(content, str):
+        return content.split(tokenizer.image_mark) if tokenizer.image_mark else [content]
+    parts = content if isinstance(content, (list, tuple)) else ()
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    return [text if isinstance(text, str) else "" for text in texts]
+
+
+def _with_pieces(tokenizer, content: object, pieces: Sequence[str]) -> object:
+    """The content with other texts."""
+    if isinstance(content, str):
+        return tokenizer.image_mark.join(pieces)
+    return [
+        {**part, "text": piece} if piece.strip() else part
+        for part, piece in zip(content, pieces, strict=True)
+    ]
 
 
 def _function(value: object) -> Mapping:
@@ -234,15 +244,20 @@ def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> _Dropped | 
     """(message, key) of what the template leaves out whatever stands there; None where it cannot be
     asked. Asked where a text may stand in the rendering by chance: a short one, names of calls and
     tools; or a role is odd."""
-    told = [isinstance(m.get("content"), str) and bool(m["content"].strip()) for m in messages]
+    pieces = [_pieces(tokenizer, message.get("content")) for message in messages]
     calls = [len(m.get("tool_calls") or ()) for m in messages]
     tools = bool(options.get("tools"))
     odd = any(
-        said and (m["role"] not in _COMMON or len(m["content"].strip()) < _SHORT)
-        for m, said in zip(messages, told, strict=True)
+        piece.strip() and (m["role"] not in _COMMON or len(piece.strip()) < _SHORT)
+        for m, texts in zip(messages, pieces, strict=True)
+        for piece in texts
     )
-    if not (odd or tools or any(calls)) or tokenizer.image_mark:
+    if not (odd or tools or any(calls)):
         return None
+    told = [
+        (isinstance(m.get("content"), str), *(bool(piece.strip()) for piece in texts))
+        for m, texts in zip(messages, pieces, strict=True)
+    ]
     keys = [frozenset(n for n, v in m.items() if v is not None) for m in messages]
     shape = tuple(zip((m["role"] for m in messages), told, calls, keys, strict=True))
     variables = json.dumps(options.get("variables"), default=str)
@@ -253,32 +268,36 @@ def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> _Dropped | 
         return known[key]
     if len(known) >= _MOST_PROBES:
         known.clear()
-    known[key] = dropped = _missing(tokenizer, messages, told, calls, options, how)
+    known[key] = dropped = _missing(tokenizer, messages, pieces, calls, options, how)
     return dropped
 
 
-def _missing(tokenizer, messages, told, calls, options, how) -> _Dropped | None:
-    probed, marks = [], {}
+def _missing(tokenizer, messages, pieces, calls, options, how) -> _Dropped | None:
+    probed, marks = [], {}  # mark -> what it stands for
     for number, message in enumerate(messages):
         message = dict(message)
-        if told[number]:
-            message["content"] = marks[number, "content"] = f"RLJAX-SAID-{number}-"
-        if calls[number]:
-            marks[number, "tool_calls"] = f"rljax_called_{number}_"
-            message["tool_calls"] = [
-                renamed(call, marks[number, "tool_calls"]) for call in message["tool_calls"]
+        if any(map(str.strip, pieces[number])):
+            marked = [
+                f"RLJAX-SAID-{number}-{k}-" if piece.strip() else piece
+                for k, piece in enumerate(pieces[number])
             ]
+            marks |= {mark: (number, "content") for mark in marked if mark.strip()}
+            message["content"] = _with_pieces(tokenizer, message["content"], marked)
+        if calls[number]:
+            name = f"rljax_called_{number}_"
+            marks[name] = (number, "tool_calls")
+            message["tool_calls"] = [renamed(call, name) for call in message["tool_calls"]]
         probed.append(message)
     if options.get("tools"):
         names = [f"{_PROBED_TOOL}_{k}_" for k in range(len(options["tools"]))]
-        marks |= {(len(messages) + k, "tools"): name for k, name in enumerate(names)}
+        marks |= {name: (len(messages) + k, "tools") for k, name in enumerate(names)}
         tools = zip(options["tools"], names, strict=True)
         options = {**options, "tools": [renamed(tool, name) for tool, name in tools]}
     try:
         text = tokenizer.render_chat(probed, **how, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared
         return None
-    return tuple(name for name, mark in marks.items() if mark not in text)
+    return tuple(dict.fromkeys(name for mark, name in marks.items() if mark not in text))
 
 
 def renamed(value: object, name: str) -> object:

@@ -232,30 +232,14 @@ def template_view(messages: object) -> list[dict]:
     views = []
     for message, _ in _checked(for_template(messages), "chat messages", images=True):
         view = {n: plain(value) for n, value in message.items() if value is not None and n != LEARN}
+        if view.get("content") == []:
+            view["content"] = ""
         given = [view.pop(name) for name in REASONING if name in view]
         reasoning = next(filter(None, given), next(iter(given), None))  # the first that says any
         if reasoning is not None:
             view |= {"thinking": reasoning, "reasoning_content": reasoning}
         views.append(view)
     return views
-
-
-def joined_parts(view: Sequence[Mapping]) -> list[dict]:
-    """The messages with every list of text parts as one string. Raises InputError for an image: a
-    template that reads no lists cannot write one."""
-    parts = [p for m in view if isinstance(m.get("content"), (list, tuple)) for p in m["content"]]
-    if any(part["type"] != "text" for part in parts):
-        raise InputError(
-            "the chat template writes no images",
-            rule="it does not read a list of parts",
-            fix="use the template of a model with images",
-        )
-    return [
-        {**message, "content": "".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), (list, tuple))
-        else dict(message)
-        for message in view
-    ]
 
 
 def with_texts(view: Sequence[Mapping]) -> list[dict]:

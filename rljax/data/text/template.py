@@ -7,15 +7,14 @@ renders. Messages are checked in `messages`; tokens and masks are in `chat`.
 """
 
 import datetime
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text import guarded
+from rljax.data.text.forms import Form, Group, forms_of, group_of, in_form
 from rljax.data.text.guarded_process import OK, REFUSED, SYNTAX
 from rljax.data.text.messages import (
     check_unicode,
-    joined_parts,
     plain,
     template_view,
     validate_objects,
@@ -28,9 +27,9 @@ MAX_TEMPLATE = 1_000_000  # characters
 # Characters that a rendering may have, and how many more for each that it is given.
 MAX_OUTPUT, MAX_GROWTH = 1_000_000, 8
 RESERVED = (MARKS, "messages", "tools", "documents", "add_generation_prompt", "range")
+_MOST_FORMS = 1_000  # kinds of conversations of which the forms are kept
 _COPY_AGAIN = "copy the template from the model's repository again"
 # Stands at the end of a message that is continued; its space tells whether the template trims.
-_ASKED = "RLJAX-TEXT"
 _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 
 
@@ -67,6 +66,7 @@ class ChatTemplate:
         self.source = source
         # Read once: a rendering that changes at midnight would not be a prefix of the next one.
         self._now = now or datetime.datetime.now()
+        self._forms: dict[tuple, dict[Group, Form]] = {}
         kind, said = guarded.call("compile", text, self._now)
         if kind == SYNTAX:
             line, _, rule = said.partition(" ")
@@ -160,38 +160,29 @@ class ChatTemplate:
         return self._text_of_contents(texts, context)
 
     def _text_of_contents(self, view: list[dict], context: Mapping) -> str:
-        """The text of contents as they are; of lists of parts as texts, or of texts as lists, where
-        the template writes nothing of them otherwise."""
-        contents = [message.get("content") for message in view]
-        lists = [content for content in contents if isinstance(content, list) and content]
-        parts = [part["text"] for part in itertools.chain(*lists) if part["type"] == "text"]
-        if any(isinstance(content, str) and content for content in contents) and not self._texts:
-            view = _in_parts(view)
-        elif lists:
-            said = [text.strip() for text in parts]
-            try:
-                text = self._run(view, context)
-                # A template of texts writes a list as Python does, or an empty text in its place.
-                if all(one in text for one in said) and not any(str(x) in text for x in lists):
-                    return text
-            except InputError:
-                pass  # it takes texts only, and its message about that is of no use
-            return self._run(joined_parts(view), context)
-        return self._run(view, context)
-
-    @functools.cached_property
-    def _texts(self) -> bool:
-        """Returns whether the template writes contents that are texts: some of models with images
-        read only lists of parts, and write nothing of a text, or fail on it."""
-        asked = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ASKED}]
-        context = _seen({}, False, None, None, None)
-        written = []
-        for view in (asked, _in_parts(asked)):
-            try:
-                written.append(self._run(view, context).count(_ASKED))
-            except InputError:
-                written.append(0)
-        return written[0] > 0 or not written[1]
+        """The text of messages, each in the form in which the template reads it."""
+        groups = [group_of(message) for message in view]
+        counts = {n: len(context.get(n) or ()) for n in ("tools", "documents")}
+        rest = {n: v for n, v in context.items() if n != MARKS and n not in counts}
+        key = (frozenset(groups), groups[-1], repr(rest), *counts.values())
+        forms = self._forms.get(key)
+        if forms is None:
+            plain_context = {n: v for n, v in context.items() if n != MARKS}
+            forms, unsaid, renders = forms_of(
+                lambda marked: self._run(marked, plain_context), view, "thinking" in self.text
+            )
+            if any(group.has_images for group in unsaid):
+                raise InputError(
+                    "the chat template writes no images",
+                    rule="it does not read a list of parts",
+                    fix="use the template of a model with images",
+                )
+            if renders:  # else it may be the order of the messages that it refuses
+                if len(self._forms) >= _MOST_FORMS:
+                    self._forms.clear()
+                self._forms[key] = forms
+        made = [in_form(m, forms.get(group)) for m, group in zip(view, groups, strict=True)]
+        return self._run(made, context)
 
     def _continued(self, view: list[dict], context: Mapping) -> str:
         """The text up to the end of the last message's content."""
@@ -235,16 +226,6 @@ class ChatTemplate:
             )
         check_unicode(text, f"{self.source}: the rendered chat")
         return text
-
-
-def _in_parts(view: Sequence[Mapping]) -> list[dict]:
-    """The messages with every text as a list of one part."""
-    return [
-        {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message.get("content"), str)
-        else dict(message)
-        for message in view
-    ]
 
 
 def _characters(value: object) -> int:
