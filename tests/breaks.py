@@ -282,6 +282,12 @@ BREAKS = {
         "\n",
         ["tests/data/test_contents.py", "-k", "parts"],
     ),
+    "the header of the next answer ends a call": (
+        "rljax/data/text/ends.py",
+        "    final = final.removesuffix(opener)\n",
+        "",
+        [PUBLISHED, "-k", "always"],
+    ),
     "several turns of a pair: a tool's answer is learned": (
         CHAT,
         "            mask += [0] * len(added)\n",

@@ -320,3 +320,85 @@ def test_an_answer_that_a_template_always_opens_is_no_part_of_what_is_learned(tm
     learned = [ours.decode(part, skip_special_tokens=False) for _, part in spans(ids, mask)]
     assert learned == ["yo<|eot_id|>", "no<|eot_id|>"]
     assert ours.decode(ids, skip_special_tokens=False) == whole
+
+
+def _tokenizer(folder, template, *special, eos="<|endoftext|>", **config):
+    """A tokenizer with this template, these special tokens and these further settings."""
+    (folder / "t.jinja").write_text(template + "{# " + " ".join([eos, *special]) + " #}")
+    made = write_base_model(folder / "model", folder / "t.jinja")
+    path = made / "tokenizer_config.json"
+    config = {**json.loads(path.read_text()), "eos_token": eos, **config}
+    path.write_text(json.dumps(config))
+    return HuggingFaceTokenizer(made)
+
+
+def _turns(ours, row):
+    """What is learned of each example of a row; each continues the sampler's prompt there."""
+    (record,) = load_rows([row], "train", "examples")
+    items, _ = encode_rows([record], ours, "examples", max_tokens=9999)
+    runs = [run for item in items for run in spans(*item)]
+    turns = [k for k, m in enumerate(record["messages"]) if m["role"] == "assistant"]
+    # Stop tokens that follow each other are one run.
+    if len(runs) == len(turns):
+        for (before, _), k in zip(runs, turns, strict=True):
+            asked = ours.render_chat(record["messages"][:k], tools=record.get("tools"))
+            assert ours.decode(before, skip_special_tokens=False) == asked
+    return [ours.decode(learned, skip_special_tokens=False) for _, learned in runs]
+
+
+# Command R7B's for tools: it opens an answer, asked for or not, and writes calls.
+CALLS_ALWAYS_OPEN = (
+    "{{ bos_token }}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|># Preamble<|END_OF_TURN_TOKEN|>"
+    "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'user' %}\n<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{{ m.content }}"
+    "<|END_OF_TURN_TOKEN|>\n"
+    "{% elif m.role == 'tool' %}\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{{ m.content | tojson }}"
+    "<|END_OF_TURN_TOKEN|>\n"
+    "{% else %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% if m.tool_calls %}<|START_ACTION|>"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}<|END_ACTION|>"
+    "<|END_OF_TURN_TOKEN|>{% else %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>"
+    "<|END_OF_TURN_TOKEN|>{% endif %}\n    {% endif %}{% endfor %}"
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+)
+END = "<|END_OF_TURN_TOKEN|>"
+USED = {"messages": [ASK, CALL, SUNNY, assistant("It is sunny."), ASK, ANSWER], "tools": [WEATHER]}
+
+
+@pytest.mark.parametrize("eos", [END, "<|endoftext|>"], ids=["told", "base model"])
+@pytest.mark.parametrize("kind", ["default", "tool_use"])
+def test_a_call_ends_as_an_answer_does_where_the_next_answer_is_always_opened(tmp_path, eos, kind):
+    template = CALLS_ALWAYS_OPEN
+    if kind == "default":
+        template = template.replace("in tools %}", "in tools or [] %}")
+    else:
+        template = [{"name": name, "template": template} for name in ("default", "tool_use")]
+        template[0]["template"] = "{% for m in messages %}{{ m.content }}" + END + "{% endfor %}"
+    ours = _tokenizer(tmp_path, CALLS_ALWAYS_OPEN, eos=eos, chat_template=template)
+    ends = [ours.decode([end.id], skip_special_tokens=False) for end in ours.turn_ends]
+    assert ends == [END]
+    stops = [ours.decode([i], skip_special_tokens=False) for i in ours.eos_ids]
+    assert stops == list(dict.fromkeys([eos, END]))
+    call = "<|START_ACTION|>" + '{"name": "weather_at", "arguments": {"city": "Ulm"}}<|END_ACTION|>'
+    answers = ["It is sunny.", "It is four."]
+    assert _turns(ours, USED) == [
+        call + END,
+        *(f"<|START_RESPONSE|>{text}<|END_RESPONSE|>{END}" for text in answers),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "end", "begun"),
+    [
+        (ALWAYS_OPEN, "<|eot_id|>", ""),
+        ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}<|assistant|>",)
+        + ("<|user|>", "\n"),
+    ],
+    ids=["llama3", "ended by the next role"],
+)
+def test_the_end_of_turns_of_a_base_model_whose_template_always_opens_an_answer(
+    tmp_path, template, end, begun
+):
+    ours = _tokenizer(tmp_path, template, "<|user|>", "<|assistant|>")
+    assert [ours.decode([e.id], skip_special_tokens=False) for e in ours.turn_ends] == [end]
+    learned = [f"{begun}It is four.{end}", f"{begun}It is six.{end}"]
+    assert _turns(ours, {"messages": SHAPES["two_turns"]}) == learned

@@ -61,6 +61,10 @@ def turn_ends(
         return ()
     following = (_after(render, [_ASKED, _ANSWERED, _USER_SAID], True) or "").partition(_NEXT)[0]
     both = [i for i, _, _ in added_in(os.path.commonprefix([final, following]))]
+    text, start = _behind_all(render)
+    if text[start:]:  # a header follows, which the next one may begin like
+        both = _before_header(render, added_in, both)
+        final = final.removesuffix(text[start:])
     last = [i for i, _, _ in added_in(final)]
     if both:
         answer = EndOfTurn(next((i for i in both if i in stop_ids), both[-1]))
@@ -70,9 +74,18 @@ def turn_ends(
         answer = _next_mark(following, added_in)
     if answer is None:
         return ()
-    call = _call_end(render, added_in, answer.next_role, special_ids)
+    opener = always_opened(render, added_in, (answer,), {answer.id, *stop_ids})
+    call = _call_end(render, added_in, answer.next_role, special_ids, opener)
     known = {answer.id, *stop_ids}
     return (answer,) if call is None or call.id in known else (answer, call)
+
+
+def _before_header(render, added_in, tokens: list[int]) -> list[int]:
+    """The tokens behind an answer up to the one that begins a message: the first token of the
+    conversation that is among them, the one that ends the answer aside."""
+    begun = added_in(_parted(render, [_ASKED], False, _ASKED["content"], 0) or "")
+    header = next((i for i, _, _ in begun if i in tokens[1:]), None)
+    return tokens if header is None else tokens[: tokens.index(header, 1)]
 
 
 def _next_mark(text: str, added_in) -> EndOfTurn | None:
@@ -83,11 +96,13 @@ def _next_mark(text: str, added_in) -> EndOfTurn | None:
     return None
 
 
-def _call_end(render, added_in, next_role: bool, special_ids) -> EndOfTurn | None:
-    """The token behind a turn that calls a tool; None where the template writes no calls."""
+def _call_end(render, added_in, next_role: bool, special_ids, opener: str) -> EndOfTurn | None:
+    """The token behind a turn that calls a tool; None where the template writes no calls. The
+    `opener` is that of the next answer."""
     final = _after(render, [_ASKED, _CALLED], False)
     if final is None:
         return None
+    final = final.removesuffix(opener)
     if next_role:
         following = _after(render, [_ASKED, _CALLED, _TOOL_SAID], True) or ""
         return _next_mark(following[len(final) :], added_in) if final in following else None
@@ -100,29 +115,52 @@ def _call_end(render, added_in, next_role: bool, special_ids) -> EndOfTurn | Non
 def _after(render, messages: Sequence[dict], prompt: bool) -> str | None:
     """Returns what the template writes behind the answer; None where it refuses the messages, also
     behind a system message, which some ask for."""
+    return _parted(render, messages, prompt, _ANSWER, 2)
+
+
+def _parted(render, messages, prompt: bool, text: str, side: int) -> str | None:
+    """Returns what the template writes before the text (side 0) or behind it (2)."""
     for system in ([], [_SYSTEM]):
         try:
-            _, answer, after = render([*system, *messages], prompt).partition(_ANSWER)
+            parts = render([*system, *messages], prompt).partition(text)
         except InputError:
             continue
-        if answer:
-            return after
+        if parts[1]:
+            return parts[side]
     return None
 
 
-def always_opened(render: Callable, stops: Sequence[str]) -> str:
+def _behind_all(render: Callable) -> tuple[str, int]:
+    """Returns (a conversation that ends with an answer, where the text begins in it that a template
+    writes behind a question, too): for a template that begins an answer asked for or not. ("", 0)
+    for others."""
+    for system in ([], [_SYSTEM]):
+        try:
+            asked, text = (
+                render([*system, *messages], False) for messages in ([_ASKED], [_ASKED, _ANSWERED])
+            )
+            if asked != render([*system, _ASKED], True):
+                return "", 0
+        except InputError:  # it refuses such a conversation
+            continue
+        return text, len(text) - len(os.path.commonprefix([asked[::-1], text[::-1]]))
+    return "", 0
+
+
+def always_opened(
+    render: Callable, added_in: Callable, ends: Sequence[EndOfTurn], stop_ids: Collection[int]
+) -> str:
     """Returns the beginning of an answer that a template writes behind every conversation, asked
-    for one or not; "" where it writes none. `render(messages, prompt)` is its text, `stops` are the
-    texts of the stop tokens: what is behind the last one is no part of a turn."""
-    try:
-        texts = [render([_ASKED], False), render([_ASKED, _ANSWERED], False)]
-        if texts[0] != render([_ASKED], True):
-            return ""
-    except InputError:  # it refuses such a conversation
+    for one or not; "" where it writes none. `render` and `added_in` are those of `turn_ends`. What
+    is behind the last of the stop tokens is no part of a turn; it is all of it where the next
+    message ends a turn."""
+    text, start = _behind_all(render)
+    stop = max((end for i, _, end in added_in(text) if i in stop_ids), default=None)
+    if any(end.next_role for end in ends):
+        stop = start
+    if stop is None or text[stop:start].strip():
         return ""
-    behind = os.path.commonprefix([text[::-1] for text in texts])[::-1]
-    ends = [behind.rfind(stop) + len(stop) for stop in stops if stop in behind]
-    opener = behind[max(ends) :] if ends else ""
+    opener = text[max(stop, start) :]
     return opener if opener.strip() else ""
 
 

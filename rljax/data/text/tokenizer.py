@@ -9,6 +9,7 @@ masks and is never read from an id, for `pad_id` may be an end token too.
 import abc
 import collections
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -388,24 +389,15 @@ class HuggingFaceTokenizer(Tokenizer):
         out: else a turn would be learned with an end that no sampler stops at."""
         added = self._library.get_added_tokens_decoder()
         special = {i for i, token in added.items() if token.special}
-
-        def added_in(text):
-            ids, offsets = self.encode_with_offsets(text)
-            return [(i, a, b) for i, (a, b) in zip(ids, offsets, strict=True) if i in added]
-
         ends, written = [], set()
         for template in self._templates.values():
 
             def render(messages, prompt, template=template):
-                tools = [PROBED_TOOL] if any(m.get("tool_calls") for m in messages) else None
-                options = dict(special_tokens=self._special_tokens, variables=self.variables)
-                text = template.render(
-                    messages, add_generation_prompt=prompt, tools=tools, **options
-                )
-                written.update(i for i, _, _ in added_in(text))
+                text = self._probed(template, messages, prompt)
+                written.update(i for i, _, _ in self._added_in(text))
                 return text
 
-            ends += turn_ends(render, added_in, special, self.eos_ids)
+            ends += turn_ends(render, self._added_in, special, self.eos_ids)
         self.turn_ends = tuple(dict.fromkeys(ends))
         plain = [added[end.id] for end in self.turn_ends if end.id not in special]
         for token in plain:
@@ -414,6 +406,23 @@ class HuggingFaceTokenizer(Tokenizer):
         self._completed += [repr(token) for token in plain]
         self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(end.id for end in self.turn_ends)]))
         self._written = frozenset(written)
+
+    def _probed(self, template: ChatTemplate, messages: Sequence[Mapping], prompt: bool) -> str:
+        """The text of messages that ask a template what it writes."""
+        called = any(message.get("tool_calls") for message in messages)
+        return template.render(
+            messages,
+            special_tokens=self._special_tokens,
+            add_generation_prompt=prompt,
+            tools=[PROBED_TOOL] if called or template is self._templates.get("tool_use") else None,
+            variables=self.variables,
+        )
+
+    def _added_in(self, text: str) -> list[tuple[int, int, int]]:
+        """The added tokens of a text: (id, first character, end)."""
+        added = self._library.get_added_tokens_decoder()
+        ids, offsets = self.encode_with_offsets(text)
+        return [(i, a, b) for i, (a, b) in zip(ids, offsets, strict=True) if i in added]
 
     def _written_by_templates(self) -> set[int]:
         """The added tokens whose text stands in a chat template, or marks reasoning. One that is a
@@ -556,13 +565,12 @@ class HuggingFaceTokenizer(Tokenizer):
         """Returns the beginning of an answer that the template writes behind every conversation, as
         Llama 3's first one does; "" for others."""
         if id(template) not in self._openers:
-
-            def render(messages, prompt):
-                options = dict(special_tokens=self._special_tokens, variables=self.variables)
-                return template.render(messages, add_generation_prompt=prompt, **options)
-
-            stops = [self.decode([i], skip_special_tokens=False) for i in self.eos_ids]
-            self._openers[id(template)] = always_opened(render, stops)
+            self._openers[id(template)] = always_opened(
+                functools.partial(self._probed, template),
+                self._added_in,
+                self.turn_ends,
+                self.eos_ids,
+            )
         return self._openers[id(template)]
 
     def _parted(self, messages, tools, documents) -> tuple:
