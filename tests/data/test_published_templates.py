@@ -402,3 +402,27 @@ def test_the_end_of_turns_of_a_base_model_whose_template_always_opens_an_answer(
     assert [ours.decode([e.id], skip_special_tokens=False) for e in ours.turn_ends] == [end]
     learned = [f"{begun}It is four.{end}", f"{begun}It is six.{end}"]
     assert _turns(ours, {"messages": SHAPES["two_turns"]}) == learned
+
+
+# Hermes 3's for tools: a line break is behind a tool's answer, or any message, if more follows.
+MORE_BEHIND = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if loop.previtem.role != 'tool' %}<|im_start|>tool\n{% endif %}"
+    "<tool_response>\n{{ m.content }}\n</tool_response>{% if not loop.last %}{{ '\n' }}{% endif %}"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|im_end|>"
+    "{% if m.role == 'user' and not loop.last %}{{ '\n' }}{% endif %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("results", [1, 2])
+def test_an_answer_behind_a_message_that_ends_otherwise_once_more_follows(tmp_path, results):
+    ours = _tokenizer(tmp_path, MORE_BEHIND, "<|im_end|>", eos="<|im_end|>")
+    call = {**CALL, "tool_calls": CALL["tool_calls"] * results}
+    messages = [ASK, call, *[SUNNY] * results, assistant("It is sunny."), ASK, ANSWER]
+    calls = '{"name": "weather_at", "arguments": {"city": "Ulm"}}' * results
+    texts = [calls, "It is sunny.", "It is four."]
+    learned = _turns(ours, {"messages": messages, "tools": [WEATHER]})
+    assert learned == [f"{text}<|im_end|>" for text in texts]

@@ -481,6 +481,8 @@ def _behind_other_history(tokenizer, messages, options, before, through) -> str 
         return None
     if asked == answered:
         begin = len(supplied) if rest.startswith(supplied) else None
+        if begin is None and history[last]["role"] != "assistant":
+            begin = _behind_header(tokenizer, marked, options, prompt, rest)
     else:
         sizes = range(min(len(supplied), len(rest), _END_CHARACTERS), 0, -1)
         same = (n for n in sizes if supplied.endswith(rest[:n]) and rest[:n].strip())
@@ -488,6 +490,19 @@ def _behind_other_history(tokenizer, messages, options, before, through) -> str 
     if begin is None or not (before.endswith(supplied) and through.endswith(rest)):
         return None
     return rest[begin:]
+
+
+def _behind_header(tokenizer, marked, options, prompt: str, rest: str) -> int | None:
+    """Returns where the turn begins in `rest`, what a conversation has behind its last message but
+    one: behind the header that the `prompt` ends with. The end of that message may be another one
+    once the turn is there (Hermes). None without a header."""
+    try:
+        asked = tokenizer.render_chat(marked, add_generation_prompt=False, **options)
+    except InputError:
+        return None
+    header = prompt.removeprefix(asked) if prompt.startswith(asked) else ""
+    before, found, _ = rest.partition(header) if header.strip() else ("", "", "")
+    return len(before) + len(header) if found else None
 
 
 def _marked(message: Mapping, mark: str) -> dict:
