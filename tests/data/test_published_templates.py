@@ -426,3 +426,55 @@ def test_an_answer_behind_a_message_that_ends_otherwise_once_more_follows(tmp_pa
     texts = [calls, "It is sunny.", "It is four."]
     learned = _turns(ours, {"messages": messages, "tools": [WEATHER]})
     assert learned == [f"{text}<|im_end|>" for text in texts]
+
+
+# GLM 4.7: a turn without reasoning is its closing mark and the answer.
+CLOSED_ALONE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+    "{% endfor %}{% for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>"
+    "{% if m.role == 'assistant' %}{% if m.reasoning_content and loop.index0 > ns.last %}<think>"
+    "{{ m.reasoning_content }}{% endif %}</think>{% endif %}{{ m.content.strip() }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{{ '</think>' if enable_thinking is false else '<think>' }}{% endif %}"
+)
+# Nemotron Nano 2: the last answer stands in the reasoning that the prompt opens, a call does not.
+OPENED_FOR_WORDS = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+    "<SPECIAL_11>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and m.content %}"
+    "<think>\n\n{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{{ '\n<SPECIAL_12>\n\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}<SPECIAL_11>assistant\n<think>\n\n{% endif %}"
+)
+HAD = {"reasoning_content": "I count"}
+CALLED = '{"name": "weather_at", "arguments": {"city": "Ulm"}}'
+
+
+@pytest.mark.parametrize("reasoned", [(), (0,), (1,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    ("template", "special", "closed", "call", "ends"),
+    [
+        (
+            CLOSED_ALONE,
+            "<|assistant|> <|user|>",
+            "</think>",
+            f"<tool_call>{CALLED}</tool_call>",
+            ("<|observation|>", "<|user|>"),
+        ),
+        (OPENED_FOR_WORDS, "", "\n</think>\n\n", CALLED, ("\n<SPECIAL_12>",) * 2),
+    ],
+    ids=["glm 4.7", "nemotron nano 2"],
+)
+def test_a_turn_ends_the_reasoning_that_its_prompt_opens(
+    tmp_path, template, special, closed, call, ends, reasoned
+):
+    eos = "<|endoftext|>" if special else "<SPECIAL_12>"
+    ours = _tokenizer(tmp_path, template, *special.split(), "<|observation|>", eos=eos)
+    turns = [CALL, assistant("It is sunny."), ANSWER]
+    turns = [{**m, **HAD} if k in reasoned else m for k, m in enumerate(turns)]
+    messages = [ASK, turns[0], SUNNY, turns[1], ASK, turns[2]]
+    learned = _turns(ours, {"messages": messages, "tools": [WEATHER]})
+    texts = [call + ends[0], "It is sunny." + ends[1], "It is four." + ends[1]]
+    begun = ["I count" if k in reasoned else "" for k in range(3)]
+    assert learned == [a + closed + b for a, b in zip(begun, texts, strict=True)]

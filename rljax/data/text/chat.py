@@ -62,6 +62,9 @@ _END_CHARACTERS = 200  # of a rendering, in which its last token is found, white
 _NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
 _TOOL_SAID = {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "call00000"}
 _USER_SAID = {"role": "user", "content": _PROBE}
+# What templates write for a turn without reasoning: a pair of marks, or the second one (GLM 4.7).
+_BARE = re.compile(rf"^({_EMPTY}|{'|'.join(re.escape(close) for _, close in MARKS)})\s*")
+_BARE_END = re.compile(rf"({_EMPTY}|{'|'.join(re.escape(close) for _, close in MARKS)})\s*$")
 _OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in MARKS)})\\s*$")
 
 
@@ -366,11 +369,16 @@ def _prompt(tokenizer, messages, k: int, options) -> str:
 
 def _turn(tokenizer, messages, k: int, options, before: str | None) -> _Turn:
     """Message `k` as the policy writes it to what comes before, up to its stop token."""
-    if before is None:
+    begun = before is not None
+    if not begun:
         before = _prompt(tokenizer, messages, k, options)
     through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False, **options)
     if through.startswith(before):
-        written = through[len(before) :]
+        written, opened = through[len(before) :], _OPENED.search(before)
+        # A template may leave it to the text of a turn to end its reasoning (Nemotron Nano 2).
+        if not begun and opened and dict(MARKS)[opened[1]] not in written:
+            more = _behind_supplied(tokenizer, messages[: k + 1], options, before, through)
+            written = written if more is None else more
     else:
         written = _behind_prompt(tokenizer, messages[: k + 1], options, before, through)
     begin = len(through) - len(written) if through.endswith(written) else None
@@ -567,20 +575,22 @@ def _behind_supplied(tokenizer, messages, options, before, through) -> str | Non
     def shown(last):
         return tokenizer.render_chat([*messages[:-1], last], add_generation_prompt=False, **options)
 
-    header, probe, _ = shown({**bare, "content": _PROBE}).partition(_PROBE)
-    header = re.sub(rf"({_EMPTY})\s*$", "", header)
-    text = shown(bare)
+    text, opened = shown(bare), _OPENED.search(before)
+    begun, probe, _ = shown({**bare, "content": _PROBE}).partition(_PROBE)
+    header = _BARE_END.sub("", begun)
     if not (probe and before.startswith(header) and text.startswith(header)):
-        return None
-    rest = re.sub(rf"^({_EMPTY})\s*", "", text[len(header) :])
-    supplied = before[len(header) :]
-    opened = _OPENED.search(supplied)
+        # A template may open the reasoning of a call in the prompt alone (Nemotron Nano 2).
+        header = before[: opened.start()] if opened else before
+        if not text.startswith(header):
+            return None
+    rest = text[len(begun) :] if probe and text.startswith(begun) else text[len(header) :]
+    rest, supplied = _BARE.sub("", rest), before[len(header) :]
     if opened is None:
         if through.startswith(header) and not any(x in supplied for x in itertools.chain(*MARKS)):
             return through[len(header) :]
         return rest  # if the row has reasoning, the comparison with the row misses it
     close = dict(MARKS)[opened[1]]
-    apart = "\n" if supplied.endswith("\n") else ""
+    apart = "\n" if before.endswith("\n") else ""
     return f"{reasoning}{apart}{close}{2 * apart}{rest}"
 
 
