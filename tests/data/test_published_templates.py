@@ -478,3 +478,70 @@ def test_a_turn_ends_the_reasoning_that_its_prompt_opens(
     texts = [call + ends[0], "It is sunny." + ends[1], "It is four." + ends[1]]
     begun = ["I count" if k in reasoned else "" for k in range(3)]
     assert learned == [a + closed + b for a, b in zip(begun, texts, strict=True)]
+
+
+# Ministral 3 and Magistral: reasoning is a part of the content.
+THINKING = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.content is string %}{{ m.content + eos_token }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'thinking' %}"
+    "[THINK]INSIDE[/THINK]{% else %}{{ raise_exception('Only text and thinking') }}{% endif %}"
+    "{% endfor %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+INSIDE = {
+    "text": "{{ part.thinking }}",
+    "parts": "{% for t in part.thinking %}{{ t.text }}{% endfor %}",
+}
+THOUGHT = {"type": "thinking", "thinking": "I count"}
+IT_IS = {"type": "text", "text": "It is four."}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_reasoning_is_a_part_of_the_content_where_a_template_reads_it_there(tmp_path, inside):
+    ours = _tokenizer(tmp_path, THINKING.replace("INSIDE", INSIDE[inside]), eos="</s>")
+    nested = {**THOUGHT, "thinking": [{"type": "text", "text": "I count"}]}
+    for turn in (
+        assistant([THOUGHT, IT_IS]),
+        assistant([nested, IT_IS]),
+        assistant([{**THOUGHT, "thinking": "I "}, {**THOUGHT, "thinking": "count"}, IT_IS]),
+        {**ANSWER, **HAD},
+        {**ANSWER, "thinking": "I count"},
+        {**assistant([THOUGHT, IT_IS]), **HAD},
+    ):
+        told = {"messages": [ASK, ANSWER, ASK, turn, ASK, ANSWER]}
+        answer = "It is four.</s>"
+        learned = _turns(ours, told)
+        assert learned == [answer, f"[THINK]I count[/THINK]{answer}", answer]
+        (pair,) = encode_rows(
+            load_rows(
+                [{"prompt": [ASK], "chosen": [turn], "rejected": [ANSWER]}], "train", "pairs"
+            ),
+            ours,
+            "pairs",
+            max_tokens=9999,
+        )[0]
+        chosen = ours.decode(pair.chosen_ids.tolist(), skip_special_tokens=False)
+        assert chosen == f"[THINK]I count[/THINK]{answer}"
+    text = ours.render_chat([ASK, assistant([THOUGHT])], add_generation_prompt=False)
+    assert text.endswith("[/INST][THINK]I count[/THINK]</s>")
+    begun = ours.render_chat([ASK, turn], add_generation_prompt=False, continue_final_message=True)
+    assert begun.endswith("[THINK]I count[/THINK]It is four.")
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "system", "content": [IT_IS, THOUGHT]}, "thinking in the role 'system'"),
+        (user([THOUGHT, IT_IS]), "thinking in the role 'user'"),
+        (assistant([IT_IS, THOUGHT]), "thinking behind another part"),
+        (assistant([THOUGHT, IT_IS, THOUGHT]), "thinking behind another part"),
+        (assistant([{**THOUGHT, "thinking": 5}, IT_IS]), "thinking that is not text"),
+        (assistant([THOUGHT, IT_IS], thinking="I guess"), "thinking and another reasoning"),
+    ],
+)
+def test_thinking_that_is_not_the_reasoning_of_a_turn(tmp_path, message, says):
+    ours = _tokenizer(tmp_path, THINKING.replace("INSIDE", INSIDE["text"]), eos="</s>")
+    with pytest.raises(InputError, match=f"message 0.*{says}"):
+        ours.render_chat([message, ASK])
+    with pytest.raises(InputError, match=f"row 0.*message 0.*{says}"):
+        load_rows([{"messages": [message, ASK, ANSWER]}], "train", "examples")

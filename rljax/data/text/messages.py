@@ -93,7 +93,7 @@ def for_template(messages: object, where: str = "chat messages") -> object:
             older = True
             message = _with_older_call(message, location)
         if isinstance(message.get("content"), (list, tuple)):
-            message = _with_usual_parts(message)
+            message = _with_usual_parts(message, location)
         if "tool_calls" in message:
             calls = _calls(message["tool_calls"], location)
             message = {
@@ -116,26 +116,54 @@ def for_template(messages: object, where: str = "chat messages") -> object:
     return seen
 
 
-def _with_usual_parts(message: Mapping) -> dict:
+def _with_usual_parts(message: Mapping, location: str) -> dict:
     """The message with OpenAI's input_text and output_text as parts of text, and Mistral's parts of
-    thinking as its reasoning."""
+    thinking as its reasoning. Raises InputError for thinking that is not the reasoning before an
+    answer: it would stand elsewhere, or be left out."""
     parts, thoughts = [], []
     for part in message["content"]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in ("input_text", "output_text"):
             part = {"type": "text", "text": part.get("text")}
-        if kind == "thinking":
-            thought = part.get("thinking")
-            texts = (
-                [thought]
-                if isinstance(thought, str)
-                else [one.get("text") for one in thought or () if isinstance(one, Mapping)]
-            )
-            thoughts += [text for text in texts if isinstance(text, str)]
-        else:
+        if kind != "thinking":
             parts.append(part)
-    made = {**message, "content": parts}
-    return made | {REASONING[0]: "".join(thoughts)} if thoughts else made
+            continue
+        thought = _thought(part.get("thinking"), location)
+        said = any(not isinstance(p, Mapping) or str(p.get("text", "_")).strip() for p in parts)
+        role = SPEAKERS.get(str(message.get("role")).strip().lower())
+        if thought.strip() and (said or role != "assistant"):
+            raise InputError(
+                f"{location}: 'content' has a part of thinking "
+                + ("behind another part" if role == "assistant" else f"in the role {role!r}"),
+                value=thought,
+                rule="such a part is the reasoning of the assistant, before its answer",
+                fix="write it as text, in the marks of the model's template",
+            )
+        thoughts.append(thought)
+    made, thought = {**message, "content": parts}, "".join(thoughts)
+    given = [message[n] for n in REASONING if isinstance(message.get(n), str)]
+    other = next((text for text in given if text.strip() not in ("", thought.strip())), None)
+    if thought.strip() and other is not None:
+        raise InputError(
+            f"{location} has parts of thinking and another reasoning",
+            value=(thought, other),
+            rule="a turn has one reasoning",
+            fix="remove one of them",
+        )
+    return made | {REASONING[0]: thought} if thought else made
+
+
+def _thought(value: object, location: str) -> str:
+    """The text of a part of thinking, which may be a list of parts of text."""
+    parts = value if isinstance(value, (list, tuple)) else [{"type": "text", "text": value or ""}]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"{location}: 'content' has a part of thinking that is not text",
+            value=value,
+            fix='write {"type": "thinking", "thinking": "..."}',
+        )
+    return "".join(texts)
 
 
 def _with_older_call(message: Mapping, location: str) -> dict:
