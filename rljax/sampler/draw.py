@@ -23,7 +23,8 @@ LARGEST = 1024  # weights of a row that are looked at first for top_k and top_p
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The rules of each row. The last three are None where no row of a program needs them."""
+    """The rules of each row. bias_ids, bias and allowed are None where no row of a
+    program needs them."""
 
     temperature: jax.Array  # [B] float32; 0 = greedy
     top_k: jax.Array  # [B] int32; 0 = off
@@ -33,6 +34,8 @@ class Rules:
     bias_ids: jax.Array | None = None  # [B, M] int32; V = unused
     bias: jax.Array | None = None  # [B, M] float32
     allowed: jax.Array | None = None  # [B, W] uint32: bit v % 32 of entry v // 32 allows token v
+    # Log-probs are the model's own, those of temperature 1, at every temperature of the draw.
+    raw_logprobs: bool = dataclasses.field(default=False, metadata=dict(static=True))
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +44,9 @@ class Drawn:
     """One token per row: [B] each."""
 
     ids: jax.Array
-    logp: jax.Array  # log softmax(logits / temperature)[id], over the full vocabulary
+    # log softmax(logits / temperature)[id], over the full vocabulary; with Rules.raw_logprobs log
+    # softmax(logits)[id].
+    logp: jax.Array
     log_kept: jax.Array  # logp minus the log-prob with which id was drawn; 0 without a rule
     entropy: jax.Array  # of softmax(logits / temperature), nats
     finite: jax.Array  # bool: whether the logits were finite
@@ -271,6 +276,10 @@ def sample(
     ids, log_kept = jax.lax.switch(mode, (softmax, greedy_too, ruled), rules)
     ids = ids.astype(jnp.int32)
     logp = at(scaled, ids) - lse
+    if rules.raw_logprobs:
+        raw = at(logits, ids) - jax.nn.logsumexp(logits, axis=-1)
+        log_kept += raw - logp
+        logp, warmth = raw, jnp.ones_like(warmth)
     if batch_invariant:
         logp = chosen_logprobs(logits, ids, temperature[:, 0])
     log_kept = jnp.where(greedy, logp, log_kept)  # the log-prob of a greedy choice is 0

@@ -251,12 +251,15 @@ class Engine:
         state = slot.insert(state, (prefix.caches,), slots, source, self.model.mesh, first)
         return _pinned(self, slot.enter(state, inputs, slots))
 
-    def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
+    def generate(
+        self, params, state: Slots, steps, enough_free=None, raw_logprobs: bool = False
+    ) -> tuple[Slots, Tokens, int]:
         """Does up to `steps` steps, each a token (with drafts: or more) in every live slot, or
         until `enough_free` slots are not live. Returns the state, Tokens of `self.steps` rows (or
-        more), and the steps done. `state` is donated."""
+        more), and the steps done. `state` is donated. `raw_logprobs`: the log-probs are those of
+        temperature 1, not of the distribution that was drawn from."""
         enough_free = self.slots if enough_free is None else enough_free
-        return _generate(self, params, state, steps, enough_free)
+        return _generate(self, params, state, steps, enough_free, raw_logprobs)
 
     def extend(
         self,
@@ -398,13 +401,15 @@ def _appended(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
     return Prefix(caches, prefix.length + read_counts, next_token, prefix.shift)
 
 
-@_program(donate=2)
-def _generate(engine: Engine, params, state: Slots, steps, enough_free):
+@functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=2)
+def _generate(engine: Engine, params, state: Slots, steps, enough_free, raw_logprobs=False):
     models = [(engine.model, engine.model.unstack(params, engine.steps))]
     steps = jnp.minimum(steps, engine.steps)
-    state = dataclasses.replace(state, drafts=speculation.uncounted(state.drafts))
+    rules, drafts = state.rules, speculation.uncounted(state.drafts)
+    draw_rules = dataclasses.replace(rules, raw_logprobs=raw_logprobs)
+    state = dataclasses.replace(state, drafts=drafts, rules=draw_rules)
     state, tokens, steps_done = slot.decode(models, 0.0, state, steps, engine.steps, enough_free)
-    return _pinned(engine, state), tokens, steps_done
+    return _pinned(engine, dataclasses.replace(state, rules=rules)), tokens, steps_done
 
 
 @_program(donate=2)

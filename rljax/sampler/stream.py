@@ -356,13 +356,18 @@ class Sampler:
 
     # -- steps
 
-    def step(self, params, *, version: int = 0, keep_cache: bool = True) -> list[Event]:
+    def step(
+        self, params, *, version: int = 0, keep_cache: bool = True, raw_logprobs: bool = False
+    ) -> list[Event]:
         """Admits what waits, decodes one dispatch with `params`, and returns the new
         tokens as events.
 
         `version` names the parameters. Where it changed, samples in flight go on over keys and
         values that older parameters wrote (PipelineRL, arXiv 2509.19128), or with keep_cache=False
         over new ones of their tokens so far (AReaL, arXiv 2505.24298).
+
+        The log-probs are of softmax(logits / temperature), which a trainer compares; with
+        `raw_logprobs` of softmax(logits), whatever the temperature.
         """
         started_s, scheduler = time.perf_counter(), self._scheduler
         if version != scheduler.version:
@@ -372,7 +377,7 @@ class Sampler:
             return []
         ready_s = time.perf_counter()
         scheduler.state, tokens, steps_done = self.engine.generate(
-            params, scheduler.state, *dispatch
+            params, scheduler.state, *dispatch, raw_logprobs=raw_logprobs
         )
         must_stop = told_to_stop(self.engine.model.mesh)
         must_stop = None if must_stop is None else _any(must_stop)
@@ -398,10 +403,10 @@ class Sampler:
         self.device_s += decoded_s - ready_s
         return events
 
-    def run(self, params, *, version: int = 0) -> Iterator[Sample]:
-        """Yields each submitted sample as it finishes."""
+    def run(self, params, *, version: int = 0, raw_logprobs: bool = False) -> Iterator[Sample]:
+        """Yields each submitted sample as it finishes. The options are those of `step`."""
         while self.pending:
-            for event in self.step(params, version=version):
+            for event in self.step(params, version=version, raw_logprobs=raw_logprobs):
                 if event.sample.finish_reason is not None:
                     yield event.sample
 

@@ -18,24 +18,21 @@ MOST_LIKELIEST = 20  # tokens at a position, the most that OpenAI's API allows
 LOGITS_COLUMNS = 64  # whose logits are held at a time
 
 
-def prompt_logprobs(
-    model: Model, params, ids: Sequence[int], temperature: float, room: int
-) -> list[float]:
-    """Returns log softmax(logits / temperature)[ids[t]] after ids[:t], in nats, over the full
-    vocabulary; 0 for the first. Raises InputError for no ids, and for ids that the model does
-    not have."""
+def prompt_logprobs(model: Model, params, ids: Sequence[int], room: int) -> list[float]:
+    """Returns log softmax(logits)[ids[t]] after ids[:t], in nats, over the full vocabulary; 0
+    for the first. Raises InputError for no ids, and for ids that the model does not have."""
     batch = _one_row(model, ids, room)
-    return fetch(_logprobs(model, params, batch, np.float32(temperature)))[0, : len(ids)].tolist()
+    return fetch(_logprobs(model, params, batch))[0, : len(ids)].tolist()
 
 
 def likeliest(
-    model: Model, params, ids: Sequence[int], temperature: float, room: int, count: int
+    model: Model, params, ids: Sequence[int], room: int, count: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
     """Returns (`prompt_logprobs`, the `count` likeliest (token, log-prob) at each position in
     descending order), of one forward pass: if a token is the likeliest one, both numbers are the
     same. Raises InputError as `prompt_logprobs`."""
     batch = _one_row(model, ids, room)
-    best, logps, own = fetch(_likeliest(model, params, batch, np.float32(temperature)))
+    best, logps, own = fetch(_likeliest(model, params, batch))
     end = len(ids)
     pairs = zip(best[0, :end, :count].tolist(), logps[0, :end, :count].tolist(), strict=True)
     tops = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
@@ -72,12 +69,12 @@ def _one_row(model: Model, ids: Sequence[int], room: int) -> Batch:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logprobs(model: Model, params, batch: Batch, temperature):
-    return model.logprobs(params, batch, temperature)[0]
+def _logprobs(model: Model, params, batch: Batch):
+    return model.logprobs(params, batch)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _likeliest(model: Model, params, batch: Batch, temperature):
+def _likeliest(model: Model, params, batch: Batch):
     """The likeliest choices after tokens[b, :t], the first one first: ids and their log-probs
     [B, S, MOST_LIKELIEST], and the log-prob of tokens[b, t] itself [B, S], of one log-softmax.
     Column 0 means nothing."""
@@ -93,7 +90,7 @@ def _likeliest(model: Model, params, batch: Batch, temperature):
 
     def some(part):
         hidden, tokens = part
-        logp = jax.nn.log_softmax(model.head_logits(head, hidden) / temperature)
+        logp = jax.nn.log_softmax(model.head_logits(head, hidden))
         best, ids = jax.lax.top_k(logp, min(MOST_LIKELIEST, model.config.ids))
         return ids, best, jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
 

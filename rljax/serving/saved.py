@@ -93,10 +93,10 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
     for prompts in rounds:
         for ids in prompts:
             sampler.submit(ids[: engine.request_tokens - 1], sampling)
-        list(sampler.run(params))
+        list(sampler.run(params, raw_logprobs=True))
     sampling = Sampling(max_response_tokens=engine.request_tokens - 1)  # and no seed
     samples = sampler.submit([0], sampling)
-    sampler.step(params)
+    sampler.step(params, raw_logprobs=True)
     if samples[0].finish_reason is None:
         sampler.abort(samples[0])  # as one whose client has gone
     if engine.page_tokens:

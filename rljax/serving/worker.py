@@ -36,7 +36,7 @@ class TokenChunk:
 
     sample: int  # prompt * n + i
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[float]  # of the model: log softmax(logits), at every temperature
     version: int  # of the parameters that drew the last of them
     finish_reason: FinishReason | None = None
     error: str = ""
@@ -107,25 +107,19 @@ class Worker:
     def prompt_logprobs(
         self, requests: Sequence[tuple[Sequence[int], Sampling]]
     ) -> list[list[float]]:
-        """Returns the log-probs, in nats, of each prompt's tokens after those before them, at its
-        temperature (1 for 0, as for sampled tokens); the first is 0. It takes one forward pass for
-        each prompt on the caller's thread, while decoding goes on."""
+        """Returns the log-probs, in nats, of each prompt's tokens after those before them, of the
+        model itself, whatever the Sampling, as for sampled tokens; the first is 0. It takes one
+        forward pass for each prompt on the caller's thread, while decoding goes on."""
         model, room = self.sampler.engine.model, self.sampler.engine.tokens
         with self._scoring:
-            return [
-                prompt_logprobs(model, self._params, ids, sampling.temperature or 1.0, room)
-                for ids, sampling in requests
-            ]
+            return [prompt_logprobs(model, self._params, ids, room) for ids, _ in requests]
 
     def likeliest(self, sequences: Sequence[tuple[Sequence[int], Sampling]], count: int) -> list:
-        """Returns `prompts.likeliest` of each sequence, at its temperature as `prompt_logprobs`,
-        with the parameters that are served now. It computes on the caller's thread."""
+        """Returns `prompts.likeliest` of each sequence, as `prompt_logprobs`, with the parameters
+        that are served now. It computes on the caller's thread."""
         model, room = self.sampler.engine.model, self.sampler.engine.tokens
         with self._scoring:
-            return [
-                likeliest(model, self._params, ids, sampling.temperature or 1.0, room, count)
-                for ids, sampling in sequences
-            ]
+            return [likeliest(model, self._params, ids, room, count) for ids, _ in sequences]
 
     def statistics(self) -> dict[str, float]:
         """Returns counters since the start, read while decoding goes on."""
@@ -173,7 +167,10 @@ class Worker:
                 if not self.sampler.pending:
                     continue
                 events = self.sampler.step(
-                    self._params, version=self.version, keep_cache=self._keep_cache
+                    self._params,
+                    version=self.version,
+                    keep_cache=self._keep_cache,
+                    raw_logprobs=True,  # as OpenAI's API and vLLM give them
                 )
                 self._keep_cache = True
                 for event in events:

@@ -72,7 +72,7 @@ def alone(served, tokenizer):
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         options = {"stop_ids": tokenizer.eos_ids, "max_response_tokens": 16, **options}
         samples = sampler.submit(ids, Sampling(**options), n=n)
-        list(sampler.run(params))
+        list(sampler.run(params, raw_logprobs=True))
         return samples
 
     return ask

@@ -57,6 +57,37 @@ def scores(served):
     return of
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [{}, {"temperature": 0.3}, {"temperature": 2, "top_p": 0.5}, {"logit_bias": {"7": 50}}],
+    ids=str,
+)
+def test_log_probs_are_those_of_the_model_whatever_the_rules_of_the_draw(
+    client, served, scores, tokenizer, rules
+):
+    """OpenAI's API and vLLM give log softmax(logits) of an echoed prompt, of sampled tokens and of
+    the likeliest ones, whole and streamed, in completions and in chats."""
+    prompt = tokenizer.encode("the answer")
+    request = dict(model=NAME, prompt=prompt, max_tokens=6, seed=2, **rules)
+    request["extra_body"] = {"ignore_eos": True}
+    told = client.completions.create(**request, echo=True, logprobs=3).choices[0].logprobs
+    streamed = client.completions.create(**request, logprobs=0, stream=True)
+    streamed = [x for piece in streamed for x in piece.choices[0].logprobs.token_logprobs]
+    bias = tuple((int(k), float(v)) for k, v in rules.get("logit_bias", {}).items())
+    sampling = Sampling(**rules | {"logit_bias": bias}, seed=2, max_response_tokens=6)
+    sampler = make_sampler(served[0], tokenizer)
+    (sample,) = sampler.submit(prompt, sampling)
+    list(sampler.run(served[1]))
+    drawn = sample.tokens.tolist()
+    want = scores(served[1], [*prompt, *drawn])
+    own = want[np.arange(len(want)), [*prompt, *drawn][1:]]
+    np.testing.assert_allclose(told.token_logprobs[1:], own, atol=1e-4)
+    np.testing.assert_allclose(streamed, own[len(prompt) - 1 :], atol=1e-4)
+    for t, top in enumerate(told.top_logprobs[1:]):
+        best = np.sort(want[t])[-3:]
+        np.testing.assert_allclose(sorted(top.values())[-3:], best, atol=1e-4)
+
+
 @pytest.mark.parametrize("likeliest", [1, 5])
 def test_the_likeliest_tokens_stand_beside_an_echoed_prompt_and_its_response(
     served, client, scores, tokenizer, likeliest
