@@ -279,7 +279,7 @@ def sample(
     if rules.raw_logprobs:
         raw = at(logits, ids) - jax.nn.logsumexp(logits, axis=-1)
         log_kept += raw - logp
-        logp, warmth = raw, jnp.ones_like(warmth)
+        logp, temperature = raw, jnp.ones_like(temperature)
     if batch_invariant:
         logp = chosen_logprobs(logits, ids, temperature[:, 0])
     log_kept = jnp.where(greedy, logp, log_kept)  # the log-prob of a greedy choice is 0

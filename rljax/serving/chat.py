@@ -14,6 +14,7 @@ from rljax.batch import FinishReason
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.config.service_options import ChatOptions
+from rljax.data.text.contents import unwritten_tools
 from rljax.environments.calls import parser
 from rljax.environments.conversation import TAIL
 from rljax.environments.episode import Episode
@@ -67,7 +68,7 @@ class Chat:
             defaults = dataclasses.replace(defaults, temperature=given, source="--temperature")
         sampling = policy.sampling(max_response_tokens=most)
         self.notes = list(_notes(policy, defaults, sampling.max_response_tokens))
-        if function and self._format.name and not parser("auto", policy.tokenizer).name:
+        if function and self._format.name and not _tells_of_tools(policy.tokenizer):
             self.notes.append(
                 "the chat template tells of no tools: say in --system which there are and how they "
                 "are called"
@@ -191,6 +192,17 @@ class Chat:
             self._sampler.abort(sample)
         else:
             self._sampler.release(sample)
+
+
+def _tells_of_tools(tokenizer) -> bool:
+    """Returns whether the tokenizer's chat template writes the tools that it is given."""
+    if not tokenizer.has_chat_template:
+        return False
+    tool = {"type": "function", "function": {"name": "search", "description": "Searches."}}
+    try:
+        return not unwritten_tools(tokenizer, [{"role": "user", "content": "?"}], {"tools": [tool]})
+    except InputError:  # a template that knows no tools
+        return False
 
 
 def _notes(policy: SavedPolicy, defaults: Defaults, most: int) -> Iterator[str]:

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from rljax.data.images.encode import ImageReader
-from rljax.data.text.chat import check_prompt, render_prompt
-from rljax.data.text.contents import check_conversation
+from rljax.data.text.chat import beginning
+from rljax.data.text.contents import check_conversation, untold_tools
 from rljax.data.text.messages import for_template
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.environments.calls import Format
@@ -270,20 +270,18 @@ def read_chat(
     messages, sources = split_images(for_template(fields["messages"]))
     images = opened(sources, reader)
     limits.check_images(sum(reader.tokens(image) for image in images), limit)
-    options["variables"] = fields["chat_template_kwargs"]
-    turn = _next_turn(fields)
-    if turn:
-        text = tokenizer.render_chat(messages, **turn, **options)
-    else:
-        text = render_prompt(tokenizer, messages, **options)
+    options["variables"] = _variables(fields["chat_template_kwargs"], tokenizer)
+    how = _next_turn(fields) or beginning(messages)
+    text = tokenizer.render_chat(messages, **how, **options)
     if images:
         text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)
     # A client may tell of its tools in a message where the template tells of none.
-    if turn:
-        check_conversation(tokenizer, messages, text, options, needs_tools=False, **turn)
-    else:
-        check_prompt(tokenizer, messages, text, needs_tools=False, **options)
+    check_conversation(tokenizer, messages, text, options, needs_tools=False, **how)
+    if untold := untold_tools(tokenizer, messages, options, **how):
+        rule = "this model's chat template writes nothing of them, and no message tells of them"
+        fix = "name them in a system message that says what they do and how they are called"
+        refuse("tools", untold, rule, fix=fix)
     ids = tokenizer.encode(text)
     if images:  # before their pixels are decoded
         limits.check("messages", [ids], fields["n"], limit)
@@ -300,6 +298,18 @@ def read_chat(
     begun = beginning_of(text, messages) if form else ""
     more = dict(calls=form, tools=tools or None, images=read, begun=begun)
     return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
+
+
+def _variables(given: dict | None, tokenizer: Tokenizer) -> dict | None:
+    """Returns the variables of the chat template, without those that are null and have no effect.
+    Raises InputError for one that it does not read."""
+    if not given:
+        return given
+    unread = [name for name in given if not tokenizer.reads_variable(name)]
+    if lost := [name for name in unread if given[name] is not None]:
+        rule = "the model's chat template reads no variable of this name"
+        refuse("chat_template_kwargs", lost, rule, fix="correct the name, or leave it out")
+    return {name: value for name, value in given.items() if name not in unread}
 
 
 def _next_turn(fields: dict) -> dict[str, bool]:

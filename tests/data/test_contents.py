@@ -10,7 +10,7 @@ from tiny_tokenizer import QWEN_LIKE, write_tokenizer
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.text.chat import encode_conversation, prompt_text
-from rljax.data.text.contents import split_reasoning
+from rljax.data.text.contents import split_reasoning, unwritten_tools
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
 from rljax.serving.fields import RequestLimits, read_chat
@@ -56,6 +56,29 @@ def test_a_long_text_of_which_a_part_is_dropped(tmp_path):
     tokenizer = of(tmp_path, "<|im_start|>{{ m.role }}\n{{ m.content[:20] }}<|im_end|>\n")
     with pytest.raises(InputError, match="content of message 0"):
         prompt_text(tokenizer, [{"role": "user", "content": "one two three four five six seven"}])
+
+
+def test_the_tools_of_which_a_template_writes_nothing(tmp_path):
+    """Also of a model with images, whose messages are not asked about by probes."""
+    first = "{% if tools %}{{ tools[0] | tojson }}{% endif %}"
+    tokenizer = of(tmp_path, WRITTEN, first)
+    second = {**TOOL, "function": {**TOOL["function"], "name": "What"}}  # a word of the question
+    options = {"tools": [TOOL, second]}
+    assert unwritten_tools(tokenizer, [USER], options) == ["What"]
+    assert unwritten_tools(tokenizer, [USER], {}) == []
+    tokenizer.image_mark = "<image>"
+    with pytest.raises(InputError, match="writes nothing of the tools: got .'What'"):
+        prompt_text(tokenizer, [USER], **options)
+
+
+def test_variables_that_a_template_reads(tmp_path):
+    inside = "{% set other = 1 %}{{ m.content }}{% if enable_thinking is defined %}x{% endif %}"
+    tokenizer = of(tmp_path, inside)
+    reads = {name: tokenizer.reads_variable(name) for name in ("enable_thinking", "other", "x")}
+    assert reads == {"enable_thinking": True, "other": False, "x": False}
+    assert not CharTokenizer("ab").reads_variable("enable_thinking")
+    with pytest.raises(InputError, match="does not read a variable"):
+        HuggingFaceTokenizer(tokenizer.folder, variables={"thinking": True})
 
 
 def test_tools_and_calls_that_the_template_drops(tmp_path):

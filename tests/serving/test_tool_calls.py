@@ -22,6 +22,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 
 ASK = [{"role": "user", "content": "How is the weather?"}]
+TELLS = {"role": "system", "content": "Tools: weather(town, n), look_up(town), a1(town)."}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Ulm", "n": 2}}\n</tool_call>'
 
 
@@ -124,23 +125,24 @@ def test_a_conversation_with_calls_is_what_the_template_renders(served, family):
     """An answer with calls goes back with the tool's answer, as agents send it."""
     client, worker, tokenizer = served(family)
     form = parser("auto", tokenizer)
+    ask = [TELLS, *ASK] if family == "deepseek_text" else ASK  # its template writes no tools
     message = calls_message([("weather", {"town": "Ulm", "n": 2})])
-    before = tokenizer.render_chat(ASK, tools=SCHEMAS)
-    text = tokenizer.render_chat([*ASK, message], tools=SCHEMAS, add_generation_prompt=False)
+    before = tokenizer.render_chat(ask, tools=SCHEMAS)
+    text = tokenizer.render_chat([*ask, message], tools=SCHEMAS, add_generation_prompt=False)
     start = len(before) if text.startswith(before) else text.index("<｜tool▁calls▁begin｜>")
     worker.ids = tokenizer.encode(text[start:])
-    made = client.chat.completions.create(model=NAME, messages=ASK, tools=SCHEMAS).choices[0]
+    made = client.chat.completions.create(model=NAME, messages=ask, tools=SCHEMAS).choices[0]
     thought = "<think>\n\n</think>" if family == "qwen3" else None
     assert (made.finish_reason, made.message.content) == ("tool_calls", thought)
-    assert worker.asked[-1][0] == tokenizer.encode_chat(ASK, tools=SCHEMAS)
+    assert worker.asked[-1][0] == tokenizer.encode_chat(ask, tools=SCHEMAS)
     assert set(worker.asked[-1][1].stop_ids) == set(form.stop_ids(tokenizer))
     (call,) = made.message.tool_calls
     assert json.loads(call.function.arguments) == {"town": "Ulm", "n": 2}
     answer = {"role": "tool", "tool_call_id": call.id, "content": "21 °C"}
-    history = [*ASK, made.message.model_dump(exclude_none=True), answer]
+    history = [*ask, made.message.model_dump(exclude_none=True), answer]
     client.chat.completions.create(model=NAME, messages=history, tools=SCHEMAS)
     message["tool_calls"][0]["id"], message["content"] = call.id, thought or ""
-    expected = [*ASK, message, {**answer, "name": "weather"}]
+    expected = [*ask, message, {**answer, "name": "weather"}]
     assert tokenizer.decode(worker.asked[-1][0], skip_special_tokens=False) == (
         tokenizer.decode(tokenizer.encode_chat(expected, tools=SCHEMAS), skip_special_tokens=False)
     )
@@ -221,6 +223,66 @@ def test_a_tag_of_ones_own(served):
     assert worker.asked[-1][1].stop_strings == ("zzz", "</look_up>")
 
 
+SEARCH = {"type": "object", "properties": {"query": {"type": "string"}}}
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": SEARCH}}
+LOOK_UP = {"type": "function", "function": {"name": "look-up"}}
+
+
+@pytest.mark.parametrize("calls", ["auto", "hermes"])
+@pytest.mark.parametrize(
+    "messages, tools, untold",
+    [
+        ([("user", "Weather in Bonn?")], [SEARCH], ["search"]),
+        ([("user", "Please search for Bonn.")], [SEARCH], ["search"]),  # a word of the question
+        ([("user", "You have search(query). Find Bonn.")], [SEARCH], []),
+        ([("system", "Call search to find pages."), ("user", "Bonn?")], [SEARCH], []),
+        ([("system", "Call research."), ("user", "Bonn?")], [SEARCH], ["search"]),
+        ([("system", "Call look-up(town)."), ("user", "Bonn?")], [SEARCH, LOOK_UP], ["search"]),
+        ([("system", "look it up"), ("user", "Bonn?")], [LOOK_UP], ["look-up"]),
+        (
+            [("user", "Hi"), ("assistant", "I call search(query)"), ("user", "Bonn?")],
+            [SEARCH],
+            ["search"],
+        ),
+    ],
+)
+def test_tools_that_the_model_never_hears_of_are_refused(served, messages, tools, untold, calls):
+    """Gemma's template writes no tools: a message has to tell of them."""
+    client, worker, tokenizer = served("gemma", calls)
+    worker.ids = [tokenizer.eos_ids[0]]
+    messages = [{"role": role, "content": text} for role, text in messages]
+    if not untold:
+        assert asked(client, messages=messages, tools=tools)[2] == "stop"
+        return
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=NAME, messages=messages, tools=tools)
+    assert f"tools: got {untold}" in caught.value.body["message"]
+    assert asked(client, messages=messages, tools=tools, tool_choice="none")[2] == "stop"
+
+
+@pytest.mark.parametrize(
+    "family, variables, lost",
+    [
+        ("qwen3", {"enable_thinking": False}, []),
+        ("qwen3", {"enable_think": False}, ["enable_think"]),  # a part of a name that it reads
+        ("qwen3", {"enable_thinking": False, "thinking_budget": 9}, ["thinking_budget"]),
+        ("qwen2_5", {"enable_thinking": False}, ["enable_thinking"]),
+        ("qwen2_5", {"enable_thinking": None}, []),
+        ("qwen2_5", {}, []),
+    ],
+)
+def test_variables_that_the_template_does_not_read_are_refused(served, family, variables, lost):
+    client, worker, tokenizer = served(family)
+    worker.ids = [tokenizer.eos_ids[0]]
+    request = dict(model=NAME, messages=ASK, extra_body={"chat_template_kwargs": variables})
+    if not lost:
+        assert client.chat.completions.create(**request)
+        return
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**request)
+    assert f"chat_template_kwargs: got {lost}" in caught.value.body["message"]
+
+
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -289,7 +351,7 @@ def test_a_model_that_calls(tmp_path):
     token = {**content["added_tokens"][-1], "id": load_tokenizer(folder).vocab_size}
     content["added_tokens"].append({**token, "content": CALL, "special": False})
     write_json(folder / "tokenizer.json", content)
-    template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"  # noqa: E501
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"  # noqa: E501
     config = json.loads((folder / "tokenizer_config.json").read_text())
     write_json(folder / "tokenizer_config.json", config | {"chat_template": template})
     tokenizer = load_tokenizer(folder)

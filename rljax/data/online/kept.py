@@ -84,7 +84,7 @@ def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> N
                 found.setdefault(("text", "chat_template_kwargs"), []).append(index)
             continue
         for name, value in variables.items():
-            if value is not None and not tokenizer.reads_key(str(name)):
+            if value is not None and not tokenizer.reads_variable(str(name)):
                 found.setdefault(("variable", str(name)), []).append(index)
         for name in SPOKEN:
             for message in record[name] if isinstance(record.get(name), list) else ():

@@ -38,9 +38,9 @@ __all__ = [
     "RewrittenTurn",
     "Turns",
     "answered_turns",
-    "check_prompt",
     "append_messages",
     "appended_after",
+    "beginning",
     "check_unicode",
     "compare_log",
     "encode_after",
@@ -51,7 +51,6 @@ __all__ = [
     "encode_turns",
     "learned_turns",
     "prompt_text",
-    "render_prompt",
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
@@ -93,26 +92,13 @@ def prompt_text(
     the assistant are continued where it ends (a prefill). Raises InputError where the template
     leaves out what a message says, or, with `needs_tools`, the tools.
     """
-    text = render_prompt(tokenizer, messages, **options)
-    check_prompt(tokenizer, messages, text, needs_tools=needs_tools, **options)
+    how = beginning(messages)
+    text = tokenizer.render_chat(messages, **how, **options)
+    check_conversation(tokenizer, messages, text, options, needs_tools=needs_tools, **how)
     return text
 
 
-def render_prompt(tokenizer, messages: Sequence[Mapping], **options) -> str:
-    """The text of `prompt_text`, without the check of what the template leaves out."""
-    return tokenizer.render_chat(messages, **_beginning(messages), **options)
-
-
-def check_prompt(
-    tokenizer, messages: Sequence[Mapping], text: str, *, needs_tools: bool = True, **options
-) -> None:
-    """Raises InputError where the rendered `text` leaves out what a message says, or, with
-    `needs_tools`, the tools."""
-    how = {"needs_tools": needs_tools, **_beginning(messages)}
-    check_conversation(tokenizer, messages, text, options, **how)
-
-
-def _beginning(messages: object) -> dict[str, bool]:
+def beginning(messages: object) -> dict[str, bool]:
     """Returns the render arguments that begin the assistant's turn: a new one, or the last one."""
     last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
     if isinstance(last, Mapping) and last.get("role") == "assistant":

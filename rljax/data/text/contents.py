@@ -7,6 +7,7 @@ White space does not count, and a template may write a text as JSON or as HTML.
 
 import html
 import json
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,9 @@ from rljax.reasoning import MARKS
 
 _SHORT = 16  # characters, of a text that may stand in a template by chance
 _COMMON = ("system", "user", "assistant", "tool")
+_INSTRUCTING, _ANSWERING = ("system", "developer"), ("assistant", "tool")
+_PARTS = re.compile(r"\w+")  # of a text in which a name may stand
+_WORDS = re.compile(r"\w+(?:[-.]\w+)++")
 _SHOWN = 60  # characters of a text in an error
 _FINISHED = {"add_generation_prompt": False}
 
@@ -73,12 +77,58 @@ def check_conversation(
             continue
         if what != "tools":
             raise _left_out(number, messages[number], what, str(messages[number].get(what)))
-        raise InputError(
-            "the chat template writes nothing of the tools",
-            value=[_function(tool).get("name") for tool in options["tools"]],
-            rule="the model would call what it was never told of",
-            fix="use a chat template that knows tools, or remove the tools of the row",
-        )
+        raise _unwritten([_function(tool).get("name") for tool in options["tools"]])
+    # Of a model with images it is not asked above.
+    if needs_tools and tokenizer.image_mark:
+        if names := unwritten_tools(tokenizer, messages, options, **how):
+            raise _unwritten(names)
+
+
+def _unwritten(names: list) -> InputError:
+    return InputError(
+        "the chat template writes nothing of the tools",
+        value=names,
+        rule="the model would call what it was never told of",
+        fix="use a chat template that knows tools, or remove the tools of the row",
+    )
+
+
+def unwritten_tools(
+    tokenizer, messages: Sequence[Mapping], options: Mapping, **how: bool
+) -> list[str]:
+    """Returns the names of the tools of `options` of which the chat template writes nothing.
+    `options` and `how` are those of the rendering."""
+    tools = options.get("tools") or ()
+    marks = [f"{_PROBED_TOOL}_{k}_" for k in range(len(tools))]
+    probed = [renamed(tool, mark) for tool, mark in zip(tools, marks, strict=True)]
+    text = tokenizer.render_chat(messages, **how, **{**options, "tools": probed or None})
+    pairs = zip(tools, marks, strict=True)
+    return [str(_function(tool).get("name")) for tool, mark in pairs if mark not in text]
+
+
+def untold_tools(
+    tokenizer, messages: Sequence[Mapping], options: Mapping, **how: bool
+) -> list[str]:
+    """Returns the names of the tools of which neither the template nor a message tells the model,
+    of those of `options`. A system message tells of a tool by its name; a question may have that
+    word by chance, and tells of it by its name and those of its parameters."""
+    system, others = set(), set()
+    for message in messages:
+        words = system if message["role"] in _INSTRUCTING else others
+        if message["role"] not in _ANSWERING:
+            for text in _pieces(tokenizer, message.get("content")):
+                words.update(_WORDS.findall(text), _PARTS.findall(text))
+
+    def told(tool: Mapping) -> bool:
+        function = _function(tool)
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        names = {str(function.get("name"))}
+        inside = names | set(properties if isinstance(properties, Mapping) else ())
+        return names <= system or inside <= system | others
+
+    missing = [tool for tool in options.get("tools") or () if not told(tool)]
+    return missing and unwritten_tools(tokenizer, messages, {**options, "tools": missing}, **how)
 
 
 def check_asked(tokenizer, messages: Sequence[Mapping], prompt: str, options: Mapping) -> None:

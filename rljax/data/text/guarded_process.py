@@ -8,6 +8,7 @@ Request: <length, seconds, bytes of memory> and a pickle of (job, arguments). Re
 letter for the kind of answer, a text.
 """
 
+import json
 import os
 import pickle
 import resource
@@ -16,6 +17,7 @@ import struct
 import sys
 
 import jinja2
+import jinja2.meta
 
 from rljax.data.text.template_sandbox import RefusedByTemplate, compiled, rendered
 
@@ -28,7 +30,10 @@ _LONGEST_MESSAGE = 1_000  # characters: an error may quote a text without end
 
 
 def _compile(text, now) -> str:
-    return "marks" if compiled(text, now)[1] else ""
+    """JSON: whether the template marks the assistant's text, and the variables that it reads."""
+    template, marks = compiled(text, now)
+    read = jinja2.meta.find_undeclared_variables(template.environment.parse(text))
+    return json.dumps([marks, sorted(read)])
 
 
 # The texts that a tokenizer is tried on: runs of one character and what ends them, on which

@@ -22,6 +22,7 @@ from rljax.data.text.messages import (
 )
 from rljax.data.text.template_sandbox import MARKS
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 MAX_TEMPLATE = 1_000_000  # characters
 # Characters that a rendering may have, and how many more for each that it is given.
@@ -81,7 +82,9 @@ class ChatTemplate:
             raise InputError(
                 f"{source}: the chat template cannot be compiled", rule=said, fix=_COPY_AGAIN
             )
-        self.marks_assistant: bool = said == "marks"
+        marks, read = parse_json(said, source)
+        self.marks_assistant: bool = marks
+        self.variables: frozenset[str] = frozenset(read)  # that it may read
 
     def render(
         self,

@@ -158,6 +158,10 @@ class Tokenizer(abc.ABC):
         """Returns whether the chat template may read a key of a message: its text has the name."""
         return False
 
+    def reads_variable(self, name: str) -> bool:
+        """Returns whether the chat template may read a variable of this name."""
+        return False
+
     def reads_as_written(self, ids: Collection[int]) -> bool:
         """Returns whether these tokens are found in a text only where their own text stands."""
         return True
@@ -329,7 +333,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._openers: dict[int, str] = {}
         self.has_chat_template = "default" in self._templates
         self.variables = checked_variables(variables)
-        if unread := [name for name in self.variables if not self.reads_key(name)]:
+        if unread := [name for name in self.variables if not self.reads_variable(name)]:
             raise InputError(
                 f"{self.folder}: the chat template does not read a variable",
                 value=unread,
@@ -615,6 +619,10 @@ class HuggingFaceTokenizer(Tokenizer):
     def reads_key(self, name):
         """Returns whether the text of a template has the name."""
         return any(name in template.text for template in self._templates.values())
+
+    def reads_variable(self, name):
+        """Returns whether a template reads the name, outside of what it sets itself."""
+        return any(name in template.variables for template in self._templates.values())
 
     def save(self, folder):
         """Copies the files of the tokenizer and its templates."""
