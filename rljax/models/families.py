@@ -7,6 +7,7 @@ where they are new.
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping
 
 from rljax.errors import InputError
@@ -15,6 +16,8 @@ from rljax.models import hf_keys, hf_ropes
 from rljax.models.config import MOST_LAYERS, LayerKind, ModelConfig, Rope
 from rljax.models.hf_keys import ACTIVATIONS, Keys
 from rljax.models.vision.config import from_hf_vision, to_hf_vision
+
+LOG = logging.getLogger("rljax")
 
 # -- the families
 
@@ -277,6 +280,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
         how["remat"] = "none" if overrides.get("remat") == "none" else "full"
         vision = from_hf_vision(whole, **how)
     silent = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "initializer_range": 0.02}
+    silent |= {"hidden_act": "silu"}
     keys = Keys(config, {**silent, **family.defaults})
     heads, embed = keys.get("num_attention_heads", int), keys.get("hidden_size", int)
     keys.known.add("quantization_config")
@@ -304,6 +308,15 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields["ropes"] = family.ropes(keys, theta, fields["max_tokens"])
     for rope in (rope for rope in fields["ropes"] if rope.kind == "dynamic"):
         fields["max_tokens"] = int(fields["max_tokens"] * rope.factor)  # how far it reaches
+    chunk = hf_keys.dual_chunk_tokens(keys)
+    if chunk is not None and chunk < fields["max_tokens"]:
+        LOG.warning(
+            "config.json: dual_chunk_attention_config is not implemented and changes nothing up to "
+            "%d tokens: that is the model's context here, not max_position_embeddings, %d",
+            chunk,
+            fields["max_tokens"],
+        )
+        fields["max_tokens"] = chunk
     fields |= family.read(keys, fields)
     fields["kinds"] = _kinds(family.windows(keys, layers), fields)
     fields["labels"], fields["head_bias"] = hf_keys.labels(config)

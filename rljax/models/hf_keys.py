@@ -19,8 +19,30 @@ _IGNORED = frozenset(
     output_router_logits router_aux_loss_coef router_jitter_noise ep_size aux_loss_alpha seq_aux
     num_nextn_predict_layers num_mtp_layers cache_implementation qk_head_dim
     auto_map initial_context_length moe_layer_freq scoring_func
-    topk_method model_type hidden_activation hidden_act attn_implementation""".split()
+    topk_method model_type hidden_activation hidden_act attn_implementation max_length
+    tokenizer_class tokenizer_padding_side tokenizer_model_max_length keys_to_ignore_at_inference
+    gradient_checkpointing use_return_dict hidden_dropout""".split()
 )
+# Names of one thing. Exporters write a second one beside that which transformers reads, and vLLM or
+# an older release may read the second: it is accepted where it says the same.
+_NAMES_OF_ONE = (
+    ("hidden_activation", "hidden_act", "activation", "activation_function"),
+    ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk"),
+    ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    ("sliding_window", "sliding_window_size"),
+    ("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len")
+    + ("seq_length", "model_max_length", "n_positions", "n_ctx"),
+    ("hidden_size", "n_embd", "d_model"),
+    ("intermediate_size", "ffn_hidden_size"),
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
+    ("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
+    ("head_dim", "kv_channels"),
+    ("rms_norm_eps", "norm_eps"),
+    ("rope_theta", "rope_base", "rotary_emb_base"),
+)
+# Names of a gated activation, which hidden_act names by the function of its gate.
+_GATED = {"swiglu": ("silu",), "geglu": ("gelu", "gelu_pytorch_tanh")}
 NUMBER = (int, float)
 LARGEST_NUMBER = 1e15  # of any setting
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -29,9 +51,10 @@ MISSING = object()
 
 def _is_note(key: str) -> bool:
     """Returns whether a key never changes the forward pass, whatever it is called: a note of
-    transformers or Unsloth to itself ("_model_name_or_path", "unsloth_version") or the id of a
-    token ("unk_token_id")."""
-    return key.startswith(("_", "unsloth_")) or key.endswith("_token_id")
+    transformers, transformers.js or Unsloth to itself ("_model_name_or_path",
+    "transformers.js_config", "unsloth_version") or the id of a token ("unk_token_id")."""
+    own = key.startswith(("_", "unsloth_", "transformers.js", "transformers_js"))
+    return own or key.endswith("_token_id")
 
 
 def refuse_unread(what: str, values: Mapping, unread: list[str]) -> None:
@@ -63,10 +86,15 @@ class Keys:
     def get(self, key: str, kind: type | tuple, default: object = MISSING):
         """Returns the value of a key, or where it is absent or null the family's default, then
         `default`. A key "a|b" may be spelled either way. Raises InputError if there is no value at
-        all, for one of another type than `kind`, and for numbers beyond LARGEST_NUMBER."""
+        all, for one of another type than `kind`, for numbers beyond LARGEST_NUMBER, and for two
+        spellings that disagree."""
         names = key.split("|")
         self.known |= set(names)
-        value = next((self.config[n] for n in names if self.config.get(n) is not None), None)
+        given = [name for name in names if self.config.get(name) is not None]
+        for name in given[1:]:  # Gemma's hidden_act was wrong, so hidden_activation goes before it
+            if self.config[name] != self.config[given[0]] and name != "hidden_act":
+                raise _disagreement(name, self.config[name], given[0], self.config[given[0]])
+        value = self.config[given[0]] if given else None
         if value is None:
             null = any(n in self.config for n in names)
             value = self.defaults.get(names[0], default)
@@ -99,12 +127,63 @@ class Keys:
         return value
 
     def check_all_read(self, family: str) -> None:
-        """Raises InputError for a key that nothing read. Exporters write switches that are off
-        (use_mrope: false): off is what the decoder does."""
+        """Raises InputError for a key that nothing read, and for a second name that says something
+        else than the first. Exporters write switches that are off (use_mrope: false): off is
+        what the decoder does."""
         off = {k for k, v in self.config.items() if v is None or v is False}
         unread = set(self.config) - self.known - _IGNORED - off
-        unread = sorted(key for key in unread if not _is_note(key))
+        unread = sorted(k for k in unread if not (_is_note(k) or self._is_second_name(k)))
         refuse_unread(f"config.json of a {family} model sets", self.config, unread)
+
+    def _is_second_name(self, key: str) -> bool:
+        """Returns whether a key is another name of one that was read, and of the same value. Raises
+        InputError for another value."""
+        names = next((names for names in _NAMES_OF_ONE if key in names), ())
+        names = [name for name in names if name in self.known and name != key]
+        given = [name for name in names if name in self.config]
+        silent = [name for name in names if name in self.defaults]
+        if not given and not silent:
+            return False
+        first = next((n for n in given if self.config[n] is not None), (given or silent)[0])
+        value = self.config[first] if given else self.defaults[first]
+        own = self.config[key]
+        alike = own == value and isinstance(own, bool) == isinstance(value, bool)
+        if not alike and not (isinstance(own, str) and value in _GATED.get(own.lower(), ())):
+            raise _disagreement(key, own, first, value)
+        return True
+
+
+def _disagreement(second: str, own: object, first: str, value: object) -> InputError:
+    return InputError(
+        f"config.json: {second}",
+        value=own,
+        rule=f"another name of {first}, which is read and is {value!r}",
+        fix=f"remove {second} if {first} is right, or correct {first}",
+    )
+
+
+def dual_chunk_tokens(keys: Keys) -> int | None:
+    """Returns the tokens up to which `dual_chunk_attention_config` changes nothing: a chunk without
+    what is shared with the next one. None: there is none. Raises InputError for settings that
+    change shorter sequences, too, or whose chunks cannot be told.
+
+    transformers never reads it, and vLLM does. Within a chunk both attend to all tokens as ever.
+    """
+    name = "dual_chunk_attention_config"
+    settings = keys.get(name, Mapping, None)
+    if not settings:
+        return None
+    inside = Keys(settings)
+    chunk, shared = inside.positive("chunk_size", int), inside.get("local_size", int, 0)
+    original = inside.positive("original_max_position_embeddings", int, chunk)
+    off = {k for k, v in settings.items() if v is None or v is False}
+    unread = sorted(set(settings) - inside.known - off)
+    refuse_unread(f"config.json: {name} sets", settings, unread)
+    if not 0 <= shared < chunk:
+        rule = f"0 or above, and below chunk_size, {chunk}"
+        fix = "correct it, or download config.json again"
+        raise InputError(f"config.json: {name}: local_size", value=shared, rule=rule, fix=fix)
+    return min(chunk - shared, original)
 
 
 def check_quantisation(settings: Mapping) -> None:

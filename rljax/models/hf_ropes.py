@@ -2,6 +2,7 @@
 to and from Rope."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -9,6 +10,7 @@ from rljax.errors import InputError
 from rljax.models.config import Rope
 from rljax.models.hf_keys import LARGEST_NUMBER, MISSING, NUMBER, Keys, refuse_unread
 
+LOG = logging.getLogger("rljax")
 # key of the rope parameters -> field of Rope
 _SAME = "factor low_freq_factor high_freq_factor beta_fast beta_slow truncate attention_factor"
 _SAME += " mscale mscale_all_dim short_factor long_factor"
@@ -60,6 +62,9 @@ def _rope(
         raise InputError(what, value=fields["fraction"], rule=rule, fix="remove it, or set it to 1")
     read = (*_ROPE_OF_KIND[kind], *(_SECTIONS if sections else ()))
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *read}
+    if kind == "yarn":
+        _check_attn_factor(keys)
+        known.add("attn_factor")
     unknown = sorted(k for k in set(parameters) - known if parameters[k] is not None)
     # Written beside any kind, and read by those alone that _ROPE_OF_KIND says.
     unknown = [key for key in unknown if key != "original_max_position_embeddings"]
@@ -81,6 +86,18 @@ def _rope(
     if kind == "dynamic":
         fields["original_max_tokens"] = max_tokens
     return Rope(**fields)
+
+
+def _check_attn_factor(keys: Keys) -> None:
+    """Warns of an `attn_factor`, by which vLLM multiplies yarn's own factor of cos and sin, and
+    which transformers does not read. Raises InputError if it is no number."""
+    factor = keys.get("attn_factor", NUMBER, 1.0)
+    if factor != 1:
+        LOG.warning(
+            "config.json: attn_factor=%g of the rope parameters is not read, as in transformers. "
+            "Fix: for another factor of yarn's cos and sin set attention_factor",
+            factor,
+        )
 
 
 def _numbers(key: str, values: list) -> tuple:

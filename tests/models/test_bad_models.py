@@ -17,6 +17,7 @@ from tiny_refusal import refused
 
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
+from rljax.models.families import from_hf_config
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.policies.saved import load_policy
@@ -70,6 +71,96 @@ def test_keys_that_change_nothing_are_ignored_and_all_others_are_named(folder):
     path.write_text(json.dumps({**known, **notes, "alibi": True, "logit_scale": 2.0}))
     with pytest.raises(InputError, match="sets 'alibi', 'logit_scale'.*silently ignore them"):
         load_config(folder)
+
+
+def test_notes_of_exporters_are_ignored(folder):
+    path = folder / "config.json"
+    known = json.loads(path.read_text())
+    notes = {"transformers.js_config": {"dtype": "q4"}, "max_length": 4096}
+    notes |= {"tokenizer_class": "LlamaTokenizer", "keys_to_ignore_at_inference": ["x"]}
+    path.write_text(json.dumps({**known, **notes}))
+    assert load_config(folder).layers == known["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(
+    "second, first, other",
+    [
+        ("max_sequence_length", "max_position_embeddings", 1),
+        ("n_layers", "num_hidden_layers", 99),
+        ("norm_eps", "rms_norm_eps", 0.5),
+        ("activation", "hidden_act", "swish"),
+    ],
+)
+def test_a_second_name_has_to_agree_with_the_first(folder, second, first, other):
+    path = folder / "config.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, second: known[first]}))
+    config = load_config(folder)
+    path.write_text(json.dumps({**known, second: other}))
+    refused(lambda: load_config(folder), f"{second}: got {other!r}", f"another name of {first}")
+    path.write_text(json.dumps(known))
+    assert load_config(folder) == config
+
+
+def test_second_names_of_families():
+    """Those of published files: of experts, of windows, of a gated activation, of a default."""
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, vocab_size=32)
+    sizes |= dict(num_attention_heads=2, num_key_value_heads=2, head_dim=8)
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 4}
+    for name, more, second, same in [
+        ("gpt_oss", experts, "experts_per_token", 4),
+        ("gpt_oss", {"num_local_experts": 8}, "experts_per_token", 4),  # of the family's default
+        ("gpt_oss", experts, "num_experts", 8),
+        ("gemma2", {"sliding_window": 64}, "sliding_window_size", 64),
+        ("llama", {"hidden_act": "silu"}, "activation", "swiglu"),
+        ("llama", {}, "activation", "swiglu"),
+        ("llama", {}, "max_sequence_length", 2048),
+    ]:
+        config = {"model_type": name, **sizes, **more}
+        assert from_hf_config({**config, second: same}) == from_hf_config(config)
+        other = "geglu" if isinstance(same, str) else same + 1
+        with pytest.raises(InputError, match=f"config.json: {second}: got {other!r}"):
+            from_hf_config({**config, second: other})
+    with pytest.raises(InputError, match="sets 'sliding_window_size'"):  # of what llama has not
+        from_hf_config({"model_type": "llama", **sizes, "sliding_window_size": 64})
+
+
+def test_attn_factor_of_yarn_is_not_read_as_in_transformers(caplog):
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, vocab_size=32)
+    sizes |= dict(model_type="qwen3", num_attention_heads=2, max_position_embeddings=256)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = from_hf_config({**sizes, "rope_scaling": yarn})
+    assert not caplog.records
+    given = from_hf_config({**sizes, "rope_scaling": {**yarn, "attn_factor": 0.878}})
+    assert given == plain and "attn_factor=0.878" in caplog.text
+    for scaling in ({**yarn, "attn_factor": "x"}, {"type": "linear", "factor": 2.0}):
+        scaling = {"attn_factor": 0.5, **scaling}
+        with pytest.raises(InputError, match="attn_factor"):
+            from_hf_config({**sizes, "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    "settings, tokens",
+    [
+        ({"chunk_size": 100, "local_size": 20, "original_max_position_embeddings": 100}, 80),
+        ({"chunk_size": 100, "local_size": 20, "original_max_position_embeddings": 50}, 50),
+        ({"chunk_size": 9000, "local_size": 20}, 4096),
+        ({}, 4096),
+        ({"chunk_size": 100, "local_size": 100}, "local_size"),
+        ({"local_size": 100}, "chunk_size"),
+        ({"chunk_size": 100, "sparse_attention_enabled": True}, "sparse_attention_enabled"),
+    ],
+)
+def test_a_context_ends_where_chunks_of_attention_begin_to_differ(settings, tokens, caplog):
+    config = dict(model_type="qwen2", hidden_size=16, intermediate_size=32, num_hidden_layers=2)
+    config |= dict(num_attention_heads=2, vocab_size=32, max_position_embeddings=4096)
+    config["dual_chunk_attention_config"] = settings
+    if isinstance(tokens, str):
+        with pytest.raises(InputError, match=tokens):
+            from_hf_config(config)
+        return
+    assert from_hf_config(config).max_tokens == tokens
+    assert ("dual_chunk_attention_config" in caplog.text) == (tokens < 4096)
 
 
 @pytest.mark.parametrize("text", CONFIG_TEXTS, ids=lambda t: repr(t[:20]))
