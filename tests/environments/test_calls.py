@@ -152,6 +152,45 @@ WILD = [  # what models write that no template does
         [F, ("g", {"b": [True, None], "c": {"d": -2.5}})],
         "",
     ),
+    (
+        "llama3",
+        '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "parameters": {}}]\n',
+        [F, ("g", {})],
+        "",
+    ),
+    ("llama3", '[{"name": "Bo", "age": 3}]', [], '[{"name": "Bo", "age": 3}]'),
+    ("llama3", "[1, 2]", [], "[1, 2]"),
+    (
+        "llama3",
+        'So: <|python_start|>{"name": "f", "parameters": {"a": 1}}<|python_end|>',
+        [F],
+        "So:",
+    ),
+    (
+        "call_list",
+        'Hm.\n<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</TOOLCALL>\n',
+        [F, ("g", {})],
+        "Hm.",
+    ),
+    (
+        "call_list",
+        '<tool_calls>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g"}\n</tool_calls>',
+        [F, ("g", {})],
+        "",
+    ),
+    ("call_list", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]', [F], ""),
+    (
+        "call_list",
+        '<tool_calls>[{"name": "f", "arguments": {"a": "</tool_calls>"}}]</tool_calls> Done.',
+        [("f", {"a": "</tool_calls>"})],
+        " Done.",
+    ),
+    (
+        "call_list",
+        '<tool_call>{"name": "f"}</tool_call>',
+        [],
+        '<tool_call>{"name": "f"}</tool_call>',
+    ),
     ("llama3", '{"name": "Bo", "age": 3}', [], '{"name": "Bo", "age": 3}'),
     ("llama3", '{"answer": [1]}', [], '{"answer": [1]}'),
     (
@@ -266,6 +305,12 @@ BAD = [
         '<function=weather><parameter=rows>["\\ud800"]</parameter></function>',
         "surrogate",
     ),
+    ("call_list", '<tool_calls>[{"name": "f"}] so</tool_calls>', "stands behind"),
+    ("call_list", '<TOOLCALL>[{"name": "f"}, 3]</TOOLCALL>', "not an object"),
+    ("call_list", "<TOOLCALL>[]</TOOLCALL>", "empty"),
+    ("call_list", "<|tool_call|>[", "JSON is wrong"),
+    ("call_list", '<tool_calls>\n{"name": "f"}\n{"name": </tool_calls>', "JSON is wrong"),
+    ("call_list", f"<tool_calls>{'{}' * 129}</tool_calls>", "names no tool"),
     ("llama3", '{"name": "f", "parameters": {"a": 1}', "JSON is wrong"),
     ("llama3", "<|python_tag|>print(1)", "no object"),
     ("llama3", "<|python_tag|>f.call(a=b)", "no literal"),
@@ -336,6 +381,8 @@ FORMS = [
     ("gemma", "<|tool_call>call:add{a:1,b:2}<tool_call|>"),
     ("python(tool='add')", "```python\nadd(1, 2)\n```"),
     ("tag(name='add')", "<add>1</add>"),
+    ("call_list", f'<tool_calls>[{{"name": "add", "arguments": {ARGUMENTS}}}]</tool_calls>'),
+    ("call_list", f'<TOOLCALL>\n{{"name": "add", "arguments": {ARGUMENTS}}}\n</TOOLCALL>'),
 ]
 REASONING = [
     ("<think>", "</think>"),
@@ -396,7 +443,10 @@ def test_what_is_shown_in_code_is_no_call(name, call):
         ("qwen3_coder", "<tool_call>"),
         ("qwen3_coder", "<function=f>"),
         ("mistral", "[TOOL_CALLS]"),
+        ("call_list", "<tool_calls>"),
+        ("call_list", "<|tool_call|>"),
         ("llama3", "<|python_tag|>"),
+        ("llama3", "<|python_start|>"),
         ("llama3", '{"name": ...}'),
         ("deepseek_v3", "<｜tool▁call▁begin｜>"),
         ("deepseek_v3", "<｜DSML｜function_calls>"),
@@ -525,7 +575,7 @@ def test_the_answer_and_the_reasoning_of_a_reply():
     ]
 
 
-ALL = [*dict.fromkeys(FORMATS.values()), "python", "tag(name=('search', 'f'))", ""]
+ALL = [*dict.fromkeys(FORMATS.values()), "call_list", "python", "tag(name=('search', 'f'))", ""]
 
 
 @pytest.mark.parametrize("count", lanes([1_000], [10_000]))
@@ -592,6 +642,44 @@ def test_auto_without_calls_in_the_template(tmp_path):
     assert parser("auto", load_tokenizer(folder)).name == ""
 
 
+@pytest.mark.parametrize(
+    "first, between, last, name",
+    [
+        ("<tool_calls>[", ", ", "]</tool_calls>", "call_list"),  # Apriel 1.5
+        ("<tool_calls>\\n", "\\n", "\\n</tool_calls>", "call_list"),  # MiniMax-M1
+        ("<TOOLCALL>[", ", ", "]</TOOLCALL>", "call_list"),  # Nemotron Nano 2
+        ("<|tool_call|>[", ", ", "]<|/tool_call|>", "call_list"),  # Phi-4-mini
+        ("<|tool_call|>[", ", ", "]", "call_list"),  # Granite 3
+        ("[", ", ", "]", "llama3"),  # xLAM 2
+        ("", "; ", "", "llama3"),
+        ("<CALLS>[", ", ", "]</CALLS>", ""),  # not known: its tags would be left as content
+        ("call: ", ", ", "", ""),
+        ("", ", ", " end", ""),
+    ],
+)
+def test_auto_leaves_nothing_of_a_call_as_content(tmp_path, first, between, last, name):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+        f"{{% if m.tool_calls %}}{{{{ '{first}' }}}}{{% for c in m.tool_calls %}}"
+        "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
+        f"{{{{ '{between}' if not loop.last else '' }}}}{{% endfor %}}"
+        f"{{{{ '{last}' }}}}{{% endif %}}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    for opened in ("<think>\n", ""):  # which a finished turn may lack
+        tokenizer = PublishedTemplate(template.replace("<think>\n", opened))
+        form = parser("auto", tokenizer)
+        assert form.name == name
+        if name:
+            calls = [("weather", {"town": "Ulm"}), ("a1", {"n": [1, {"x": "]"}]})]
+            text = tokenizer.render_chat([QUESTION, calls_message(calls)])
+            said = text.rpartition("<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
+            parsed = form.parse(said, SCHEMAS)
+            assert [(call.name, call.arguments) for call in parsed.calls] == calls
+            assert parsed.content == "" and not parsed.problem
+
+
 PUBLISHED = {
     "qwen2_5": "hermes",
     "qwen3": "hermes",
@@ -638,4 +726,5 @@ class PublishedTemplate:
 
     def render_chat(self, messages, **options):
         special = {"bos_token": "<s>", "eos_token": "</s>"}
+        options = {"add_generation_prompt": False, **options}
         return self._template.render(messages, special_tokens=special, **options)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 PIECES = [
     "<tool_call>",
     "</tool_call>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<TOOLCALL>[",
     "<tool_call>\n<function=f>\n",
     "<function=f>",
     "</function>",
@@ -122,6 +125,8 @@ def long_texts(characters: int) -> Iterator[tuple[str, str]]:
         yield f"{piece!r:.30} again and again", filled(piece)
     fronts = {
         "hermes": '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>',
+        "calls": '<tool_calls>[{"name": "f", "arguments": {"a": %s}}]</tool_calls>',
+        "objects": '[{"name": "f", "arguments": {"a": %s}}]',
         "llama": '{"name": "f", "parameters": {"a": %s}}',
         "coder": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>",
         "harmony": "<|channel|>commentary to=functions.f<|message|>%s<|call|>",

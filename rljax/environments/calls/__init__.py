@@ -20,9 +20,12 @@ from rljax.environments.calls.json_calls import (
     CALLS_END,
     HARMONY,
     HERMES,
+    LISTS,
+    PYTHON_START,
     PYTHON_TAG,
     SEPARATOR,
     TOOL_CALLS,
+    read_call_list,
     read_deepseek_v3,
     read_harmony,
     read_hermes,
@@ -41,11 +44,13 @@ from rljax.environments.calls.tagged import (
     read_tags,
 )
 from rljax.errors import InputError
+from rljax.reasoning import beginning_of
 
 __all__ = [
     "Format",
     "Parsed",
     "assistant_message",
+    "call_list",
     "deepseek_v3",
     "gemma",
     "harmony",
@@ -82,10 +87,18 @@ def qwen3_coder() -> Format:
 
 
 @contract(safe=True)
+def call_list() -> Format:
+    """Apriel, MiniMax-M1, Nemotron Nano 2, Phi-4-mini: [{"name": ..., "arguments": {...}}] between
+    <tool_calls>, <TOOLCALL> or <|tool_call|> and its closing tag."""
+    return Format("call_list", read_call_list, markers=(*LISTS, *LISTS.values()), starts=(*LISTS,))
+
+
+@contract(safe=True)
 def llama3() -> Format:
-    """Llama 3.1 to 4: {"name": ..., "parameters": {...}}, maybe behind <|python_tag|>."""
+    """Llama 3.1 to 4: {"name": ..., "parameters": {...}}, maybe behind <|python_tag|>; xLAM: a list
+    of them."""
     ends = ("<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>")
-    starts = (PYTHON_TAG, "{", "[")
+    starts = (PYTHON_TAG, PYTHON_START, "{", "[")
     return Format("llama3", read_llama3, markers=(PYTHON_TAG,), ends=ends, starts=starts)
 
 
@@ -160,16 +173,17 @@ def tag(*, name: str | tuple, argument: str = "") -> Format:
 
 
 # In the order in which the template's calls are tried.
-FAMILIES = (qwen3_coder, hermes, harmony, deepseek_v3, mistral, gemma, llama3)
+FAMILIES = (qwen3_coder, hermes, harmony, deepseek_v3, mistral, gemma, call_list, llama3)
 
 
 def parser(name: str, tokenizer) -> Format:
     """The format called `name`: "hermes", "tag(name='search')", a function of yours, "auto" for
     that of the tokenizer's chat template, "" for none.
 
-    "auto" has the template render a call and takes the format that reads the same call back. A
-    template that renders none, or no template, has the format none(), whose name is "". Raises
-    InputError for an unknown name, and for a function that returns no Format.
+    "auto" has the template render a call and takes the format that reads the same call back, and
+    leaves nothing of it as content. A template that renders none, or no template, has the format
+    none(), whose name is "". Raises InputError for an unknown name, and for a function that returns
+    no Format.
     """
     if name == "auto":
         return of_template(tokenizer)
@@ -202,23 +216,40 @@ def of_template(tokenizer) -> Format:
     if not tokenizer.has_chat_template:
         return none()
     question = {"role": "user", "content": "What will the weather be like?"}
+    plain = {"role": "assistant", "content": "Fine and warm."}
     call = {"id": "call00000", "type": "function"}
     call["function"] = {"name": "weather_at", "arguments": _PROBE}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
         text = tokenizer.render_chat([question, answer], tools=[_TOOL], add_generation_prompt=False)
         before = tokenizer.render_chat([question], tools=[_TOOL], add_generation_prompt=True)
+        answered = tokenizer.render_chat([question, plain], add_generation_prompt=False)
     except InputError:  # a template that knows no tools
         return _by_vocabulary(tokenizer)
-    at = len(os.path.commonprefix([text, before]))
-    # The prompt may end with <think>, which begins like <tool_call>: the last of it is kept.
-    written = text[max(0, at - len(question["content"])) :]
+    reply, begun = _reply_in(text, before)
+    end_of_turn = answered.rpartition(plain["content"])[2].strip()
     for family in FAMILIES:
         found = family()
-        parsed = found.parse(written, [_TOOL])
-        if [(c.name, c.arguments) for c in parsed.calls] == [("weather_at", _PROBE)]:
+        said = reply
+        for end in filter(None, (*found.ends, end_of_turn)):
+            said = said.partition(end)[0]
+        for token in tokenizer.special_ids - found.shown(tokenizer):  # as Format.decode drops them
+            said = said.replace(tokenizer.decode([token], skip_special_tokens=False), "")
+        parsed = found.parse(said, [_TOOL], begun=begun)
+        read = [(c.name, c.arguments) for c in parsed.calls] == [("weather_at", _PROBE)]
+        if read and not parsed.content.strip():
             return found
     return _by_vocabulary(tokenizer)
+
+
+def _reply_in(text: str, prompt: str) -> tuple[str, str]:
+    """Returns the assistant's part of a rendered `text`, and the reasoning that is begun before it.
+    It may lack reasoning that `prompt`, the question alone, ends with: <think> begins like
+    <tool_call>, and half a tag is none of the prompt."""
+    prompt = os.path.commonprefix([text, prompt])
+    half = prompt.rfind("<")
+    at = half if half >= 0 and ">" not in prompt[half:] else len(prompt)
+    return text[at:], beginning_of(text[:at])
 
 
 def _by_vocabulary(tokenizer) -> Format:

@@ -66,21 +66,78 @@ def end_of_bad(text: str, inside: int, tags: tuple[str, str]) -> int:
     return begins.end() if begins else len(text)
 
 
+# -- lists between tags
+
+# The tags of Apriel and MiniMax-M1, of Nemotron Nano 2, and of Phi-4-mini and Granite.
+LISTS = {
+    "<tool_calls>": "</tool_calls>",
+    "<TOOLCALL>": "</TOOLCALL>",
+    "<|tool_call|>": "<|/tool_call|>",
+}
+_LIST_BEGINS = re.compile("|".join(map(re.escape, LISTS)))
+
+
+def read_call_list(text: str, schemas: Sequence[Mapping]) -> Parsed:
+    """<tool_calls>[{"name": ..., "arguments": {...}}, ...]</tool_calls>, or the objects without the
+    brackets of a list, one behind the other."""
+    reader = CallReader(text)
+    at = 0
+    while reader.open and (found := _LIST_BEGINS.search(text, at)):
+        start, inside, first, last = found.start(), found.end(), found[0], LISTS[found[0]]
+        values, end, problem = _listed_values(reader, inside, last)
+        at = skip_space(text, end)
+        closed = text.startswith(last, at)
+        # A model may leave the closing tag out.
+        if not problem and not (closed or at == len(text)):
+            problem = "something stands behind its list"
+        if not problem and values:
+            calls = map(call_of_object, values)
+            at = reader.made(start, at + len(last) * closed, *calls)
+        elif problem != FORM and like_object(text, inside) or meant(reader, start, inside, last):
+            problem = problem or "its list is empty"
+            at = reader.bad(start, end_of_bad(text, inside, (first, last)), problem)
+        else:
+            at = inside
+    return reader.parsed()
+
+
+def _listed_values(reader: CallReader, at: int, last: str) -> tuple[list, int, str]:
+    """(the values of a list, or up to the text `last`; the offset behind them; what is wrong)."""
+    text, values = reader.text, []
+    if text.startswith("[", skip_space(text, at)):
+        value, end, problem = reader.json(at)
+        return (value or []), end, problem
+    while reader.open:
+        value, at, problem = reader.json(at)
+        if problem:
+            return values, at, problem
+        values.append(value)
+        at = skip_space(text, at)
+        if text.startswith(last, at) or at == len(text):
+            break
+    return values, at, ""
+
+
 # -- Llama 3
 
 PYTHON_TAG = "<|python_tag|>"
 _NAMED = r'\{\s*+"(?:name|function|type)"\s*+:'
-_LLAMA = re.compile(rf"<\|python_tag\|>\s*+|^[ \t]*+(?=\{{)|(?={_NAMED})", re.MULTILINE)
+# Llama 4's pair may stand around a call, or before it. Tokenizers have them as special tokens.
+PYTHON_START = "<|python_start|>"
+_LLAMA_4 = r"<\|python_start\|>(?:<\|python_end\|>)?+\s*+(?=\{)"
+_LLAMA = re.compile(rf"<\|python_tag\|>\s*+|{_LLAMA_4}|^[ \t]*+(?=\{{)|(?={_NAMED})", re.MULTILINE)
 _LLAMA_NEXT = re.compile(rf"(?:^[ \t]*+|;\s*+)(?={_NAMED})", re.MULTILINE)
 _LLAMA_NAMED = re.compile(_NAMED)
-_LLAMA_END = re.compile(r"\s*+;\s*+|")
+_LLAMA_END = re.compile(r"(?:\s*+<\|python_end\|>)?+(?:\s*+;\s*+|)")
 _BUILT_IN = re.compile(r"\s*([\w.]{1,256})\.call\(")
+_OBJECTS = re.compile(r"\s*+\[\s*+\{")
 _LISTED = re.compile(r"\s*+\[\s*+[A-Za-z_][\w.]*+\s*+\(")
 
 
 def read_llama3(text: str, schemas: Sequence[Mapping]) -> Parsed:
     """{"name": ..., "parameters": {...}}, maybe behind <|python_tag|>, several with a semicolon
-    between; `name.call(a="b")` of the built-in tools, and [name(a="b")] of Llama 3.2 and 4."""
+    between; `name.call(a="b")` of the built-in tools, and lists that are all that is said, of such
+    objects (xLAM) or [name(a="b")] of Llama 3.2 and 4."""
     reader = CallReader(text, 'a call is {"name": ..., "parameters": {...}}')
     tag = text.find(PYTHON_TAG)
     if tag >= 0 and (built_in := _BUILT_IN.match(text, tag + len(PYTHON_TAG))):
@@ -90,6 +147,11 @@ def read_llama3(text: str, schemas: Sequence[Mapping]) -> Parsed:
     if tag < 0 and _LISTED.match(text):
         reader.made(0, len(text), *python_calls(text), shown="")
         return reader.parsed()
+    if tag < 0 and _OBJECTS.match(text):
+        values, end, problem = reader.json(0)
+        if not problem and skip_space(text, end) == len(text) and all(map(_is_call, values)):
+            reader.made(0, len(text), *map(call_of_object, values), shown="")
+            return reader.parsed()
     at = 0
     while reader.open and (found := _LLAMA.search(text, at)):
         start, inside, tagged = found.start(), found.end(), found[0].startswith("<")
@@ -113,8 +175,8 @@ def read_llama3(text: str, schemas: Sequence[Mapping]) -> Parsed:
     return reader.parsed()
 
 
-def _is_call(value: Mapping) -> bool:
-    keys = value.keys()
+def _is_call(value: object) -> bool:
+    keys = value.keys() if isinstance(value, Mapping) else set()
     return bool({"name", "function"} & keys and {"arguments", "parameters", "function"} & keys)
 
 

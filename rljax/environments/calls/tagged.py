@@ -152,6 +152,11 @@ def read_dsml(text: str, schemas: Sequence[Mapping]) -> Parsed:
 
 TOOL_CODE = "```tool_code"
 GEMMA_CALLS = (("<|tool_call>", "<tool_call|>"), ("<start_function_call>", "<end_function_call>"))
+# What the model writes behind a call, to have it answered.
+_ANSWERS = {
+    "<|tool_call>": "<|tool_response>",
+    "<start_function_call>": "<start_function_response>",
+}
 
 
 def read_gemma(text: str, schemas: Sequence[Mapping]) -> Parsed:
@@ -169,7 +174,8 @@ def read_gemma(text: str, schemas: Sequence[Mapping]) -> Parsed:
             inside = start + len(first)
             call, end = gemma_call(text, inside)
             if not isinstance(call, str):
-                end += len(last) * text.startswith(last, end)
+                for mark in (last, _ANSWERS[first]):
+                    end += len(mark) * text.startswith(mark, end)
                 at = reader.made(start, end, call, shown="code")
             elif text.startswith("call:", skip_space(text, inside)) or reader.alone(start):
                 at = reader.bad(start, end_of_bad(text, inside, (first, last)), call)
