@@ -281,6 +281,79 @@ def test_a_base_model_export_has_no_prefix(tiny):  # noqa: F811
     refused(lambda: load_params(folder, tied), "does not use: embed_tokens.weight")
 
 
+@pytest.mark.parametrize(
+    "front, between",
+    [
+        ("module.", ""),
+        ("_orig_mod.", ""),
+        ("pretrained_model.", ""),
+        ("module._orig_mod.", ""),
+        ("_orig_mod.module.", ""),
+        ("", "_orig_mod."),
+        ("_fsdp_wrapped_module.", "_fsdp_wrapped_module._checkpoint_wrapped_module."),
+    ],
+)
+def test_names_of_a_wrapped_model(tiny, front, between):  # noqa: F811
+    folder, model, tensors = tiny
+    want = by_hand(model, tensors)
+    wrapped = {
+        front + name.replace("layers.1.", f"layers.1.{between}"): value
+        for name, value in tensors.items()
+    }
+    for files in (1, 2):  # without and with an index
+        write_folder(folder, model, wrapped, files)
+        params, report = load_with_report(folder, model)
+        same(params, want)
+        assert report.ignored == report.missing == ()
+        for path in folder.glob("model*"):
+            path.unlink()
+    write_folder(folder, model, {**wrapped, **tensors})
+    refused(lambda: load_params(folder, model), "is in model.safetensors, too", "wrapper")
+
+
+def test_names_that_are_not_read_have_a_way(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    write_folder(folder, model, {f"actor.{name}": value for name, value in tensors.items()})
+    refused(lambda: load_params(folder, model), "rename the tensors: 'actor.' stands before")
+    layer = "model.layers.0.self_attn.q_proj"
+    adapted = dict(tensors)
+    adapted[f"{layer}.base_layer.weight"] = adapted.pop(f"{layer}.weight")
+    adapted[f"{layer}.lora_A.default.weight"] = np.ones((2, 32), np.float32)
+    write_folder(folder, model, adapted)
+    refused(lambda: load_params(folder, model), "lora_A", "merge_and_unload()")
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale", "k_proj.k_scale", "k_proj.output_scale"])
+def test_scales_of_a_cache_in_8_bits_are_not_read(tiny, name):  # noqa: F811
+    folder, model, tensors = tiny
+    scale = f"model.layers.0.self_attn.{name}"
+    write_folder(folder, model, {**tensors, scale: np.ones((), np.float32)})
+    params, report = load_with_report(folder, model)
+    same(params, by_hand(model, tensors))
+    assert report.ignored == (scale,)
+
+
+def test_a_value_head_beside_a_language_model(tiny, caplog):  # noqa: F811
+    """TRL's: no part of the policy, which says so; a critic is refused with a way that works."""
+    folder, model, tensors = tiny
+    head = {"weight": np.full((1, 32), 0.5, np.float32), "bias": np.full(1, 2.0, np.float32)}
+    trl = {**tensors, **{f"v_head.summary.{name}": value for name, value in head.items()}}
+    write_folder(folder, model, trl)
+    same(load_params(folder, model), by_hand(model, tensors))
+    assert "value head" in caplog.text and "ForTokenClassification" in caplog.text
+    critic = dataclasses.replace(model, head="scalar")
+    refused(lambda: load_params(folder, critic), "v_head.summary.bias", "ForTokenClassification")
+    write_folder(
+        folder, model, {name.replace("v_head.summary.", "score."): v for name, v in trl.items()}
+    )
+    path = folder / "config.json"
+    told = {"architectures": ["LlamaForTokenClassification"], "num_labels": 1}
+    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+    params = load_params(folder, Model(load_config(folder), model.mesh, "scalar"))
+    np.testing.assert_array_equal(params["head"], head["weight"].T)
+    np.testing.assert_array_equal(params["head_bias"], head["bias"])
+
+
 def test_layers_that_predict_further_tokens_are_deepseeks_alone(tiny):  # noqa: F811
     folder, model, tensors = tiny
     further = "model.layers.2.eh_proj.weight"
@@ -349,6 +422,25 @@ def tied_folder(folder, head=None, files=1, **changes):
     if head is not None:
         tensors["lm_head.weight"] = head(tensors["model.embed_tokens.weight"])
     return write_folder(folder, model, tensors, files=files), model, tensors
+
+
+@pytest.mark.parametrize("wrapper", ["", "module."])
+def test_a_tied_matrix_under_the_name_of_the_head(tmp_path, wrapper):
+    """safetensors' save_model keeps one name of a shared matrix, of most families lm_head.weight.
+    Policies and critics read it; a model whose head is not tied lacks its embedding."""
+    folder, model, tensors = tied_folder(tmp_path)
+    want = by_hand(model, tensors)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    write_folder(folder, model, {wrapper + name: value for name, value in tensors.items()})
+    assert load_config(folder).tie_embeddings
+    params, report = load_with_report(folder, model)
+    same(params, want)
+    assert report.ignored == ()
+    critic = load_params(folder, dataclasses.replace(model, head="scalar"))
+    np.testing.assert_array_equal(critic["embedding"], want["embedding"])
+    untied = dataclasses.replace(model.config, tie_embeddings=False)
+    apart = dataclasses.replace(model, config=untied)
+    refused(lambda: load_params(folder, apart), "lacks 1 of", "model.embed_tokens.weight")
 
 
 def one_row_changed(embedding):

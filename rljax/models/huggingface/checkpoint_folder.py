@@ -37,6 +37,18 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NOTE = 100_000  # bytes of what a download noted
 _SHOWN = 4  # names of each kind in an error
 _HEAD = "lm_head.weight"
+# What wrappers of a model put before the names of its tensors: DataParallel, torch.compile, FSDP,
+# activation checkpoints and TRL's value heads.
+_INNER = "_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)"
+_WRAPPERS = re.compile(rf"\A(?:(?:module|pretrained_model|{_INNER})\.)++|(?<=\.)(?:{_INNER}\.)++")
+# Scales of a cache of keys and values in 8 bits, and of activations: here both are not quantised.
+_UNUSED_SCALES = tuple(f".{name}_scale" for name in "input activation output q k v kv prob".split())
+_VALUE_HEAD = "v_head."
+_VALUE_HEAD_FIX = (
+    "rename v_head.summary.weight and .bias to score.weight and .bias, and write into config.json "
+    '"num_labels": 1 and "architectures": ["...ForTokenClassification"] of the model\'s family'
+)
+_OF_ADAPTER = (".lora_A.", ".lora_B.", ".base_layer.", ".modules_to_save.")
 _COMPARED = 64 << 20  # bytes of a tensor at once
 
 
@@ -143,8 +155,9 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorLocation]:
-    """Returns {tensor name: location}, from the index if there is one, else from the files. Raises
-    InputError if two files hold a tensor, or if a file lacks one that the index names."""
+    """Returns {tensor name: location}, from the index if there is one, else from the files, without
+    what a wrapper of the model put into the names. Raises InputError if two files hold a tensor,
+    or if a file lacks one that the index names."""
     if (gguf := weights_file(folder)) is not None:
         return {name: TensorLocation(gguf, rows) for name, rows in tensors_of(gguf).items()}
     files, index = _weight_files(folder)
@@ -158,13 +171,7 @@ def find_tensors(folder: Path) -> dict[str, TensorLocation]:
             os.close(file)
         if index is None:
             for name, entry in headers[path.name].items():
-                if name in out:
-                    raise InputError(
-                        f"{path}: tensor {name} is in {out[name].file.name}, too",
-                        fix="remove the file that does not belong to the model; an earlier save "
-                        "may have left it",
-                    )
-                out[name] = TensorLocation(path, entry)
+                _add(out, name, TensorLocation(path, entry))
     for name, file in (index or {}).items():
         if name not in headers[file]:
             raise InputError(
@@ -172,8 +179,26 @@ def find_tensors(folder: Path) -> dict[str, TensorLocation]:
                 rule=f"{INDEX} names it",
                 fix="download or copy the folder again: index and files are of two saves",
             )
-        out[name] = TensorLocation(folder / file, headers[file][name])
+        _add(out, name, TensorLocation(folder / file, headers[file][name]))
     return out
+
+
+def _add(tensors: dict[str, TensorLocation], name: str, location: TensorLocation) -> None:
+    """Adds a tensor by its name without wrappers. Raises InputError if there is one."""
+    plain = _WRAPPERS.sub("", name)
+    if plain in tensors:
+        other = tensors[plain].file
+        raise InputError(
+            f"{location.file}: tensor {name[:200]} is in {other.name}, too",
+            rule="module., _orig_mod. and other names of wrappers are no part of a name"
+            if other == location.file or plain != name
+            else "",
+            fix="save the model without its wrapper, once"
+            if other == location.file
+            else "remove the file that does not belong to the model; an earlier save may have left "
+            "it",
+        )
+    tensors[plain] = location
 
 
 # -- a head of its own --
@@ -250,10 +275,12 @@ def _ignorable(name: str, model: Model) -> bool:
     config = model.config
     if "rotary_emb" in name:  # tables of old exports
         return True
-    if name.endswith((".input_scale", ".activation_scale")):  # activations are not quantised here
+    if name.endswith(_UNUSED_SCALES):
         return True
     if name == _HEAD:  # else it is a weight of ours
         return True
+    if name.startswith(_VALUE_HEAD):  # of TRL, beside a language model; a critic would lose it
+        return model.head == "lm"
     if name == "score.weight":
         return model.head == "lm" and config.tie_embeddings
     layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
@@ -280,6 +307,9 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLoc
         del wanted["score.weight"]
         zero = ("score.weight",)
     on_disk = {name: renamed(name, tensors) for name in wanted}
+    embedding = f"{text_prefix(model.config)}embed_tokens.weight"
+    if model.config.tie_embeddings and on_disk[embedding] not in tensors and _HEAD in tensors:
+        on_disk[embedding] = _HEAD  # safetensors' save_model keeps one name of a shared matrix
     locations = {name: tensors[disk] for name, disk in on_disk.items() if disk in tensors}
     extra = sorted(set(tensors) - set(on_disk.values()))
     ignored = tuple(name for name in extra if _ignorable(name, model))
@@ -301,6 +331,12 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLoc
         zero=zero,
     )
     files = {disk: tensors[disk].file.name for disk in on_disk.values() if disk in tensors}
+    if any(name.startswith(_VALUE_HEAD) for name in ignored) and hosts.first():
+        LOG.warning(
+            "%s: the value head in it (v_head) is no part of the language model that is read. %s",
+            folder,
+            f"Fix: for a critic, {_VALUE_HEAD_FIX}",
+        )
     _check(report, len(wanted), files, reward="score.weight" in tensors and model.head == "lm")
     return report, locations
 
@@ -311,9 +347,22 @@ def _shown(names: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+def _fix_of(report: LoadReport) -> str:
+    """The way to a folder that fits, by the names that do not."""
+    names = report.unexpected
+    if any(part in f".{name}" for name in names for part in _OF_ADAPTER):
+        return "merge the adapter, PEFT's merge_and_unload(), and save the model that it returns"
+    if any(name.startswith(_VALUE_HEAD) for name in names):
+        return _VALUE_HEAD_FIX
+    first = report.missing[0] if report.missing else None
+    if front := next((n.removesuffix(first) for n in names if first and n.endswith(first)), ""):
+        return f"rename the tensors: {front[:200]!r} stands before each name"
+    return "use the config.json that came with these weights"
+
+
 def _check(report: LoadReport, wanted: int, files: dict[str, str], *, reward: bool) -> None:
     """Raises one InputError that names every kind of misfit."""
-    problems, fix = [], "use the config.json that came with these weights"
+    problems, fix = [], _fix_of(report)
     if report.missing:
         problems.append(
             f"lacks {len(report.missing)} of {wanted} tensors: {_shown(report.missing)}"
