@@ -445,8 +445,8 @@ OPENED_FOR_WORDS = (
     "<SPECIAL_11>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and m.content %}"
     "<think>\n\n{% endif %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
-    "{{ '\n<SPECIAL_12>\n\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}<SPECIAL_11>assistant\n<think>\n\n{% endif %}"
+    "{{ '\n<SPECIAL_12>\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<SPECIAL_11>assistant\n<think>\n\n{% endif %}"
 )
 HAD = {"reasoning_content": "I count"}
 CALLED = '{"name": "weather_at", "arguments": {"city": "Ulm"}}'

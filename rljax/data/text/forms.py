@@ -29,7 +29,7 @@ class Form(enum.Enum):
 
 
 class Group(NamedTuple):
-    """What messages have in common that a template reads in one form."""
+    """Properties of messages; those of one group are in one form."""
 
     role: str
     content: tuple  # () for none, ("text",), or the first kind of parts, images, texts (2: several)
@@ -112,8 +112,8 @@ def forms_of(
 
 
 class _Written(NamedTuple):
-    """What a template writes of a marked conversation: the number of contents and reasonings that
-    are whole, -1 where it fails; the groups of others, of contents and of reasonings."""
+    """Result of rendering a marked conversation: the number of contents and reasonings that are
+    whole, -1 where the template fails; the groups of others, of contents and of reasonings."""
 
     points: int
     unsaid: set[Group]
