@@ -569,14 +569,15 @@ def _behind_supplied(tokenizer, messages, options, before, through) -> str | Non
         header = before[: opened.start()] if opened else before
         if not text.startswith(header):
             return None
-    rest = text[len(begun) :] if probe and text.startswith(begun) else text[len(header) :]
-    rest, supplied = _BARE.sub("", rest), before[len(header) :]
+    rest, supplied = _BARE.sub("", text[len(header) :]), before[len(header) :]
     if opened is None:
         if through.startswith(header) and not any(x in supplied for x in itertools.chain(*MARKS)):
             return through[len(header) :]
         return rest  # if the row has reasoning, the comparison with the row misses it
     close = dict(MARKS)[opened[1]]
     apart = "\n" if before.endswith("\n") else ""
+    if not apart and probe and text.startswith(begun):
+        rest = _BARE.sub("", text[len(begun) :])  # with the white space behind an empty reasoning
     return f"{reasoning}{apart}{close}{2 * apart}{rest}"
 
 
