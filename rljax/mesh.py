@@ -217,9 +217,9 @@ def weight_sharding(
 
 
 def highest_of_runs(x: jax.Array) -> jax.Array:
-    """Returns x, or where one program takes the steps of several runs the highest of theirs. A loop
-    or branch that asks for it stays one for all of them; by a number of each run alone, vmap would
-    take every branch, and copy the state of a loop in each round."""
+    """Returns x, a scalar, or where one program takes the steps of several runs the highest of
+    theirs. A loop or branch that asks for it stays one for all of them; by a number of each run
+    alone, vmap would take every branch, and copy the state of a loop in each round."""
     try:
         jax.lax.axis_size(RUNS)
     except NameError:  # the program is of one run

@@ -169,8 +169,8 @@ def write_bytes(file: int, begin: int, data: np.ndarray) -> None:
 
 
 def require_finite(rows: np.ndarray, file: Path, name: str, first: int = 0) -> None:
-    """Raises InputError where a weight of tensor `name`, of which these are the rows from `first`
-    on, is NaN or infinite. Such a policy samples without an error, and learns nothing."""
+    """Raises InputError where a weight of tensor `name`, of which `rows` [rows, ...] are those from
+    `first` on, is NaN or infinite. Such a policy samples without an error, and learns nothing."""
     finite = np.isfinite(rows)
     if not finite.all():
         at = np.argwhere(~finite)[0]
