@@ -440,7 +440,7 @@ BREAKS = {
     ),
     "the fix of dropped rows is always of their length": (
         "rljax/data/offline/encode.py",
-        "max(_WHY_DROPPED, key=lambda name: counts.get(name, 0))",
+        "max(REASONS, key=lambda name: counts.get(name, 0))",
         "'dropped_overlong'",
         ["tests/data/test_own_files.py"],
     ),

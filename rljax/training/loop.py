@@ -62,7 +62,7 @@ from rljax.training.run import Run
 from rljax.training.run_folder import RunFolder, run_folder, write_config, write_data_page
 from rljax.training.scores import check_scores, examples, require_scores, shown_sample, try_rewards
 from rljax.training.setup_warnings import setup_warnings
-from rljax.training.sources import epoch_notes
+from rljax.training.sources import data_counts, epoch_notes
 from rljax.validation import validate
 
 METRICS = {
@@ -364,7 +364,7 @@ def summarise(run: Run, status: str) -> dict:
         "started": last_start(run.folder),
         "versions": versions(),
         "compiles": compiles.count(),
-        "data": run.setup.data.counts,
+        "data": data_counts(run.setup, run.sources),
         "faults": progress.faults,
         "fault_steps": progress.fault_steps,
         "warnings": run.warnings,

@@ -6,6 +6,7 @@ is called after each of them, and meanwhile(learned) while the host waits for th
 """
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,10 +19,12 @@ from jax.sharding import Mesh
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.contracts import spec
+from rljax.data.dropped import REASONS
 from rljax.data.offline.batches import batch_arrays, mismatched_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.curriculum import Curriculum
+from rljax.data.online.kept import kept_line
 from rljax.data.online.loader import Loader
 from rljax.data.online.prompts import PromptRecord, Prompts, pad_examples
 from rljax.data.online.stream import Stream
@@ -51,6 +54,7 @@ from rljax.rollout.flight import (
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 
+LOG = logging.getLogger("rljax")
 METRICS = {
     "batch/prompts": Metric("prompts drawn", "prompts"),
     "batch/completions": Metric("completions sampled", "completions"),
@@ -63,7 +67,23 @@ METRICS = {
         "steps in which the data are passed over once, rounded down", "steps"
     ),
     "data/dropped_overlong": Metric(
-        "prompts left out as longer than data.max_prompt_tokens", "prompts", "few of them"
+        "prompts left out as longer than data.max_prompt_tokens; with data.stream also rows of"
+        " offline runs over offline.max_tokens",
+        "prompts",
+        "few of them",
+    ),
+    **{
+        f"data/{name}": Metric(f"rows of a stream left out so far: {REASONS[name].said}", "rows")
+        for name in ("dropped_empty", "dropped_identical", "dropped_tie")
+    },
+    "data/truncated": Metric("rows of a stream that were cut so far", "rows"),
+    "data/split_conversations": Metric(
+        "conversations of a stream so far of which the chat template rewrites earlier turns", "rows"
+    ),
+    "data/unasked_turns": Metric(
+        "turns of a stream's conversations so far that are read and not learned, because they stand"
+        " before the first question",
+        "turns",
     ),
     "data/retired_prompts": Metric("prompts that the curriculum retired as solved", "prompts"),
     "data/chance/*": Metric("chance that a prompt is drawn from {}", "share"),
@@ -71,6 +91,12 @@ METRICS = {
     "replay/reward": Metric("mean score of the stored rollouts", "score"),
     "replay/epoch": Metric("passes over the stored rollouts so far", "epochs"),
     "pretraining/epoch": Metric("passes over the pre-training examples so far", "epochs"),
+    **{
+        f"pretraining/{name}": Metric(
+            f"data/{name} of the pre-training examples, if they are read as a stream", "rows"
+        )
+        for name in ("dropped_empty", "truncated", "split_conversations", "unasked_turns")
+    },
     "pretraining/tokens": Metric("tokens of the pre-training examples of this step", "tokens"),
 }
 
@@ -119,11 +145,13 @@ def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
     returns metrics."""
     if "pretraining" not in roles:
         return {}
-    examples, metrics = sources["pretraining"].next(step, roles)
+    source = sources["pretraining"]
+    examples, metrics = source.next(step, roles)
     roles["pretraining"] = dataclasses.replace(roles["pretraining"], state=examples)
     return {
         "pretraining/epoch": metrics["data/epoch"],
         "pretraining/tokens": metrics["batch/tokens"],
+        **{f"pretraining/{name}": float(n) for name, n in source.loader.counts.items()},
     }
 
 
@@ -172,6 +200,7 @@ class FileSource(LoaderSource):
             "batch/examples": float(self.loader.position - before),
             "batch/tokens": float(np.sum(batch.segment_ids > 0)),
             **epoch_metrics(self.loader, self.count),
+            **drop_metrics(self.loader),
         }
         return place(batch, self.mesh), {**metrics, **_chances(self.loader, self.names)}
 
@@ -253,6 +282,7 @@ class RolloutSource(LoaderSource):
             "batch/prompts": float(drawn),
             "batch/completions": float(drawn * setup.rollouts.samples_per_prompt),
             **epoch_metrics(self.loader, self.count),
+            **drop_metrics(self.loader),
             "data/dropped_overlong": float(dropped),
         }
 
@@ -360,7 +390,9 @@ class ReplaySource(LoaderSource):
         with rows_of("rollouts.replay", "--config.rollouts.replay=FILE of trajectories"):
             rows = load_rows(config.rollouts.replay, "train", "trajectories")
         longest = setup.row_tokens
-        items, _ = encode_rows(rows, setup.tokenizer, "trajectories", max_tokens=longest)
+        items, kept = encode_rows(rows, setup.tokenizer, "trajectories", max_tokens=longest)
+        if kept["kept"] < kept["total"]:
+            LOG.warning("%s", kept_line(config.rollouts.replay, "trajectories", kept, longest))
         groups = _groups(items, config.batch.samples_per_prompt, config.rollouts.replay)
         self.loader = Loader(groups, batch_size=count, seed=config.seed)
 
@@ -478,15 +510,36 @@ def epoch_metrics(loader, count: int) -> dict[str, float]:
     return {"data/epoch": loader.epoch, **known}
 
 
+def drop_metrics(loader) -> dict[str, float]:
+    """Returns data/dropped_*, data/truncated and the like of the rows of streams that were drawn
+    so far; {} if no source is a stream."""
+    return {f"data/{name}": float(count) for name, count in loader.counts.items()}
+
+
+def data_counts(setup: Setup, sources: dict) -> dict[str, float]:
+    """Returns the counts of a run's data: of what was read before it began, and of the rows of
+    streams that were drawn since."""
+    counts = dict(setup.data.counts)
+    for name, source in sources.items():
+        prefix = {"sft": "examples_", "pretraining": "pretraining_"}.get(name, "")
+        for what, count in (source.loader.counts if source.loader.streamed else {}).items():
+            counts[prefix + what] = counts.get(prefix + what, 0) + count
+    return counts
+
+
 def epoch_notes(source, steps: int) -> list[str]:
     """Returns lines such as "7 steps per epoch: 7,500 items, 1,024 a step; 105 steps are 14.3
-    epochs" about a source's data; [] for data without end."""
+    epochs" about a source's data; [] for data without end. Rows of a stream may be dropped when
+    they are drawn, so their number is a bound."""
     items, count = source.loader.items_per_epoch, source.count
     whole = steps_per_epoch(items, count)
     if whole is None:
         return []
     unit = "step" if whole == 1 else "steps"
     passes = f"{steps:,} steps are {steps * count / items:.3g} epochs"
+    if source.loader.streamed:
+        said = f"at most {whole:,} {unit} per epoch: {items:,.0f} rows, {count:,} a step"
+        return [f"{said}; rows that are dropped as they are drawn are counted in data/dropped_*"]
     return [f"{whole:,} {unit} per epoch: {items:,.0f} items, {count:,} a step; {passes}"]
 
 

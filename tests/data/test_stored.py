@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rljax.data.rows import stored
 from rljax.data.rows.stored import StoredRows
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
+from rljax.training.sources import METRICS, FileSource, data_counts, drop_metrics, epoch_notes
 from rljax.validation import validate
 
 CHARS = CharTokenizer("0123456789abcdefghijklmnopqrstuvwxyz: +=?>")
@@ -262,3 +264,87 @@ def test_a_row_group_larger_than_a_window_is_read_in_parts(tmp_path, monkeypatch
     epoch += [found[i] for i in range(200, 8000)]
     assert sorted(row["n"] for row in epoch) == list(range(8000))
     assert [row["n"] for row in epoch] != list(range(8000))
+
+
+_COUNTED = {
+    "pairs": [
+        {"prompt": "q:", "chosen": "a", "rejected": "b"},
+        {"prompt": "q:", "chosen": "a", "rejected": "b", "tie": True},
+        {"prompt": "q:", "chosen": "a", "rejected": "b", "score_chosen": 3, "score_rejected": 3},
+        {"prompt": "q:", "chosen": "a", "rejected": "a"},
+        {"prompt": "q:", "chosen": "a" * 9, "rejected": "b"},
+    ],
+    "unpaired": [{"prompt": "q:", "completion": "a" * n, "label": True} for n in (1, 2, 9, 10, 3)],
+    "examples": [{"prompt": "q" * n, "completion": "a" * n} for n in (1, 2, 4, 9, 1)],
+    "rollouts": [{"prompt": "q" * n, "ground_truth": "a"} for n in (1, 2, 12, 9, 1)],
+}
+
+
+@pytest.mark.parametrize("overlong", ["drop", "right"])
+@pytest.mark.parametrize("kind", list(_COUNTED))
+def test_what_is_dropped_or_cut_is_counted_as_of_a_file_that_is_read_whole(
+    tmp_path, kind, overlong
+):
+    rows = _COUNTED[kind]
+    config = Config(dataflow="grpo")
+    config.data.train, config.data.overlong = str(write(tmp_path / "r.jsonl", rows)), overlong
+    config.offline.max_tokens = config.data.max_prompt_tokens = 6
+    config.reward.function = "exact_match()"
+    whole = load_data(config, CHARS, kind).counts
+    config.data.stream = True
+    stream = load_data(config, CHARS, kind).sources[0]
+    drawn = collections.Counter()
+    for index in range(len(rows)):
+        drawn.update(stream.drawn(index)[1])
+    expected = {name: n for name, n in whole.items() if name not in ("total", "kept")}
+    assert dict(drawn) == expected and sum(expected.values()) >= 2
+
+
+def test_the_counts_of_a_stream_go_on_in_a_resumed_run_and_are_metrics(tmp_path, caplog):
+    config = Config(dataflow="preference")
+    config.data.train = str(write(tmp_path / "r.jsonl", _COUNTED["pairs"] * 8))
+    config.offline.max_tokens, config.data.stream = 6, True
+
+    def loader():
+        return Loader(load_data(config, CHARS, "pairs").sources[0], batch_size=4, seed=0)
+
+    whole, part = loader(), loader()
+    for _ in range(5):
+        next(whole)
+    next(part)
+    resumed = loader()
+    resumed.set_state(json.loads(json.dumps(part.get_state())))
+    assert resumed.counts == part.counts and resumed.dropped == part.dropped > 0
+    for _ in range(4):
+        next(resumed)
+    assert resumed.counts == whole.counts and whole.counts["dropped_tie"] > 0
+    dropped = sum(n for name, n in whole.counts.items() if name.startswith("dropped"))
+    assert dropped == whole.dropped
+    metrics = drop_metrics(whole)
+    assert metrics["data/dropped_tie"] == whole.counts["dropped_tie"]
+    assert all(name in METRICS for name in metrics)
+    assert [r.message for r in caplog.records if "ties" in r.message and "dropped" in r.message]
+    source = FileSource(whole, list, None, ())
+    assert any("data/dropped_*" in note for note in epoch_notes(source, 3))
+    setup = SimpleNamespace(data=SimpleNamespace(counts={"dropped_tie": 1}))
+    counts = data_counts(setup, {"rl": source, "pretraining": source})
+    assert counts["dropped_tie"] == 1 + whole.counts["dropped_tie"]
+    assert counts["pretraining_dropped_tie"] == whole.counts["dropped_tie"]
+
+
+def test_a_stream_of_ties_alone_says_so(tmp_path):
+    config = Config(dataflow="preference")
+    config.data.train = str(write(tmp_path / "r.jsonl", _COUNTED["pairs"][1:2]))
+    config.offline.max_tokens, config.data.stream = 6, True
+    stream = load_data(config, CHARS, "pairs").sources[0]
+    with pytest.raises(InputError, match="1,000 ties.*rows with a better one"):
+        Loader(stream, batch_size=1, seed=0).take(1)
+
+
+def test_prompts_of_another_file_that_are_too_long_are_counted(tmp_path):
+    config = Config(dataflow="preference")
+    config.data.train = str(write(tmp_path / "r.jsonl", _COUNTED["pairs"][:1]))
+    config.evaluate.prompts_from = str(write(tmp_path / "q.jsonl", _COUNTED["rollouts"]))
+    config.offline.max_tokens = config.data.max_prompt_tokens = 6
+    notes = load_data(config, CHARS, "pairs").notes
+    assert any("q.jsonl: 3 of 5 test prompts kept (2 over 6 tokens)" in note for note in notes)

@@ -9,7 +9,6 @@ Conversations go through the chat template, and a prompt is encoded alone, as it
 no token spans the border. A text gets the end token, which is learned.
 """
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from rljax.data.dropped import REASONS
 from rljax.data.images.encode import Image, ImageReader, cut_example, with_image_tokens
 from rljax.data.kinds import PAIRED
 from rljax.data.offline.rows import KINDS
@@ -102,26 +102,6 @@ class Trajectory:
     images: tuple[Image, ...] = ()
 
 
-_WHY_DROPPED = {
-    "dropped_overlong": (
-        "max_tokens is {max_tokens}, overlong is {overlong!r}",
-        "raise max_tokens, or cut with overlong='left' or 'right'",
-    ),
-    "dropped_empty": (
-        "a row needs a token to learn within max_tokens={max_tokens}, behind its prompt",
-        "write completions that are not empty, or raise max_tokens",
-    ),
-    "dropped_identical": (
-        "'chosen' and 'rejected' are the same text: there is nothing to prefer",
-        "write two different completions into each row; a mistake in a script may write one twice",
-    ),
-    "dropped_tie": (
-        "a tie prefers neither completion",
-        "offline.ties='both_orders', which learns that both are as good, or rows with a better one",
-    ),
-}
-
-
 def encode_rows(
     records: Sequence[dict],
     tokenizer: Tokenizer,
@@ -147,9 +127,7 @@ def encode_rows(
     row is left.
     """
     _check_options(kind, overlong, ties, max_tokens)
-    counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
-    if kind in PAIRED:
-        counts |= dict(dropped_identical=0, dropped_tie=0)
+    counts = dict(total=len(records), kept=0) | _no_counts(kind)
     items, refused, how = [], [], (max_tokens, overlong, images, turns)
     for record in records:
         try:
@@ -161,21 +139,23 @@ def encode_rows(
     require_none_too_long(refused, len(records))
     counts["kept"] = len(items)
     if not items:
-        rule, fix = _WHY_DROPPED[max(_WHY_DROPPED, key=lambda name: counts.get(name, 0))]
+        reason = REASONS[max(REASONS, key=lambda name: counts.get(name, 0))]
         raise InputError(
             f"none of {len(records)} rows is left",
             value={name: n for name, n in counts.items() if n},
-            rule=rule.format(max_tokens=max_tokens, overlong=overlong),
-            fix=fix,
+            rule=reason.rule.format(max_tokens=max_tokens, overlong=overlong),
+            fix=reason.fix,
         )
     return items, counts
 
 
-def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> object | None:
-    """The item of one record, None if it is dropped. Options are those of `encode_rows` except
-    `ties`: ties are dropped. Raises InputError, with the row, if it cannot be encoded, if it is too
-    long with overlong="error", and if it makes several items."""
-    counts = collections.Counter()
+def encode_row(
+    record: dict, tokenizer: Tokenizer, kind: str, **options
+) -> tuple[object | None, dict[str, int]]:
+    """The item of one record, None if it is dropped, and what `encode_rows` counts of it. Options
+    are those of `encode_rows` except `ties`: ties are dropped. Raises InputError, with the row, if
+    it cannot be encoded, if it is too long with overlong="error", and if it makes several items."""
+    counts = _no_counts(kind)
     separator, most = options["separator"], options["max_tokens"]
     try:
         how = most, options["overlong"], options.get("images"), options.get("turns", "auto")
@@ -184,7 +164,12 @@ def encode_row(record: dict, tokenizer: Tokenizer, kind: str, **options) -> obje
         raise
     except InputError as error:
         raise in_row(record, error) from None
-    return one_of_stream(record, made) if made else None
+    return one_of_stream(record, made) if made else None, counts
+
+
+def _no_counts(kind: str) -> dict[str, int]:
+    counts = dict(dropped_overlong=0, dropped_empty=0, truncated=0)
+    return counts | (dict(dropped_identical=0, dropped_tie=0) if kind in PAIRED else {})
 
 
 def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:

@@ -4,6 +4,7 @@ Each source is a grain dataset (`loader`). The draws are ours, because a mixture
 turns by shares that stay the same, and leaves nothing out for what was scored meanwhile.
 """
 
+import collections
 import logging
 from collections.abc import Sequence
 
@@ -93,8 +94,21 @@ class Curriculum:
 
     @property
     def dropped(self) -> int:
-        """The number of over-long prompts of streams that were passed over."""
+        """The number of rows of streams that were passed over."""
         return sum(loader.dropped for loader in self._loaders)
+
+    @property
+    def streamed(self) -> bool:
+        """Returns whether a source is a stream."""
+        return any(loader.streamed for loader in self._loaders)
+
+    @property
+    def counts(self) -> collections.Counter[str]:
+        """Counts of why rows of streams were passed over, and of how many were cut."""
+        counts = collections.Counter()
+        for loader in self._loaders:
+            counts.update(loader.counts)  # with those that are 0
+        return counts
 
     @property
     def skipped(self) -> int:

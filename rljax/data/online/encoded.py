@@ -40,7 +40,7 @@ from rljax.data.online.kept import (
 )
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import PromptRecord, encode_prompt, encode_prompts
-from rljax.data.online.stream import Stream
+from rljax.data.online.stream import CountedStream, Stream
 from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
@@ -277,11 +277,12 @@ def _images_of(reader: ImageReader | None, sources: list, most_tokens: int = 0):
 def _encoded_stream(
     records: Stream, tokenizer: Tokenizer, limits: dict, spec: str, mixed: str
 ) -> Stream:
-    def encoded(index: int) -> PromptRecord | None:
-        prompt, _ = in_source(spec, encode_prompt, records[index], tokenizer, **limits)
-        return prompt and dataclasses.replace(prompt, source=mixed)
+    def encoded(index: int) -> tuple[PromptRecord | None, dict[str, int]]:
+        prompt, cut = in_source(spec, encode_prompt, records[index], tokenizer, **limits)
+        counts = {"truncated": int(cut), "dropped_overlong": int(prompt is None)}
+        return prompt and dataclasses.replace(prompt, source=mixed), counts
 
-    return Stream(encoded, rows=records.rows)
+    return CountedStream(encoded, rows=records.rows)
 
 
 def _stored_items(
@@ -291,11 +292,11 @@ def _stored_items(
     records = load_stored_rows(spec, kind, notes)
     warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
 
-    def encoded(index: int) -> dict | None:
-        item = in_source(spec, encode_row, records[index], tokenizer, kind, **options)
-        return item and {"prompt_id": index, "source": spec, "item": item}
+    def encoded(index: int) -> tuple[dict | None, dict[str, int]]:
+        item, counts = in_source(spec, encode_row, records[index], tokenizer, kind, **options)
+        return item and {"prompt_id": index, "source": spec, "item": item}, counts
 
-    return Stream(encoded, rows=records.rows), digested(records)
+    return CountedStream(encoded, rows=records.rows), digested(records)
 
 
 def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) -> None:
@@ -416,7 +417,11 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             test_records = load_prompts(config.evaluate.prompts_from, "test")
         test_records = test_records[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
-        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, images=reader())
+        how = dict(max_prompt_tokens=limit, images=reader())
+        test, cut = in_source(
+            config.evaluate.prompts_from, encode_prompts, test_records, tokenizer, **how
+        )
+        notes.append(kept_line(config.evaluate.prompts_from, "test prompts", cut, limit))
     examples = demonstrations_of(config, tokenizer, config.sft.data, notes, reader())
     every = [*raw, *held_rows, *test_records, *examples.digested]
     return Data(

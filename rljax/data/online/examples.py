@@ -7,7 +7,7 @@ from rljax.config import Config, is_path
 from rljax.data.images.encode import ImageReader
 from rljax.data.online.kept import kept_line, warn_unread
 from rljax.data.online.prompts import Example, encode_demonstrations, encode_example
-from rljax.data.online.stream import Stream
+from rljax.data.online.stream import CountedStream, Stream
 from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_demonstrations
 from rljax.data.rows.split import held_out_fraction
@@ -82,10 +82,11 @@ def _examples(
     warn_unread(spec, some, tokenizer)
     if isinstance(records, Stream):
 
-        def encoded(index: int) -> Example | None:
+        def encoded(index: int) -> tuple[Example | None, dict[str, int]]:
             return in_source(spec, encode_example, records[index], tokenizer, **how)
 
-        return Examples(Stream(encoded, rows=records.rows), digested(records), {}, most)
+        stream = CountedStream(encoded, rows=records.rows)
+        return Examples(stream, digested(records), {}, most)
     examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **how)
     notes.append(kept_line(spec, _CALLED[name], counts, most))
     counts = {f"{name}_{what}": count for what, count in counts.items()}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
+from rljax.data.dropped import reasons
 from rljax.data.online.prompts import SPLIT, UNASKED
 from rljax.data.rows.columns import SPOKEN
 from rljax.data.rows.sources import Check
@@ -28,21 +29,11 @@ _KNOWN_KEYS = (
     *"time metadata model source lang language finish_reason usage token_count num_tokens".split(),
 )
 
-# A count of encoding: what it says of rows.
-_REASONS = {
-    "dropped_overlong": "over {limit:,} tokens",
-    "dropped_empty": "with nothing to learn",
-    "dropped_identical": "of two equal completions",
-    "dropped_tie": "ties",
-}
-
 
 def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
     """Returns a line such as "train.jsonl: 20 of 21 prompts kept (1 over 128 tokens)"."""
-    reasons = [
-        f"{counts[n]:,} {why.format(limit=limit)}" for n, why in _REASONS.items() if counts.get(n)
-    ]
-    dropped = f" ({', '.join(reasons)})" if reasons else ""
+    why = reasons(counts, f"{limit:,} tokens")
+    dropped = f" ({why})" if why else ""
     more = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
     if counts.get(SPLIT):
         more += (

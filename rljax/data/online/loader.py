@@ -5,6 +5,7 @@ Ours is what it lacks: a shuffle that stays the same in every version of it and 
 items are few (grain's walks 2**16 numbers in each epoch), and counts of items that cannot be used.
 """
 
+import collections
 import functools
 import hashlib
 import json
@@ -12,12 +13,14 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
+from rljax.data.dropped import REASONS, reasons
 from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
 _IN_A_ROW = 1000  # items without a usable one, after which the limit is held to be wrong
 _WARN_ABOVE, _WARN_AFTER = 0.1, 100  # share of items that are dropped, items
+_LIMIT = "data.max_prompt_tokens (offline: offline.max_tokens)"
 _RUNS_APART = 1_000_003  # items of a stream between the beginnings of two runs' seeds
 _CHUNK = 64  # items that grain reads together
 _WITHOUT_END = 2**62  # the length of a stream, which grain holds in 64 bits
@@ -29,9 +32,9 @@ class Loader:
     Of a sequence each epoch is a new shuffle that holds every item once, and batches run on across
     the border of epochs, so that nothing is dropped. Without `repeat` the last batch may be
     shorter. A stream comes as it is from an index on that `seed` decides; its items that cannot be
-    used are `dropped`. The state is how many items were given out, and how many dropped on the
-    way. Raises InputError for an empty sequence, for a batch size below 1, and for a seed outside
-    of [0, 2^32).
+    used are `dropped`, and `counts` says why, and how many were cut. The state is how many items
+    were given out, and what was counted on the way. Raises InputError for an empty sequence, for a
+    batch size below 1, and for a seed outside of [0, 2^32).
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class Loader:
 
         _require_integer("batch_size", batch_size, 1, 2**31)
         _require_integer("seed", seed, 0, 2**32)
-        if isinstance(items, Stream):
+        self.streamed = isinstance(items, Stream)
+        if self.streamed:
             numbers = grain.MapDataset.range(seed * _RUNS_APART, _WITHOUT_END)
-            dataset = numbers.map(functools.partial(_attempt, items.make))
-            self._identity, self._counts = dict(seed=seed), ("position", "dropped")
+            dataset = numbers.map(functools.partial(_attempt, items.drawn))
+            self._identity, self._numbers = dict(seed=seed), ("position", "dropped")
             self.items_per_epoch = float(items.rows or math.inf)
             # Rows of a file are read while devices train; what a task makes, when it is needed.
             self._size, ahead = (_CHUNK, -(-batch_size // _CHUNK)) if items.rows else (1, 0)
@@ -62,11 +66,12 @@ class Loader:
             order = functools.lru_cache(1)(lambda epoch: permutation(len(items), seed, epoch))
             if shuffle:
                 numbers = numbers.map_with_index(lambda i, n: int(order(i // len(items))[n]))
-            dataset = numbers.map(items.__getitem__)
+            dataset = numbers.map(lambda index: (items[index], {}))
             self._identity = dict(items=len(items), seed=seed, shuffle=shuffle, repeat=repeat)
-            self._counts, self.items_per_epoch = ("position",), float(len(items))
+            self._numbers, self.items_per_epoch = ("position",), float(len(items))
             self._size, ahead = _CHUNK, 0  # they are in memory
         self.batch_size, self.dropped, self._warned = batch_size, 0, False
+        self.counts: collections.Counter[str] = collections.Counter()
         self._most = len(dataset)
         # In chunks: a thread that reads item by item takes turns with the one that asks for them.
         chunks = dataset.batch(self._size, batch_fn=list)
@@ -80,7 +85,7 @@ class Loader:
         self._chunk, self._drawn = None, drawn
 
     def _next(self):
-        """The next item, None for one that cannot be used, and self at the end."""
+        """The next item with its counts, None for one that cannot be used; and self at the end."""
         offset = self._drawn % self._size
         if offset == 0 or self._chunk is None:
             self._chunk = next(self._chunks, [])
@@ -110,49 +115,52 @@ class Loader:
         StopIteration after it. Raises InputError if too many items of a stream in a row cannot be
         used; what was drawn before an error is drawn again."""
         begun, items, dropped, in_a_row = self._drawn, [], 0, 0
+        counts = collections.Counter()
         try:
-            while len(items) < count and (item := self._next()) is not self:
-                if isinstance(item, Exception):
-                    raise item
+            while len(items) < count and (made := self._next()) is not self:
+                if isinstance(made, Exception):
+                    raise made
+                item, counted = made
+                counts.update(counted)
                 if item is not None:
                     items.append(item)
                     in_a_row = 0
                     continue
                 dropped, in_a_row = dropped + 1, in_a_row + 1
                 if in_a_row >= _IN_A_ROW:
-                    raise InputError(
-                        f"{_IN_A_ROW} rows of the stream in a row are too long, or hold nothing",
-                        fix="raise data.max_prompt_tokens (offline: offline.max_tokens), or cut "
-                        "them with data.overlong='left'",
-                    )
+                    raise _none_usable(counts)
         except BaseException:
             self._seek(begun)  # what was drawn of the batch is not lost
             raise
         if count and not items:
             raise StopIteration
         self.dropped += dropped
+        self.counts.update(counts)
         self._warn()
         return items
 
     def _warn(self) -> None:
-        many = self._drawn >= _WARN_AFTER and self.dropped > _WARN_ABOVE * self._drawn
+        after = min(_WARN_AFTER, self.items_per_epoch)
+        many = self._drawn >= after and self.dropped > _WARN_ABOVE * self._drawn
         if many and not self._warned:
             self._warned = True
             LOG.warning(
-                "%d of the first %d rows of the stream are dropped: longer than "
-                "data.max_prompt_tokens (offline: offline.max_tokens)",
+                "%d of the first %d rows of the stream are dropped: %s",
                 self.dropped,
                 self._drawn,
+                reasons(self.counts, _LIMIT) or f"longer than {_LIMIT}",
             )
 
     def get_state(self) -> dict:
         """The state from which `set_state` goes on, JSON-serialisable."""
-        return {**self._identity, **{name: getattr(self, name) for name in self._counts}}
+        counts = {"counts": dict(self.counts)} if self.counts else {}
+        return self._identity | {name: getattr(self, name) for name in self._numbers} | counts
 
     def set_state(self, state: dict) -> None:
         """Goes to the position of `state`; raises InputError if the order there was another one."""
-        if not isinstance(state, dict) or set(state) != {*self._identity, *self._counts}:
-            what = "an endless stream" if "dropped" in self._counts else "a loader of a list"
+        known = {*self._identity, *self._numbers}
+        if not isinstance(state, dict) or {*state} - {"counts"} != known:
+            what = "an endless stream" if "dropped" in self._numbers else "a loader of a list"
             fix = "resume with the data settings of the checkpoint, or start a new run"
             raise InputError(f"this is not the state of {what}", value=state, fix=fix)
         for name, value in self._identity.items():
@@ -163,10 +171,24 @@ class Loader:
                     rule="a resumed run must see the same items in the same order",
                     fix=f"resume with the old {name!r}, or start a new run",
                 )
-        for name in self._counts:
+        for name in self._numbers:
             _require_integer(name, state[name], 0, self._most + 1)
         self.dropped = state.get("dropped", 0)
+        self.counts = collections.Counter(state.get("counts", {}))  # an older run has none
         self._seek(state["position"] + self.dropped)
+
+
+def _none_usable(counts: collections.Counter) -> InputError:
+    """The error of a stream of which too many rows in a row were dropped, by what was counted."""
+    name = max(REASONS, key=lambda name: counts[name])
+    if name != "dropped_overlong":
+        what = f"{_IN_A_ROW} rows of the stream in a row are dropped: {reasons(counts, _LIMIT)}"
+        return InputError(what, fix=REASONS[name].fix)
+    return InputError(
+        f"{_IN_A_ROW} rows of the stream in a row are too long, or hold nothing",
+        fix="raise data.max_prompt_tokens (offline: offline.max_tokens), or cut "
+        "them with data.overlong='left'",
+    )
 
 
 def _attempt(make: Callable[[int], object], index: int) -> object:

@@ -390,13 +390,15 @@ def encode_example(
     max_tokens: int,
     images: ImageReader | None = None,
     turns: str = "auto",
-) -> Example | None:
-    """The example of a record of a stream, which has one item for each row; None if nothing is
-    left to learn of it. Raises InputError, with the row, if it cannot be encoded or makes
-    several examples."""
-    how = dict(max_tokens=max_tokens, images=images, turns=turns)
-    examples = encode_examples(record, tokenizer, collections.Counter(), **how)
-    return one_of_stream(record, examples)[0]
+) -> tuple[Example | None, dict[str, int]]:
+    """The example of a record of a stream, which has one item for each row, and the counts of
+    encode_demonstrations; None if nothing is left to learn of it. Raises InputError, with the row,
+    if it cannot be encoded or makes several examples."""
+    counts, how = collections.Counter(), dict(max_tokens=max_tokens, images=images, turns=turns)
+    examples = encode_examples(record, tokenizer, counts, **how)
+    example, tokens = one_of_stream(record, examples)
+    counts.update(truncated=int(tokens > max_tokens), dropped_empty=int(example is None))
+    return example, counts
 
 
 def one_of_stream(record: dict, made: list):

@@ -22,11 +22,26 @@ class Stream:
             raise IndexError(f"a stream is indexed by whole numbers from 0 on, not {index!r}")
         return self.make(index)
 
+    def drawn(self, index: int) -> tuple[dict | None, dict[str, int]]:
+        """Item `index`, and what encoding counted of it (rljax.data.dropped)."""
+        return self.make(index), {}
+
     __iter__ = None  # `for` would not end
 
     def first(self, count: int) -> list[dict]:
         """Items 0 to `count` - 1."""
         return [self[index] for index in range(count)]
+
+
+class CountedStream(Stream):
+    """A stream whose `make` returns an item with what encoding counted of it."""
+
+    def __getitem__(self, index: int) -> dict | None:
+        return super().__getitem__(index)[0]
+
+    def drawn(self, index: int) -> tuple[dict | None, dict[str, int]]:
+        """Item `index`, and what encoding counted of it."""
+        return self.make(index)
 
 
 def permutation(count: int, *seed: int) -> np.ndarray:

@@ -8,6 +8,7 @@ Learned tokens are green, the others dim; every second token is underlined, so t
 Without colours, learned tokens stand between [[ and ]].
 """
 
+import collections
 import copy
 import dataclasses
 import itertools
@@ -58,26 +59,34 @@ def shown_rows(
     """(the first rows of the split in the order of the run, with the supervised examples of
     sft.steps behind them; counts of the rows that were dropped). Raises InputError for a split
     without rows."""
+    counts = dict(data.counts)
     if data.kind not in kinds.SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         if data.endless and split == "train":
-            items = Loader(data.sources[0], batch_size=1, seed=seed).take(rows)
+            loader = Loader(data.sources[0], batch_size=1, seed=seed)
+            items = loader.take(rows)
+            counts = _with_drawn(counts, loader.counts)
         shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(data.kind, i, x["item"])]
-        return _required(shown, split), data.counts
+        return _required(shown, split), counts
     if split == "test":
         shown = [_of_prompt(p) for p in data.test_prompts[:rows]]
-        return _required(shown, split), data.counts
-    shown, counts = [], dict(data.counts)
+        return _required(shown, split), counts
+    shown, drawn = [], collections.Counter()
     for source in data.sources:
         loader = Loader(source, batch_size=1, seed=seed, repeat=False)
         shown += [_of_prompt(p) for p in loader.take(rows)]
-        if loader.dropped:
-            counts["dropped_overlong_of_stream"] = loader.dropped
+        drawn.update(loader.counts)
     if data.examples:
         examples = Loader(data.examples, batch_size=1, seed=seed, shuffle=False, repeat=False)
         taken = enumerate(examples.take(rows))
         shown += [s for number, example in taken for s in _of_kind("examples", number, example)]
-    return shown, counts
+        drawn.update({f"examples_{name}": count for name, count in examples.counts.items()})
+    return shown, _with_drawn(counts, drawn)
+
+
+def _with_drawn(counts: dict, drawn: dict[str, int]) -> dict:
+    """The counts, with those of the rows of streams that were drawn to be shown."""
+    return counts | {f"{name}_of_stream": count for name, count in drawn.items() if count}
 
 
 def turn_lines(tokenizer: Tokenizer) -> list[str]:

@@ -1,0 +1,44 @@
+"""Why rows are dropped when they are encoded: each count of encoding, declared once."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Reason(NamedTuple):
+    """What a count says of rows, the rule, and the fix where no row is left. `limit`, `max_tokens`
+    and `overlong` are filled in."""
+
+    said: str
+    rule: str
+    fix: str
+
+
+REASONS = {
+    "dropped_overlong": Reason(
+        "over {limit}",
+        "max_tokens is {max_tokens}, overlong is {overlong!r}",
+        "raise max_tokens, or cut with overlong='left' or 'right'",
+    ),
+    "dropped_empty": Reason(
+        "with nothing to learn",
+        "a row needs a token to learn within max_tokens={max_tokens}, behind its prompt",
+        "write completions that are not empty, or raise max_tokens",
+    ),
+    "dropped_identical": Reason(
+        "of two equal completions",
+        "'chosen' and 'rejected' are the same text: there is nothing to prefer",
+        "write two different completions into each row; a mistake in a script may write one twice",
+    ),
+    "dropped_tie": Reason(
+        "ties",
+        "a tie prefers neither completion",
+        "offline.ties='both_orders', which learns that both are as good, or rows with a better one",
+    ),
+}
+
+
+def reasons(counts: Mapping[str, float], limit: str) -> str:
+    """Returns a text such as "1 over 128 tokens, 8 ties" of the rows that were dropped; `limit` is
+    how long they may be."""
+    found = ((counts.get(name), reason.said) for name, reason in REASONS.items())
+    return ", ".join(f"{n:,} {said.format(limit=limit)}" for n, said in found if n)
