@@ -20,7 +20,9 @@ _WIDTHS = {
     "bfloat16": ml_dtypes.bfloat16,
 }
 _INNER = ("pyarrow_dtype", "value_type", "item_type", "storage_type", "inner")  # of lists, of ...
-_ANSWERS = ("ground_truth", "answer", "solution", "reward_model")
+# The columns of a ground truth; of several that hold one, the first is read.
+PLAIN_ANSWERS = ("ground_truth", "answer", "solution")
+ANSWERS = ("reward_model", *PLAIN_ANSWERS)
 _PROMPTS = {"prompt", "question", "messages", "text"}
 _MOST_LEVELS = 50  # of lists and objects in a cell
 
@@ -77,11 +79,20 @@ def written_cells(row: Mapping) -> Mapping:
     return {**row, **changed} if changed else row
 
 
+def held_answers(row: Mapping) -> list[str]:
+    """Returns the columns of a row that hold a ground truth. A `solution` that is empty or NaN, as
+    a table writes a gap, holds none."""
+    held = [name for name in ANSWERS if row.get(name) is not None]
+    value = row.get("solution")
+    gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)
+    return [name for name in held if name != "solution" or not gap]
+
+
 def _answer_columns(names: Iterable[str]) -> list[str]:
     """The columns that hold an answer, of those with these names."""
     names = set(names)
     of_openrlhf = names & {"input", "context_messages"} and not names & {"output", *_PROMPTS}
-    return [name for name in (*_ANSWERS, *(["label"] if of_openrlhf else [])) if name in names]
+    return [name for name in (*ANSWERS, *(["label"] if of_openrlhf else [])) if name in names]
 
 
 def _form(kind: object) -> type | dict | None:

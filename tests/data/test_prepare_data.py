@@ -283,6 +283,15 @@ def test_each_turn_of_a_conversation_is_a_prompt(tmp_path):
         made = load_prompts(out, "train")
         assert [row["ground_truth"] for row in made] == expected
         assert made[-2]["prompt"] == messages[:3]
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, "answer": "2"}) + "\n")
-    with pytest.raises(InputError, match="one ground truth, in 'answer', for 2 turns"):
-        prepare(PrepareOptions(**source, out=str(tmp_path / "o"), turns="each"))
+    truths = dict.fromkeys(("answer", "ground_truth", "solution"), "2")
+    for name, value in (truths | {"reward_model": {"ground_truth": "2"}}).items():
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, name: value}) + "\n")
+        with pytest.raises(InputError, match=f"one ground truth, in '{name}', for 2 turns"):
+            prepare(PrepareOptions(**source, out=str(tmp_path / "o"), turns="each"))
+    nulls = dict.fromkeys(("prompt", "question", "answer", "ground_truth", "solution"))  # a table's
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, **nulls}) + "\n")
+    prepare(PrepareOptions(**source, out=str(tmp_path / "nulls"), turns="each"))
+    assert [row["ground_truth"] for row in load_prompts(str(tmp_path / "nulls"), "train")] == [
+        "1",
+        "2",
+    ]

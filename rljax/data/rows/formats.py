@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable
 
+from rljax.config.answer_numbers import held_answers
 from rljax.data.images.columns import has_images
 from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES, with_system
 from rljax.data.rows.unread import unread_parts
@@ -64,7 +65,7 @@ def understood(row: dict) -> str:
         kind = "unpaired preference" if "label" in has else "prompt-completion"
         spoken = row[min(completion)]
     elif has & {"prompt", "question"}:
-        solved = "solution" in has and not has & {"ground_truth", "answer", "reward_model"}
+        solved = held_answers(row) == ["solution"]
         kind = "prompts" + ", their answers in 'solution'" * solved
         spoken = row.get("prompt", row.get("question"))
     elif "text" in has:
@@ -86,7 +87,7 @@ def form_of(row: dict) -> Form | None:
     answered = {"output", "response"} & row.keys() or {"chosen", "rejected"} <= row.keys()
     has = {name for name, value in row.items() if value is not None}
     asks = {"prompt", "question", "messages", "problem"} & has
-    solved = {"answer", "ground_truth", "reward_model", "solution"} & has
+    solved = held_answers(row)
     if alpaca and (answered or solved and not asks):
         return _ALPACA
     if isinstance(row.get("question"), str) and "response" in row:

@@ -19,6 +19,7 @@ from pathlib import Path
 from rljax import hub
 from rljax.components import resolve
 from rljax.config import is_path
+from rljax.config.answer_numbers import held_answers
 from rljax.config.data_options import PrepareOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.prompts import encode_prompt
@@ -145,9 +146,9 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
 def _of_each_turn(row: dict, location: str) -> list[dict]:
     """A row of each turn of the assistant in `messages` that is learned and answers someone: the
     messages up to it. A row without `messages` is itself."""
-    if row.get("messages") is None or {"prompt", "question"} & row.keys():
+    asked = any(row.get(name) is not None for name in ("prompt", "question"))
+    if row.get("messages") is None or asked:
         return [row]
-    given = {"ground_truth", "answer", "reward_model"} & row.keys()
     messages = conversation(row["messages"], f"{location}, column 'messages'")
     turns = [
         k
@@ -156,9 +157,9 @@ def _of_each_turn(row: dict, location: str) -> list[dict]:
     ]
     if len(turns) < 2:
         return [row]
-    if given:
+    if given := held_answers(row):
         raise InputError(
-            f"{location} has one ground truth, in {min(given)!r}, for {len(turns)} turns",
+            f"{location} has one ground truth, in {given[0]!r}, for {len(turns)} turns",
             rule="with --turns=each the ground truth of a turn is its own text",
             fix="remove the column with a --map, or use --turns=last",
         )

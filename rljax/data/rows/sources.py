@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable
 
+from rljax.config.answer_numbers import ANSWERS, PLAIN_ANSWERS, held_answers
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
@@ -193,13 +194,12 @@ def _as_written(row: dict, rows: Rows, location: str) -> dict:
 
 
 _QUESTIONS = ("prompt", "question", "messages", "problem")
-_ANSWERS = ("reward_model", "ground_truth", "answer", "solution")
 
 
 def _without_hiding_nulls(row: dict) -> dict:
     """The row without the nulls that a table writes for what one row lacks, where another column of
     the same meaning holds the value."""
-    for names in (_QUESTIONS, _ANSWERS):
+    for names in (_QUESTIONS, ANSWERS):
         if any(row.get(name) is not None for name in names):
             row = {name: x for name, x in row.items() if x is not None or name not in names}
     return row
@@ -217,7 +217,8 @@ def _with_prompt(row: dict, location: str) -> dict:
     if messages[-1]["role"] != "assistant":
         return {**rest, "prompt": messages}
     *prompt, last = messages
-    if _solution(row) is None and not {"ground_truth", "answer", "reward_model"} & row.keys():
+    if not held_answers(row):  # nulls of a table hide no answer
+        rest = {name: x for name, x in rest.items() if x is not None or name not in ANSWERS}
         rest["answer"] = last.get("content")
     return {**rest, "prompt": prompt}
 
@@ -240,8 +241,8 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
         if value is not None or needed:
             text = _answer_text(value, f"{location}, column 'reward_model.ground_truth'")
         return GroundTruth(text, {"reward_model": model}, value), "reward_model", {}
-    present = [name for name in ("ground_truth", "answer") if name in row]
-    solution = _solution(row)
+    present = [name for name in PLAIN_ANSWERS[:2] if name in row]
+    solution = row["solution"] if "solution" in held_answers(row) else None
     if needed and not present and solution is not None:
         kept, where = {"solution": solution}, f"{location}, column 'solution'"
         if isinstance(solution, str):
@@ -252,7 +253,7 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
         return GroundTruth(_answer_text(value, where), kept, value), "solution", kept
     if not needed and all(row[name] is None for name in present):
         return GroundTruth(""), "ground_truth", {}
-    column = first_of(row, ("ground_truth", "answer"), location, _TRUTH_FIX, _ANSWERS)
+    column = first_of(row, PLAIN_ANSWERS[:2], location, _TRUTH_FIX, ANSWERS)
     text = _answer_text(row[column], f"{location}, column {column!r}")
     # The published GSM8K rows hold the worked solution, and the answer after "####".
     solution, mark, final = text.rpartition("\n#### ")
@@ -266,13 +267,6 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
             )
         return GroundTruth(final, {column: text}, text), column, {"solution": solution}
     return GroundTruth(text, {column: row[column]}, row[column]), column, {}
-
-
-def _solution(row: dict) -> object:
-    """Returns what the column `solution` holds; None where that is nothing."""
-    value = row.get("solution")
-    missing = value in ([], {}) or isinstance(value, float) and math.isnan(value)
-    return None if missing else value
 
 
 def _solved(solution: str, location: str) -> str:

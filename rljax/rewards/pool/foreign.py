@@ -30,6 +30,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 
 from rljax.components import Component
+from rljax.config.answer_numbers import PLAIN_ANSWERS
 from rljax.errors import InputError
 
 _TRL_FIELDS = (
@@ -49,7 +50,6 @@ _LISTS_OF_VERL = {
     "extra_infos": "extra_info",
 }
 _LISTS_OF_OPENRLHF = {"queries": "responses", "prompts": "prompt", "labels": "ground_truth"}
-_TRUTHS = ("ground_truth", "answer", "solution")
 # Objects of a library's trainer or rubric that a sample does not have.
 _OF_A_TRAINER = {"TRL": ("trainer_state", "environments"), "verifiers": ("parser", "judge")}
 VERL_BATCH, OPENRLHF = "verl's BatchRewardManager", "OpenRLHF"
@@ -80,7 +80,7 @@ class GroundTruth(str):
     def beside(self, row: Mapping, extra_info: Mapping) -> "GroundTruth":
         """The ground truth of a row that also knows those of its columns that an entry of
         extra_info has the name of, and which entries have another value."""
-        names = {*_TRUTHS, *extra_info} - {"extra_info"}
+        names = {*PLAIN_ANSWERS, *extra_info} - {"extra_info"}
         columns = {n: row[n] for n in row if n in names and row[n] is not None}
         truth = GroundTruth(str(self), columns | self.columns, self.value)
         handed = columns_of({"ground_truth": truth, "extra_info": dict(extra_info)})
@@ -92,7 +92,7 @@ def columns_of(sample: Mapping) -> dict:
     """Returns the columns of a sample's row by their names. An entry of extra_info is one where
     neither a column nor the ground truth has its name."""
     extra, truth = sample.get("extra_info"), sample.get("ground_truth")
-    truths = dict.fromkeys(_TRUTHS, _held(truth)) if "ground_truth" in sample else {}
+    truths = dict.fromkeys(PLAIN_ANSWERS, _held(truth)) if "ground_truth" in sample else {}
     columns = {"data_source": sample["data_source"]} if "data_source" in sample else {}
     columns |= truths
     if isinstance(extra, dict):
