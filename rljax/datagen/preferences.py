@@ -1,5 +1,6 @@
 """Preference labels by a judge (RLAIF, arXiv 2309.00267): pairs of completions -> rows of `pairs`,
-judged in both orders. A comparison is a dict of prompt (text or messages), first and second."""
+judged in both orders. A comparison is a dict of prompt (text or messages), first and second, and
+tools and variables of the chat template where its prompt has some."""
 
 import dataclasses
 import itertools
@@ -17,8 +18,8 @@ from rljax.config.policy_options import PreferenceOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
-from rljax.data.offline.rows import load_rows
-from rljax.data.rows.columns import prompt_of, rows_of, text_of
+from rljax.data.offline.rows import load_rows, prompt_row
+from rljax.data.rows.columns import prompt_columns, rows_of, text_of
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
@@ -89,8 +90,8 @@ def model_judge(folder: str | Path, *, max_tokens: int = 4096, rows: int = 8) ->
     rows = rows * mesh.size
     scorer = ModelScorer(saved.model, saved.params, rows)
 
-    def encoded(prompt, completion):
-        row = dict(prompt=prompt, completion=completion, label=True)
+    def encoded(comparison, name):
+        row = dict(prompt_columns(comparison), completion=comparison[name], label=True)
         try:
             rows = load_rows([row], "train", "unpaired")
             (item,), _ = encode_rows(rows, saved.tokenizer, "unpaired", max_tokens=max_tokens)
@@ -99,9 +100,7 @@ def model_judge(folder: str | Path, *, max_tokens: int = 4096, rows: int = 8) ->
         return item
 
     def ask(comparisons: Sequence[dict]) -> list[Score]:
-        scores = [
-            encoded(c["prompt"], c[name]) for c in comparisons for name in ("first", "second")
-        ]
+        scores = [encoded(c, name) for c in comparisons for name in ("first", "second")]
         todo = [i for i, item in enumerate(scores) if not isinstance(item, Score)]
         items = [scores[i] for i in todo]
         longest = max((len(x.prompt_ids) + len(x.completion_ids) for x in items), default=1)
@@ -170,7 +169,7 @@ def _row(comparison: dict, judged: Verdict) -> dict:
     names = ("second", "first") if judged.outcome == "second" else ("first", "second")
     probability = 1 - judged.probability if judged.outcome == "second" else judged.probability
     return {
-        "prompt": comparison["prompt"],
+        **prompt_columns(comparison),
         "chosen": comparison[names[0]],
         "rejected": comparison[names[1]],
         "probability": probability,
@@ -182,12 +181,15 @@ def _row(comparison: dict, judged: Verdict) -> dict:
 
 
 def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[dict]:
-    """Comparisons from rows of prompt and either first + second or completions (two or more texts,
-    of which all pairs are compared). Raises InputError that names the row."""
+    """Comparisons from rows of a prompt, as pairs have it, and either first + second or completions
+    (two or more texts, of which all pairs are compared). Raises InputError that names the row, also
+    for one with images."""
     rows = read_rows(spec, split)
     out = []
-    for index, row in enumerate(rows.rows):
+    for index in range(len(rows.rows)):
         where = rows.location(index)
+        row = prompt_row(rows, index)
+        require_text_alone([row], "this command")
         texts = row.get("completions")
         if texts is None:
             texts = [x for x in (row.get("first"), row.get("second")) if x is not None]
@@ -198,11 +200,9 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
             )
         for text in texts:
             text_of(text, f"{where}, a completion", "remove it", empty=True)
-        if row.get("prompt") is None:
-            raise InputError(f"{where} has no 'prompt'", fix="give each row one")
-        prompt = prompt_of(row["prompt"], f"{where}, column 'prompt'")
         pairs = itertools.combinations(texts, 2)
-        out += [{"prompt": prompt, "first": a, "second": b} for a, b in pairs]
+        out += [{**prompt_columns(row), "first": a, "second": b} for a, b in pairs]
+    rows.unread.warn([{"index": index} for index in range(len(rows.rows))])
     return out
 
 
@@ -233,7 +233,7 @@ def sample_comparisons(
     for i, prompt in enumerate(prompts):
         texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
         pairs = itertools.combinations(texts, 2)
-        out += [{"prompt": prompt.prompt, "first": a, "second": b} for a, b in pairs]
+        out += [{**prompt.columns, "first": a, "second": b} for a, b in pairs]
     return out
 
 

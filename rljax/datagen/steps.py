@@ -230,7 +230,7 @@ def stepwise_row(
     if not steps:
         return None
     return {
-        "prompt": record.prompt,
+        **record.columns,
         "completions": steps,
         "labels": kept,
         "ended": program.ended and labels[-1] is not None,

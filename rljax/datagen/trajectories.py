@@ -38,23 +38,15 @@ def lines_of(text: str) -> list[str]:
 # -- rows of files --
 
 
-def _prompt_columns(record: PromptRecord) -> dict:
-    """The columns of every row that describe its prompt."""
-    row = {"prompt": record.prompt}
-    if "tools" in record.extra_info:
-        row["tools"] = record.extra_info["tools"]
-    return row
-
-
 def example_row(prompts: Sequence[PromptRecord], sample: Completion) -> dict:
     """A demonstration for SFT: prompt, completion, and its reward."""
-    row = _prompt_columns(prompts[sample.prompt])
+    row = prompts[sample.prompt].columns
     return {**row, "completion": sample.text, "reward": sample.reward}
 
 
 def pair_row(prompts: Sequence[PromptRecord], better: Completion, worse: Completion) -> dict:
     """A pair for preference losses and reward models."""
-    row = _prompt_columns(prompts[better.prompt])
+    row = prompts[better.prompt].columns
     scores = {"score_chosen": better.reward, "score_rejected": worse.reward}
     return {**row, "chosen": better.text, "rejected": worse.text, **scores}
 
@@ -99,7 +91,7 @@ def trajectory_rows(
             counts["empty"] += 1
             continue
         row = {
-            **_prompt_columns(prompts[sample.prompt]),
+            **prompts[sample.prompt].columns,
             "completion": sample.text,
             "steps": lines_of(sample.text),
             "reward": sample.reward,

@@ -23,6 +23,7 @@ from rljax.config import Config, is_path, to_dict, with_overrides
 from rljax.config.declare import check_options
 from rljax.config.policy_options import ComparisonOptions
 from rljax.data.online.default_rewards import evaluation_text, reward_text
+from rljax.data.rows.columns import prompt_columns
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.datagen.rejection import best_and_worst, select
@@ -42,7 +43,7 @@ BASE = "base"
 
 
 def _plain(row: dict, *names: str) -> dict:
-    return {name: row[name] for name in ("prompt", "tools", *names) if name in row}
+    return prompt_columns(row) | {name: row[name] for name in names if name in row}
 
 
 def _by_prompt(rows: Sequence[dict]) -> list[list[dict]]:

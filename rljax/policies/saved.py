@@ -1,6 +1,7 @@
 """Policies on disk. Their run may still be training: nothing here writes into its folder."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rljax.config import Config, MeshConfig, from_dict
 from rljax.config.trust import refuse_own_code, untrained, vouched
 from rljax.data.images.encode import ImageReader, image_reader, layout_of
 from rljax.data.online.encoded import load_run_tokenizer
+from rljax.data.online.kept import kept_line
 from rljax.data.online.prompts import PromptRecord, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
@@ -35,6 +37,7 @@ from rljax.setup.scoring import make_episodes
 from rljax.setup.setup import check_length, load_model, make_sampling
 from rljax.setup.weights import initial_params
 
+LOG = logging.getLogger("rljax")
 _SCORED_ROWS = 8  # by a reward model at once, on each device
 
 
@@ -72,11 +75,14 @@ class SavedPolicy:
         self, records: Sequence[dict], *, max_tokens: int | None = None, overlong: str = "drop"
     ) -> tuple[list[PromptRecord], dict[str, int]]:
         """Returns prompts as `sample_all` reads them, and counts. `overlong` says what becomes of
-        prompts of more than `max_tokens` (None: data.max_prompt_tokens), as data.overlong does.
-        Raises InputError if no prompt is left."""
+        prompts of more than `max_tokens` (None: data.max_prompt_tokens), as data.overlong does;
+        dropped ones are a warning. Raises InputError if no prompt is left."""
         limit = max_tokens or self.config.data.max_prompt_tokens
         options = dict(max_prompt_tokens=limit, overlong=overlong, images=self.images)
-        return encode_prompts(records, self.tokenizer, **options)
+        prompts, counts = encode_prompts(records, self.tokenizer, **options)
+        if counts["dropped_overlong"]:
+            LOG.warning("%s", kept_line("prompts", "rows", counts, limit))
+        return prompts, counts
 
     def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
         """Returns the policy that samples on `prompts`; `sampling` are arguments of `sampling`. It

@@ -17,13 +17,16 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen import preferences as rlaif
+from rljax.datagen.trajectories import example_row
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.policies import SavedPolicy
+from rljax.policies.sampling import Completion
 from rljax.rewards.pool.pool import Score
 
 
@@ -257,3 +260,71 @@ def test_rows_without_completions_are_said_to_have_none():
     for row in ({"prompt": "p"}, {"prompt": "p", "first": "a"}):
         with pytest.raises(InputError, match="has no two completions"):
             rlaif.load_comparisons([row])
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "clock",
+            "description": "time",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
+ASKED = [{"role": "user", "content": "q"}]
+TOLD = [{"role": "system", "content": "Answer in French."}, *ASKED]
+
+
+@pytest.mark.parametrize(
+    "row, expected",
+    [
+        (dict(system="Answer in French.", prompt=ASKED), dict(prompt=TOLD)),
+        (dict(system_prompt="Answer in French.", prompt="q"), dict(prompt=TOLD)),
+        (dict(question="q"), dict(prompt="q")),
+        (dict(prompt=json.dumps(ASKED)), dict(prompt=ASKED)),
+        (dict(prompt=ASKED, tools=TOOLS), dict(prompt=ASKED, tools=TOOLS)),
+        (dict(prompt=ASKED, tools=json.dumps(TOOLS)), dict(prompt=ASKED, tools=TOOLS)),
+        (
+            dict(prompt=ASKED, chat_template_kwargs={"enable_thinking": False}),
+            dict(prompt=ASKED, chat_template_kwargs={"enable_thinking": False}),
+        ),
+        (dict(prompt=ASKED, enable_thinking=False), dict(prompt=ASKED, enable_thinking=False)),
+    ],
+)
+def test_labels_keep_all_that_the_prompt_is_rendered_of(tmp_path, row, expected):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**row, "first": "a", "second": "b"}) + "\n")
+    items = rlaif.load_comparisons(str(path))
+    assert items == [{**expected, "first": "a", "second": "b"}]
+    rows, _ = rlaif.label(items, lambda comparisons: [said(0.9)] + [said(0.1)])
+    assert {name: rows[0][name] for name in expected} == expected and rows[0]["chosen"] == "a"
+    rlaif.write_pairs(rows, tmp_path / "pairs.jsonl")
+    (pair,) = load_rows(str(tmp_path / "pairs.jsonl"), "train", "pairs")
+    whole = load_rows([{**row, "chosen": "a", "rejected": "b"}], "train", "pairs")[0]
+    assert {n: v for n, v in pair.items()} == whole  # as the row that was answered
+
+
+def test_comparisons_of_what_is_not_read_are_refused():
+    made = dict(prompt=ASKED, first="a", second="b")
+    for more in (
+        dict(system="x", prompt=TOLD),  # two system messages
+        dict(history=[["before", "answer"]]),
+        dict(tools="no json"),
+        dict(chat_template_kwargs={"enable_thinking": True}, enable_thinking=False),
+        dict(images=["data:image/png;base64,AAAA"]),
+    ):
+        with pytest.raises(InputError):
+            rlaif.load_comparisons([{**made, **more}])
+
+
+def test_rows_of_sampled_prompts_keep_what_they_are_rendered_of():
+    """Of rljax sample and of labels alike."""
+    more = dict(tools=TOOLS, chat_template_kwargs={"enable_thinking": False}, level=3)
+    ids = np.ones(1, np.int32)
+    record = PromptRecord("text", ids, "", "", more, 0, messages=tuple(ASKED))
+    expected = dict(prompt=ASKED, tools=TOOLS, chat_template_kwargs={"enable_thinking": False})
+    assert record.columns == expected
+    sample = Completion(0, "a", (1,), (0.0,), "stop", 1.0)
+    row = example_row([record], sample)
+    assert {name: row[name] for name in expected} == expected and "level" not in row

@@ -107,8 +107,20 @@ def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> St
     return Stream(made, rows=rows.rows.rows)
 
 
-def _record(rows: Rows, index: int, kind: str) -> dict:
+def prompt_row(rows: Rows, index: int) -> dict:
+    """Returns row `index` with its prompt as records have it, for a command that writes rows of the
+    same prompt; and images. Raises InputError, with the row, for a prompt that no record has."""
     location = rows.location(index)
+    row, images = _as_written(rows, index, location)
+    with rows.named_columns():
+        row |= read_columns(row, location, (_PROMPT,))
+        rendering_of(row, location)
+        rows.unread.check(row | images, row["prompt"], location, index, **_asks(row))
+    return row | images
+
+
+def _as_written(rows: Rows, index: int, location: str) -> tuple[dict, dict]:
+    """Row `index` without the images of it, and these."""
     raw = with_images(rows.rows[index], location, rows.folder)
     images = images_of(raw)
     row = decoded_row({n: v for n, v in raw.items() if n not in images}, location)
@@ -116,6 +128,18 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     if rows.fills_nulls:
         written = (*SPOKEN, "tools")
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
+    return row, images
+
+
+def _asks(row: dict) -> dict:
+    """How Unread.check is told of the row's prompt, behind which something is learned."""
+    read = next((name for name in ("prompt", "question") if row.get(name) is not None), "")
+    return dict(read=read, learned=True)
+
+
+def _record(rows: Rows, index: int, kind: str) -> dict:
+    location = rows.location(index)
+    row, images = _as_written(rows, index, location)
     if kind == "examples":
         with rows.named_columns():
             record = demonstration_record(row | images, location, index, rows.unread)
@@ -124,9 +148,7 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     make, *columns = _KINDS[kind]
     with rows.named_columns():
         made = make(row, read_columns(row, location, columns), location)
-        read = next((name for name in ("prompt", "question") if row.get(name) is not None), "")
-        how = dict(read=read, learned=True)
-        rows.unread.check(row | images, made["prompt"], location, index, **how)
+        rows.unread.check(row | images, made["prompt"], location, index, **_asks(row))
     require_no_other_reasoning(row, made, location)
     return dict(made, **rendering_of(row, location), index=index, **images)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rljax.data.images.encode import Image, ImageLayout, ImageReader, cut_example, with_image_tokens
-from rljax.data.rows.columns import rendering_of
+from rljax.data.rows.columns import prompt_columns, rendering_of
 from rljax.data.text.chat import (
     RewrittenTurn,
     answered_turns,
@@ -68,6 +68,12 @@ class PromptRecord:
     def prompt(self) -> str | list[dict]:
         """The prompt as its row has it: text or a list of messages."""
         return self.prompt_text if self.messages is None else list(self.messages)
+
+    @property
+    def columns(self) -> dict:
+        """The columns of a row with this prompt: prompt, and tools and variables of the chat
+        template where there are some."""
+        return prompt_columns({**self.extra_info, "prompt": self.prompt})
 
 
 @dataclass(frozen=True)

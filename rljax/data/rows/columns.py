@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -277,6 +277,13 @@ def each(read: Callable[[object, str], object], item: str) -> Callable[[object, 
 
 
 VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variables of the template
+PROMPT_COLUMNS = ("prompt", "tools", *VARIABLES)  # what a prompt is rendered of
+
+
+def prompt_columns(row: Mapping) -> dict:
+    """Returns the columns of a row from which its prompt is rendered, for rows that are written
+    with the same prompt. What `system` says is in the prompt by then (as_written)."""
+    return {name: row[name] for name in PROMPT_COLUMNS if row.get(name) is not None}
 
 
 def rendering_of(row: dict, location: str) -> dict:
