@@ -185,6 +185,16 @@ def test_an_empty_response_is_its_end_token(families):
         assert pair.rejected_ids[0] in tokenizer.eos_ids and pair.rejected_mask.tolist() == [1]
 
 
+def test_an_empty_message_is_its_end_token(families):
+    for family, tokenizer in families.items():
+        row = dict(prompt=[user("2 + 3?")], chosen=[assistant("5")], rejected=[assistant("")])
+        ((item,), counts) = items_of([row], tokenizer, "pairs")
+        assert counts["dropped_empty"] == 0, family
+        learned = item.rejected_ids[item.rejected_mask > 0].tolist()
+        whole = item.chosen_ids[item.chosen_mask > 0].tolist()
+        assert learned[-1:] == whole[-1:] and len(learned) < len(whole), family
+
+
 def test_no_token_spans_the_border(tokenizer):
     row = dict(prompt="the a", chosen="nswer", rejected=" is")
     ((pair,), _) = items_of([row], tokenizer, "pairs")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rljax.errors import InputError
 
 U, V = {"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}
 A, B, C = ({"role": "assistant", "content": text} for text in ("a", "b", "c"))
+SILENT = {"role": "assistant", "content": ""}
 TOOL = {"role": "tool", "content": "5"}
 SCHEMA = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
@@ -174,6 +176,55 @@ def test_identical_completions_are_left_for_the_encoder_to_count(text, prompt):
 # -- bad rows: every error names the source, the row and the column --
 
 
+@pytest.mark.parametrize(
+    "row, prompt, chosen, rejected",
+    [
+        (dict(prompt=[U], chosen=[A], rejected=[SILENT]), [U], [A], [SILENT]),
+        (dict(prompt=[U], chosen=[SILENT], rejected=[A]), [U], [SILENT], [A]),
+        (dict(prompt=[U], chosen=[A], rejected=""), [U], [A], [SILENT]),
+        (dict(chosen=[U, A], rejected=[U, SILENT]), [U], [A], [SILENT]),
+        (dict(prompt="hi", chosen=[U, A], rejected=[U, SILENT]), [U], [A], [SILENT]),
+        (dict(prompt=[U], chosen=[U, A], rejected=[U, SILENT]), [U], [A], [SILENT]),
+        (dict(prompt=[U], chosen=[A, V, SILENT], rejected=[B]), [U], [A, V, SILENT], [B]),
+        (dict(chosen="Q: x A: yes, it is", rejected="Q: x A: yes"), "Q: x A: yes", ", it is", ""),
+        (dict(chosen="Q: x A:", rejected="Q: x A: no"), "Q: x A:", "", " no"),
+        (dict(chosen="Q: x A: ", rejected="Q: x A: no"), "Q: x A:", " ", " no"),
+        # Of conversations the answer with which one ends stays with both.
+        (dict(chosen=[U, A, V, B], rejected=[U, A]), [U], [A, V, B], [A]),
+    ],
+)
+def test_an_empty_answer_of_a_pair_is_one_that_ends_at_once(row, prompt, chosen, rejected):
+    [made] = load_rows([row], "train", "pairs")
+    assert (made["prompt"], made["chosen"], made["rejected"]) == (prompt, chosen, rejected)
+    [made] = load_rows([dict(prompt=[U], completion=[SILENT], label=0)], "train", "unpaired")
+    assert made["completion"] == [SILENT]
+
+
+@pytest.mark.parametrize("gap", [None, math.nan])
+@pytest.mark.parametrize(
+    "kind, row, name, value",
+    [
+        ("unpaired", dict(prompt="q", completion=..., response="a", label=True), "completion", "a"),
+        ("unpaired", dict(prompt=[U], completion=..., response=[A], label=1), "completion", [A]),
+        ("unpaired", dict(prompt=..., question="q", completion="a", label=1), "prompt", "q"),
+        ("trajectories", dict(prompt="q", completion="a", reward=..., score=0.5), "reward", 0.5),
+        (
+            "trajectories",
+            dict(prompt="q", completion=..., response="a", reward=1),
+            "completion",
+            "a",
+        ),
+        ("trajectories", dict(prompt="q", completion=..., steps=["a"], reward=1), "steps", ["a"]),
+    ],
+)
+def test_a_gap_of_a_table_hides_no_other_name_of_a_column(kind, row, name, value, gap):
+    row = {key: gap if held is ... else held for key, held in row.items()}
+    [made] = load_rows([row], "train", kind)
+    assert made[name] == value
+    other = {key: held for key, held in row.items() if held is not gap}
+    assert load_rows([other], "train", kind) == [made]
+
+
 def bad(kind, **fields):
     return kind, {**GOOD[kind], **fields}
 
@@ -195,12 +246,15 @@ BAD = [
     (*bad("pairs", prompt=[U], chosen=[V]), "'chosen': the first message is not the assistant's"),
     (*bad("pairs", prompt=[U], chosen=[A, V]), "'chosen': the last message is not the assistant's"),
     (*bad("pairs", prompt=[{"role": "critic", "content": "x"}]), "unknown role: got 'critic'"),
-    (*bad("pairs", prompt=[U], chosen=[{"role": "assistant", "content": ""}]), "says nothing"),
+    (*bad("pairs", prompt=[U], chosen=[A], rejected=[B], reference=[SILENT]), "says nothing"),
+    (*bad("pairs", prompt=[U], chosen=[{**SILENT, "weight": 0}], rejected=[B]), "says nothing"),
+    ("trajectories", dict(prompt=[U], completion=[SILENT], reward=1.0), "says nothing"),
     (*bad("pairs", chosen=[A]), "'prompt' is a text while column 'chosen' holds messages"),
     (*bad("pairs", reference=""), "'reference' is empty"),
     ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b", "margin": -1}, "'margin' is below 0"),
     ("examples", {"messages": [U, {"role": "assistant", "content": ""}]}, "message 1 of the"),
-    ("pairs", {"chosen": "ab", "rejected": "a"}, "'rejected' is the beginning of 'chosen'"),
+    ("pairs", {"chosen": "ab", "rejected": ""}, "'rejected' is empty"),
+    ("pairs", {"chosen": "ab", "rejected": "a", "reference": "a"}, "'reference' is empty"),
     ("pairs", {"chosen": [U, A], "rejected": [U]}, "'rejected' is the beginning of 'chosen'"),
     ("pairs", {"chosen": [U, A], "rejected": [V, A]}, "share no first message"),
     ("pairs", {"chosen": [U, A], "rejected": "b"}, "texts and messages are mixed"),

@@ -186,6 +186,41 @@ def test_whole_conversations_bring_what_is_asked(warned):
     assert not warned()
 
 
+RENDERED = "<|im_start|>user\nWho is it?<|im_end|>\n<|im_start|>assistant\n"
+LATER = {"role": "user", "content": "Where was she born?"}
+
+
+@pytest.mark.parametrize(
+    "text, is_warned",
+    [
+        ("Answer in French. Passage: Ada won the race of 1843.", True),
+        ("Answer in French. Who is it?", True),
+        (f"<|im_start|>system\nAnswer in French.<|im_end|>\n{RENDERED}", True),
+        ("Who is it?", False),
+        ("who is  it?", False),
+        (RENDERED, False),
+        ("\n\nHuman: Who is it?\n\nAssistant:", False),
+        ("[INST] Who is it? [/INST]", False),
+        (LATER["content"], False),  # of a later turn of both
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("column", ["prompt", "question"])
+def test_a_text_beside_whole_conversations_is_compared_with_them(warned, text, is_warned, column):
+    pair = dict(chosen=[U, A, LATER, B], rejected=[U, B, LATER, A])
+    (record,) = load_rows([{column: text, **pair}], "train", "pairs")
+    found = warned()
+    assert record["prompt"] == [U] and len(found) == is_warned
+    assert all("1 of 1 rows: columns that look like a part" in one for one in found)
+    assert all(f"prompt does not say it: '{column}'" in one for one in found)
+    safety = dict(safer=pair["chosen"], more_harmful=pair["rejected"], safer_is_safe=1)
+    load_rows([{column: text, **safety, "more_harmful_is_safe": 0}], "train", "safety")
+    assert len(warned()) == len(found)
+    if column == "prompt":  # beside the messages of a demonstration, too
+        load_demonstrations([dict(prompt=text, messages=[U, A])], "train")
+        assert len(warned()) == (is_warned or text == LATER["content"])
+
+
 def test_the_columns_of_a_form_do_not_take_the_place_of_a_prompt(warned):
     row = {"instruction": "Be brief.", "response": "a"}
     for form, own in (

@@ -19,6 +19,7 @@ from rljax.data.rows.columns import (
     demonstration_record,
     each,
     flag_of,
+    is_missing,
     number_of,
     prompt_of,
     read_columns,
@@ -54,13 +55,16 @@ def load_rows(
     examples: messages, or prompt + completion, or text; tools.
     pairs: prompt, chosen, rejected, margin, tie, and reference where the rows have one. Without a
         prompt it is the longest common beginning of the completions: whole messages, or characters
-        (a space before the first difference goes to the completions). margin is that column, or
-        score_chosen - score_rejected, or 0; tie is that column, or equal scores.
+        (a space before the first difference goes to the completions). Of a text that begins the
+        other one nothing is left, the response that ends at once; of conversations in such a case
+        the last common answer stays with both. margin is that column, or score_chosen -
+        score_rejected, or 0; tie is that column, or equal scores.
     safety: prompt, safer, more_harmful and, of each, whether it is safe: safer_is_safe and
         more_harmful_is_safe. Records have the first as chosen, the second as rejected.
     unpaired: prompt, completion, label (whether the completion is desirable).
-    What is judged in pairs, safety and unpaired may be an empty text: the response that ends at
-        once, the end token alone. A reference completion, which is imitated, may not.
+    What is judged in pairs, safety and unpaired may be an empty text, or a message with one: the
+        response that ends at once, the end token alone. A reference completion, which is imitated,
+        may not.
     stepwise: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
         `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
         ones may be among them, and true = the end token follows the last one, not the separator.
@@ -133,7 +137,7 @@ def _as_written(rows: Rows, index: int, location: str) -> tuple[dict, dict]:
 
 def _asks(row: dict) -> dict:
     """How Unread.check is told of the row's prompt, behind which something is learned."""
-    read = next((name for name in ("prompt", "question") if row.get(name) is not None), "")
+    read = next((n for n in _PROMPT.names.split() if not is_missing(row.get(n))), "")
     return dict(read=read, learned=True)
 
 
@@ -148,7 +152,13 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     make, *columns = _KINDS[kind]
     with rows.named_columns():
         made = make(row, read_columns(row, location, columns), location)
-        rows.unread.check(row | images, made["prompt"], location, index, **_asks(row))
+        how, asked = _asks(row), made["prompt"]
+        text = row[how["read"]] if how["read"] else None
+        if isinstance(asked, list) and isinstance(text, str):
+            # Whole conversations took the place of a text, which a later turn may say.
+            later = [*asked, *(m for m in made["chosen"] if m["role"] != _ASSISTANT)]
+            asked = asked if unread_parts({"prompt": text}, later) else later
+        rows.unread.check(row | images, asked, location, index, **how)
     require_no_other_reasoning(row, made, location)
     return dict(made, **rendering_of(row, location), index=index, **images)
 
@@ -191,7 +201,8 @@ def _pair(row: dict, read: dict, location: str) -> dict:
     # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
     whole = all(isinstance(value, list) for value in completions.values())
     several = whole and all(len(value) > 1 for value in completions.values())
-    asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
+    read_from = _asks(row)["read"]
+    asked = row[read_from] if read_from else None
     if asked is None and not several:  # whole conversations bring what is asked themselves
         _refuse_unread_question(row, completions["chosen"], location)
     if asked is None or (several and isinstance(asked, str)):
@@ -263,7 +274,10 @@ def _split_common_beginning(completions: dict, location: str) -> tuple[str | lis
     elif not any(as_messages) and n and values[0][n - 1] == " ":
         n -= 1  # the space before the difference stays with the completion
     short = [name for name, value in completions.items() if len(value) == n]
-    if short and len(short) < len(values):
+    ended = any(as_messages) and 0 < len(short) < len(values)
+    if ended and n > 1 and said[0][n - 1]["role"] == _ASSISTANT:
+        n -= 1  # one conversation goes on after an answer with which the other one ends
+    elif ended:
         other = next(name for name in completions if name not in short)
         raise InputError(
             f"{location}: {short[0]!r} is the beginning of {other!r}",
@@ -298,7 +312,7 @@ def _margin(read: dict, location: str) -> dict:
 
 
 def _labelled(row: dict, read: dict, location: str) -> dict:
-    name = "completion" if "completion" in row else "response"
+    name = "response" if is_missing(row.get("completion")) else "completion"
     prompt, matched = _matched(read["prompt"], {name: read["completion"]}, location)
     return dict(prompt=prompt, completion=matched[name], label=read["label"])
 
@@ -329,7 +343,7 @@ def _trajectory(row: dict, read: dict, location: str) -> dict:
     names = ["completion", "response", "steps"]
     if "process_scores" in read:
         names = ["steps", "completion", "response"]
-    name = next((name for name in names if row.get(name) is not None), names[0])
+    name = next((name for name in names if not is_missing(row.get(name))), names[0])
     where = f"{location}, column {name!r}"
     made = dict(prompt=read["prompt"])
     if name == "steps":

@@ -143,7 +143,7 @@ class Column:
 
     `read(value, location)` returns the value, or raises InputError. `fix` is said of a row
     without the column; "" means that it may be missing. Null is a value where the column is
-    needed, unless `null_is_absent`.
+    needed, unless `null_is_absent`, or another of the names holds a value.
     """
 
     names: str
@@ -160,11 +160,17 @@ def read_columns(row: dict, location: str, columns: Iterable[Column]) -> dict:
     for column in columns:
         names = column.names.split()
         if column.fix or given.keys() & set(names):
-            has = given if column.null_is_absent else row
+            held = {name: row[name] for name in names if not is_missing(row.get(name))}
+            has = held or (given if column.null_is_absent else row)
             there.append((column, names[0], first_of(has, names, location, column.fix)))
     return {
         key: column.read(row[name], f"{location}, column {name!r}") for column, key, name in there
     }
+
+
+def is_missing(value: object) -> bool:
+    """Returns whether a cell holds nothing: null, or the NaN of a gap in a table of numbers."""
+    return value is None or isinstance(value, float) and math.isnan(value)
 
 
 # -- what a column may hold --
@@ -189,9 +195,9 @@ def prompt_of(value: object, location: str) -> str | list[dict]:
 
 
 def completion_of(value: object, location: str, empty: bool = False) -> str | list[dict]:
-    """A completion: a text (`empty` allows an empty one), or messages from the assistant's first to
-    its last. Raises InputError for messages that begin or end with another role, or from which
-    nothing is learned."""
+    """A completion: a text, or messages from the assistant's first to its last; `empty` allows one
+    that says nothing, the response that ends at once. Raises InputError for messages that begin or
+    end with another role, or from which nothing is learned."""
     if not isinstance(value, list):
         return text_of(value, location, empty=empty)
     messages = conversation(value, location)
@@ -203,11 +209,18 @@ def completion_of(value: object, location: str, empty: bool = False) -> str | li
                 rule="a completion is what the assistant says, with what tools answer in between",
                 fix="move what precedes it into 'prompt' and drop what follows it",
             )
-    if not any(has_answer(message) for message in messages):
+    learned = [message for message in messages if message.get(LEARN) is not False]
+    if not any(map(has_answer, messages)) and not (empty and _says_nothing(learned)):
         raise InputError(
             f"{location} is empty: the assistant says nothing that is learned", fix=_REMOVE
         )
     return messages
+
+
+def _says_nothing(learned: list[dict]) -> bool:
+    """Returns whether turns are there to learn and each of the assistant's has no text."""
+    texts = [message.get("content") for message in learned if message["role"] == "assistant"]
+    return bool(texts) and not any(texts)
 
 
 def has_answer(message: dict) -> bool:

@@ -35,6 +35,8 @@ _PARTS = re.compile(
 _WHOLE = re.compile("(prompt|text|message|conversation|dialogue|dialog)s?")
 _NAMES_OF_OBJECTS = ("role", "from", "id", "_id", "label", "labels", "url", "source", "type")
 _MARK = re.compile(r"<image ?[0-9]*>")
+_MARKS = re.compile("<[^<>]*>")  # of a chat template
+_ROLES = {*"system user human assistant gpt bot model instruction inst response q a".split()}
 _OTHERS = ("images", "extra_info", "reward_model")  # are read, or by the reward alone
 _SHORT = 16  # characters of a text that may stand in a prompt by chance
 _SHOWN = 60  # characters of a text in a warning
@@ -76,11 +78,15 @@ class Unread:
         learned: bool = False,
     ) -> None:
         """Notes the columns of a row that hold what `asked`, a text or messages, lacks. `read` is
-        the column of the prompt; "messages" or "" where whole conversations bring it.
+        the column of the prompt; "messages" or "" where whole conversations bring it. A text in
+        it beside messages that are asked is not what is read, and is compared with them.
 
         Raises InputError where an answer is `learned` without the turns before it, or without an
         image."""
         parts = unread_parts(row, asked, read)
+        if read and isinstance(row.get(read), str) and not isinstance(asked, str):
+            lost = unread_parts({"prompt": row[read]}, asked)
+            parts |= {read: lost["prompt"]} if lost else {}
         earlier = [name for name in parts if _EARLIER.fullmatch(_letters(name))]
         if learned and read not in ("", "messages") and earlier:
             raise InputError(
@@ -158,6 +164,8 @@ def unread_parts(
             texts = list(_texts(value, numbers=kind == "choices"))
             lost = next((text for text in texts if not said.says(text)), None)
             whole = _WHOLE.fullmatch(_letters(name)) and said.within(texts)
+            if whole and isinstance(value, str) and _letters(name) == "prompt":
+                whole = said.rendered(value)  # and nothing else: it has no answer
             if lost is not None and not whole:
                 found[name] = lost
     return found
@@ -215,6 +223,19 @@ class _Said:
         """Returns whether all that is asked stands in these texts."""
         other = _Said(texts)
         return all(map(other.says, self.texts))
+
+    def rendered(self, text: str) -> bool:
+        """Returns whether a text is what is asked, as a chat template writes it: beside the texts,
+        in their order, are marks and the names of roles alone."""
+        small, start, between = _squeezed(text), 0, []
+        for one in map(_squeezed, self.texts):
+            at = small.find(one, start)
+            if at < 0:
+                return False
+            between.append(small[start:at])
+            start = at + len(one)
+        beside = _MARKS.sub(" ", " ".join([*between, small[start:]]))
+        return set(re.findall(r"\w+", beside.replace("_", " "))) <= _ROLES
 
 
 def _squeezed(text: str) -> str:
