@@ -8,12 +8,15 @@ import pyarrow.parquet
 import pytest
 from tiny_vision import picture, png
 
+from rljax.config import Config
 from rljax.config.data_options import PrepareOptions
 from rljax.data.offline.rows import load_rows, load_stored_rows
+from rljax.data.online.encoded import load_data
 from rljax.data.rows.prepare import prepare
 from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts
 from rljax.data.rows.unread import unread_parts
 from rljax.data.text.contents import texts_in
+from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 
 U, A = {"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "Ann"}
@@ -338,3 +341,43 @@ def test_bytes_in_a_column_that_is_not_read_are_left_alone(tmp_path, warned, kin
     texts = {n: v.encode() if isinstance(v, str) else v for n, v in row.items()}
     assert load_rows([texts], "train", kind) == load_rows([row], "train", kind)
     assert not warned()
+
+
+PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "dataflow, loss, more, names",
+    [
+        ("reward_model", "bradley_terry(center=0.01)", dict(margin=2.0), "'margin'"),
+        ("reward_model", "bradley_terry(margin=True)", dict(margin=2.0), ""),
+        ("reward_model", "bradley_terry()", dict(margin=0), ""),
+        (
+            "reward_model",
+            "bradley_terry()",
+            dict(score_chosen=5, score_rejected=3),
+            "'score_chosen', 'score_rejected'",
+        ),
+        ("reward_model", "bradley_terry()", dict(reference="c"), "'reference'"),
+        ("preference", "dpo()", dict(margin=2.0), "'margin'"),
+        ("preference", "dpo()", dict(score_chosen=5, score_rejected=3), ""),  # they say what ties
+        ("preference", "dpo()", dict(reference="c"), "'reference'"),
+        ("preference", "tpo()", dict(reference="c"), ""),
+        ("preference", "dpo()", {}, ""),
+    ],
+)
+def test_a_column_of_pairs_that_the_loss_does_not_read_is_warned_of(
+    tmp_path, warned, dataflow, loss, more, names, stream
+):
+    config = Config(dataflow=dataflow)
+    stage = "reward_loss" if dataflow == "reward_model" else "preference_loss"
+    setattr(config.algorithm, stage, loss)
+    config.data.train, config.data.stream = (
+        stored(tmp_path, [{**PAIR, **more}] * 3, ".jsonl"),
+        stream,
+    )
+    load_data(config, CharTokenizer("abcq"), "pairs")
+    found = [one for one in warned() if "loss of this run" in one]
+    assert len(found) == bool(names) and all(names in one and "Fix: " in one for one in found)
+    assert all("3 of 3 rows" in one for one in found if not stream)

@@ -49,6 +49,7 @@ def load_rows(
     kind: str,
     notes: list[str] | None = None,
     test_fraction: float = 0.0,
+    unlearned: Mapping[str, Sequence[str]] | None = None,
 ) -> list[dict]:
     """Checked records of one kind; raises InputError that names the file, the row and the column.
 
@@ -72,11 +73,14 @@ def load_rows(
         step) and logprobs (of the sampler, one of each token) where the rows have them.
     Of all kinds: images, where a row has some (rljax.data.images.columns).
     With a `test_fraction` both splits are sides of the training split (rljax.data.rows.split).
+    `unlearned`: columns that the run's loss does not read, by what they hold ("margin",
+    "reference"); rows that have one are warned of, with the count.
     """
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
     read_split = "train" if test_fraction else split
     rows = read_rows(spec, read_split, demonstrations=kind == "examples", notes=notes)
+    rows.unread.unlearned = unlearned or {}
     records = [_record(rows, index, kind) for index in range(len(rows.rows))]
     for name in _EVERYWHERE:
         _require_everywhere_or_nowhere(records, rows, name)
@@ -88,11 +92,17 @@ def load_rows(
     return records
 
 
-def load_stored_rows(spec: str, kind: str, notes: list[str] | None = None) -> Stream:
+def load_stored_rows(
+    spec: str,
+    kind: str,
+    notes: list[str] | None = None,
+    unlearned: Mapping[str, Sequence[str]] | None = None,
+) -> Stream:
     """The records of `load_rows` for the training file as a stream: they are read and checked as
     they are drawn (rljax.data.rows.stored). Raises InputError, here for the first row and otherwise
     when it is drawn, for a bad row and for an optional column that not all rows have."""
     rows = read_stored(spec, "train", notes)
+    rows.unread.unlearned = unlearned or {}
     first = _record(rows, 0, kind)
     if kind == "stepwise":  # what the first block of the file says
         _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.some()])

@@ -10,8 +10,9 @@ import logging
 
 import numpy as np
 
+from rljax import contracts
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config, is_path
+from rljax.config import NAMESPACES, Config, is_path, value_of
 from rljax.data.images.encode import ImageLayout, ImageReader, image_reader, layout_of
 from rljax.data.kinds import SAMPLED
 from rljax.data.offline.batches import item_images
@@ -289,7 +290,7 @@ def _stored_items(
     config: Config, tokenizer: Tokenizer, kind: str, spec: str, options: dict, notes: list[str]
 ) -> tuple[Stream, list[dict]]:
     """Encoded rows of a file as a stream, and what of them is in the digest."""
-    records = load_stored_rows(spec, kind, notes)
+    records = load_stored_rows(spec, kind, notes, _unlearned(config, kind))
     warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
 
     def encoded(index: int) -> tuple[dict | None, dict[str, int]]:
@@ -375,6 +376,24 @@ def _held_out(
     return rows, [{"item": item} for item in items]
 
 
+def _unlearned(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
+    """Columns of pairs that neither the dataflow nor the loss of a run reads, by what they hold; {}
+    for functions of the user's own, which may read the batch as they like."""
+    if kind != "pairs":
+        return {}
+    dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
+    scores_rows = "reward_model" in dataflow.parameters
+    stage = "reward_loss" if scores_rows else "preference_loss"
+    loss = resolve(value_of(config, f"algorithm.{stage}"), NAMESPACES[stage])
+    if not all(one.function.__module__.startswith("rljax.") for one in (dataflow, loss)):
+        return {}
+    # The scores of a policy's pairs say which of them tie.
+    margins = ("margin", *(("score_chosen", "score_rejected") if scores_rows else ()))
+    rows = max(contracts.spec(one).rows for one in (dataflow, loss))
+    found = {"margin": margins if "scores" not in contracts.spec(loss).reads else ()}
+    return found | {"reference": () if rows == 3 else ("reference",)}
+
+
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
     offline = config.offline
@@ -389,7 +408,8 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             sources.append(stored)
             raw += first
             continue
-        rows = load_rows(spec, "train", kind, notes, held_out_fraction(config, spec))
+        held = held_out_fraction(config, spec)
+        rows = load_rows(spec, "train", kind, notes, held, _unlearned(config, kind))
         options["images"] = reader()
         items, more = in_source(spec, encode_rows, rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))

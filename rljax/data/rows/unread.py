@@ -51,6 +51,15 @@ _WARNINGS = {
         "images are in 'images' or 'image', with <image> in the text where each stands; rename the"
         " column",
     ),
+    "margin": (
+        "say how much better an answer is, and are not read by the loss of this run",
+        "algorithm.reward_loss='bradley_terry(margin=True)' of a reward model subtracts a margin,"
+        " as TRL's RewardTrainer does; or remove the column",
+    ),
+    "reference": (
+        "hold an answer that is not read by the loss of this run",
+        "algorithm.preference_loss='tpo()' reads one; or remove the column",
+    ),
     "mark": (
         "say <image>, and the row has no image: the mark is read as text",
         "write the images into the column 'images', or take the mark out",
@@ -64,6 +73,8 @@ class Unread:
 
     def __init__(self, source: str, at_once: bool):
         self.source, self.at_once = source, at_once
+        # What columns hold ("margin", "reference") -> those that the loss of the run does not read.
+        self.unlearned: Mapping[str, Sequence[str]] = {}
         self._found: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
         self._logged: set[tuple[str, str]] = set()
 
@@ -97,6 +108,9 @@ class Unread:
                 " nothing that is asked is in it",
             )
         self._note("asked", parts, location, index)
+        for what, names in self.unlearned.items():
+            held = {name: "" for name in names if row.get(name) not in (None, 0)}
+            self._note(what, held, location, index)
         kinds = {n: kind for n, v in row.items() if n not in _OTHERS and (kind := image_kind(n, v))}
         plain = [name for name, kind in kinds.items() if kind == "image"]
         has = bool(images_of(row))
