@@ -1,4 +1,4 @@
-"""Why rows are dropped when they are encoded: each count of encoding, declared once."""
+"""Reasons for which encoding drops rows: each of its counts, declared once."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

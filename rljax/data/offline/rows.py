@@ -146,7 +146,7 @@ def _as_written(rows: Rows, index: int, location: str) -> tuple[dict, dict]:
 
 
 def _asks(row: dict) -> dict:
-    """How Unread.check is told of the row's prompt, behind which something is learned."""
+    """Arguments of Unread.check: the column of the prompt, behind which something is learned."""
     read = next((n for n in _PROMPT.names.split() if not is_missing(row.get(n))), "")
     return dict(read=read, learned=True)
 
