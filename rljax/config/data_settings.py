@@ -101,6 +101,7 @@ class DataConfig(Settings):
         512,
         "Largest length of a prompt, in tokens; data.overlong says what happens to longer ones.",
         low=1,
+        read_by="prompts",
     )
     overlong: str = option(
         "drop",
@@ -138,7 +139,10 @@ class SFTConfig(Settings):
     )
     sequences_per_step: int = option(64, "Demonstrations in one optimizer step.", low=1)
     stop_at_accuracy: float = option(
-        0.0, "Greedy accuracy on held-out prompts at which this phase ends early; 0 = never.", low=0
+        0.0,
+        "Greedy accuracy on held-out prompts at which this phase ends early; 0 = never.",
+        low=0,
+        read_by="sampling",
     )
     check_every_steps: int = option(
         20, "Steps from one measurement of the accuracy for stop_at_accuracy to the next.", low=1

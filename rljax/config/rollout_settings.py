@@ -29,7 +29,7 @@ class SamplerConfig(Settings):
         "model_settings.head_in_float32.",
         choices=("", "on", "off"),
     )
-    temperature: float = option(1.0, "Sampling temperature, above 0.", low=0)
+    temperature: float = option(1.0, "Sampling temperature, above 0.", low=0, read_by="a policy")
     top_k: int = option(0, "Number of likeliest tokens that are sampled from; 0 = off.", low=0)
     top_p: float = option(
         1.0,
@@ -49,7 +49,10 @@ class SamplerConfig(Settings):
         fix="write 0.0",
     )
     max_response_tokens: int = option(
-        512, "Largest length of a response, in tokens; a longer one is cut.", low=1
+        512,
+        "Largest length of a response, in tokens; a longer one is cut.",
+        low=1,
+        read_by="prompts",
     )
     stop_strings: tuple[str, ...] = option(
         (),
@@ -156,6 +159,7 @@ class RewardConfig(Settings):
         '"", else its score is reward_model() in a mixture, or the parameter model_score of your '
         "own function.",
         path="model",
+        read_by="samples",
         refused=True,
     )
     cost_model: str = option(
@@ -164,6 +168,7 @@ class RewardConfig(Settings):
         'score is the cost of a response, above 0 = unsafe. "" = the part `cost` of the reward is '
         "the cost.",
         path="model",
+        read_by="samples",
         refused=True,
     )
     judge_model: str = option(
@@ -188,6 +193,7 @@ class RewardConfig(Settings):
         "Folder of a process reward model: its scores of the lines of a response are added to the "
         'outcome, by functions of rljax.shaping.steps or your own; "" = off.',
         path="model",
+        read_by="samples",
         refused=True,
     )
     process_reward: str = option(

@@ -39,12 +39,14 @@ class EvaluateConfig(Settings):
         "Drawn responses per prompt at every evaluation, sampled as in rollouts: eval/pass@k for "
         "k = 1, 2, 4, ... up to this number; 0 = the greedy response only.",
         low=0,
+        read_by="sampling",
     )
     correct_at: float = option(1.0, "Smallest reward that counts as right.", learn=True)
     reward: str = option(
         "",
         'Reward function of evaluations; "" = the evaluation of the task, or the training reward.',
         component="reward",
+        read_by="sampling",
     )
     prompts_from: str = option(
         "",
@@ -226,9 +228,8 @@ class Config(Settings):
     pretraining: PretrainingSettings = section(PretrainingSettings, needs="data")
     offline: OfflineConfig = section(OfflineConfig, read_by="rows")
     batch: BatchConfig = section(BatchConfig)
-    # Not read_by="samples": `rljax evaluate` and `rljax serve` read it of every run.
-    sampler: SamplerConfig = section(SamplerConfig)
-    reward: RewardConfig = section(RewardConfig, read_by="samples")
+    sampler: SamplerConfig = section(SamplerConfig, read_by="sampling")
+    reward: RewardConfig = section(RewardConfig, read_by="sampling")
     environment: EnvironmentConfig = section(EnvironmentConfig, needs="function", read_by="samples")
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     rollouts: RolloutSettings = section(RolloutSettings, read_by="samples")

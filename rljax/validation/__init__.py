@@ -181,15 +181,8 @@ def _unusual(config: Config) -> list[str]:
 
 
 def _warnings(config: Config) -> list[str]:
-    evaluate, held_out = config.evaluate, config.data.test or config.data.test_fraction
-    found = []
+    found = _of_no_evaluation(config)
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
-        evaluates = evaluate.every_steps or evaluate.patience
-        if evaluates and not (held_out or evaluate.prompts_from):
-            found.append(
-                "none of data.test, data.test_fraction and evaluate.prompts_from is set, so "
-                "nothing is held out: evaluate.every_steps and evaluate.patience do nothing"
-            )
         return found
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
         found.append(
@@ -211,11 +204,22 @@ def _warnings(config: Config) -> list[str]:
             f"advantage={advantage.name} reads the parts of the reward: algorithm.reward_shaping "
             "and kl_in_reward do not reach it"
         )
-    found += _loss_warnings(config.algorithm) + flight_warnings(config)
-    held_out = held_out or not all(map(is_path, (config.data.train, *config.data.sources)))
-    if not held_out and (evaluate.every_steps or config.sft.stop_at_accuracy):
-        found.append(
-            "neither data.test nor data.test_fraction is set, so nothing is held out: "
-            "evaluate.every_steps and sft.stop_at_accuracy do nothing"
-        )
-    return found
+    return found + _loss_warnings(config.algorithm) + flight_warnings(config)
+
+
+def _of_no_evaluation(config: Config) -> list[str]:
+    """Returns a warning of the fields that ask for evaluations where nothing is held out."""
+    data, evaluate = config.data, config.evaluate
+    asked = ["evaluate.every_steps", "evaluate.patience"]
+    if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data in SAMPLED:
+        asked += ["evaluate.samples", "sft.stop_at_accuracy"]
+        held_out = not all(map(is_path, (data.train, *data.sources)))  # tasks have a test split
+        unset = "neither data.test nor data.test_fraction"
+    else:
+        held_out = bool(evaluate.prompts_from)
+        unset = "none of data.test, data.test_fraction and evaluate.prompts_from"
+    named = [name for name in asked if value_of(config, name)]
+    if held_out or data.test or data.test_fraction or not named:
+        return []
+    does = "do nothing" if len(named) > 1 else "does nothing"
+    return [f"{unset} is set, so nothing is held out: {' and '.join(named)} {does}"]

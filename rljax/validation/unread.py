@@ -33,12 +33,16 @@ def unread_fields(config: Config, dataflow: Component) -> dict[str, str]:
         why["rows"] = "learns from samples, not from rows of a file"
     else:
         why["samples"] = "learns from a file, not from samples"
-    by_evaluations = ("reward.",) if config.evaluate.prompts_from and not samples else ()
+    if not (samples or config.evaluate.prompts_from):
+        why["sampling"] = (
+            "learns from a file, and samples nothing while evaluate.prompts_from is off (commands "
+            "that sample from the run later, such as rljax evaluate and serve, do)"
+        )
+        if not config.sft.steps:
+            why["prompts"] = why["sampling"]
     of = f"nothing reads it: dataflow={config.dataflow!r}"
     return {
-        name: f"{of} {why[field.read_by]}"
-        for name, field in FIELDS.items()
-        if field.read_by in why and not name.startswith(by_evaluations)
+        name: f"{of} {why[field.read_by]}" for name, field in FIELDS.items() if field.read_by in why
     }
 
 

@@ -280,7 +280,8 @@ def test_what_a_declaration_names_is_there():
     }
     assert {spec.holds for spec in FIELDS.values()} <= {"", "field", *NAMESPACES}
     readers = {spec.read_by for spec in FIELDS.values()}
-    assert readers == {"", "samples", "rows", "a critic", "a policy"}  # of validation/unread.py
+    of_runs = {"samples", "rows", "a critic", "a policy", "sampling", "prompts"}
+    assert readers == {"", *of_runs}  # of validation/unread.py
     patterns = {name: re.compile(spec.safe) for name, spec in FIELDS.items() if spec.safe}
     assert {"data.template_variables", "lora.targets", "trackers"} <= patterns.keys()
     switches = {switch for spec in FIELDS.values() for switch in spec.switches}

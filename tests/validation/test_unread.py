@@ -19,6 +19,8 @@ OFFLINE = {
     "data.train": "letter_feedback()",
     "actor_optimizer.lr": 1e-5,
 }
+_EVALUATED = {**OFFLINE, "evaluate.prompts_from": "sort_digits()"}
+_SUPERVISED = {"sft.steps": 1, "sft.data": "sort_digits()"}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,18 @@ OFFLINE = {
         (OFFLINE, "batch.prompts_per_step", 4, "learns from a file"),
         (OFFLINE, "environment.max_turns", 3, "learns from a file"),
         ({**OFFLINE, "dataflow": "reward_model"}, "actor_optimizer.lr", 1e-4, "trains no policy"),
+        (OFFLINE, "data.max_prompt_tokens", 3, "samples nothing while evaluate.prompts_from"),
+        (OFFLINE, "sampler.max_response_tokens", 7, "samples nothing while evaluate.prompts_from"),
+        (OFFLINE, "sampler.top_p", 0.5, "such as rljax evaluate and serve, do"),
+        (OFFLINE, "sampler.top_k", 5, "samples nothing"),
+        (OFFLINE, "sampler.min_p", 0.5, "samples nothing"),
+        (OFFLINE, "sampler.stop_strings", ("x",), "samples nothing"),
+        (OFFLINE, "sampler.kv_dtype", "int8", "samples nothing"),
+        (OFFLINE, "evaluate.samples", 4, "samples nothing"),
+        (OFFLINE, "evaluate.reward", "exact_match()", "samples nothing"),
+        ({**OFFLINE, **_SUPERVISED}, "sampler.top_p", 0.5, "samples nothing"),
+        ({**OFFLINE, **_SUPERVISED}, "sft.stop_at_accuracy", 0.5, "samples nothing"),
+        ({**OFFLINE, "dataflow": "reward_model"}, "sampler.temperature", 0.5, "trains no policy"),
     ],
 )
 def test_a_field_that_nothing_reads_is_a_warning_with_its_value_and_the_reason(
@@ -53,7 +67,16 @@ def test_a_field_that_nothing_reads_is_a_warning_with_its_value_and_the_reason(
         (OFFLINE, "offline.max_tokens", 77),
         ({**BASE, "sft.steps": 3}, "sft.optimizer.lr", 1e-3),
         ({**BASE, "lora.rank": 4}, "lora.alpha", 7.0),
-        ({**OFFLINE, "evaluate.prompts_from": "sort_digits()"}, "reward.function", "exact_match()"),
+        (_EVALUATED, "reward.function", "exact_match()"),
+        (_EVALUATED, "evaluate.reward", "exact_match()"),
+        (_EVALUATED, "evaluate.samples", 4),
+        (_EVALUATED, "sampler.stop_strings", ("x",)),
+        (_EVALUATED, "data.max_prompt_tokens", 3),
+        ({**OFFLINE, **_SUPERVISED}, "data.max_prompt_tokens", 3),  # the longest demonstration
+        ({**OFFLINE, **_SUPERVISED}, "sampler.max_response_tokens", 7),
+        (OFFLINE, "sampler.temperature", 0.5),  # of the log-probs
+        (BASE, "sampler.top_p", 0.5),
+        (BASE, "evaluate.samples", 4),
         ({**OFFLINE, "dataflow": "reward_model"}, "critic_optimizer.lr", 1e-3),
     ],
 )
@@ -80,6 +103,28 @@ def test_what_a_config_has_from_one_that_ships_nobody_has_set(tmp_path):
     mine = tmp_path / "quickstart.py"  # whose values are the user's, whatever its name
     mine.write_bytes(shipped_configs()["quickstart"].read_bytes())
     assert shipped_config(str(mine)) is None and shipped_config("") is None
+
+
+def test_what_asks_for_evaluations_where_nothing_is_held_out_is_said_by_name(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "q", "answer": "a"}\n')
+
+    def said(base, **fields) -> list[str]:
+        config = with_overrides(Config(), {**base, "data.train": str(rows), **fields}, "test")
+        return [text for text in validate(config) if "nothing is held out" in text]
+
+    for name in ("evaluate.every_steps", "evaluate.patience", "evaluate.samples"):
+        (text,) = said(BASE, **{name: 2})
+        assert text.endswith(f"held out: {name} does nothing")
+        assert said(BASE, **{name: 2, "data.test_fraction": 0.5}) == []
+        assert not said({**BASE, "data.sources": ("sort_digits()",)}, **{name: 2})
+    (text,) = said(OFFLINE, **{"evaluate.every_steps": 2, "evaluate.patience": 2})
+    assert text.endswith("evaluate.every_steps and evaluate.patience do nothing")
+    assert said(OFFLINE) == said(BASE) == []
+    assert (
+        said({**OFFLINE, "evaluate.prompts_from": "sort_digits()"}, **{"evaluate.patience": 2})
+        == []
+    )
 
 
 def test_what_would_be_switched_on_in_vain_is_an_error():
