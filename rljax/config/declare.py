@@ -2,6 +2,7 @@
 range and what else is known of it. Its flag, its line of --help and of the reference, its check,
 and whether a stranger's value needs trust follow from that."""
 
+import ast
 import dataclasses
 import difflib
 import itertools
@@ -298,8 +299,12 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
             value, rest = rest[0], rest[1:]
         if typing.get_origin(spec.kind) is tuple:
             numbers = typing.get_args(spec.kind)[0] is int
-            texts = tuple(part.strip() for part in split_at_commas(value) if part.strip())
-            value = whole_numbers(value, spec.flag) if numbers and texts else texts
+            try:
+                texts = tuple(filter(None, map(str.strip, list_items(value))))
+            except ValueError as error:
+                fix = f"such as --{spec.flag}=a,b"
+                raise InputError(f"--{spec.flag}={value}", rule=str(error), fix=fix) from None
+            value = whole_numbers(",".join(texts), spec.flag) if numbers and texts else texts
         values[name] = value
     if rest:
         raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")
@@ -400,6 +405,61 @@ def split_at_commas(text: str) -> list[str]:
     if depth or quote:
         return text.split(",")
     return [text[begin + 1 : end] for begin, end in itertools.pairwise([*cuts, len(text)])]
+
+
+def list_items(text: str) -> list[str]:
+    """Returns the items of a list as texts: those of "a, mixture(x=1, y=2)", of Python's
+    "('a', 'b')", and of "[a, b]", which is left of the latter when a shell has read it. Raises
+    ValueError with the rule for an empty item, a list in a list, a bracket that does not close, and
+    one bare text in brackets, which may be meant as a list or as a text."""
+    opened = text[:1] in ("(", "[")
+    if opened or text[:1] in ("'", '"'):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pass
+        else:
+            items = value if isinstance(value, (tuple, list)) else (value,)
+            if not all(isinstance(item, str | int | float) for item in items):
+                raise ValueError("an item is neither a text nor a number")
+            return [item if isinstance(item, str) else repr(item) for item in items]
+    masked = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), text)
+    end = _end_of_bracket(masked) if opened else -1
+    enclosed = end == len(text) - 1 > 0
+    if opened and not end and "," in masked:
+        raise ValueError("its first bracket does not close; a text is written ('a[b',)")
+    begin = int(enclosed)
+    lengths = map(len, split_at_commas(masked[begin : len(text) - begin]))
+    parts = []
+    for length in lengths:
+        parts.append(text[begin : begin + length])
+        begin += length + 1
+    if len(parts) == 1 and enclosed:
+        (item,) = parts
+        raise ValueError(f"a list of one is written {item}, a text in brackets ({text!r},)")
+    if len(parts) == 1:
+        return [text] if text else []
+    parts = [part.strip() for part in parts]
+    parts = parts if parts[-1] else parts[:-1]  # one comma more at the end
+    if not all(parts):
+        raise ValueError("an item is empty; a text with a comma in it is written ('a,b',)")
+    if any(part[0] in "[(" and "," in part for part in parts):
+        raise ValueError("an item is a list; a text with a comma in it is written ('[a,b]',)")
+    return [part[1:-1] if _QUOTED.fullmatch(part) else part for part in parts]
+
+
+# An item of a list that is in quotes.
+_QUOTED = re.compile(r"""(?<![^\[(,\s])(['"])(?:(?!\1).)*\1(?=\s*(?:[\]),]|$))""", re.DOTALL)
+
+
+def _end_of_bracket(text: str) -> int:
+    """Returns the index at which the bracket that begins a text closes; 0 if it does not."""
+    depth, close = 0, ")]"["([".index(text[0])]
+    for index, character in enumerate(text):
+        depth += (character == text[0]) - (character == close)
+        if not depth:
+            return index
+    return 0
 
 
 def whole_numbers(text: str, flag: str) -> tuple[int, ...]:

@@ -1,13 +1,12 @@
 """Reads texts as values of config fields, those of --config flags and of YAML, by the types of
 the fields."""
 
-import ast
 import itertools
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
 
-from rljax.config.declare import EXAMPLES, kind_name, split_at_commas, type_problem
+from rljax.config.declare import EXAMPLES, kind_name, list_items, type_problem
 from rljax.config.names import FIELDS_LISTED, unknown_fields
 from rljax.config.schema import FIELDS, Config
 from rljax.config.values import value_of, with_overrides
@@ -82,7 +81,7 @@ def value_of_text(text: object, kind: type):
     ValueError with the rule for any other text."""
     if typing.get_origin(kind) is tuple and isinstance(text, (str, list)):
         (item, _) = typing.get_args(kind)
-        parts = text if isinstance(text, list) else _parts(text)
+        parts = text if isinstance(text, list) else list_items(text)
         return tuple(value_of_text(part, item) for part in parts)
     if text is None:
         raise ValueError(_NO_NULL)
@@ -112,23 +111,3 @@ def _must_be(kind: type) -> str:
     items = typing.get_args(kind)
     example = f"[{EXAMPLES[items[0]]}]" if items else EXAMPLES[kind]
     return f"must be {kind_name(kind)}, such as {example}"
-
-
-def _parts(text: str) -> list[str]:
-    """The items of a tuple as text: "('a', 'b')" or "a, mixture(x=1, y=2)"."""
-    if text[:1] in ("(", "[", "'", '"'):
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            pass
-        else:
-            items = value if isinstance(value, (tuple, list)) else (value,)
-            return [item if isinstance(item, str) else repr(item) for item in items]
-    parts = split_at_commas(text)
-    if len(parts) == 1:
-        return [text] if text else []
-    parts = [part.strip() for part in parts]
-    parts = parts if parts[-1] else parts[:-1]  # one comma more at the end
-    if not all(parts):
-        raise ValueError("an item is empty; a text with a comma in it is written ('a,b',)")
-    return parts

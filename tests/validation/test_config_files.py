@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 import typing
 
 import pytest
@@ -240,6 +241,22 @@ def test_every_field_can_be_written_as_a_flag(changed):
         ("my.module.f(x='(', y=1),g()", ("my.module.f(x='(', y=1)", "g()")),
         ("don't,stop", ("don't", "stop")),
         (" END", (" END",)),
+        ("[</s>,<|end|>]", ("</s>", "<|end|>")),  # ["</s>","<|end|>"], which a shell has read
+        ("[ a , b ,]", ("a", "b")),
+        ("(A,B)", ("A", "B")),
+        ("[a,]", ("a",)),
+        ("[f(a=1, b=[2, 3]), g()]", ("f(a=1, b=[2, 3])", "g()")),
+        ('["</s>",<|end|>]', ("</s>", "<|end|>")),
+        ("['a,b',\"c]\",d]", ("a,b", "c]", "d")),
+        ("'a,b',c", ("a,b", "c")),
+        ("[:),:(]", (":)", ":(")),
+        ("[/INST],[END]", ("[/INST]", "[END]")),
+        ("[[INST],[/INST]]", ("[INST]", "[/INST]")),
+        ("('[END]',)", ("[END]",)),
+        ("a,[b]", ("a", "[b]")),
+        ("[", ("[",)),
+        ("[/INST] x", ("[/INST] x",)),
+        ("],}", ("]", "}")),
     ],
 )
 def test_lists_are_written_with_commas(text, value):
@@ -247,8 +264,35 @@ def test_lists_are_written_with_commas(text, value):
     assert flags("--config.algorithm.filters", text).algorithm.filters == value
 
 
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("[END]", "a list of one is written END, a text in brackets ('[END]',)"),
+        ("(x=1)", "a list of one is written x=1"),
+        ("[a,b", "first bracket does not close"),
+        ("[[a,b],c]", "an item is a list"),
+        ("[(a,b)]", "a list of one is written (a,b)"),
+        ("[['a'],'b']", "neither a text nor a number"),
+        ("[None]", "neither a text nor a number"),
+        ("[a,,b]", "an item is empty"),
+        ("(,)", "an item is empty"),
+    ],
+)
+def test_a_list_in_brackets_that_may_mean_something_else_is_refused(tmp_path, text, rule):
+    for field in ("algorithm.filters", "sampler.stop_strings"):
+        with pytest.raises(InputError) as error:
+            flags(f"--config.{field}={text}")
+        assert f"--config.{field}={text}" in str(error.value) and rule in str(error.value)
+    file = tmp_path / "a.yaml"
+    file.write_text(f"trackers: {json.dumps(text)}\n")
+    with pytest.raises(InputError, match=re.escape(rule)):
+        load_config_file(str(file))
+
+
 def test_lists_of_numbers():
     config = flags("--config.data.weights=1,2.5", "--config.data.target_tokens=(1, 2)")
+    assert config.data.weights == (1.0, 2.5) and config.data.target_tokens == (1, 2)
+    config = flags("--config.data.weights=[1,2.5]", "--config.data.target_tokens=[1, 2,]")
     assert config.data.weights == (1.0, 2.5) and config.data.target_tokens == (1, 2)
 
 

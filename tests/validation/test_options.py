@@ -44,6 +44,10 @@ def test_flags_give_the_options_with_their_types():
     given = parse("a", "b", "--rate=0.5", "--count=3", "--size=3,1,3", "--kind=b", "--names=p, q,")
     assert given == Few(("a", "b"), 0.5, 3, (1, 3), "b", ("p", "q"))
     assert parse("a", "--loud").loud and not parse("a", "--noloud").loud
+    given = parse("a", "--size=[3,1]", "--names=[p,'q,r']")
+    assert given == Few(("a",), sizes=(1, 3), names=("p", "q,r"))
+    with pytest.raises(InputError, match=r"--names=\[p\]; a list of one is written p"):
+        parse("a", "--names=[p]")
     with pytest.raises(InputError, match="--size: got '1,x'.*whole numbers"):
         parse("a", "--size=1,x")
     with pytest.raises(flags.Error, match="--kind=c"):
