@@ -51,6 +51,7 @@ from rljax.tracking.notebook import make_console
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
+from rljax.training.best_metric import none_was_best, not_measured
 from rljax.training.health import narrowest_numbers
 from rljax.training.hub_commits import with_commits
 from rljax.training.preflight import check_same_data, check_same_start
@@ -213,7 +214,10 @@ def after_step(run: Run, metrics: dict) -> bool:
         if run.finished() or (every and progress.rl_steps % every == 0):
             metrics |= run.evaluate()
         # Only a saved step can be the best.
-        best = config.checkpoint.best_metric.removeprefix("-") in metrics
+        wanted = config.checkpoint.best_metric
+        best = wanted.removeprefix("-") in metrics
+        if progress.rl_steps == 1:
+            run.add_warning(not_measured(wanted, metrics))
         return due or best or run.finished()
     begun = run.phase is run.setup.main  # and stopped in the evaluation before its first step
     over, evaluated = begun or progress.sft_steps >= config.sft.steps, {}
@@ -531,8 +535,7 @@ def train_in(
     ):
         run.warnings = [*warnings, *setup_warnings(run.setup, shipped)]
         run.logs_warnings = beside is None
-        says = writes and run.logs_warnings
-        for warning in run.warnings if says else ():
+        for warning in run.warnings if writes and run.logs_warnings else ():
             LOG.warning("%s", warning)
         if console:
             console.warnings = run.all_warnings
@@ -550,9 +553,7 @@ def train_in(
         with opened as tracking, hosts.telling():
             try:
                 for warning in try_rewards(run):
-                    run.warnings.append(warning)
-                    if says:
-                        LOG.warning("%s", warning)
+                    run.add_warning(warning)
                 compiles.expect(programs(run.setup))
                 if console:
                     console.show()
@@ -571,6 +572,10 @@ def train_in(
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):
                     yield from loop(run, tracking, signals, profile)
+                if writes:
+                    run.add_warning(
+                        none_was_best(config.checkpoint.best_metric, run.checkpoints.best())
+                    )
                 require_scores(run)
                 status = "finished"
                 if console:

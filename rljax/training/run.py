@@ -43,6 +43,7 @@ from rljax.tracking import timing
 from rljax.tracking.timing import timed
 from rljax.training.ahead import CompiledAhead
 from rljax.training.bad_batch import is_bad, keep, of_taken_steps
+from rljax.training.best_metric import check_best_metric
 from rljax.training.health import own_metrics
 from rljax.training.offline import held_out_step, read_reference_logprobs, store_reference_logprobs
 from rljax.training.program_steps import ProgramSteps
@@ -96,6 +97,8 @@ class Run:
         config = self.config
         # Fields of the config that nothing reads, whatever they hold.
         self.unread = {*check_fields_read(setup), *unread(config)}
+        self.own_metrics = own_metrics(config)
+        check_best_metric(setup, self.own_metrics)
         self.key = root_key(config.seed)
         self.checkpoints = Checkpoints(
             run_folder.at("checkpoints"),
@@ -109,7 +112,6 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.warnings: list[str] = []  # that were known before the first step
         self.logs_warnings = True  # as they are counted
-        self.own_metrics = own_metrics(setup.config)
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
         self.unscored_steps = 0  # in a row
@@ -429,6 +431,13 @@ class Run:
             *self.warnings,
             *fault_lines(self.progress.faults, self.progress.fault_steps, self.progress.step),
         ]
+
+    def add_warning(self, warning: str) -> None:
+        """Adds a warning, which is logged, too, to those that the run says; "" is none."""
+        if warning:
+            self.warnings.append(warning)
+            if hosts.first() and self.logs_warnings:
+                LOG.warning("%s", warning)
 
     def _roles_of(self, phase: Phase) -> dict:
         return {k: v for k, v in self.roles.items() if k in phase.dataflow.parameters}

@@ -208,8 +208,14 @@ def _warnings(config: Config) -> list[str]:
 
 
 def _of_no_evaluation(config: Config) -> list[str]:
-    """Returns a warning of the fields that ask for evaluations where nothing is held out."""
-    data, evaluate = config.data, config.evaluate
+    """Returns warnings of the fields that ask for evaluations where there are none, or only one."""
+    data, evaluate, best = config.data, config.evaluate, config.checkpoint.best_metric
+    found = []
+    if best.removeprefix("-").startswith("eval/") and not evaluate.every_steps:
+        found.append(
+            f"checkpoint.best_metric={best!r} is measured at the end alone while "
+            "evaluate.every_steps is 0, so that the last step is the best"
+        )
     asked = ["evaluate.every_steps", "evaluate.patience"]
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data in SAMPLED:
         asked += ["evaluate.samples", "sft.stop_at_accuracy"]
@@ -219,7 +225,7 @@ def _of_no_evaluation(config: Config) -> list[str]:
         held_out = bool(evaluate.prompts_from)
         unset = "none of data.test, data.test_fraction and evaluate.prompts_from"
     named = [name for name in asked if value_of(config, name)]
-    if held_out or data.test or data.test_fraction or not named:
-        return []
-    does = "do nothing" if len(named) > 1 else "does nothing"
-    return [f"{unset} is set, so nothing is held out: {' and '.join(named)} {does}"]
+    if named and not (held_out or data.test or data.test_fraction):
+        does = "do nothing" if len(named) > 1 else "does nothing"
+        found.append(f"{unset} is set, so nothing is held out: {' and '.join(named)} {does}")
+    return found

@@ -25,6 +25,7 @@ from rljax.roles import Actor, Reference
 from rljax.roles import models as roles
 from rljax.tasks import letter_feedback
 from rljax.training import offline, train
+from rljax.training.best_metric import check_best_metric
 from rljax.training.run import Run
 from rljax.validation import validate
 
@@ -48,6 +49,7 @@ def config_of(folder, dataflow: str, run: str = "run", **fields):
 
 
 ONE = jax.devices()[:1]
+_GREEDY = {"evaluate__prompts_from": "sort_digits(digits=3)"}
 
 
 # Lines that are labelled are learned in test_process_models.py.
@@ -264,6 +266,58 @@ def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):
     losses = {r["step"]: r["eval/loss"] for r in metrics_of(tmp_path / "run") if "eval/loss" in r}
     kept = {int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name.isdigit()}
     assert min(losses, key=losses.get) in kept
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "rule", "fix"),
+    [
+        ("eval_loss", {}, "no metric of this run", "best_metric='eval/loss'"),
+        ("-eval_loss", {}, "no metric of this run", "best_metric='-eval/loss'"),
+        ("-eval/los", {}, "no evaluation of this run measures it", "best_metric='-eval/loss'"),
+        ("eval/grad_norm", {}, "no evaluation of this run measures it", "best_metric="),
+        ("eval/accuracy", {}, "no evaluation of this run measures it", "best_metric="),
+        ("-eval/loss", {"data__test": ""}, "no evaluation of this run", "by data.test"),
+        ("eval_loss", {"data__test": ""}, "no metric of this run", "hold rows out by data.test"),
+        ("-lss", {}, "no metric of this run", "best_metric='-loss'"),
+        ("-", {}, "no metric of this run", "best_metric=''"),
+        ("eval/pass@4", _GREEDY, "no evaluation of this run measures it", "best_metric="),
+        ("eval/pass@3", {**_GREEDY, "evaluate__samples": 4}, "no evaluation", "eval/pass@"),
+    ],
+)
+def test_a_best_metric_that_no_step_measures_is_refused(tmp_path, name, fields, rule, fix):
+    config = config_of(tmp_path, "preference", checkpoint__best_metric=name, **fields)
+    setup = build.build(config, ONE)
+    with pytest.raises(InputError, match=rule) as error:
+        check_best_metric(setup, {})
+    assert fix in str(error.value) and f"checkpoint.best_metric: got {name!r}" in str(error.value)
+
+
+def test_a_best_metric_that_is_measured_is_taken(tmp_path):
+    config = config_of(tmp_path, "preference", **_GREEDY, evaluate__samples=4)
+    setup = build.build(config, ONE)
+    for name in (
+        *("", "loss", "-loss", "-eval/loss", "grad_norm", "rewards/margins", "lr"),
+        *("eval/rewards/accuracies", "eval/accuracy", "eval/accuracy_low", "eval/pass@1"),
+        *("eval/pass@4", "eval/pass@2_low", "-eval/truncated_fraction"),
+    ):
+        checkpoint = dataclasses.replace(config.checkpoint, best_metric=name)
+        changed = dataclasses.replace(config, checkpoint=checkpoint)
+        check_best_metric(dataclasses.replace(setup, config=changed), {})
+    setup = build.build(config_of(tmp_path, "reward_model"), ONE)
+    for name in ("eval/margin/mean", "eval/loss"):
+        setup.config.checkpoint.best_metric = name
+        check_best_metric(setup, {})
+
+
+def test_a_run_in_which_no_step_was_the_best_says_so(tmp_path):
+    """Declared, but of runs that sample: the start cannot know, the first step does."""
+    fields = {"checkpoint__best_metric": "reward/mean", "steps": 1}
+    summary = train_on_one(config_of(tmp_path, "preference", **fields))
+    said = [text for text in summary["warnings"] if "checkpoint.best_metric='reward/mean" in text]
+    assert "first step did not measure" in said[0] and "no saved step" in said[1]
+    config = config_of(tmp_path, "preference", evaluate__every_steps=0)
+    config.checkpoint.best_metric = "-eval/loss"
+    assert [text for text in validate(config) if "measured at the end alone" in text]
 
 
 @pytest.mark.slow

@@ -1,0 +1,107 @@
+"""checkpoint.best_metric, compared with what a run measures: at its start, after its first step,
+and at its end."""
+
+import dataclasses
+from collections.abc import Container, Mapping
+
+from rljax.config.trust import own_components
+from rljax.errors import InputError
+from rljax.evaluation import in_training, reward_models
+from rljax.evaluation.in_training import counts_of
+from rljax.metric import Metric, declared_metrics, find_metric
+from rljax.setup import Setup
+from rljax.setup.dry_run import dry_run
+from rljax.setup.role_table import abstract_roles
+from rljax.suggest import near_names
+
+_HELD_OUT = "eval/"  # what an evaluation's metrics begin with
+
+
+def check_best_metric(setup: Setup, own: Mapping[str, Metric]) -> None:
+    """Raises InputError for a checkpoint.best_metric that no step of the run can measure: the best
+    step would not be kept. `own` are the metrics that the user's functions declare; a function
+    of theirs may return others, too, of which `not_measured` tells."""
+    text = setup.config.checkpoint.best_metric
+    name = text.removeprefix("-")
+    if not text:
+        return
+    evaluated = _of_evaluations(setup)
+    known, rule = evaluated, "no evaluation of this run measures it"
+    if not name.startswith(_HELD_OUT):
+        rule = "no metric of this run has that name"
+        if own_components(setup.config) and name:
+            return
+        known = {**declared_metrics(), **own, **dict.fromkeys(dry_run(setup, setup.main)[0])}
+    if _declares(name, known, _prefixes(setup)):
+        return
+    raise InputError(
+        "checkpoint.best_metric", value=text, rule=rule, fix=_fix(text, known, evaluated)
+    )
+
+
+def _fix(text: str, known: Mapping[str, object], evaluated: Mapping[str, object]) -> str:
+    name = text.removeprefix("-")
+    if name.startswith(("eval/", "eval_")) and not evaluated:
+        return (
+            "hold rows out by data.test or data.test_fraction, whose metrics begin with eval/, or "
+            "checkpoint.best_metric='' (off)"
+        )
+    names = [other for other in {**known, **evaluated} if "*" not in other]
+    as_here = name.replace("eval_", _HELD_OUT, 1)  # as the trainers of transformers write it
+    near = [as_here] if as_here in names else near_names(name, names, 2)
+    sign = text[: len(text) - len(name)]
+    fixes = [f"checkpoint.best_metric={sign + other!r}" for other in near]
+    return " or ".join(fixes) or "a metric of metrics.jsonl, or checkpoint.best_metric='' (off)"
+
+
+def _of_evaluations(setup: Setup) -> dict[str, Metric | None]:
+    """Returns the metrics of the run's evaluations by their names, some with a `*`."""
+    known: dict[str, Metric | None] = {}
+    if setup.data.held_out:
+        steps = dataclasses.replace(setup.algorithm.steps, learn=False)
+        algorithm = setup.algorithm.replace(steps=steps)
+        metrics, _ = dry_run(setup, dataclasses.replace(setup.main, algorithm=algorithm))
+        known |= {f"{_HELD_OUT}{name}": None for name in metrics}
+        if setup.main.data == "pairs" and "reward_model" in setup.dataflow.parameters:
+            known |= reward_models.METRICS
+    if setup.data.test_prompts:
+        by_k = "eval/pass@"
+        known |= {k: v for k, v in in_training.METRICS.items() if not k.startswith(by_k)}
+        drawn = setup.config.evaluate.samples
+        for k in counts_of(drawn) if drawn else ():
+            known |= dict.fromkeys(f"{by_k}{k}{end}" for end in ("", "_low", "_high"))
+    return known
+
+
+def _declares(name: str, known: Mapping[str, Metric | None], roles: Container[str]) -> bool:
+    patterns = {key: metric for key, metric in known.items() if metric is not None}
+    if name.startswith(_HELD_OUT):  # whose prefix find_metric reads as that of any other metric
+        patterns = {key: metric for key, metric in patterns.items() if key.startswith(_HELD_OUT)}
+    return name in known or find_metric(name, patterns, roles) is not None
+
+
+def _prefixes(setup: Setup) -> Container[str]:
+    roles = abstract_roles(setup)
+    return {*roles, *(getattr(role, "prefix", "").removesuffix("/") for role in roles.values())}
+
+
+def not_measured(best_metric: str, metrics: Container[str]) -> str:
+    """Returns a warning if the first step of the last phase did not measure `best_metric`, else "".
+    Metrics of evaluations come later."""
+    name = best_metric.removeprefix("-")
+    if not name or name.startswith(_HELD_OUT) or name in metrics:
+        return ""
+    return (
+        f"checkpoint.best_metric={best_metric!r}: the first step did not measure it; a step that "
+        "does not is never the best. metrics.jsonl lists what is measured"
+    )
+
+
+def none_was_best(best_metric: str, best: int | None) -> str:
+    """Returns a warning if a finished run has no checkpoint that is the best, else ""."""
+    if not best_metric or best is not None:
+        return ""
+    return (
+        f"checkpoint.best_metric={best_metric!r}: no saved step has a finite value of it, so that "
+        "none was kept as the best"
+    )
