@@ -621,10 +621,40 @@ def data_files(spec: str) -> list[str]:
     return files
 
 
+def require_replaceable(path: str | Path) -> None:
+    """Raises InputError if a pipe, a device, a socket or a name in /dev would be replaced by the
+    file that is written: it would be gone for all programs."""
+    in_dev = os.path.realpath(os.path.dirname(os.path.abspath(path))) == "/dev"
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # nothing is there
+        mode = stat.S_IFREG
+    if in_dev or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(
+            f"{path} is not a file",
+            rule="it is a pipe, a device or a socket, which a file would replace",
+            fix="name a regular file",
+        )
+
+
+def make_folder(path: str | Path) -> None:
+    """Makes a folder, with those around it, where it is not there. Raises InputError if it cannot
+    be made."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"the folder {path} cannot be made",
+            rule=str(error),
+            fix="name a folder of yours; no part of its path may be a file",
+        ) from None
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Writes a whole file or none: the old one stays until the new text is complete. Raises
-    InputError if it cannot be written."""
+    InputError if it cannot be written, and as `require_replaceable`."""
     path = Path(path)
+    require_replaceable(path)
     hidden = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,16 +6,19 @@ import ast
 import dataclasses
 import difflib
 import itertools
+import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rljax.components import Range
 from rljax.config.describe import flag_lines, is_about
 from rljax.errors import InputError
-from rljax.files import is_whole_number
+from rljax.files import data_files, is_whole_number, require_replaceable
+from rljax.runs.store import is_url
 from rljax.suggest import near_names
 
 # What a value of a type is called in an error.
@@ -94,7 +97,7 @@ class Spec:
     # fields of the config.
     holds: str = ""
     # It names a folder: of a "model", a "tokenizer", an "adapter", a "policy" (which may be a run),
-    # or a folder or file that is "written".
+    # or a folder or file that is "written"; of an option of a command also of "data".
     path: str = ""
     needs: str = ""  # the field of its section without which nothing reads it; of a section, too
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
@@ -212,6 +215,7 @@ def check_options(options: Options) -> None:
         shown[name] = name.upper() if spec.positional else f"--{spec.flag}"
         value = getattr(options, name)
         problems.append((name, value, spec.problem(value, _MOST)))
+    problems += _overwritten(options)
     problems += options.conflicts()
     problems = [problem for problem in problems if problem[-1]]
     problems.sort(key=lambda problem: list(shown).index(problem[0]))
@@ -219,6 +223,55 @@ def check_options(options: Options) -> None:
     if lines:
         text = "\n".join(["these flags cannot be used:", *lines])
         raise InputError(text, fix="--help lists the flags")
+
+
+def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
+    """Yields (field, value, rule) of paths that are written and are also read, or cannot be
+    replaced, or are written twice, or lie in a file. It is asked before anything is computed."""
+    specs = declared(type(options))
+    read, written = {}, {}
+    for name, spec in specs.items():
+        value = getattr(options, name)
+        texts = value if isinstance(value, tuple) else (value,)
+        for text in texts if spec.path != "written" else ():
+            for path in _paths_in(text):
+                if os.path.isfile(path) or spec.path or spec.component or spec.positional:
+                    shown = name.upper() if spec.positional else f"--{spec.flag}"
+                    read[os.path.realpath(path)] = shown
+    for name, spec in specs.items():
+        path = getattr(options, name)
+        if spec.path != "written" or not path or is_url(path):
+            continue
+        real = os.path.realpath(path)
+        above = next(p for p in Path(os.path.abspath(path)).parents if os.path.lexists(p))
+        rule = f"it is {read[real]}, which is read" if real in read else ""
+        if real in written:
+            rule = rule or f"--{written[real]} is written there, too"
+        if not os.path.isdir(above):
+            rule = rule or f"{above} is a file, not a folder"
+        try:
+            require_replaceable(path)
+        except InputError as error:
+            rule = rule or error.parts[0].removeprefix(f"{path} ")
+        written[real] = spec.flag
+        yield name, path, rule
+
+
+def _paths_in(text: object) -> list[str]:
+    """The paths that exist among the files that a text may name: a path, several with commas, a
+    pattern, those of both splits, the file of a function, and texts in quotes inside a call."""
+    if not isinstance(text, str) or not text or is_url(text):
+        return []
+    named = [text, *text.split(","), *re.findall(r"""['"]([^'"]+)['"]""", text)]
+    named += [one.partition(":")[0] for one in named]
+    named += [one.replace("{split}", split) for one in named for split in ("train", "test")]
+    found = []
+    for one in dict.fromkeys(part.strip() for part in named):
+        try:
+            found += filter(os.path.lexists, data_files(one) if one else ())
+        except (InputError, OSError, ValueError):  # a pattern without a file is said elsewhere
+            continue
+    return found
 
 
 def define_flags(kind: type, into) -> None:

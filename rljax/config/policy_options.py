@@ -281,19 +281,21 @@ class ScoreOptions(CompilerOptions):
     """Options of `rljax score steps`."""
 
     reward_model: str = option("", "A folder of a process reward model", required=True)
-    data: str = option("", "File or folder of rows with completions and labels", required=True)
+    data: str = option(
+        "", "File or folder of rows with completions and labels", required=True, path="data"
+    )
     split: str = option("test", "Split of the data: train or test", choices=("train", "test"))
     show: int = option(
         4, "Number of rows, the first ones, whose lines are printed as a table", low=0
     )
-    out: str = option("", "Write the result to this file, as JSON")
+    out: str = option("", "Write the result to this file, as JSON", path="written")
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonOptions(CompilerOptions, TrustOptions):
     """Options of `rljax compare`, the same for every method."""
 
-    out: str = option("", "Folder of the comparison")
+    out: str = option("", "Folder of the comparison", path="written")
     seeds: tuple[int, ...] = option(
         (0, 1, 2), "Seeds; each has a base policy, a file and a run of every method", required=True
     )

@@ -30,7 +30,7 @@ from rljax.datagen.rejection import best_and_worst, select
 from rljax.datagen.trajectories import trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
-from rljax.files import parse_json, read_json_object, read_text, write_json, write_rows
+from rljax.files import make_folder, parse_json, read_json_object, read_text, write_json, write_rows
 from rljax.keys import stream
 from rljax.policies import load_policy, sample_all
 from rljax.training import train
@@ -241,7 +241,7 @@ def _make_base(config: Config) -> float:
     if finished is None:
         wall_s = train_to_the_end(config)["wall_s"] if _trains(config) else 0.0
         finished = {"settings": settings, "wall_s": wall_s}
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "base.json", finished)
     return finished["wall_s"]
 

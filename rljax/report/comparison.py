@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.files import require_replaceable
 from rljax.report.arms import Arm, arms_of, averaged, interval, mean_series, paired, seeds_needed
 from rljax.report.curves import (
     GROUPS,
@@ -101,6 +102,8 @@ def write_comparison(
     """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
     folder that is named, else in the working folder. Raises InputError for no folders, and for one
     that does not exist."""
+    if out is not None:
+        require_replaceable(out)
     paths = run_folders(folders)
     if not paths:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rljax import hub
 from rljax.errors import InputError
-from rljax.files import read_json_object, write_json, write_text
+from rljax.files import make_folder, read_json_object, write_json, write_text
 from rljax.report.card import base_of, license_of, model_card, read_evaluation
 from rljax.report.page import page_of
 from rljax.report.redacted import redacted, redacted_values
@@ -104,7 +104,7 @@ def _staged(out: str) -> Iterator[Path]:
             rule="an empty folder, or one that is not there yet",
             fix="name another folder, or empty this one",
         )
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     yield path
 
 

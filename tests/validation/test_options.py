@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 import pytest
 from absl import flags
@@ -12,6 +13,7 @@ from rljax.config.declare import (
     check_options,
     define_flags,
     option,
+    options_of,
     parsed_options,
     whole_numbers,
 )
@@ -66,6 +68,50 @@ def test_every_problem_is_listed_in_the_order_of_the_fields():
         "Fix: --help lists the flags",
     ]
     check_options(Few(("x",), rate=None))
+
+
+def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "q_train.jsonl", "q_test.jsonl", "judge.py", "file"):
+        (tmp_path / name).write_text("x\n")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "rows.jsonl")
+    (tmp_path / "rows").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+
+    def problem(command: str, **values) -> str:
+        try:
+            options_of(COMMANDS[command].options, values)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    label = dict(judge="judge.py:ask", trust_code=True)
+    for data, out, rule in (
+        ("rows.jsonl", "rows.jsonl", "--out=rows.jsonl: it is --data, which is read"),
+        ("rows.jsonl", "./rows/../rows.jsonl", "it is --data, which is read"),
+        ("rows.jsonl", "link.jsonl", "it is --data, which is read"),
+        ("link.jsonl", "rows.jsonl", "it is --data, which is read"),
+        ("file,rows.jsonl", "rows.jsonl", "it is --data, which is read"),
+        ("row*.jsonl", "rows.jsonl", "it is --data, which is read"),
+        ("q_{split}.jsonl", "q_test.jsonl", "it is --data, which is read"),
+        ("my_task(path='rows.jsonl')", "rows.jsonl", "it is --data, which is read"),
+        ("rows.jsonl", "judge.py", "it is --judge, which is read"),
+        ("rows.jsonl", "pipe.jsonl", "is not a file"),
+        ("rows.jsonl", "/dev/stdout", "is not a file"),
+        ("rows.jsonl", "/dev/full", "is not a file"),
+        ("rows.jsonl", "file/x/pairs.jsonl", f"{tmp_path}/file is a file, not a folder"),
+    ):
+        assert rule in problem("label preferences", data=data, out=out, **label), (data, out)
+    assert problem("label preferences", data="rows.jsonl", out="new/pairs.jsonl", **label) == ""
+    two = dict(checkpoint="rows", out="a.jsonl", pairs="./a.jsonl")
+    assert "--out is written there, too" in problem("sample", **two)
+    both = dict(checkpoint="rows", out="a.json", answers="link.jsonl", data="rows.jsonl")
+    assert "--answers=link.jsonl: it is --data" in problem("evaluate", **both)
+    assert "it is --source" in problem("data prepare", source="rows", out="rows")
+    named = dict(source="rows.jsonl", data_source="rows", out="rows")  # a name, no folder
+    assert problem("data prepare", **named) == ""
+    assert problem("evaluate", checkpoint="rows", out="rows/result.json") == ""
+    assert "file is a file" in problem("push", run="rows", to="a/b", out="file/x")
 
 
 def test_arguments_that_no_option_takes_are_refused():
