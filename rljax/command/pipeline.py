@@ -23,7 +23,7 @@ def main(options: PipelineOptions, given: Given) -> int:
     """Runs the stages; returns the exit code."""
     from rljax.experiments.pipeline import run_stages
     from rljax.experiments.stages import make_stages
-    from rljax.experiments.sweep import Stopped
+    from rljax.experiments.sweep import Stopped, require_unset
     from rljax.report.pipeline import PAGE
     from rljax.tracking import compiles
 
@@ -34,6 +34,8 @@ def main(options: PipelineOptions, given: Given) -> int:
     arguments = given.config_arguments(trust_code=options.trust_code)
     home = Path(options.out or Path("runs") / Path(file).stem)
     stages = make_stages(given.config, entries, home, given.path, arguments, trusted)
+    trained = [(stage.name, stage.values) for stage in stages if stage.config is not None]
+    require_unset(given.fields, trained, "stage", given.path)
     if options.dry_run:
         for stage in stages:
             print(f"{stage.name}: {shlex.join(stage.command_line())}")

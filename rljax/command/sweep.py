@@ -49,6 +49,9 @@ def main(options: SweepOptions, given: Given) -> int:
     host, share = cluster.host if cluster else 0, options.share()
     folder = Path(options.out or Path("runs") / Path(split_config(path)[0]).stem)
     members = sweep.make_members(given.config, entries, folder, path, trusted, seeds)
+    counted = {"seed"} if options.seeds else set()  # --seeds counts from --config.seed on
+    entries = [(member.name, member.overrides) for member in members]
+    sweep.require_unset(given.fields.keys() - counted, entries, "member", path)
     own = members[share[0] :: share[1]] if share else members
     question = until.question_of(options.until, members) if options.until else None
     if options.dry_run:

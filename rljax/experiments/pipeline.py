@@ -29,7 +29,7 @@ from rljax.experiments.comparison import train_to_the_end
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.stages import Stage
 from rljax.experiments.sweep import Stopped
-from rljax.files import parse_json, read_json_object, read_lines, write_json
+from rljax.files import make_folder, parse_json, read_json_object, read_lines, write_json
 from rljax.report.pipeline import LINEAGE, write_pipeline_page
 from rljax.report.starts import git_state, versions
 from rljax.runs.folder import locked
@@ -78,7 +78,7 @@ def run_stages(
     for folder in (home, *(stage.folder for stage in stages)):
         if folder.exists() and not folder.is_dir():
             raise InputError(str(folder), rule="a folder is made there", fix="another --out")
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     with locked(home):
         for stage in _to_redo(stages, redo):
             if (stage.folder / RECORD).exists():

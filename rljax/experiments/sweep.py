@@ -21,14 +21,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
 from rljax.config.flags import load_config_file, load_named_config
 from rljax.config.trust import refuse_own_code
 from rljax.errors import InputError
-from rljax.files import read_json_object, write_json
+from rljax.files import make_folder, read_json_object, write_json
 from rljax.report.run_warnings import fault_meaning
 from rljax.runs.units import interval_text
 from rljax.validation import validate
@@ -212,10 +212,31 @@ def flag(name: str, value: object) -> str:
     return f"--config.{name}={value}"
 
 
+def require_unset(
+    fields: Collection[str], entries: Iterable[tuple[str, Mapping]], what: str, where: str
+) -> None:
+    """Raises InputError for `fields` that a flag sets for every run and that an entry, a (name,
+    fields) of a sweep or pipeline, sets, too: the entry's value would be run, or neither."""
+    lines = []
+    if "run_dir" in fields:
+        lines.append(f"--config.run_dir: each {what} has a folder of its own, below --out")
+    for field in fields:
+        names = [name for name, item in entries if field in item and field != "run_dir"]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"--config.{field}: {what} {names[0]!r}{more} of {where} sets it, too")
+    if lines:
+        text = "\n  ".join(["these flags cannot be used:", *lines])
+        raise InputError(text, fix=f"leave them out, or set the fields in {where}")
+
+
 def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = TRAIN) -> list[str]:
     """Returns the command that runs one member; `arguments` hold --config and the flags of
-    all members."""
+    all members, of which those of fields that the member sets are left out: --seeds counts from
+    --config.seed."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
+    set_here = tuple(f"--config.{name}=" for name in overrides)
+    arguments = [argument for argument in arguments if not argument.startswith(set_here)]
     own = overrides.pop("config", None)
     if own is not None:
         arguments = [f"--config={own}", *without_config(arguments)]
@@ -283,7 +304,7 @@ def run_members(
         if member.finished():
             yield member, None
             continue
-        member.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(member.folder)
         line = command(arguments, member, launcher)
         yield member, _run_one(line, member.folder / name, env or {})
 

@@ -398,10 +398,31 @@ def test_each_member_is_run_with_as_many_seeds_as_are_asked_for(tmp_path, rljax_
     asked = ["sweep", "quickstart:tiny", "--dry_run", f"--out={tmp_path}"]
     _, out, _ = rljax_command(*asked, "--seeds=2", "--config.seed=7")
     assert [line.rpartition("/")[2] for line in out.splitlines()] == ["seed=7", "seed=8"]
+    assert [line.count("--config.seed=") for line in out.splitlines()] == [1, 1]
     code, _, said = rljax_command(*asked)
     assert code == 2 and "has no sweep()" in said
     code, _, said = rljax_command(*asked[:2], f"--out={tmp_path}", "--seeds=2", "--together")
     assert code == 2 and "program_steps=1" in said
+
+
+def test_a_flag_of_a_field_that_members_set_is_refused_at_once(tmp_path, rljax_command):
+    asked = ["sweep", "sweep_quickstart", f"--out={tmp_path / 's'}"]
+    for dry in ([], ["--dry_run"]):
+        for given in ("--config.actor_optimizer.lr=1e-5", "--config.seed=3"):
+            code, _, said = rljax_command(*asked, given, *dry)
+            name = given.partition("=")[0]
+            assert code == 2 and f"{name}: member " in said and "sets it, too" in said
+            assert " and 5 more of sweep_quickstart" in said
+        code, _, said = rljax_command(*asked, "--config.run_dir=x", *dry)
+        assert code == 2 and "--config.run_dir: each member has a folder of its own" in said
+    assert not (tmp_path / "s").exists()
+    code, out, _ = rljax_command(*asked, "--config.steps=3", "--dry_run")
+    assert code == 0 and out.count("--config.steps=3") == len(out.splitlines()) == 6
+    asked = ["pipeline", "pipelines/post_training:tiny", f"--out={tmp_path / 'p'}", "--dry_run"]
+    code, _, said = rljax_command(*asked, "--config.steps=3", "--config.run_dir=x")
+    assert code == 2 and "--config.steps: stage '" in said and "--config.run_dir: each" in said
+    code, out, _ = rljax_command(*asked, "--config.seed=3")
+    assert code == 0 and "--config.seed=3" in out
 
 
 @pytest.mark.slow
