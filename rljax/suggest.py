@@ -317,9 +317,13 @@ VALUES: dict[str, dict[str, str]] = {
             ("actor_optimizer.schedule", "critic_optimizer.schedule", "sft.optimizer.schedule"),
             {
                 "`{field}=constant`; warmup_steps beside it warms up": "constant_with_warmup",
-                '`{field}="cosine(final=0.1)"`': "cosine_with_min_lr cosine_annealing",
-                "`{field}=wsd`": "warmup_stable_decay",
-                '`{field}="cosine(cycles=1.5)"`': "cosine_with_restarts",
+                '`{field}="cosine(final=0.1)"`, where final is min_lr / lr': "cosine_with_min_lr",
+                "`{field}=cosine`; final=SHARE in brackets ends above 0": "cosine_annealing",
+                "`{field}=\"wsd(decay=0.1, shape='cosine')\"`, where decay is the share of "
+                "steps in which the learning rate falls": "warmup_stable_decay",
+                "`{field}=cosine`, the same with num_cycles=1, its default; no schedule here "
+                "restarts": "cosine_with_restarts",
+                "`{field}=linear`, the same with power=1, its default": "polynomial",
             },
         ),
         "trackers": {

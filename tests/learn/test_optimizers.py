@@ -3,6 +3,7 @@ same step on every layout, counted bytes, and a bitwise continuation from a chec
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from rljax.models.trees import flattened, nested
 from rljax.roles import start_training, training_layout
 from rljax.setup import build, role_arrays
 from rljax.setup.held import held_bytes
+from rljax.suggest import other_value
 from rljax.training import train
 from rljax.training.run import Run
 
@@ -65,6 +67,38 @@ def test_a_cosine_without_options_is_optax():
     ours, theirs = learning_rate(config, 50), optax.cosine_decay_schedule(3e-6, 50)
     steps = jnp.arange(60)
     np.testing.assert_array_equal(jax.vmap(ours)(steps), jax.vmap(theirs)(steps))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("linear", {}),
+        ("cosine", {}),
+        ("constant", {}),
+        ("cosine_with_restarts", {}),
+        ("polynomial", {}),
+        ("constant_with_warmup", {}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+        ("warmup_stable_decay", {"num_decay_steps": 9}),
+    ],
+)
+def test_what_is_proposed_for_a_schedule_of_transformers_is_that_schedule(name, arguments):
+    """Of each the defaults of transformers, and 10 of 100 steps of warm-up."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    steps = dict(num_warmup_steps=0 if name == "constant" else 10, num_training_steps=100)
+    how = dict(scheduler_specific_kwargs=arguments) if arguments else {}
+    scheduler, theirs = transformers.get_scheduler(name, optimizer, **steps, **how), []
+    for _ in range(100):
+        theirs.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    proposed = re.match(r'`[\w.]+="?([^"`]+)', other_value("actor_optimizer.schedule", name))
+    ours = rates(
+        100, schedule=proposed[1] if proposed else name, warmup_steps=steps["num_warmup_steps"]
+    )
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
 def test_a_schedule_of_ones_own():
