@@ -18,7 +18,8 @@ from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file, shipped_config
 from rljax.config.run_options import TrainOptions
 from rljax.config.trust import asks, unscored, untrained, vouched
-from rljax.files import is_whole_number
+from rljax.errors import InputError
+from rljax.files import is_whole_number, read_json_object
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import Store, is_url
 from rljax.runs.units import interval_text
@@ -32,7 +33,7 @@ _OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_
 def main(options: TrainOptions, given: Given) -> int:
     """Trains, or with --dry_run shows what a run would begin with; returns the exit code."""
     if not options.dry_run:
-        return train_and_tell(given)[1]
+        return train_and_tell(given, options.trust_code)[1]
     _refuse_early(given)
     from rljax.tracking.screen import Terminal
     from rljax.training.preview import preview
@@ -47,7 +48,7 @@ def _refuse_early(given: Given) -> None:
         refuse_early(given.config)
 
 
-def train_and_tell(given: Given) -> tuple:
+def train_and_tell(given: Given, trust_code: bool = False) -> tuple:
     """Trains, and prints the results; returns (the TrainedRun, the exit code)."""
     _refuse_early(given)
     # Only now: a mistyped path is answered without loading JAX.
@@ -75,7 +76,7 @@ def train_and_tell(given: Given) -> tuple:
         _say(f"warning: {warning}")
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
-    _say("\n".join(next_steps(run.folder, given, finished)))
+    _say("\n".join(next_steps(run.folder, given, finished, trust_code)))
     return run, 0 if finished else code
 
 
@@ -116,7 +117,9 @@ def _interval(accuracy: Mapping) -> str:
     return f"{interval_text(accuracy)}, n={accuracy['n']}"
 
 
-def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str]:
+def next_steps(
+    folder: Path | str, given: Given, finished: bool, trust_code: bool = False
+) -> Iterator[str]:
     """Yields lines that name the files that a run has written, into a folder or a URL, and the
     commands that go on from there."""
     there, checkpoints = _written(folder)
@@ -132,7 +135,8 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
             yield f"{name + ':':<14}{folder}/{path}{look}"
     if not finished:
         run_dir = f"--config.run_dir={folder}"
-        others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
+        others = given.config_arguments(trust_code=trust_code)
+        others = [a for a in others if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, run_dir])}"
     if checkpoints and "policy" in there:
         more, trust = "", {}
@@ -142,7 +146,7 @@ def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str
                 if not vouched(made, f"{folder}/config.json", here):
                     used = {"evaluate": untrained(made), "serve": unscored(made)}
                     trust = {n: " --trust_code" for n, config in used.items() if asks(config)}
-                more = _left_to_say(made)
+                more = _limits(made, here) + _left_to_say(made)
         quoted = shlex.quote(str(folder))
         yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust.get('evaluate', '')}{more}"
         yield f"{'serve:':<14}rljax serve {quoted}{trust.get('serve', '')}"
@@ -152,12 +156,39 @@ def _left_to_say(config: Config) -> str:
     """The flags of `rljax evaluate` for what a run does not say: rows, where it held out none, and
     a reward, where only a model scored it."""
     from rljax.data.online.default_rewards import evaluation_text
-    from rljax.evaluation.saved import held_out_data
+    from rljax.data.rows.sources import load_prompts
+    from rljax.data.rows.split import held_out_fraction
+    from rljax.evaluation.saved import held_out_data, kind_of_data
 
     reward = "" if evaluation_text(config) else " --reward='exact_match()'"
-    if held_out_data(config):
+    try:
+        data = held_out_data(config)
+        if data and kind_of_data(config) == "examples":  # which need no answers to be learned from
+            load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
+    except InputError:
+        data = ""
+    if data:
         return reward
-    return f" --data=FILE{reward}  (FILE: rows that it was not trained on; it held out none)"
+    why = "prompts with answers, which it was not trained on; it held out none"
+    return f" --data=FILE{reward}  (FILE: {why})"
+
+
+def _limits(config: Config, folder: Path) -> str:
+    """The flags of `rljax evaluate` with which prompts and responses fit into the model's context:
+    a run that samples nothing has not been held to it."""
+    from rljax.data.kinds import SAMPLED
+    from rljax.evaluation.saved import kind_of_data
+
+    path = folder / "policy" / "config.json"
+    values = read_json_object(path) if path.is_file() else {}
+    context = values.get("max_position_embeddings")
+    prompt, response = config.data.max_prompt_tokens, config.sampler.max_response_tokens
+    if not isinstance(context, int) or prompt + response <= context:
+        return ""
+    if config.evaluate.prompts_from or kind_of_data(config) in SAMPLED:
+        return ""
+    prompt = min(prompt, max(context // 2, context - response))
+    return f" --max_prompt_tokens={prompt} --max_response_tokens={context - prompt}"
 
 
 def _written(folder: Path | str) -> tuple[set[str], list[str]]:

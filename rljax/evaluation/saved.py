@@ -10,9 +10,12 @@ import jax
 import numpy as np
 
 from rljax import hub
-from rljax.config import Config, is_path
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, is_path
 from rljax.config.declare import check_options
 from rljax.config.policy_options import EvaluateOptions
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.columns import rows_of
@@ -35,9 +38,20 @@ from rljax.policies import Policy, SavedPolicy, load_named_policy, load_policy
 from rljax.policies.search import searching
 
 
+def kind_of_data(config: Config) -> str:
+    """Returns the kind of data that the dataflow of a config learns from. Raises InputError if
+    there is no such dataflow."""
+    return spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
+
+
 def held_out_data(config: Config) -> str:
-    """The data with the held-out rows of a run: data.test; else data.train if that is a task with a
-    test split, or a file of which a share was held out; else ""."""
+    """Returns the data with the held-out prompts of a run: evaluate.prompts_from; else data.test,
+    or data.train if that is a task with a test split, or a file of which a share was held out; else
+    "", as where those rows are pairs, labels, steps or trajectories."""
+    if config.evaluate.prompts_from:
+        return config.evaluate.prompts_from
+    if kind_of_data(config) not in (*SAMPLED, "examples"):
+        return ""
     holds_out = config.data.test_fraction or not is_path(config.data.train)
     return config.data.test or (config.data.train if holds_out else "")
 

@@ -90,7 +90,8 @@ class SavedPolicy:
         no sample. Raises InputError if a response would not fit into the model's context."""
         longest = max(len(prompt.token_ids) for prompt in prompts)
         rules = self.sampling(**sampling)
-        check_length(longest, rules.max_response_tokens, self.model)
+        limits = ("--max_prompt_tokens", "--max_response_tokens")
+        check_length(longest, rules.max_response_tokens, self.model, limits)
         images = layout_of(self.images, [prompt.images for prompt in prompts])
         actor, columns = self.actor(), longest + rules.max_response_tokens
         decoding = actor.decoding

@@ -260,16 +260,21 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
         )
 
 
-def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:
+def check_length(
+    prompt_tokens: int,
+    response_tokens: int,
+    model: Model,
+    fields: tuple[str, str] = ("data.max_prompt_tokens", "sampler.max_response_tokens"),
+) -> None:
     """Raises InputError if a prompt and its response, in tokens, would not fit into the
-    model's context."""
+    model's context; `fields` limit them."""
     longest = prompt_tokens + response_tokens
     if longest > model.config.max_tokens:
         raise InputError(
             f"rows have up to {prompt_tokens} prompt + {response_tokens} response tokens",
             value=longest,
             rule=f"the model's context is {model.config.max_tokens} tokens",
-            fix="lower data.max_prompt_tokens or sampler.max_response_tokens",
+            fix=f"lower {fields[0]} or {fields[1]}",
         )
 
 

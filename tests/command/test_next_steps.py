@@ -84,6 +84,49 @@ def test_the_command_to_evaluate_says_what_the_run_does_not(tmp_path, data, rewa
     assert bool(why) == ("--data=FILE" in flags)
 
 
+ANSWERED = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
+PAIR = '{"prompt": "q", "chosen": "a", "rejected": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "flags"),
+    [
+        (PAIR, {"dataflow": "preference"}, ["--data=FILE"]),
+        (PAIR, {"dataflow": "preference", "evaluate.prompts_from": "sort_digits()"}, []),
+        (PAIR, {"dataflow": "kto"}, ["--data=FILE"]),
+        (PAIR, {"dataflow": "dqo"}, ["--data=FILE"]),
+        (ANSWERED, {"dataflow": "sft"}, []),
+        ('{"text": "whole"}', {"dataflow": "sft"}, ["--data=FILE"]),
+        (PAIR, {"dataflow": "preference", "data.train": "letter_feedback()"}, ["--data=FILE"]),
+    ],
+)
+def test_a_run_that_learned_from_rows_without_answers_asks_for_prompts(
+    tmp_path, row, fields, flags
+):
+    for name in ("policy", "checkpoints/00000008"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    write_json(tmp_path / "policy/config.json", {"max_position_embeddings": 512})
+    rows = {"data.train": str(tmp_path / "rows.jsonl"), "data.test": str(tmp_path / "rows.jsonl")}
+    config = with_overrides(Config(), {**rows, **fields}, "test")
+    if "letter_feedback" in config.data.train:
+        config.data.test = ""
+    write_json(tmp_path / "config.json", to_dict(config))
+    lines = dict(line.split(":", 1) for line in next_steps(tmp_path, None, True))
+    words = shlex.split(lines["evaluate"].partition("  (")[0])
+    assert [word for word in words if word.startswith("--data")] == flags
+    # 512 + 512 tokens, the defaults, which the run did not read, are above the context.
+    limits = [] if config.evaluate.prompts_from else ["256", "256"]
+    assert [word.partition("=")[2] for word in words if "_tokens=" in word] == limits
+
+
+def test_the_command_to_resume_has_the_trust_that_the_run_had(tmp_path):
+    given = Given("my.yaml", {"seed": "1"}, Config())
+    for trust_code in (False, True):
+        (line,) = next_steps(tmp_path, given, False, trust_code)
+        assert ("--trust_code" in shlex.split(line)) == trust_code
+
+
 ESTIMATE = {"value": 0.125, "low": 0.0625, "high": 0.25, "n": 100}
 LATER = ESTIMATE | {"value": 0.5, "high": 0.75}
 SUMMARY = dict(
