@@ -17,7 +17,7 @@ from pathlib import Path
 from rljax.components import Range
 from rljax.config.describe import flag_lines, is_about
 from rljax.errors import InputError
-from rljax.files import data_files, is_whole_number, require_replaceable
+from rljax.files import DATA_FILES, data_files, is_whole_number, require_replaceable
 from rljax.runs.store import is_url
 from rljax.suggest import near_names
 
@@ -235,9 +235,13 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
         texts = value if isinstance(value, tuple) else (value,)
         for text in texts if spec.path != "written" else ():
             for path in _paths_in(text):
+                shown = name.upper() if spec.positional else f"--{spec.flag}"
                 if os.path.isfile(path) or spec.path or spec.component or spec.positional:
-                    shown = name.upper() if spec.positional else f"--{spec.flag}"
                     read[os.path.realpath(path)] = shown
+                if "data" in (spec.path, spec.component) and os.path.isdir(path):
+                    inside = (os.path.join(path, file) for file in os.listdir(path))
+                    rows = (file for file in inside if file.endswith(DATA_FILES))
+                    read |= dict.fromkeys(map(os.path.realpath, rows), shown)
     for name, spec in specs.items():
         path = getattr(options, name)
         if spec.path != "written" or not path or is_url(path):

@@ -76,6 +76,8 @@ def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
         (tmp_path / name).write_text("x\n")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "rows.jsonl")
     (tmp_path / "rows").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.jsonl").write_text("x\n")
     os.mkfifo(tmp_path / "pipe.jsonl")
 
     def problem(command: str, **values) -> str:
@@ -95,6 +97,7 @@ def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
         ("row*.jsonl", "rows.jsonl", "it is --data, which is read"),
         ("q_{split}.jsonl", "q_test.jsonl", "it is --data, which is read"),
         ("my_task(path='rows.jsonl')", "rows.jsonl", "it is --data, which is read"),
+        ("folder", "folder/train.jsonl", "it is --data, which is read"),
         ("rows.jsonl", "judge.py", "it is --judge, which is read"),
         ("rows.jsonl", "pipe.jsonl", "is not a file"),
         ("rows.jsonl", "/dev/stdout", "is not a file"),
