@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """What a count says of rows, the rule, and the fix where no row is left. `limit`, `max_tokens`
+    """Text of a count of rows, the rule, and the fix where no row is left. `limit`, `max_tokens`
     and `overlong` are filled in."""
 
     said: str
