@@ -242,8 +242,8 @@ BREAKS = {
     ),
     "a bad row is an error before it is drawn": (
         "rljax/data/online/loader.py",
-        "functools.partial(_attempt, items.make)",
-        "items.make",
+        "functools.partial(_attempt, items.drawn)",
+        "items.drawn",
         ["tests/data/test_stream.py"],
     ),
     "a stream drops all turns but the first": (
