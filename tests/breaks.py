@@ -1426,6 +1426,24 @@ BREAKS |= {
         "    if isinstance(value, bytes):\n",
         ["tests/rewards/test_rule_rewards.py", "-k", "objects"],
     ),
+    "a null holds a ground truth": (
+        "rljax/answer_columns.py",
+        "if row.get(name) is not None]",
+        "if name in row]",
+        ["tests/data/test_prepare_data.py", "-k", "turn"],
+    ),
+    "a solution that is NaN holds a ground truth": (
+        "rljax/answer_columns.py",
+        "gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)",
+        "gap = value in ([], {})",
+        ["tests/data/test_own_files.py", "-k", "solution"],
+    ),
+    "a solution is no ground truth": (
+        "rljax/answer_columns.py",
+        '("ground_truth", "answer", "solution")',
+        '("ground_truth", "answer")',
+        ["tests/data/test_prepare_data.py", "-k", "turn"],
+    ),
     "an answer of 32 bits is read with 64": (
         "rljax/config/answer_numbers.py",
         "    return value if few and whole or far and (few or whole) else near\n",

@@ -18,7 +18,7 @@ FILES = sorted((REPO / "rljax").rglob("*.py"))
 LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
-    ("errors", "heartbeat", "metric", "reasoning", "suggest"),
+    ("answer_columns", "errors", "heartbeat", "metric", "reasoning", "suggest"),
     ("files",),
     ("components", "gguf", "hosts", "pods"),
     ("contracts",),

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 import ml_dtypes
 import numpy as np
 
+from rljax.answer_columns import ANSWERS
+
 # The name of a type of NumPy, JAX, torch, pandas, polars or pyarrow -> its width.
 _WIDTHS = {
     "float32": np.float32,
@@ -20,9 +22,6 @@ _WIDTHS = {
     "bfloat16": ml_dtypes.bfloat16,
 }
 _INNER = ("pyarrow_dtype", "value_type", "item_type", "storage_type", "inner")  # of lists, of ...
-# The columns of a ground truth; of several that hold one, the first is read.
-PLAIN_ANSWERS = ("ground_truth", "answer", "solution")
-ANSWERS = ("reward_model", *PLAIN_ANSWERS)
 _PROMPTS = {"prompt", "question", "messages", "text"}
 _MOST_LEVELS = 50  # of lists and objects in a cell
 
@@ -77,15 +76,6 @@ def written_cells(row: Mapping) -> Mapping:
         elif isinstance(value, Mapping) and "ground_truth" in value:
             changed[name] = {**value, "ground_truth": _cell(value["ground_truth"])}
     return {**row, **changed} if changed else row
-
-
-def held_answers(row: Mapping) -> list[str]:
-    """Returns the columns of a row that hold a ground truth. A `solution` that is empty or NaN, as
-    a table writes a gap, holds none."""
-    held = [name for name in ANSWERS if row.get(name) is not None]
-    value = row.get("solution")
-    gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)
-    return [name for name in held if name != "solution" or not gap]
 
 
 def _answer_columns(names: Iterable[str]) -> list[str]:

@@ -160,7 +160,7 @@ def test_the_kind_of_rows_is_read_off_their_columns(tmp_path, row, dataflow):
 
 def test_a_file_of_rows_and_a_model_are_enough(tmp_path, rljax_command, monkeypatch):
     """rljax inspect DATA --model=M: what is learned, what ends a turn, lengths, what was split."""
-    folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL + "{# greeting #}")
+    folder = write_tokenizer(tmp_path / "tokenizer", FORGETFUL + "{% if greeting %}{% endif %}")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in CONVERSATIONS))
     monkeypatch.chdir(tmp_path), monkeypatch.setenv("NO_COLOR", "1")
     code, text, err = rljax_command(

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable
 
-from rljax.config.answer_numbers import held_answers
+from rljax.answer_columns import held_answers
 from rljax.data.images.columns import has_images
 from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES, with_system
 from rljax.data.rows.unread import unread_parts

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljax import hub
+from rljax.answer_columns import held_answers
 from rljax.components import resolve
 from rljax.config import is_path
-from rljax.config.answer_numbers import held_answers
 from rljax.config.data_options import PrepareOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.prompts import encode_prompt

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable
 
-from rljax.config.answer_numbers import ANSWERS, PLAIN_ANSWERS, held_answers
+from rljax.answer_columns import ANSWERS, PLAIN_ANSWERS, held_answers
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (

@@ -77,20 +77,12 @@ def check_conversation(
             continue
         if what != "tools":
             raise _left_out(number, messages[number], what, str(messages[number].get(what)))
-        raise _unwritten([_function(tool).get("name") for tool in options["tools"]])
-    # Of a model with images it is not asked above.
-    if needs_tools and tokenizer.image_mark:
-        if names := unwritten_tools(tokenizer, messages, options, **how):
-            raise _unwritten(names)
-
-
-def _unwritten(names: list) -> InputError:
-    return InputError(
-        "the chat template writes nothing of the tools",
-        value=names,
-        rule="the model would call what it was never told of",
-        fix="use a chat template that knows tools, or remove the tools of the row",
-    )
+        raise InputError(
+            "the chat template writes nothing of the tools",
+            value=unwritten_tools(tokenizer, messages, options, **how),
+            rule="the model would call what it was never told of",
+            fix="use a chat template that knows tools, or remove the tools of the row",
+        )
 
 
 def unwritten_tools(

@@ -29,8 +29,8 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 
+from rljax.answer_columns import PLAIN_ANSWERS
 from rljax.components import Component
-from rljax.config.answer_numbers import PLAIN_ANSWERS
 from rljax.errors import InputError
 
 _TRL_FIELDS = (
