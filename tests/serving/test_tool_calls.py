@@ -351,7 +351,7 @@ def test_a_model_that_calls(tmp_path):
     token = {**content["added_tokens"][-1], "id": load_tokenizer(folder).vocab_size}
     content["added_tokens"].append({**token, "content": CALL, "special": False})
     write_json(folder / "tokenizer.json", content)
-    template = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"  # noqa: E501
+    template = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"  # noqa: E501
     config = json.loads((folder / "tokenizer_config.json").read_text())
     write_json(folder / "tokenizer_config.json", config | {"chat_template": template})
     tokenizer = load_tokenizer(folder)
