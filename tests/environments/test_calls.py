@@ -583,7 +583,11 @@ ALL = [*dict.fromkeys(FORMATS.values()), "call_list", "python", "tag(name=('sear
 def test_hostile_texts_never_raise(name, count):
     form = parser(name, None)
     problems = calls = 0
-    for text in short_texts(count, seed=1):
+    texts = [*short_texts(count, seed=1)]
+    if name == "call_list":  # whose tags are not among the pieces
+        texts += [f"<TOOLCALL>[{text}]</TOOLCALL>" for text in texts]
+        texts += ['<TOOLCALL>[{"name": "f"}]</TOOLCALL>' + " " * n for n in range(3)]
+    for text in texts:
         parsed = form.parse(text, SCHEMAS)
         problems += bool(parsed.problem)
         calls += len(parsed.calls)
