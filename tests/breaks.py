@@ -1480,12 +1480,6 @@ BREAKS |= {
         "has = given if column.null_is_absent else row",
         ["tests/data/test_preference_rows.py"],
     ),
-    "a null completion hides the response": (
-        "rljax/data/offline/rows.py",
-        'name = "response" if is_missing(row.get("completion")) else "completion"',
-        'name = "completion" if "completion" in row else "response"',
-        ["tests/data/test_preference_rows.py"],
-    ),
     "a conversation that ends in an answer takes it from the other": (
         "rljax/data/offline/rows.py",
         'if ended and n > 1 and said[0][n - 1]["role"] == _ASSISTANT:',
