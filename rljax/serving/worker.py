@@ -170,7 +170,7 @@ class Worker:
                     self._params,
                     version=self.version,
                     keep_cache=self._keep_cache,
-                    raw_logprobs=True,  # as OpenAI's API and vLLM give them
+                    raw_logprobs=True,  # the model's own, as vLLM gives them
                 )
                 self._keep_cache = True
                 for event in events:

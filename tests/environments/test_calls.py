@@ -603,16 +603,18 @@ def test_the_time_of_a_hostile_text_grows_with_its_length(name):
     """Ten times the length: at most about ten times the processor time, 25 to leave room."""
     form = parser(name, None)
 
-    def seconds(text) -> float:
+    def seconds(text, times: int) -> float:
         spans = []
-        for _ in range(3):
+        for _ in range(times):
             with spent() as found:
                 form.parse(text, SCHEMAS)
             spans += found
         return min(spans)
 
-    for (what, short), (_, long) in zip(long_texts(50_000), long_texts(500_000), strict=True):
-        assert seconds(long) < 25 * max(seconds(short), 2e-4), (name, what)
+    for (what, short), (_, long) in zip(long_texts(20_000), long_texts(200_000), strict=True):
+        # Once where that is enough, as it nearly always is: there are a thousand texts.
+        linear = (seconds(long, n) < 25 * max(seconds(short, n), 2e-4) for n in (1, 3))
+        assert any(linear), (name, what)
 
 
 # -- which format
