@@ -46,7 +46,7 @@ from rljax.training.loop import one_step
 from rljax.training.program_steps import ProgramSteps
 from rljax.training.run import Run
 from rljax.training.sources import make_source
-from rljax.training.together import lower_together, take_next
+from rljax.training.together import JointProgram, lower_together
 
 CLOCKS = ("wall_s", "cpu_s", "all_cpu_s")
 
@@ -109,7 +109,8 @@ def lap(*runs: Run, steps: int) -> tuple[list[float], list[float]]:
     children = descendants()
     begun = clocks(children)
     if len(runs) > 1:
-        take_next(runs, len(runs))
+        numbered = dict(enumerate(runs))
+        JointProgram(numbered, len(runs)).take_next(numbered)
     losses = [float(one_step(run)["loss"]) for run in runs for _ in range(steps)]
     ended = clocks(children)
     count = steps * len(runs)

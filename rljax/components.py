@@ -8,6 +8,7 @@ Nothing is registered. This file imports no model code.
 """
 
 import ast
+import copy
 import dataclasses
 import functools
 import importlib
@@ -548,6 +549,30 @@ class Component:
     def short_name(self) -> str:
         """Name of the function itself, without module or file."""
         return re.split(r"[.:]", self.name)[-1]
+
+    def defaults(self) -> dict[str, object]:
+        """Returns {option: default} of the options that have one."""
+        parameters = self.signature.parameters.items()
+        return {name: p.default for name, p in parameters if p.default is not p.empty}
+
+    def numbers(self) -> dict[str, float]:
+        """Returns {option: number} of the options that may be any number, without those that are 0:
+        an option of whole numbers, or with a choice of texts, is none."""
+        out = {}
+        for name, value in {**self.defaults(), **self.options}.items():
+            parameter = self.signature.parameters.get(name)
+            kind = float if parameter is None else plain_kind(parameter.annotation)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and value and float in (kind, *typing.get_args(kind)):
+                out[name] = float(value)
+        return out
+
+    def with_options(self, options: dict[str, object]) -> "Component":
+        """Returns the component with other values of these options, unchecked. It equals this one:
+        its text is the same."""
+        changed = copy.copy(self)
+        changed.options = {**self.options, **options}
+        return changed
 
     def __call__(self, *args, **kwargs):
         return self.function(*args, **{**kwargs, **self.options})

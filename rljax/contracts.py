@@ -38,6 +38,12 @@ Share = typing.Annotated[float, Range(low=0, high=1)]
 _RESPONSES = ("response", "responses", "completions", "solution_str", "first", "second")
 
 
+def is_zero(number) -> bool:
+    """Returns whether a number is known to be 0. One in which the runs of a program differ is
+    traced, and switches nothing off."""
+    return isinstance(number, int | float) and number == 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Contract:
     """The declaration of one function, with its options applied. Field names are those of Batch."""

@@ -1561,15 +1561,33 @@ BREAKS |= {
     ),
     "runs that have ended make another program": (
         "rljax/training/together.py",
-        "    padding = count - len(runs)\n",
-        "    padding = 0\n",
+        "        padding = self.count - len(runs)\n",
+        "        padding = 0\n",
         ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "runs of other settings are trained by the first one's program": (
         "rljax/training/together.py",
-        "        if differ := sorted(name for name in names if first.get(name) != other.get(name)):\n",
+        "        if differ := sorted(name for name in first if first[name] != other[name]):\n",
         "        if differ := []:\n",
         ["tests/training/test_together.py", "-k", "refused"],
+    ),
+    "all runs of a program learn at the rate of the first": (
+        "rljax/training/program_steps.py",
+        "        fields = {**dict(made_of.fields), **numbers_of(made_of.section, numbers)}\n",
+        "        fields = dict(made_of.fields)\n",
+        ["tests/training/test_together.py", "-k", "other_numbers"],
+    ),
+    "all runs of a program clip as the first does": (
+        "rljax/training/run_numbers.py",
+        "        fields[name] = tuple(components) if many else components[0]\n",
+        "",
+        ["tests/training/test_together.py", "-k", "other_numbers"],
+    ),
+    "all runs of a program sample at the temperature of the first": (
+        "rljax/rollout/on_device.py",
+        "            temperature=self.temperature if is_own else None,\n",
+        "",
+        ["tests/training/test_together.py", "-k", "other_numbers"],
     ),
     "an interval of each seed is taken for one of all looks": (
         "rljax/report/arms.py",

@@ -6,12 +6,14 @@ same command again goes on: finished members are kept, an interrupted one resume
 the members and their commands only.
 
 --seeds=8 runs every member with eight seeds; a config without sweep() is then the only member.
-With --together, members that differ in nothing but their seed are trained in this process, and one
-program takes the next config.program_steps steps of all of them. Each is the run that it would be
-by itself, with a folder of its own. --until="A better than B by 0.02", of two members without their
-seeds, runs one seed of all members after the other (with --together eight), and ends with code 0
-once the interval of the difference in accuracy, which is valid however often one looks, has
-answered it; else it says about how many more seeds would.
+With --together, members that differ in nothing but their seed and in numbers, such as a learning
+rate, are trained in this process, and one program takes the next config.program_steps steps of all
+of them. Each is the run that it would be by itself, with a folder of its own.
+
+--until="A better than B by 0.02", of two members without their seeds, runs one seed of all members
+after the other (with --together eight), and ends with code 0 once the interval of the difference in
+accuracy, which is valid however often one looks, has answered it; else it says about how many more
+seeds would.
 
 On a pod, run it on every host: its hosts run each member together. A member that ends with a code
 that says "start again", such as 143 after SIGTERM, ends the sweep with that code there. With

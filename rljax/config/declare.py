@@ -108,6 +108,9 @@ class Spec:
     read_by: str = ""
     refused: bool = False  # off by default; in a run that does not read it, on is an error
     may_change: bool = False  # changes no number of the run, so that a resume may change it
+    # Runs of one program may differ in it: in a number that is not 0, or in the numbers of its
+    # components (rljax.training.run_numbers).
+    per_run: bool = False
     safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
     needs_trust: bool = False  # a stranger may write no value but the default, not even a number
     kind: typing.Any = None  # the type of its values, which `declared` reads from the class

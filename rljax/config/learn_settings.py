@@ -18,7 +18,7 @@ class OptimizerConfig(Settings):
         "-> an optax transformation.",
         component="optimizer",
     )
-    lr: float = option(1e-6, "Learning rate after warm-up.", low=0)
+    lr: float = option(1e-6, "Learning rate after warm-up.", low=0, per_run=True)
     schedule: str = option(
         "constant",
         "Schedule of rljax.learn.schedules after warm-up: constant | linear | cosine | wsd with "
@@ -35,6 +35,7 @@ class OptimizerConfig(Settings):
         "with the schedulers of optax and transformers.",
         low=0,
         needs="warmup_steps",
+        per_run=True,
     )
     beta1: float = option(
         0.9,
@@ -44,6 +45,7 @@ class OptimizerConfig(Settings):
         below=1,
         rule="0 <= beta < 1",
         fix="write 0.9, the default",
+        per_run=True,
     )
     beta2: float = option(
         0.999,
@@ -52,20 +54,23 @@ class OptimizerConfig(Settings):
         below=1,
         rule="0 <= beta < 1",
         fix="write 0.999, the default",
+        per_run=True,
     )
     eps: float = option(
-        1e-8, "Number that AdamW adds to the denominator.", above=0, fix="write 1e-8"
+        1e-8, "Number that AdamW adds to the denominator.", above=0, fix="write 1e-8", per_run=True
     )
     weight_decay: float = option(
         0.0,
         "Coefficient of the weight decay of matrices; it is multiplied by the learning rate. 0 = "
         "off.",
         low=0,
+        per_run=True,
     )
     clip_norm: float = option(
         1.0,
         "Largest global norm of the gradient; a larger gradient is scaled down. 0 = off.",
         low=0,
+        per_run=True,
     )
 
 
@@ -116,18 +121,21 @@ class AlgorithmConfig(Settings):
         "Advantage estimator: a function of rljax.advantages.",
         component="advantage",
         learn=True,
+        per_run=True,
     )
     policy_loss: str = option(
         "ppo_clip",
         "Loss of the policy: a function of rljax.losses.policy.",
         component="policy_loss",
         learn=True,
+        per_run=True,
     )
     value_loss: str = option(
         "squared_error",
         "Loss of the critic: a function of rljax.losses.value.",
         component="value_loss",
         learn=True,
+        per_run=True,
     )
     preference_loss: str = option(
         "dpo",
@@ -148,10 +156,14 @@ class AlgorithmConfig(Settings):
         learn=True,
     )
     kl_in_reward: float = option(
-        0.0, "Coefficient of the KL penalty in the reward; 0 = off.", low=0, learn=True
+        0.0,
+        "Coefficient of the KL penalty in the reward; 0 = off.",
+        low=0,
+        learn=True,
+        per_run=True,
     )
     kl_in_loss: float = option(
-        0.0, "Coefficient of the KL penalty in the loss; 0 = off.", low=0, learn=True
+        0.0, "Coefficient of the KL penalty in the loss; 0 = off.", low=0, learn=True, per_run=True
     )
     kl_estimator: str = option(
         "k3",
@@ -183,7 +195,7 @@ class AlgorithmConfig(Settings):
         fix="write 10000",
     )
     entropy_coef: float = option(
-        0.0, "Coefficient of the entropy bonus; 0 = off.", low=0, learn=True
+        0.0, "Coefficient of the entropy bonus; 0 = off.", low=0, learn=True, per_run=True
     )
     correction: str = option(
         "",
@@ -191,6 +203,7 @@ class AlgorithmConfig(Settings):
         'weights tokens; "" = metrics only.',
         component="correction",
         learn=True,
+        per_run=True,
     )
     old_logprobs: str = option(
         "recomputed",
@@ -211,6 +224,7 @@ class AlgorithmConfig(Settings):
         "Functions of rljax.shaping.scores that change the scores, in this order.",
         component="shaping",
         learn=True,
+        per_run=True,
     )
     baseline_filters: tuple[str, ...] = option(
         (),
@@ -229,4 +243,5 @@ class AlgorithmConfig(Settings):
         "Largest ppo_k3 of a batch; above it, its remaining optimizer steps are left out. 0 = off.",
         low=0,
         learn=True,
+        per_run=True,
     )

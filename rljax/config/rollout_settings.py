@@ -29,7 +29,9 @@ class SamplerConfig(Settings):
         "model_settings.head_in_float32.",
         choices=("", "on", "off"),
     )
-    temperature: float = option(1.0, "Sampling temperature, above 0.", low=0, read_by="a policy")
+    temperature: float = option(
+        1.0, "Sampling temperature, above 0.", low=0, read_by="a policy", per_run=True
+    )
     top_k: int = option(0, "Number of likeliest tokens that are sampled from; 0 = off.", low=0)
     top_p: float = option(
         1.0,

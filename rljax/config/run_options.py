@@ -271,7 +271,7 @@ class SweepOptions(TrustOptions):
 
     together: bool = option(
         False,
-        "Members that differ in nothing but their seed take their steps in one program of "
+        "Members that differ in their seed and in numbers alone take their steps in one program of "
         "config.program_steps",
     )
     seeds: int = option(

@@ -9,6 +9,7 @@ import dataclasses
 from rljax.components import Component
 from rljax.config.learn_settings import AlgorithmConfig
 from rljax.config.schema import EvaluateConfig
+from rljax.contracts import is_zero
 from rljax.learn import Steps
 
 
@@ -46,7 +47,7 @@ class Algorithm:
     def update_options(self, kl_controller=None) -> dict:
         """Returns the keyword arguments of Actor.update that the config sets. `kl_controller`
         scales the KL coefficient of the loss."""
-        scale = 1.0 if kl_controller is None or not self.kl_in_loss else kl_controller.state
+        scale = 1.0 if kl_controller is None or is_zero(self.kl_in_loss) else kl_controller.state
         return {
             "steps": self.steps,
             "reduction": self.reduction,

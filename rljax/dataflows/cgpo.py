@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch, masked_mean
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import PlainText, component_in, contract, spec
+from rljax.contracts import PlainText, component_in, contract, is_zero, spec
 from rljax.correction import bypass_old_logprobs
 from rljax.dataflows.online_dpo import rows_at, with_reference
 from rljax.dataflows.steps import rescaled_steps
@@ -146,7 +146,7 @@ def _with_old_logprobs(batch, cfg, actor):
     """Returns the batch with the log-probs of the policy that it begins with, and the load of its
     experts."""
     if cfg.old_logprobs == "sampler":
-        if cfg.trust_region:
+        if not is_zero(cfg.trust_region):
             raise InputError(
                 "algorithm.trust_region",
                 value=cfg.trust_region,

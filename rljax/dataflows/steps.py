@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.advantages.returns import lagrangian
 from rljax.batch import Batch
-from rljax.contracts import spec
+from rljax.contracts import is_zero, spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
 from rljax.errors import InputError
 from rljax.learn import Steps
@@ -86,7 +86,7 @@ def shape_rewards(batch: Batch, cfg, kl_controller=None) -> Batch:
 def apply_kl_penalty(batch: Batch, cfg, kl_controller=None, sign: float = 1.0) -> Batch:
     """Subtracts the KL penalty of algorithm.kl_in_reward from the rewards [B, S]; `sign` -1 adds
     it, as a cost needs."""
-    if not cfg.kl_in_reward:
+    if is_zero(cfg.kl_in_reward):
         return batch
     scale = sign if kl_controller is None else sign * kl_controller.state
     rewards = kl_penalised_rewards(

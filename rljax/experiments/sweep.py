@@ -312,17 +312,17 @@ def run_members(
 def run_together(
     members: Sequence[Member], env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Member, int | None]]:
-    """As `run_members`, in this process: members that differ in nothing but their seed take their
-    steps in one program (rljax.training.together). A line for each program, and the warnings of all
-    runs behind the last. Raises InputError for settings that cannot be trained in this way, before
-    any member begins."""
+    """As `run_members`, in this process: members that differ in nothing but their seed and in
+    numbers take their steps in one program (rljax.training.together). A line for each program, and
+    the warnings of all runs behind the last. Raises InputError for settings that cannot be trained
+    in this way, before any member begins."""
     from rljax.training.result import RunStopped
+    from rljax.training.run_numbers import split_numbers
     from rljax.training.together import check_together, train_together
 
     groups: dict[str, list[Member]] = {}
     for member in members:
-        settings = dataclasses.replace(member.config, seed=0, run_dir="")
-        groups.setdefault(repr(settings), []).append(member)
+        groups.setdefault(repr(split_numbers(member.config)[0]), []).append(member)
     for group in groups.values():
         check_together([member.config for member in group])
     os.environ.update(env or {})

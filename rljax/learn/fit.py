@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from rljax.batch import Batch
+from rljax.contracts import is_zero
 from rljax.errors import InputError
 from rljax.learn.objective import Objective, Steps, _split, loss_alone, loss_and_gradient
 from rljax.learn.state import StepLayout, TrainState, optimizer_step
@@ -106,7 +107,7 @@ def fit(
         if beside is not None:
             results = beside.added(state.params, examples, *results, scale)
         loss, gradient, metrics, empty, counted = results
-        if trust_region:
+        if not is_zero(trust_region):
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         take = ~(stopped | empty)
         new_state, step_metrics = optimizer_step(state, gradient, loss, optimizer, take, layout)
@@ -204,7 +205,7 @@ def _count_steps(
     # The longest streak within this call, so that one good step at its end does not hide it.
     metrics["skipped_in_a_row"] = metrics.pop("skipped_in_a_row_max")
     stopped, empty = metrics.pop("stopped_fraction"), metrics.pop("empty_fraction")
-    if trust_region:
+    if not is_zero(trust_region):
         metrics["trust_region_stopped_steps"] = total * stopped
     metrics["empty_steps"] = total * empty
     metrics["optimizer_steps"] = jnp.float32(total)

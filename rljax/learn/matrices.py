@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import optax
 
+from rljax.contracts import is_zero
+
 _VECTORS = ("scale", "bias", "sinks", "correction")
 _OF_EXPERTS = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 _OUT_OF_HEADS = ("o", "out")
@@ -53,7 +55,7 @@ def decayed(params):
 def decay_matrices(rate: float) -> optax.GradientTransformation:
     """Returns decoupled weight decay of matrices (arXiv 1711.05101), to stand before the learning
     rate; rate 0 = none."""
-    return optax.add_decayed_weights(rate, decayed) if rate else optax.identity()
+    return optax.identity() if is_zero(rate) else optax.add_decayed_weights(rate, decayed)
 
 
 def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -6,7 +6,8 @@ A chain of clipping, the update rule (rljax.learn.update_rules) and the learning
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import jax
 import jax.extend
@@ -16,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, OptimizerConfig
+from rljax.contracts import is_zero
 from rljax.errors import InputError
 
 
@@ -47,9 +49,11 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([warm_up, main], [warmup])
 
 
-@functools.cache
-def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
-    config = OptimizerConfig(**dict(key))
+def new_optimizer(fields: Mapping, total_steps: int) -> optax.GradientTransformation:
+    """Returns an optimizer from the fields of an OptimizerConfig, of which numbers other than 0 may
+    be traced. Raises InputError if a function of the user's returns no
+    optax.GradientTransformation."""
+    config = SimpleNamespace(**fields)
     rule = resolve(config.name, NAMESPACES["optimizer"])
     optimizer = rule(learning_rate(config, total_steps), **handed(rule, rule_fields(config)))
     if not isinstance(optimizer, optax.GradientTransformation):
@@ -60,8 +64,14 @@ def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
             rule="returns an optax.GradientTransformation",
             fix="return one from the function, such as optax.adam(lr)",
         )
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    off = is_zero(config.clip_norm)
+    clip = optax.identity() if off else optax.clip_by_global_norm(config.clip_norm)
     return optax.chain(clip, optimizer)
+
+
+@functools.cache
+def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
+    return new_optimizer(dict(key), total_steps)
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:

@@ -19,9 +19,14 @@ from rljax.learn.matrices import decay_matrices, is_hidden, per_matrix
 Moments = Literal["", "float32", "bfloat16"]  # dtype of first moments; "" = the weights'
 
 
+def _is_traced(value) -> bool:
+    """Returns whether a number is an input of a program, which was checked where it was written."""
+    return isinstance(value, jax.core.Tracer)
+
+
 def _fractions(**options: float) -> None:
     for name, value in options.items():
-        if not 0 <= value < 1:
+        if not _is_traced(value) and not 0 <= value < 1:
             raise InputError(
                 f"option {name!r}",
                 value=value,
@@ -32,7 +37,7 @@ def _fractions(**options: float) -> None:
 
 def _positive(**options: float) -> None:
     for name, value in options.items():
-        if not value > 0:
+        if not _is_traced(value) and not value > 0:
             raise InputError(f"option {name!r}", value=value, fix=f"set {name} to a number above 0")
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from rljax.batch import Batch, at_last_token
-from rljax.contracts import spec
+from rljax.contracts import is_zero, spec
 from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
@@ -252,7 +252,7 @@ class Actor(_Decodes, _Trained):
         optimizer step of a batch has them from its own forward pass; what it makes of the batch
         with them are metrics, too, and so is the load of experts.
         """
-        if not isinstance(kl_in_loss, (int, float)) or kl_in_loss > 0:
+        if not is_zero(kl_in_loss):
             batch.require("ref_logprobs", by="kl_in_loss")
 
             def kl(policy, b):
@@ -266,9 +266,9 @@ class Actor(_Decodes, _Trained):
             extra_metrics = {"kl_loss": kl}
         else:
             terms, extra_metrics = [], {}
-        if entropy_coef:
+        if not is_zero(entropy_coef):
             terms.append((reduction, lambda policy, b: -entropy_coef * policy.entropy))
-        if positive_nll:
+        if not is_zero(positive_nll):
             correct_token_mean = functools.partial(positive_token_mean, correct_at=correct_at)
             terms.append((correct_token_mean, lambda policy, b: -positive_nll * policy.logprobs))
         objective = policy_objective(self.per_replica, loss, reduction, terms, extra_metrics)

@@ -82,13 +82,19 @@ class Samples:
 
 
 class DeviceSampler:
-    """`sample` of a rollout that is traced. `asked` collects the samples of its calls."""
+    """`sample` of a rollout that is traced. `asked` collects the samples of its calls.
+    `temperature`: a traced one, in place of that of `sampling`."""
 
     def __init__(
-        self, actor: Actor, sampling: Sampling, decoding: Decoding, scorer: DeviceScorer | None
+        self,
+        actor: Actor,
+        sampling: Sampling,
+        decoding: Decoding,
+        scorer: DeviceScorer | None,
+        temperature: jax.Array | None = None,
     ):
         self.actor, self.sampling, self.decoding = actor, sampling, decoding
-        self.scorer = scorer
+        self.scorer, self.temperature = scorer, temperature
         self.asked: list[Samples] = []
 
     def __call__(
@@ -111,17 +117,19 @@ class DeviceSampler:
                 rule="sample(prompts, key, n=..., sampling=...) of the actor, without `enough`",
                 fix="program_steps=1",
             )
-        actor = actor or self.actor
+        actor, sampling = actor or self.actor, sampling or self.sampling
+        is_own = sampling.temperature == self.sampling.temperature
         batch = generate_in_program(
             actor.model,
             actor.state.weights,
             prompts.tokens,
             prompts.lengths,
             key,
-            sampling or self.sampling,
+            sampling,
             n=n,
             version=actor.state.step,
             decoding=self.decoding,
+            temperature=self.temperature if is_own else None,
         )
         batch = jax.lax.optimization_barrier(batch)
         starts, index = jnp.repeat(prompts.lengths, n), jnp.repeat(prompts.index, n)

@@ -145,9 +145,11 @@ def generate_in_program(
     n: int,
     version,
     decoding: Decoding,
+    temperature: jax.Array | None = None,
 ) -> Batch:
     """`generate` as a part of another program, of which the arrays may be traced: n responses to
-    each prompt of tokens [P, L] and lengths [P], a Batch of R = P n rows.
+    each prompt of tokens [P, L] and lengths [P], a Batch of R = P n rows. `temperature`: a traced
+    one, above 0, in place of that of `sampling`.
 
     The draws are those of `generate`. Raises InputError for what the host would have to take part
     in: its own loop, another layout or dtype of the weights, stop strings, limits of thinking,
@@ -159,6 +161,8 @@ def generate_in_program(
     model = of_length(model, tokens.shape[1] + sampling.max_response_tokens)
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
     rules = rules_of([sampling] * rows, model.config.ids)
+    if temperature is not None:
+        rules = dataclasses.replace(rules, temperature=jnp.full(rows, temperature, jnp.float32))
     if shard_count(model, tokens.shape[0], shape.slots) > 1:
         rows_of = functools.partial(constrain_rows, mesh=model.mesh)
         tokens, lengths, rules = jax.tree.map(rows_of, (tokens, lengths, rules))

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from rljax.data.online.prompts import Prompts
 from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.keys import stream
+from rljax.learn.optimizers import new_optimizer
 from rljax.rewards.on_device import DeviceScorer, device_scorer
 from rljax.rollout import Reward, RewardReport, RolloutConfig, ScoredRow, run_rollout, widened
 from rljax.rollout.on_device import DevicePrompts, DeviceSampler, report_of
@@ -35,6 +36,13 @@ from rljax.setup import Phase, Setup
 from rljax.setup.dry_run import parts_readers
 from rljax.tracking import compiles
 from rljax.tracking.timing import timed
+from rljax.training.run_numbers import (
+    TEMPERATURE,
+    RunNumber,
+    RunOptimizer,
+    numbers_of,
+    with_numbers,
+)
 from rljax.training.sources import RolloutSource
 
 # Greatest difference of equal scores, relative to the larger of 1 and the score: one is a float32.
@@ -53,6 +61,8 @@ class StepProgram:
     algorithm: Algorithm
     columns: int  # of a batch that is learned from
     keeps_parts: bool  # whether learning reads the parts of the reward
+    # Of roles whose numbers are inputs of the program.
+    optimizers: tuple[RunOptimizer, ...] = ()
 
 
 class Given(NamedTuple):
@@ -206,7 +216,7 @@ class ProgramSteps:
             # How many prompts the rollout of a step draws is known once it is traced.
             trained, *other_parts = parts
             draw_counts: list[int] = []
-            step = functools.partial(_one_step, *other_parts, self.static, draw_counts)
+            step = functools.partial(_one_step, *other_parts, self.static, draw_counts, {})
             jax.eval_shape(step, trained, jax.tree.map(lambda x: x[0], inputs))
             self.more, self._is_traced = sum(draw_counts), True
             source.set_state(state)
@@ -279,19 +289,45 @@ def _keys(key: jax.Array, name: str, steps) -> np.ndarray:
     return np.stack([jax.random.key_data(stream(key, name, step)) for step in steps])
 
 
+def _with_optimizers(static: StepProgram, numbers: Mapping[RunNumber, jax.Array], roles: dict):
+    """Returns the roles with optimizers of these numbers."""
+    new = dict(roles)
+    for made_of in static.optimizers:
+        fields = {**dict(made_of.fields), **numbers_of(made_of.section, numbers)}
+        optimizer = new_optimizer(fields, made_of.total_steps)
+        new[made_of.role] = dataclasses.replace(new[made_of.role], optimizer=optimizer)
+    return new
+
+
 def _one_step(
-    shared, read_only, rollout_roles, static: StepProgram, draw_counts: list[int], trained, inputs
+    shared,
+    read_only,
+    rollout_roles,
+    static: StepProgram,
+    draw_counts: list[int],
+    numbers: Mapping[RunNumber, jax.Array],
+    trained,
+    inputs,
 ):
     """Traces one step. Returns the trained roles, and (metrics of the dataflow, metrics of the
-    rollout, samples, the index of the rollout's samples). Fills `draw_counts` with the numbers of
-    prompts that calls of `draw` asked for. Raises InputError for a rollout that makes a report of
-    its own."""
+    rollout, samples, the index of the rollout's samples). `numbers` are those of a run among
+    others. Fills `draw_counts` with the numbers of prompts that calls of `draw` asked for. Raises
+    InputError for a rollout that makes a report of its own."""
     counts: list[int] = []
+    algorithm = with_numbers(static.algorithm, numbers)
+    given = trained
+    trained = _with_optimizers(static, numbers, trained)
     roles = {name: role.joined(shared[name]) for name, role in trained.items()} | read_only
     count = static.cfg.prompts_per_step
     index = jnp.arange(inputs["tokens"].shape[0], dtype=jnp.int32)
     all_prompts = DevicePrompts(inputs["tokens"], inputs["lengths"], inputs["fields"], index)
-    sample = DeviceSampler(roles["actor"], static.cfg.sampling, static.decoding, static.scorer)
+    sample = DeviceSampler(
+        roles["actor"],
+        static.cfg.sampling,
+        static.decoding,
+        static.scorer,
+        numbers.get(RunNumber(TEMPERATURE)),
+    )
 
     def draw(n: int) -> DevicePrompts:
         start = count + sum(counts)
@@ -318,19 +354,23 @@ def _one_step(
     function, options = static.dataflow.function, static.dataflow.options
     dataflow_roles = {k: v for k, v in roles.items() if k in static.dataflow.parameters}
     arguments, statics = function.arguments(
-        batch, keys["learned"], static.algorithm, **dataflow_roles, **options
+        batch, keys["learned"], algorithm, **dataflow_roles, **options
     )
-    new_roles, dataflow_metrics = function.run(*arguments, **statics)
+    run = function.run.__wrapped__ if numbers else function.run  # traced numbers are not hashable
+    new_roles, dataflow_metrics = run(*arguments, **statics)
+    for made_of in static.optimizers:
+        optimizer = given[made_of.role].optimizer
+        new_roles[made_of.role] = dataclasses.replace(new_roles[made_of.role], optimizer=optimizer)
     metrics = {name: jnp.asarray(x, jnp.float32) for name, x in result.metrics.items()}
     return new_roles, (dataflow_metrics, metrics, tuple(sample.asked), jnp.int32(result.report))
 
 
-def take_steps(own, shared, read, others, inputs, count, *, static: StepProgram):
-    """Takes `count` steps. Returns the trained roles, and for each step (metrics of the dataflow,
-    metrics of the rollout, samples, the index of the rollout's samples): N of them, with zeros
-    after the last step."""
+def take_steps(own, shared, read, others, inputs, count, numbers=None, *, static: StepProgram):
+    """Takes `count` steps. `numbers`: those of a run among others. Returns the trained roles, and
+    for each step (metrics of the dataflow, metrics of the rollout, samples, the index of the
+    rollout's samples): N of them, with zeros after the last step."""
 
-    one_step = functools.partial(_one_step, shared, read, others, static, [])
+    one_step = functools.partial(_one_step, shared, read, others, static, [], numbers or {})
 
     def step(state):
         i, trained, out = state

@@ -23,10 +23,9 @@ from rljax import setup as build
 from rljax.errors import InputError
 from rljax.plan.memory import MemoryEstimate
 from rljax.tracking import compiles
-from rljax.training import together
 from rljax.training.result import RunStopped
 from rljax.training.run import Run
-from rljax.training.together import check_memory, check_together, take_next, train_together
+from rljax.training.together import JointProgram, check_memory, check_together, train_together
 
 DIGITS = "regex_match(pattern='[0-4]$')"
 FIXED = dict(sft__steps=0, program_steps=3, reward__function=DIGITS, evaluate__every_steps=0)
@@ -88,6 +87,59 @@ def test_each_run_is_the_one_that_it_is_by_itself(tmp_path, name):
     assert len({(tmp_path / str(seed) / "samples.jsonl").read_text() for seed in seeds}) == 3
 
 
+NUMBERS = {  # of two runs that differ from the case of CASES
+    "grpo": [
+        dict(
+            actor_optimizer__lr=2e-3,
+            actor_optimizer__beta1=0.8,
+            actor_optimizer__weight_decay=0.1,
+            actor_optimizer__clip_norm=0.5,
+            algorithm__kl_in_loss=0.2,
+            algorithm__policy_loss="ppo_clip(clip_low=0.1, clip_high=0.3)",
+            sampler__temperature=0.7,
+        ),
+        dict(actor_optimizer__weight_decay=0.01, sampler__temperature=1.3),
+    ],
+    "ppo": [
+        dict(
+            critic_optimizer__lr=2e-3,
+            algorithm__advantage="gae(lam=0.7)",
+            algorithm__kl_in_reward=0.3,
+            algorithm__entropy_coef=0.02,
+        ),
+        dict(algorithm__entropy_coef=0.01),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", lanes(["grpo"], ["ppo"]))
+def test_runs_of_other_numbers_are_those_that_they_are_by_themselves(tmp_path, name):
+    schedule = dict(actor_optimizer__warmup_steps=2, actor_optimizer__schedule="cosine")
+    fields = {**FIXED, **schedule, **CASES[name], "steps": 3, "checkpoint__every_steps": 3}
+    members = [{**fields, **numbers} for numbers in NUMBERS[name]]
+    said = trained([tiny_config(tmp_path / str(i), **one) for i, one in enumerate(members)])
+    assert len(said) == 1 and "6 steps of 2 runs" in said[0]
+    for i, one in enumerate(members):
+        train_on(1, tiny_config(tmp_path / f"alone_{i}", **one))
+        assert_near(tmp_path / str(i), tmp_path / f"alone_{i}")
+
+
+def branching_loss(policy, batch, *, width: float = 1.0):
+    loss = -batch.advantages * policy.logprobs
+    return (loss * width if width > 0.5 else loss), {}
+
+
+@pytest.mark.slow
+def test_a_function_that_branches_on_its_number_is_named(tmp_path):
+    members = [
+        {**FIXED, "algorithm__policy_loss": f"{__name__}.branching_loss(width={width})"}
+        for width in (0.7, 0.9)
+    ]
+    configs = [tiny_config(tmp_path / str(i), **one) for i, one in enumerate(members)]
+    with pytest.raises(InputError, match="algorithm.policy_loss, width.*decides by such a number"):
+        train_together(configs, devices=jax.devices()[:1], say=lambda line: None)
+
+
 def opened(folder, seed: int, **fields) -> Run:
     """A run whose last phase has begun."""
     fields |= dict(checkpoint__every_steps=0, **FIXED)
@@ -112,7 +164,8 @@ def test_the_place_of_a_run_among_the_others_changes_nothing(tmp_path):
             for run in runs:
                 stack.enter_context(run)
             since = compiles.count()
-            take_next(runs, 3)
+            numbered = dict(enumerate(runs))
+            JointProgram(numbered, 3).take_next(numbered)
             found.append({seed: behind(run) for seed, run in zip(order, runs, strict=True)})
     # One program, whatever the number of runs that are left.
     assert "jit(_steps_together)" not in compiles.names(since)
@@ -128,17 +181,19 @@ def test_a_run_that_fails_leaves_the_others_as_they_are(tmp_path, monkeypatch):
     fields = dict(**FIXED, algorithm__kl_in_loss=0.01)
     fields |= dict(steps=6, max_skipped_in_a_row=2, checkpoint__every_steps=6)
 
-    def poisoned(runs, count):
-        for run in runs:
+    take_next = JointProgram.take_next
+
+    def poisoned(program, runs):
+        for run in runs.values():
             if run.config.seed == 5 and not run.progress.rl_steps:
                 reference = run.roles["reference"]
                 spoiled = jax.tree.map(lambda x: x * np.nan, reference.params)
                 run.roles["reference"] = dataclasses.replace(reference, params=spoiled)
-        return take_next(runs, count)
+        return take_next(program, runs)
 
     seeds = (3, 5)
     configs = [tiny_config(tmp_path / str(seed), seed=seed, **fields) for seed in seeds]
-    monkeypatch.setattr(together, "take_next", poisoned)
+    monkeypatch.setattr(JointProgram, "take_next", poisoned)
     whole, failed = train_together(configs, devices=jax.devices()[:1], say=lambda line: None)
     assert isinstance(failed, InputError) and "not finite" in str(failed)
     assert summary(tmp_path / "5")["status"] == str(failed)
@@ -150,10 +205,10 @@ def test_a_run_that_fails_leaves_the_others_as_they_are(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_ends_the_program_is_in_the_summary_of_each_run(tmp_path, monkeypatch):
-    def out_of_memory(runs, count):
+    def out_of_memory(program, runs):
         raise MemoryError
 
-    monkeypatch.setattr(together, "take_next", out_of_memory)
+    monkeypatch.setattr(JointProgram, "take_next", out_of_memory)
     configs = [tiny_config(tmp_path / str(s), seed=s, **FIXED, steps=2) for s in (3, 5)]
     with pytest.raises(MemoryError):
         train_together(configs, devices=jax.devices()[:1])
@@ -209,8 +264,14 @@ def test_what_one_program_cannot_train_is_refused(tmp_path):
         check_together([tiny_config(tmp_path, **{**FIXED, **one}) for one in changes])
 
     check(dict(seed=1), dict(seed=2))
-    with pytest.raises(InputError, match=r"differ in actor_optimizer.lr: got \[0.0005, 0.1\]"):
-        check({}, dict(actor_optimizer__lr=0.1))
+    check({}, dict(actor_optimizer__lr=0.1, sampler__temperature=0.7))
+    check({}, dict(algorithm__policy_loss="ppo_clip(clip_low=0.1)"))
+    with pytest.raises(InputError, match=r"differ in batch.samples_per_prompt: got \[\d+, 2\]"):
+        check({}, dict(batch__samples_per_prompt=2))
+    with pytest.raises(InputError, match=r"differ in algorithm.kl_in_loss: got \[0.0, 0.1\].*0"):
+        check({}, dict(algorithm__kl_in_loss=0.1))
+    with pytest.raises(InputError, match=r"differ in algorithm.policy_loss"):
+        check({}, dict(algorithm__policy_loss="ppo_clip(dual_clip=None)"))
     with pytest.raises(InputError, match="program_steps=1"):
         check(dict(program_steps=1))
     with pytest.raises(InputError, match="profile"):
