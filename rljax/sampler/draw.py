@@ -7,6 +7,7 @@ Axes: B rows, V vocabulary entries, E stop ids, M tokens with a bias, W = ceil(V
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -53,19 +54,22 @@ class Drawn:
 
 
 def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
-    """Returns the token at which the cumulative sum of probs [B, V] passes u [B] in [0, 1) of its
-    total.
+    """Draws a token from probs [B, V], which need not sum to 1, by the uniforms u [B, 3] in [0, 1).
 
-    Three levels (groups, the blocks of one group, the tokens of one block): one uniform per row
-    instead of V Gumbels, and far cheaper than one cumulative sum over V.
+    Three levels: a group, a block of the group, and a token of the block, each drawn by a uniform
+    of its own at the place where the running sum of its level passes it. That is three uniforms a
+    row instead of V Gumbels, and far cheaper than one running sum over V. By one uniform for all
+    levels, the rounding of the logits would move the border of each of V tokens; so it moves those
+    of one block, and a token of probability 1e-9 is still drawn at its rate.
     """
     size = min(GROUP, probs.shape[1] + -probs.shape[1] % BLOCK)
     probs = jnp.pad(probs, ((0, 0), (0, max(0, size - probs.shape[1]))))
     rows, vocab = probs.shape
     # One sum for each slice: a TPU's compiler makes one sum over a reshaped array far slower.
     starts = range(0, vocab, size)
-    sums = jnp.stack([jnp.sum(probs[:, i : i + size], axis=-1) for i in starts], axis=1)
-    group, target = _passed(sums, u * jnp.sum(sums, axis=-1))
+    group = _passed(
+        jnp.stack([jnp.sum(probs[:, i : i + size], axis=-1) for i in starts], 1), u[:, 0]
+    )
     # The last group may be short: its window begins in the group before, whose mass is left out.
     start = jnp.minimum(group * size, vocab - size)
     window = jax.vmap(lambda row, begin: jax.lax.dynamic_slice(row, (begin,), (size,)))(
@@ -73,22 +77,20 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
     )
     in_group = start[:, None] + jnp.arange(size)[None, :] >= group[:, None] * size
     blocks = jnp.where(in_group, window, 0.0).reshape(rows, -1, BLOCK)
-    block, target = _passed(jnp.sum(blocks, axis=-1), target)
+    block = _passed(jnp.sum(blocks, axis=-1), u[:, 1])
     tokens = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    token, _ = _passed(tokens, target)
-    return start + block * BLOCK + token
+    return start + block * BLOCK + _passed(tokens, u[:, 2])
 
 
-def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the first of masses [B, N] whose running sum exceeds target [B]: its index, and the
-    target less the sum before it."""
+def _passed(masses: jax.Array, share: jax.Array) -> jax.Array:
+    """Returns the index [B] of the first of masses [B, N] at which their running sum exceeds a
+    share [B] of their total."""
     index = jnp.arange(masses.shape[1])[None, :]
     sums = jnp.cumsum(masses, axis=-1)
     # Rounding may push the target past all of them: stay on the last one that has mass.
     last_index = jnp.max(jnp.where(masses > 0, index, 0), axis=-1)
-    passed = jnp.minimum(jnp.sum(sums <= target[:, None], axis=-1), last_index)
-    mass_before = jnp.max(jnp.where(index < passed[:, None], sums, 0.0), axis=-1)
-    return passed, target - mass_before
+    target = share * jnp.sum(masses, axis=-1)
+    return jnp.minimum(jnp.sum(sums <= target[:, None], axis=-1), last_index)
 
 
 def _edge(weights: jax.Array, predicate) -> jax.Array:
@@ -228,8 +230,8 @@ def sample(
     batch_invariant: bool = False,
 ) -> Drawn:
     """Draws one token per row. The draw is a function of (key of the request, position)
-    alone: u = uniform(fold_in(key, position)). Temperature 0 is greedy; its log-prob is
-    reported at temperature 1.
+    alone, whose uniforms are those of fold_in(key, position). Temperature 0 is greedy; its log-prob
+    is reported at temperature 1.
 
     Args:
       logits: [B, V] float32.
@@ -249,7 +251,7 @@ def sample(
     total = jnp.sum(exp_scaled, axis=-1)
     lse = jnp.log(total) + top[:, 0]
     weighted = jnp.sum(jnp.where(exp_scaled > 0, exp_scaled * scaled, 0.0), axis=-1)
-    u = jax.vmap(_uniform)(keys, positions)
+    u = jax.vmap(functools.partial(_uniforms, vocab=logits.shape[-1]))(keys, positions)
 
     def at(x, ids):
         return jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]
@@ -292,5 +294,10 @@ def _first_of(x: jax.Array, top: jax.Array) -> jax.Array:
     return jnp.min(jnp.where(x == top, index, x.shape[1] - 1), axis=-1)
 
 
-def _uniform(key: jax.Array, position: jax.Array) -> jax.Array:
-    return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), position))
+def _uniforms(key: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
+    """Returns the uniforms [3] of a token: of its group, its block, and itself."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
+    token = jax.random.uniform(key, (1,))
+    # The token of a small vocabulary, which is one block, is drawn by the last one alone.
+    outer = jax.random.uniform(jax.random.fold_in(key, 1), (2,)) if vocab > BLOCK else jnp.zeros(2)
+    return jnp.concatenate([outer, token])
