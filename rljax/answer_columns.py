@@ -1,4 +1,4 @@
-"""The columns of a row that may hold its ground truth."""
+"""Columns of a row that may hold its ground truth."""
 
 import math
 from collections.abc import Mapping
@@ -13,5 +13,5 @@ def held_answers(row: Mapping) -> list[str]:
     a table writes a gap, holds none."""
     held = [name for name in ANSWERS if row.get(name) is not None]
     value = row.get("solution")
-    gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)
-    return [name for name in held if name != "solution" or not gap]
+    is_gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)
+    return [name for name in held if name != "solution" or not is_gap]

@@ -92,8 +92,8 @@ BREAKS = {
     ),
     "what a template leaves out is remembered of another tokenizer": (
         CONTENTS,
-        "    known = _PROBES.setdefault(tokenizer, {})\n",
-        "    known = _PROBES.setdefault(Mapping, {})\n",
+        "    verdicts = _PROBES.setdefault(tokenizer, {})\n",
+        "    verdicts = _PROBES.setdefault(Mapping, {})\n",
         ["tests/data/test_contents.py", "-k", "another_tokenizer"],
     ),
     "a greeting is learned": (
@@ -122,19 +122,19 @@ BREAKS = {
     ),
     "what is learned is not compared with the row": (
         CONTENTS,
-        '    for what, piece in [("reasoning", reasoning), *_said(tokenizer, message, answer)]:\n',
-        "    for what, piece in []:\n",
+        '    for key, piece in [("reasoning", reasoning), *_message_texts(tokenizer, message, answer)]:\n',
+        "    for key, piece in []:\n",
         [TEMPLATES],
     ),
     "what is read is not compared with the row": (
         CONTENTS,
-        "            raise _left_out(number, message, what, piece)\n    for number, what in",
-        "            continue\n    for number, what in",
+        "            raise _left_out_error(number, message, key, piece)\n    for number, key in",
+        "            continue\n    for number, key in",
         ["tests/data/test_contents.py"],
     ),
     "short texts are looked for and not probed": (
         CONTENTS,
-        "    if not (odd or tools or any(calls)):\n",
+        "    if not (may_occur_by_chance or tools or any(calls)):\n",
         "    if True:\n",
         ["tests/data/test_contents.py"],
     ),
@@ -272,13 +272,13 @@ BREAKS = {
     ),
     "a template of parts gets texts": (
         "rljax/data/text/forms.py",
-        '    texts = [g for g in written.unsaid if g.content == ("text",)]\n',
-        "    texts = []\n",
+        '    text_groups = [g for g in best.unwritten if g.content == ("text",)]\n',
+        "    text_groups = []\n",
         [PUBLISHED, "-k", "short_texts or idefics3"],
     ),
     "a list of parts that is written as a list is taken for a text": (
         "rljax/data/text/forms.py",
-        " and _KEY.format(number) not in text\n",
+        " and _KEY_MARK.format(number) not in text\n",
         "\n",
         ["tests/data/test_contents.py", "-k", "parts"],
     ),
@@ -1458,7 +1458,7 @@ BREAKS |= {
     ),
     "a margin that no loss reads is not said": (
         "rljax/data/rows/unread.py",
-        "            self._note(what, held, location, index)\n",
+        "            self._note(topic, held, location, index)\n",
         "            pass\n",
         ["tests/data/test_unread_columns.py"],
     ),

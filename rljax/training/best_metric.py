@@ -1,4 +1,4 @@
-"""checkpoint.best_metric, compared with what a run measures: at its start, after its first step,
+"""Compares checkpoint.best_metric with the metrics of a run: at its start, after its first step,
 and at its end."""
 
 import dataclasses
@@ -14,20 +14,20 @@ from rljax.setup.dry_run import dry_run
 from rljax.setup.role_table import abstract_roles
 from rljax.suggest import near_names
 
-_HELD_OUT = "eval/"  # what an evaluation's metrics begin with
+_EVALUATION = "eval/"  # beginning of the names of an evaluation's metrics
 
 
 def check_best_metric(setup: Setup, own: Mapping[str, Metric]) -> None:
     """Raises InputError for a checkpoint.best_metric that no step of the run can measure: the best
-    step would not be kept. `own` are the metrics that the user's functions declare; a function
-    of theirs may return others, too, of which `not_measured` tells."""
+    step would not be kept. `own` are the metrics that the user's functions declare. Such a function
+    may return others, too: `not_measured` warns of those."""
     text = setup.config.checkpoint.best_metric
     name = text.removeprefix("-")
     if not text:
         return
-    evaluated = _of_evaluations(setup)
+    evaluated = _evaluation_metrics(setup)
     known, rule = evaluated, "no evaluation of this run measures it"
-    if not name.startswith(_HELD_OUT):
+    if not name.startswith(_EVALUATION):
         rule = "no metric of this run has that name"
         if own_components(setup.config) and name:
             return
@@ -47,36 +47,36 @@ def _fix(text: str, known: Mapping[str, object], evaluated: Mapping[str, object]
             "checkpoint.best_metric='' (off)"
         )
     names = [other for other in {**known, **evaluated} if "*" not in other]
-    as_here = name.replace("eval_", _HELD_OUT, 1)  # as the trainers of transformers write it
-    near = [as_here] if as_here in names else near_names(name, names, 2)
+    our_name = name.replace("eval_", _EVALUATION, 1)  # as the trainers of transformers write it
+    near_metrics = [our_name] if our_name in names else near_names(name, names, 2)
     sign = text[: len(text) - len(name)]
-    fixes = [f"checkpoint.best_metric={sign + other!r}" for other in near]
+    fixes = [f"checkpoint.best_metric={sign + other!r}" for other in near_metrics]
     return " or ".join(fixes) or "a metric of metrics.jsonl, or checkpoint.best_metric='' (off)"
 
 
-def _of_evaluations(setup: Setup) -> dict[str, Metric | None]:
+def _evaluation_metrics(setup: Setup) -> dict[str, Metric | None]:
     """Returns the metrics of the run's evaluations by their names, some with a `*`."""
-    known: dict[str, Metric | None] = {}
+    metrics: dict[str, Metric | None] = {}
     if setup.data.held_out:
         steps = dataclasses.replace(setup.algorithm.steps, learn=False)
         algorithm = setup.algorithm.replace(steps=steps)
-        metrics, _ = dry_run(setup, dataclasses.replace(setup.main, algorithm=algorithm))
-        known |= {f"{_HELD_OUT}{name}": None for name in metrics}
+        step_metrics, _ = dry_run(setup, dataclasses.replace(setup.main, algorithm=algorithm))
+        metrics |= {f"{_EVALUATION}{name}": None for name in step_metrics}
         if setup.main.data == "pairs" and "reward_model" in setup.dataflow.parameters:
-            known |= reward_models.METRICS
+            metrics |= reward_models.METRICS
     if setup.data.test_prompts:
-        by_k = "eval/pass@"
-        known |= {k: v for k, v in in_training.METRICS.items() if not k.startswith(by_k)}
-        drawn = setup.config.evaluate.samples
-        for k in counts_of(drawn) if drawn else ():
-            known |= dict.fromkeys(f"{by_k}{k}{end}" for end in ("", "_low", "_high"))
-    return known
+        pass_at = "eval/pass@"
+        metrics |= {k: v for k, v in in_training.METRICS.items() if not k.startswith(pass_at)}
+        samples = setup.config.evaluate.samples
+        for k in counts_of(samples) if samples else ():
+            metrics |= dict.fromkeys(f"{pass_at}{k}{end}" for end in ("", "_low", "_high"))
+    return metrics
 
 
 def _declares(name: str, known: Mapping[str, Metric | None], roles: Container[str]) -> bool:
     patterns = {key: metric for key, metric in known.items() if metric is not None}
-    if name.startswith(_HELD_OUT):  # whose prefix find_metric reads as that of any other metric
-        patterns = {key: metric for key, metric in patterns.items() if key.startswith(_HELD_OUT)}
+    if name.startswith(_EVALUATION):  # whose prefix find_metric reads as that of any other metric
+        patterns = {key: metric for key, metric in patterns.items() if key.startswith(_EVALUATION)}
     return name in known or find_metric(name, patterns, roles) is not None
 
 
@@ -89,7 +89,7 @@ def not_measured(best_metric: str, metrics: Container[str]) -> str:
     """Returns a warning if the first step of the last phase did not measure `best_metric`, else "".
     Metrics of evaluations come later."""
     name = best_metric.removeprefix("-")
-    if not name or name.startswith(_HELD_OUT) or name in metrics:
+    if not name or name.startswith(_EVALUATION) or name in metrics:
         return ""
     return (
         f"checkpoint.best_metric={best_metric!r}: the first step did not measure it; a step that "

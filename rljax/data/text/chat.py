@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rljax.data.text.contents import (
-    check_asked,
     check_conversation,
     check_turn,
+    check_turn_prompt,
     renamed,
     split_reasoning,
     without_reasoning,
@@ -219,7 +219,7 @@ def encode_log(
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         turn = _turn(tokenizer, messages, k, options, None)
-        check_asked(tokenizer, messages[: k + 1], turn.before, options)
+        check_turn_prompt(tokenizer, messages[: k + 1], turn.before, options)
         check_turn(tokenizer, k, messages[k], turn.written)
         made, spans = encode_after(tokenizer, [*prompt, *ids][-1], turn.written)
         ids += made
@@ -300,7 +300,7 @@ def _encoded(tokenizer, messages, learned, options, *, first=None, before=None, 
         _placed(turn, text, spans, k, None)
         check_turn(tokenizer, k, more if more and k == first else messages[k], turn.written)
     if alone:  # no rendering of the whole: the last turn is read behind its own prompt
-        check_asked(tokenizer, messages, turns[last].before, options)
+        check_turn_prompt(tokenizer, messages, turns[last].before, options)
     else:
         check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
     start = before
