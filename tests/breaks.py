@@ -36,7 +36,7 @@ BREAKS = {
     ),
     "a stop token of the next role is not learned": (
         CHAT,
-        "            return rest[slice(*offsets[0])], written\n",
+        "            return added[slice(*offsets[0])], written\n",
         "            return '', written\n",
         [PUBLISHED, "-k", "glm4_5"],
     ),
@@ -62,19 +62,19 @@ BREAKS = {
     ),
     "templates that open the reasoning are refused": (
         CHAT,
-        '    header = _BARE_END.sub("", begun)\n',
+        '    header = _NO_REASONING_END.sub("", turn_start)\n',
         "    header, opened = through, None\n",
         ["tests/data/test_chat.py", "-k", "supplies"],
     ),
     "the reasoning of a turn behind <think> is lost": (
         CHAT,
-        '    return f"{reasoning}{apart}{close}{2 * apart}{rest}"\n',
-        "    return rest\n",
+        '    return f"{reasoning}{separator}{close}{2 * separator}{text_after}"\n',
+        "    return text_after\n",
         ["tests/data/test_chat.py", "-k", "supplies"],
     ),
     "a rewritten turn is learned": (
         CHAT,
-        '    raise _rewritten(f"message {k}", whole, text)\n',
+        '    raise _rewritten_error(f"message {k}", turn_text, text)\n',
         "    return text, spans\n",
         ["tests/data/test_chat.py", TEMPLATES],
     ),
@@ -86,8 +86,8 @@ BREAKS = {
     ),
     "a joined turn is refused, or learned with the turn before it": (
         CHAT,
-        "    for found in (_behind_other_history, _behind_joined, _behind_supplied):\n",
-        "    for found in (_behind_other_history, _behind_supplied):\n",
+        "    for find in (_turn_behind_other_history, _turn_behind_joined, _turn_behind_supplied):\n",
+        "    for find in (_turn_behind_other_history, _turn_behind_supplied):\n",
         ["tests/data/test_chat.py", "-k", "joined"],
     ),
     "what a template leaves out is remembered of another tokenizer": (
@@ -104,8 +104,8 @@ BREAKS = {
     ),
     "a token spans the border of prompt and turn": (
         CHAT,
-        "            made, spans = encode_after(tokenizer, (ids or prompt)[-1], text)\n",
-        "            made, spans = tokenizer.encode_with_offsets(text)\n",
+        "            piece_ids, spans = encode_after(tokenizer, (ids or prompt)[-1], piece)\n",
+        "            piece_ids, spans = tokenizer.encode_with_offsets(piece)\n",
         ["tests/data/test_append.py", "-k", "sentencepiece"],
     ),
     "a stop token within a turn is learned": (
@@ -266,8 +266,8 @@ BREAKS = {
     ),
     "an agent's calls lose their reasoning": (
         CHAT,
-        "    for found in (_behind_other_history, _behind_joined, _behind_supplied):\n",
-        "    for found in (_behind_joined, _behind_supplied):\n",
+        "    for find in (_turn_behind_other_history, _turn_behind_joined, _turn_behind_supplied):\n",
+        "    for find in (_turn_behind_joined, _turn_behind_supplied):\n",
         [PUBLISHED, "-k", "agent"],
     ),
     "a template of parts gets texts": (
@@ -284,7 +284,7 @@ BREAKS = {
     ),
     "the header of the next answer ends a call": (
         "rljax/data/text/ends.py",
-        "    final = final.removesuffix(opener)\n",
+        "    ending = ending.removesuffix(opener)\n",
         "",
         [PUBLISHED, "-k", "always"],
     ),

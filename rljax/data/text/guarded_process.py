@@ -19,7 +19,7 @@ import sys
 import jinja2
 import jinja2.meta
 
-from rljax.data.text.template_sandbox import RefusedByTemplate, compiled, rendered
+from rljax.data.text.template_sandbox import RefusedByTemplate, compile_template, render_template
 
 REQUEST = struct.Struct("!Qdq")
 REPLY = struct.Struct("!Q")
@@ -30,10 +30,11 @@ _LONGEST_MESSAGE = 1_000  # characters: an error may quote a text without end
 
 
 def _compile(text, now) -> str:
-    """JSON: whether the template marks the assistant's text, and the variables that it reads."""
-    template, marks = compiled(text, now)
-    read = jinja2.meta.find_undeclared_variables(template.environment.parse(text))
-    return json.dumps([marks, sorted(read)])
+    """Returns JSON of [whether the template marks the assistant's text, names of the variables that
+    it reads]."""
+    template, marks_assistant = compile_template(text, now)
+    variables = jinja2.meta.find_undeclared_variables(template.environment.parse(text))
+    return json.dumps([marks_assistant, sorted(variables)])
 
 
 # The texts that a tokenizer is tried on: runs of one character and what ends them, on which
@@ -67,7 +68,7 @@ def _try_tokenizer(data: bytes) -> str:
     return ""
 
 
-_JOBS = {"compile": _compile, "render": rendered, "tokenizer": _try_tokenizer}
+_JOBS = {"compile": _compile, "render": render_template, "tokenizer": _try_tokenizer}
 
 
 def _answer(data: bytes) -> tuple[str, str]:
