@@ -140,13 +140,13 @@ BREAKS = {
     ),
     "the flags of a message are dropped": (
         "rljax/data/rows/conversation.py",
-        "        said[LEARN] = False\n",
+        "        converted[LEARN] = False\n",
         "        pass\n",
         ["tests/data/test_rows_of_messages.py"],
     ),
     "nulls of a table reach calls": (
         "rljax/data/rows/nulls.py",
-        "{**message, name: self._calls(message[name], tools)}",
+        "{**message, name: self._clean_calls(message[name], tools)}",
         "message",
         ["tests/data/test_rows_of_messages.py"],
     ),
@@ -158,8 +158,8 @@ BREAKS = {
     ),
     "variables of a row are dropped": (
         "rljax/data/rows/columns.py",
-        '    return made | ({"variables": variables} if variables else {})\n',
-        "    return made\n",
+        '    return options | ({"variables": variables} if variables else {})\n',
+        "    return options\n",
         ["tests/data/test_formats.py", "-k", "variables"],
     ),
     "rewards read the reasoning": (
@@ -446,20 +446,20 @@ BREAKS = {
     ),
     "a table is always separated by commas": (
         "rljax/data/rows/read.py",
-        "if one in first), own)",
-        "if one in 'a,'), own)",
+        "if mark in header), usual)",
+        "if mark in 'a,'), usual)",
         ["tests/data/test_own_files.py"],
     ),
     "rows of another kind lead nowhere": (
         "rljax/data/rows/columns.py",
-        "        if columns <= has and not columns & set(lacking):\n",
+        "        if columns <= present and not columns & set(lacking):\n",
         "        if False:\n",
         ["tests/data/test_own_files.py"],
     ),
     "a solution is the answer whole": (
         "rljax/data/rows/sources.py",
-        "    marked = last_boxed(solution) or ",
-        "    marked = solution or ",
+        "    marked_answer = last_boxed(solution) or ",
+        "    marked_answer = solution or ",
         ["tests/data/test_own_files.py"],
     ),
     "the parts of an estimate are of other programs": (
@@ -1476,8 +1476,8 @@ BREAKS |= {
     ),
     "a null hides the other name of a column": (
         "rljax/data/rows/columns.py",
-        "has = held or (given if column.null_is_absent else row)",
-        "has = given if column.null_is_absent else row",
+        "candidates = held or (filled if column.null_is_absent else row)",
+        "candidates = filled if column.null_is_absent else row",
         ["tests/data/test_preference_rows.py"],
     ),
     "a conversation that ends in an answer takes it from the other": (

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-_OF_THE_SAMPLER = tuple(
+_SAMPLER_FIELDS = tuple(
     "sampler_logprobs sampler_log_kept entropy policy_version group finish_reason".split()
 )
 
@@ -19,9 +19,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     # The policy's own samples, scored (online; the default).
-    "rollouts": Kind("grpo", (*_OF_THE_SAMPLER, "rewards", "scores"), sampled=True),
+    "rollouts": Kind("grpo", (*_SAMPLER_FIELDS, "rewards", "scores"), sampled=True),
     # The policy's own samples, without a reward (on-policy distillation).
-    "samples": Kind("on_policy_distil", _OF_THE_SAMPLER, sampled=True),
+    "samples": Kind("on_policy_distil", _SAMPLER_FIELDS, sampled=True),
     # Demonstrations: text, prompt and completion, conversations (SFT).
     "examples": Kind("sft", ()),
     # A better and a worse completion, maybe a reference one (DPO, reward models).

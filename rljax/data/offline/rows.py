@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
-    SPOKEN,
+    CONVERSATIONAL,
     Column,
     as_written,
     completion_of,
@@ -140,7 +140,7 @@ def _as_written(rows: Rows, index: int, location: str) -> tuple[dict, dict]:
     row = decoded_row({n: v for n, v in raw.items() if n not in images}, location)
     row = as_written(row, location, rows.nulls)
     if rows.fills_nulls:
-        written = (*SPOKEN, "tools")
+        written = (*CONVERSATIONAL, "tools")
         row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
     return row, images
 

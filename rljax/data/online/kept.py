@@ -11,7 +11,7 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.data.dropped import reasons
 from rljax.data.online.prompts import SPLIT, UNASKED
-from rljax.data.rows.columns import SPOKEN
+from rljax.data.rows.columns import CONVERSATIONAL
 from rljax.data.rows.sources import Check
 from rljax.data.text.messages import LEARN, REASONING
 from rljax.data.text.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> N
         for name, value in variables.items():
             if value is not None and not tokenizer.reads_variable(str(name)):
                 found.setdefault(("variable", str(name)), []).append(index)
-        for name in SPOKEN:
+        for name in CONVERSATIONAL:
             for message in record[name] if isinstance(record.get(name), list) else ():
                 for key, value in message.items():
                     empty = value is None or value in ("", [], {})

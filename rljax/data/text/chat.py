@@ -185,8 +185,15 @@ def encode_turns(
     joined = {**prefill, **rest, "content": prefill["content"] + (rest.get("content") or "")}
     joined.pop(LEARN, None)
     messages = [*messages[: first - 1], joined, *messages[first + 1 :]]
-    pieces_options = dict(first=first - 1, before=before, more=rest)
-    return _encode_pieces(tokenizer, messages, [k - 1 for k in learned], options, **pieces_options)
+    return _encode_pieces(
+        tokenizer,
+        messages,
+        [k - 1 for k in learned],
+        options,
+        first=first - 1,
+        before=before,
+        prefill_rest=rest,
+    )
 
 
 def encode_last_turn(

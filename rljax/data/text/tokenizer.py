@@ -416,14 +416,13 @@ class HuggingFaceTokenizer(Tokenizer):
         self, template: ChatTemplate, messages: Sequence[Mapping], prompt: bool
     ) -> str:
         """Returns the text of messages that probe a template for the tokens that it writes."""
-        has_calls = any(message.get("tool_calls") for message in messages)
+        has_tools = any(message.get("tool_calls") for message in messages)
+        has_tools = has_tools or template is self._templates.get("tool_use")
         return template.render(
             messages,
             special_tokens=self._special_tokens,
             add_generation_prompt=prompt,
-            tools=[PROBED_TOOL]
-            if has_calls or template is self._templates.get("tool_use")
-            else None,
+            tools=[PROBED_TOOL] if has_tools else None,
             variables=self.variables,
         )
 
