@@ -248,8 +248,8 @@ BREAKS = {
     ),
     "a stream drops all turns but the first": (
         "rljax/data/online/prompts.py",
-        "    if len(made) == 1:\n",
-        "    if made:\n",
+        "    if len(examples) == 1:\n",
+        "    if examples:\n",
         ["tests/data/test_turns_of_runs.py"],
     ),
     "images of later turns stay with an earlier one": (
@@ -1482,7 +1482,7 @@ BREAKS |= {
     ),
     "a conversation that ends in an answer takes it from the other": (
         "rljax/data/offline/rows.py",
-        'if ended and n > 1 and said[0][n - 1]["role"] == _ASSISTANT:',
+        'if one_ends and n > 1 and contents[0][n - 1]["role"] == _ASSISTANT:',
         "if False:",
         ["tests/data/test_preference_rows.py"],
     ),
@@ -1542,7 +1542,7 @@ BREAKS |= {
     ),
     "reasoning in a column is left out": (
         "rljax/data/offline/rows.py",
-        "    require_no_other_reasoning(row, made, location)\n",
+        "    require_no_other_reasoning(row, record, location)\n",
         "",
         ["tests/data/test_rows_of_messages.py", "-k", "reasoning"],
     ),

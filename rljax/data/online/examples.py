@@ -15,7 +15,8 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 STREAM_ITEMS = 32  # the first records of a stream, which stand for it in the digest
-_CALLED = {"examples": "demonstrations", "pretraining": "pre-training examples"}  # by their counts
+# By the prefix of their counts.
+_NAMES_OF_ROWS = {"examples": "demonstrations", "pretraining": "pre-training examples"}
 
 
 def in_source(spec: str, encode: Callable, *inputs, **options):
@@ -77,17 +78,17 @@ def _examples(
 ) -> Examples:
     stored = config.data.stream and is_path(spec)
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
-    how = dict(max_tokens=most, images=reader, turns=config.data.turns)
-    some = records.first(STREAM_ITEMS) if isinstance(records, Stream) else records
-    warn_unread(spec, some, tokenizer)
+    options = dict(max_tokens=most, images=reader, turns=config.data.turns)
+    sample = records.first(STREAM_ITEMS) if isinstance(records, Stream) else records
+    warn_unread(spec, sample, tokenizer)
     if isinstance(records, Stream):
 
         def encoded(index: int) -> tuple[Example | None, dict[str, int]]:
-            return in_source(spec, encode_example, records[index], tokenizer, **how)
+            return in_source(spec, encode_example, records[index], tokenizer, **options)
 
         stream = CountedStream(encoded, rows=records.rows)
         return Examples(stream, digested(records), {}, most)
-    examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **how)
-    notes.append(kept_line(spec, _CALLED[name], counts, most))
-    counts = {f"{name}_{what}": count for what, count in counts.items()}
-    return Examples(examples, records, counts, max(len(one.ids) for one in examples))
+    examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **options)
+    notes.append(kept_line(spec, _NAMES_OF_ROWS[name], counts, most))
+    counts = {f"{name}_{reason}": count for reason, count in counts.items()}
+    return Examples(examples, records, counts, max(len(example.ids) for example in examples))
