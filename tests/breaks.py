@@ -1452,13 +1452,13 @@ BREAKS |= {
     ),
     "a prompt beside conversations is not compared": (
         "rljax/data/rows/unread.py",
-        "        if read and isinstance(row.get(read), str) and not isinstance(asked, str):\n",
+        "        if read and isinstance(row.get(read), str) and not isinstance(prompt, str):\n",
         "        if False:\n",
         ["tests/data/test_unread_columns.py", "tests/data/test_preference_rows.py"],
     ),
     "a margin that no loss reads is not said": (
         "rljax/data/rows/unread.py",
-        "            self._note(topic, held, location, index)\n",
+        "            self._note(topic, columns, location, index)\n",
         "            pass\n",
         ["tests/data/test_unread_columns.py"],
     ),
@@ -1494,7 +1494,7 @@ BREAKS |= {
     ),
     "a metric that no step measures is the best one's": (
         "rljax/training/best_metric.py",
-        "    if _declares(name, known, _prefixes(setup)):\n",
+        "    if _declares(name, metrics, _prefixes(setup)):\n",
         "    if True:\n",
         ["tests/training/test_offline.py", "-k", "best"],
     ),

@@ -17,36 +17,40 @@ from rljax.suggest import near_names
 _EVALUATION = "eval/"  # beginning of the names of an evaluation's metrics
 
 
-def check_best_metric(setup: Setup, own: Mapping[str, Metric]) -> None:
+def check_best_metric(setup: Setup, user_metrics: Mapping[str, Metric]) -> None:
     """Raises InputError for a checkpoint.best_metric that no step of the run can measure: the best
-    step would not be kept. `own` are the metrics that the user's functions declare. Such a function
-    may return others, too: `not_measured` warns of those."""
+    step would not be kept. `user_metrics` are the metrics that the user's functions declare. Such
+    a function may return others, too: `not_measured` warns of those."""
     text = setup.config.checkpoint.best_metric
     name = text.removeprefix("-")
     if not text:
         return
-    evaluated = _evaluation_metrics(setup)
-    known, rule = evaluated, "no evaluation of this run measures it"
+    evaluation_metrics = _evaluation_metrics(setup)
+    metrics, rule = evaluation_metrics, "no evaluation of this run measures it"
     if not name.startswith(_EVALUATION):
         rule = "no metric of this run has that name"
         if own_components(setup.config) and name:
             return
-        known = {**declared_metrics(), **own, **dict.fromkeys(dry_run(setup, setup.main)[0])}
-    if _declares(name, known, _prefixes(setup)):
+        metrics = {
+            **declared_metrics(),
+            **user_metrics,
+            **dict.fromkeys(dry_run(setup, setup.main)[0]),
+        }
+    if _declares(name, metrics, _prefixes(setup)):
         return
     raise InputError(
-        "checkpoint.best_metric", value=text, rule=rule, fix=_fix(text, known, evaluated)
+        "checkpoint.best_metric", value=text, rule=rule, fix=_fix(text, metrics, evaluation_metrics)
     )
 
 
-def _fix(text: str, known: Mapping[str, object], evaluated: Mapping[str, object]) -> str:
+def _fix(text: str, metrics: Mapping[str, object], evaluation_metrics: Mapping[str, object]) -> str:
     name = text.removeprefix("-")
-    if name.startswith(("eval/", "eval_")) and not evaluated:
+    if name.startswith(("eval/", "eval_")) and not evaluation_metrics:
         return (
             "hold rows out by data.test or data.test_fraction, whose metrics begin with eval/, or "
             "checkpoint.best_metric='' (off)"
         )
-    names = [other for other in {**known, **evaluated} if "*" not in other]
+    names = [other for other in {**metrics, **evaluation_metrics} if "*" not in other]
     our_name = name.replace("eval_", _EVALUATION, 1)  # as the trainers of transformers write it
     near_metrics = [our_name] if our_name in names else near_names(name, names, 2)
     sign = text[: len(text) - len(name)]
@@ -73,11 +77,11 @@ def _evaluation_metrics(setup: Setup) -> dict[str, Metric | None]:
     return metrics
 
 
-def _declares(name: str, known: Mapping[str, Metric | None], roles: Container[str]) -> bool:
-    patterns = {key: metric for key, metric in known.items() if metric is not None}
+def _declares(name: str, metrics: Mapping[str, Metric | None], roles: Container[str]) -> bool:
+    patterns = {key: metric for key, metric in metrics.items() if metric is not None}
     if name.startswith(_EVALUATION):  # whose prefix find_metric reads as that of any other metric
         patterns = {key: metric for key, metric in patterns.items() if key.startswith(_EVALUATION)}
-    return name in known or find_metric(name, patterns, roles) is not None
+    return name in metrics or find_metric(name, patterns, roles) is not None
 
 
 def _prefixes(setup: Setup) -> Container[str]:

@@ -106,12 +106,13 @@ def images_of(row: Mapping) -> dict:
     return {"images": row["images"]} if row.get("images") else {}
 
 
-def require_text_alone(records: Iterable[Mapping], what: str) -> None:
-    """Raises InputError for records with images, which `what` would lose."""
+def require_text_alone(records: Iterable[Mapping], command: str) -> None:
+    """Raises InputError for records with images, which `command`, as errors name it, would
+    lose."""
     for record in records:
         if record.get("images"):
             raise InputError(
-                f"{record['images'][0].location}: {what} writes rows of text",
+                f"{record['images'][0].location}: {command} writes rows of text",
                 rule="the images of a prompt would be lost",
                 fix="rows without images",
             )

@@ -107,7 +107,7 @@ def load_stored_rows(
     rows.unread.unlearned = unlearned or {}
     first = _record(rows, 0, kind)
     if kind == "stepwise":  # by the first block of the file
-        _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.some()])
+        _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.first_block()])
 
     def record_at(index: int) -> dict:
         record = _record(rows, index, kind)

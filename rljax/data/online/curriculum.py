@@ -95,7 +95,7 @@ class Curriculum:
 
     @property
     def dropped(self) -> int:
-        """The number of rows of streams that were passed over."""
+        """Returns the number of rows of streams that were passed over."""
         return sum(loader.dropped for loader in self._loaders)
 
     @property

@@ -38,10 +38,10 @@ def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) 
         return
     counts = collections.Counter(data_sources)
     for name, count in sorted(counts.items()):
-        known = reward_of_source(name)
-        if known or _named_after(spec, name):
+        source_reward = reward_of_source(name)
+        if source_reward or _named_after(spec, name):
             note = " (no reward is known for this source: name one in reward.function)"
-            reward = known or f"{_UNKNOWN}{note}"
+            reward = source_reward or f"{_UNKNOWN}{note}"
             LOG.info("%s, data source %r: reward %s", spec, name, reward)
             continue
         arguments = spec, name, f"{count:,}", f"{counts.total():,}", _UNKNOWN, name

@@ -84,7 +84,7 @@ def understood(row: dict) -> str:
 
 
 def form_of(row: dict) -> Form | None:
-    """The form of a row of another project; None if its columns are ours."""
+    """Returns the form of a row of another project; None if its columns are ours."""
     if _is_turns(row.get("conversations")):
         return _SHAREGPT
     is_alpaca = isinstance(row.get("instruction"), str)

@@ -140,8 +140,8 @@ def _mapped_records(options: PrepareOptions, split: str) -> tuple[list[dict], di
             if isinstance(record["prompt"], str):
                 record["prompt"] = [{"role": "user", "content": record["prompt"]}]
             if tokenizer is not None:
-                most = options.max_prompt_tokens
-                encoded, _ = encode_prompt(record, tokenizer, max_prompt_tokens=most)
+                limit = options.max_prompt_tokens
+                encoded, _ = encode_prompt(record, tokenizer, max_prompt_tokens=limit)
                 if encoded is None:
                     counts["dropped_overlong"] += 1
                     continue
@@ -229,18 +229,18 @@ def _without_duplicates(
 ) -> tuple[list[dict], dict[str, int]]:
     """Returns the first row of every prompt that is not in `first_locations` (prompt -> (split,
     ground truth)), and counts."""
-    kept, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
+    unique_rows, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
     for row in rows:
         text = messages_text(row["prompt"])
         key = " ".join(text.lower().split())
         if key not in first_locations:
             first_locations[key] = (split, row["ground_truth"])
-            kept.append(row)
+            unique_rows.append(row)
             continue
         first_split, truth = first_locations[key]
         counts["duplicates" if first_split == split else "also_in_test"] += 1
         counts["contradicting"] += truth != row["ground_truth"]
-    return kept, counts
+    return unique_rows, counts
 
 
 # -- files --

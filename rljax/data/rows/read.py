@@ -78,7 +78,7 @@ class Rows:
         """Returns the test of nulls of tools and calls that a table filled in; stored rows are
         judged by the first ones."""
         if isinstance(self.rows, StoredRows):
-            return Nulls(self.rows.some)
+            return Nulls(self.rows.first_block)
         return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
 
     @functools.cached_property
@@ -438,12 +438,12 @@ def _run_task(spec: str, split: str, demonstrations: bool) -> Rows:
 def _plain_rows(rows: Sequence[dict] | Stream) -> Sequence[dict] | Stream:
     """Returns rows of a program, with values as a file would have them."""
 
-    def plain(row: object) -> object:
+    def plain_value(row: object) -> object:
         return plain_row(row) if isinstance(row, dict) else row
 
     if isinstance(rows, Stream):
-        return Stream(lambda index: plain(rows[index]), rows=rows.rows)
-    return [plain(row) for row in rows]
+        return Stream(lambda index: plain_value(rows[index]), rows=rows.rows)
+    return [plain_value(row) for row in rows]
 
 
 def _read_tfds(spec: str, split: str) -> Rows:

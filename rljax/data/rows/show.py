@@ -92,9 +92,9 @@ def shown_rows(
     return sequences, _with_stream_counts(counts, stream_counts)
 
 
-def _with_stream_counts(counts: dict, drawn: dict[str, int]) -> dict:
+def _with_stream_counts(counts: dict, stream_counts: dict[str, int]) -> dict:
     """Returns the counts, with those of the rows of streams that were drawn to be shown."""
-    return counts | {f"{name}_of_stream": count for name, count in drawn.items() if count}
+    return counts | {f"{name}_of_stream": count for name, count in stream_counts.items() if count}
 
 
 def turn_lines(tokenizer: Tokenizer) -> list[str]:

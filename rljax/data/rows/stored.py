@@ -93,7 +93,7 @@ class StoredRows(Stream):
         file = int(np.searchsorted(self._file_starts, number, side="right")) - 1
         return f"{self.names[file]}: row {number - self._file_starts[file]}"
 
-    def some(self) -> list[dict]:
+    def first_block(self) -> list[dict]:
         """Returns the rows of the first block, as the file has them."""
         return [row for row in self._blocks[0] if isinstance(row, dict)]
 

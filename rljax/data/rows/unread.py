@@ -42,7 +42,7 @@ _READ_ELSEWHERE = ("images", "extra_info", "reward_model")  # are read, or by th
 _SHORT = 16  # characters of a text that may stand in a prompt by chance
 _SHOWN = 60  # characters of a text in a warning
 _WARNINGS = {
-    "asked": (
+    "question": (
         "look like a part of what is asked, and the prompt does not say it",
         "write it into the prompt (a --map of rljax data prepare does it for a file); remove or"
         " rename the column where nothing that is asked is in it",
@@ -83,23 +83,23 @@ class Unread:
     def check(
         self,
         row: Mapping,
-        asked: object,
+        prompt: object,
         location: str,
         index: int,
         *,
         read: str = "",
         learned: bool = False,
     ) -> None:
-        """Notes the columns of a row whose texts the prompt `asked`, a text or messages, lacks.
-        `read` is the column of the prompt; "messages" or "" where whole conversations bring it. If
-        `asked` are messages and that column holds a text, the text is not read, and is compared
-        with them, too.
+        """Notes the columns of a row whose texts the `prompt`, a text or messages, lacks. `read` is
+        the column of the prompt; "messages" or "" where whole conversations bring it. If the prompt
+        is messages and that column holds a text, the text is not read, and is compared with them,
+        too.
 
         Raises InputError where an answer is `learned` without the turns before it, or without an
         image."""
-        parts = unread_parts(row, asked, read)
-        if read and isinstance(row.get(read), str) and not isinstance(asked, str):
-            missing = unread_parts({"prompt": row[read]}, asked)
+        parts = unread_parts(row, prompt, read)
+        if read and isinstance(row.get(read), str) and not isinstance(prompt, str):
+            missing = unread_parts({"prompt": row[read]}, prompt)
             parts |= {read: missing["prompt"]} if missing else {}
         earlier = [name for name in parts if _EARLIER.fullmatch(_letters(name))]
         if learned and read not in ("", "messages") and earlier:
@@ -110,10 +110,10 @@ class Unread:
                 fix=f"write {earlier[0]!r} into the prompt, or remove or rename the column where"
                 " nothing that is asked is in it",
             )
-        self._note("asked", parts, location, index)
+        self._note("question", parts, location, index)
         for topic, names in self.unlearned.items():
-            held = {name: "" for name in names if row.get(name) not in (None, 0)}
-            self._note(topic, held, location, index)
+            columns = {name: "" for name in names if row.get(name) not in (None, 0)}
+            self._note(topic, columns, location, index)
         kinds = {
             n: kind
             for n, v in row.items()
@@ -130,7 +130,7 @@ class Unread:
             )
         self._note("image", dict.fromkeys(kinds, ""), location, index)
         if not has_images and not kinds:
-            mark = next((m[0] for text in _texts(asked) if (m := _IMAGE_MARK.search(text))), "")
+            mark = next((m[0] for text in _texts(prompt) if (m := _IMAGE_MARK.search(text))), "")
             self._note("mark", {read or "messages": mark} if mark else {}, location, index)
 
     def _note(self, topic: str, columns: dict[str, str], location: str, index: int) -> None:
@@ -170,11 +170,11 @@ class Unread:
 
 
 def unread_parts(
-    row: Mapping, asked: object, read: str = "", choices: bool = True
+    row: Mapping, prompt: object, read: str = "", choices: bool = True
 ) -> dict[str, str]:
-    """Returns {column: a text of it that `asked` lacks} for the columns of a row, but `read`, that
-    look like a part of a question. Columns of choices are among them only with `choices`."""
-    unread, asked_texts = {}, None
+    """Returns {column: a text of it that the `prompt` lacks} for the columns of a row, but `read`,
+    that look like a part of a question. Columns of choices are among them only with `choices`."""
+    unread, prompt_texts = {}, None
     for name, value in row.items():
         kind = _kind(name) if name != read and value is not None else ""
         if not kind or kind == "choices" and not choices:
@@ -182,13 +182,15 @@ def unread_parts(
         if len(name) == 1 and not {"a", "b"} <= {str(other).lower() for other in row}:
             continue
         if isinstance(value, (str, Mapping, list, tuple)) or kind == "choices":
-            asked_texts = asked_texts or _AskedTexts(_texts(asked))
+            prompt_texts = prompt_texts or _PromptTexts(_texts(prompt))
             texts = list(_texts(value, with_numbers=kind == "choices"))
-            missing = next((text for text in texts if not asked_texts.has(text)), None)
-            holds_prompt = _WHOLE_PROMPT.fullmatch(_letters(name)) and asked_texts.are_within(texts)
+            missing = next((text for text in texts if not prompt_texts.has(text)), None)
+            holds_prompt = _WHOLE_PROMPT.fullmatch(_letters(name)) and prompt_texts.are_within(
+                texts
+            )
             if holds_prompt and isinstance(value, str) and _letters(name) == "prompt":
                 # Such a text has nothing else, so that it has no answer.
-                holds_prompt = asked_texts.are_rendered_in(value)
+                holds_prompt = prompt_texts.are_rendered_in(value)
             if missing is not None and not holds_prompt:
                 unread[name] = missing
     return unread
@@ -223,7 +225,7 @@ def _texts(value: object, with_numbers: bool = False) -> Iterable[str]:
             yield str(value)
 
 
-class _AskedTexts:
+class _PromptTexts:
     """The texts of a prompt, to look for others in them. White space and case do not count."""
 
     def __init__(self, texts: Iterable[str]):
@@ -244,19 +246,19 @@ class _AskedTexts:
 
     def are_within(self, texts: Iterable[str]) -> bool:
         """Returns whether the whole prompt stands in these texts."""
-        other = _AskedTexts(texts)
+        other = _PromptTexts(texts)
         return all(map(other.has, self.texts))
 
     def are_rendered_in(self, text: str) -> bool:
         """Returns whether a text is the prompt as a chat template writes it: beside the texts, in
         their order, are marks and the names of roles alone."""
         squeezed, start, between = _squeezed(text), 0, []
-        for asked_text in map(_squeezed, self.texts):
-            position = squeezed.find(asked_text, start)
+        for prompt_text in map(_squeezed, self.texts):
+            position = squeezed.find(prompt_text, start)
             if position < 0:
                 return False
             between.append(squeezed[start:position])
-            start = position + len(asked_text)
+            start = position + len(prompt_text)
         others = _TEMPLATE_MARKS.sub(" ", " ".join([*between, squeezed[start:]]))
         return set(re.findall(r"\w+", others.replace("_", " "))) <= _ROLES
 

@@ -181,8 +181,12 @@ def encode_turns(
     if not (follows_assistant and continues):
         return _encode_pieces(tokenizer, messages, learned, options, first=first)
     before = prompt_text(tokenizer, messages[:first], **options)
-    prefill, rest = messages[first - 1], messages[first]
-    joined = {**prefill, **rest, "content": prefill["content"] + (rest.get("content") or "")}
+    prefill, continuation = messages[first - 1], messages[first]
+    joined = {
+        **prefill,
+        **continuation,
+        "content": prefill["content"] + (continuation.get("content") or ""),
+    }
     joined.pop(LEARN, None)
     messages = [*messages[: first - 1], joined, *messages[first + 1 :]]
     return _encode_pieces(
@@ -192,7 +196,7 @@ def encode_turns(
         options,
         first=first - 1,
         before=before,
-        prefill_rest=rest,
+        prefill_rest=continuation,
     )
 
 
@@ -520,16 +524,19 @@ def _turn_behind_other_history(tokenizer, messages, options, before, through) ->
     return conversation_end[start:]
 
 
-def _start_behind_header(tokenizer, marked, options, prompt: str, rest: str) -> int | None:
-    """Returns the character at which the turn begins in `rest`, the text of a conversation behind
-    its last message but one: behind the header that the `prompt` ends with. The end of that message
-    may be another one once the turn is there (Hermes). None without a header."""
+def _start_behind_header(
+    tokenizer, marked, options, prompt: str, conversation_end: str
+) -> int | None:
+    """Returns the character at which the turn begins in `conversation_end`, the text of a
+    conversation behind its last message but one: behind the header that the `prompt` ends with. The
+    end of that message may be another one once the turn is there (Hermes). None without a
+    header."""
     try:
         history = tokenizer.render_chat(marked, add_generation_prompt=False, **options)
     except InputError:
         return None
     header = prompt.removeprefix(history) if prompt.startswith(history) else ""
-    before, has_header, _ = rest.partition(header) if header.strip() else ("", "", "")
+    before, has_header, _ = conversation_end.partition(header) if header.strip() else ("", "", "")
     return len(before) + len(header) if has_header else None
 
 
@@ -560,19 +567,21 @@ def _turn_behind_joined(tokenizer, messages, options, before, through) -> str | 
     question = messages[: asking[-1] + 1] if asking else ()
     if not question or len(question) == len(messages) - 1:
         return None
-    alone = [*question, messages[-1]]
+    short_conversation = [*question, messages[-1]]
     try:
-        question_text, alone_text, history = (
+        question_text, short_text, history = (
             tokenizer.render_chat(m, add_generation_prompt=False, **options)
-            for m in (question, alone, messages[:-1])
+            for m in (question, short_conversation, messages[:-1])
         )
         prompt = _prompt(tokenizer, question, len(question), options)
     except InputError:  # a template that needs another question
         return None
-    if alone_text.startswith(prompt):
-        written = alone_text[len(prompt) :]
+    if short_text.startswith(prompt):
+        written = short_text[len(prompt) :]
     else:
-        written = _turn_behind_other_history(tokenizer, alone, options, prompt, alone_text)
+        written = _turn_behind_other_history(
+            tokenizer, short_conversation, options, prompt, short_text
+        )
     if not written or not through.endswith(written):
         return None
     if not (before.startswith(history) and prompt.startswith(question_text)):
@@ -745,23 +754,23 @@ def append_messages(
         raise InputError("the log of ids is empty", fix="begin it with encode_chat(messages)")
     options = dict(tools=tools, documents=documents, variables=variables)
     prompt = dict(add_generation_prompt=add_generation_prompt)
-    whole = tokenizer.render_chat([*messages, *new], **prompt, **options)
+    rendered = tokenizer.render_chat([*messages, *new], **prompt, **options)
     closing, suffix = _added_text(
-        tokenizer, messages, new, whole, ids[-1] in tokenizer.eos_ids, **prompt, **options
+        tokenizer, messages, new, rendered, ids[-1] in tokenizer.eos_ids, **prompt, **options
     )
     appended, offsets = encode_after(tokenizer, ids[-1], closing + suffix)
     ended = ids[-1] in tokenizer.eos_ids
     cut = 0 if ended else sum(stop <= len(closing) for _, stop in offsets)
-    return Appended(appended, cut, *compare_log(tokenizer, [*ids, *appended], whole))
+    return Appended(appended, cut, *compare_log(tokenizer, [*ids, *appended], rendered))
 
 
 def compare_log(
-    tokenizer, log: Sequence[int], whole: str, *, complete: bool = True
+    tokenizer, log: Sequence[int], rendered: str, *, complete: bool = True
 ) -> tuple[Rerendering, int | None]:
-    """Compares a log of ids with the conversation that it stands for, rendered as `whole` and
-    tokenized anew. Returns the kind of difference, and the first index at which the ids differ,
+    """Compares a log of ids with the conversation that it stands for, `rendered` and tokenized
+    anew. Returns the kind of difference, and the first index at which the ids differ,
     None if they are equal. A log that is not `complete` is compared with the beginning."""
-    log_ids, new_ids = list(log), tokenizer.encode(whole)
+    log_ids, new_ids = list(log), tokenizer.encode(rendered)
     if log_ids == (new_ids if complete else new_ids[: len(log_ids)]):
         return Rerendering.SAME, None
     texts = [tokenizer.decode(i, skip_special_tokens=False) for i in (log_ids, new_ids)]
@@ -790,23 +799,25 @@ def appended_after(
     """
     _require_assistant_last(messages)
     options = dict(tools=tools, variables=variables)
-    whole = tokenizer.render_chat([*messages, *new], add_generation_prompt=True, **options)
+    rendered = tokenizer.render_chat([*messages, *new], add_generation_prompt=True, **options)
     content = (messages[-1].get("content") or "").strip()
-    is_unchanged = whole.startswith(before) and whole[len(before) :].lstrip().startswith(content)
+    is_unchanged = rendered.startswith(before) and rendered[len(before) :].lstrip().startswith(
+        content
+    )
     ended = last in tokenizer.eos_ids
-    text = _text_after(tokenizer, before, written or content, whole, ended)
+    text = _text_after(tokenizer, before, written or content, rendered, ended)
     if text is None:
-        text = "".join(_added_text(tokenizer, messages, new, whole, ended, **options))
-    return encode_after(tokenizer, last, text)[0], whole, is_unchanged
+        text = "".join(_added_text(tokenizer, messages, new, rendered, ended, **options))
+    return encode_after(tokenizer, last, text)[0], rendered, is_unchanged
 
 
-def _text_after(tokenizer, before: str, content: str, whole: str, ended: bool) -> str | None:
+def _text_after(tokenizer, before: str, content: str, rendered: str, ended: bool) -> str | None:
     """Returns the text that follows the last turn, from its stop token on, where that is found at
     once: behind the prompt `before` and the turn's `content`. None where it has to be looked for.
     """
-    if not whole.startswith(before):
+    if not rendered.startswith(before):
         return None
-    continuation, stops = whole[len(before) :], _stop_texts(tokenizer)
+    continuation, stops = rendered[len(before) :], _stop_texts(tokenizer)
     candidates = [(continuation.find(stop), -len(stop)) for stop in stops if stop in continuation]
     if not candidates or any(stop in content for stop in stops):
         return None
@@ -818,7 +829,7 @@ def _text_after(tokenizer, before: str, content: str, whole: str, ended: bool) -
 
 
 def _added_text(
-    tokenizer, messages, new, whole: str, ended: bool, *, add_generation_prompt=True, **options
+    tokenizer, messages, new, rendered: str, ended: bool, *, add_generation_prompt=True, **options
 ) -> tuple[str, str]:
     """Returns the text that ends the last turn, and the text that the new messages add after it."""
 
@@ -827,7 +838,7 @@ def _added_text(
             [*history, *following], add_generation_prompt=prompt, **options
         )
 
-    base, suffix = _new_text(tokenizer, render, messages, new, add_generation_prompt, whole)
+    base, suffix = _new_text(tokenizer, render, messages, new, add_generation_prompt, rendered)
     closing, suffix = _closing(tokenizer, render, messages, base, suffix)
     if ended:  # the policy wrote an end token itself: it is not written again
         closing = _without_stop(tokenizer, closing)
@@ -840,7 +851,7 @@ def _common_length(first: Sequence, second: Sequence) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _new_text(tokenizer, render, messages, new, prompt: bool, whole: str) -> tuple[str, str]:
+def _new_text(tokenizer, render, messages, new, prompt: bool, rendered: str) -> tuple[str, str]:
     """Returns a rendering that ends with the last turn, and the text that the new messages add to
     it.
 
@@ -850,8 +861,8 @@ def _new_text(tokenizer, render, messages, new, prompt: bool, whole: str) -> tup
     eos) is no part of the turn.
     """
     base = render(messages)
-    if whole.startswith(base):
-        return base, whole[len(base) :]
+    if rendered.startswith(base):
+        return base, rendered[len(base) :]
     last = {**messages[-1], "content": _PROBE}
     for stand_in in (last, {"role": last["role"], "content": _PROBE}):
         history = [*messages[:-1], stand_in]
@@ -870,7 +881,7 @@ def _new_text(tokenizer, render, messages, new, prompt: bool, whole: str) -> tup
             return base[: len(base) - len(after) + min(positions)], longer_after[min(positions) :]
     raise InputError(
         "the chat template changes how a turn ends when messages follow it",
-        value=(base[-40:], whole[-40:]),
+        value=(base[-40:], rendered[-40:]),
         rule="then no text can be appended to what was sampled",
         fix="use a template that keeps the end of each turn",
     )

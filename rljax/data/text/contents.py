@@ -37,8 +37,8 @@ def split_reasoning(message: Mapping) -> tuple[str, str]:
         before, mark, answer = content.partition(closing)
         tagged = before.lstrip().removeprefix(opening)
         if mark and opening not in tagged and closing not in answer:
-            both = (field_reasoning.strip(), tagged.strip())
-            return "\n".join(filter(None, both)), answer.lstrip("\n")
+            reasonings = (field_reasoning.strip(), tagged.strip())
+            return "\n".join(filter(None, reasonings)), answer.lstrip("\n")
     return field_reasoning.strip(), content
 
 

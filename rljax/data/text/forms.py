@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
 
 def group_of(message: Mapping) -> Group:
-    """The group of a message."""
+    """Returns the group of a message."""
     content, kinds = message.get("content"), ()
     if isinstance(content, list):
         parts = [part["type"] for part in content]

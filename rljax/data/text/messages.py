@@ -305,14 +305,14 @@ def _text_arguments(call: object) -> object:
     return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
 
 
-def validate_objects(values: object, what: str) -> list | None:
+def validate_objects(values: object, name: str) -> list | None:
     """Returns a list of JSON objects (tools, documents) as plain values; None stays None. Raises
-    InputError for anything else, which names the values by `what`."""
+    InputError for anything else, which calls the values by `name`."""
     if values is None:
         return None
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, Mapping) for v in values):
         raise InputError(
-            f"{what} are not a list of objects",
+            f"{name} are not a list of objects",
             value=values,
             rule="each is a JSON object",
             fix='write a list, for instance [{"type": "function", "function": {...}}]',

@@ -94,12 +94,12 @@ def complete_added_tokens(
                 rule=f"tokenizer.json has it as {library.token_to_id(entry.content)}",
                 fix="take both files from the same model",
             )
-    known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    added = {token.content: token for token in library.get_added_tokens_decoder().values()}
     special = []
-    for text in (*named, *(text for text in extra if text not in known)):
-        if library.token_to_id(text) is None or (text in known and known[text].special):
+    for text in (*named, *(text for text in extra if text not in added)):
+        if library.token_to_id(text) is None or (text in added and added[text].special):
             continue
-        token = known.get(text) or tokenizers.AddedToken(text, normalized=False)
+        token = added.get(text) or tokenizers.AddedToken(text, normalized=False)
         token.special = True
         special.append(token)
     library.add_special_tokens(special)
