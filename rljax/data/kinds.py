@@ -28,7 +28,7 @@ KINDS = {
     "pairs": Kind("preference", ("scores", "group"), paired=True),
     # A safer and a more harmful completion, each labelled safe or unsafe (cost models).
     "safety": Kind("cost_model", ("costs", "group"), paired=True),
-    # A completion and whether it is good (KTO).
+    # A completion, labelled as good or bad (KTO).
     "unpaired": Kind("kto", ("scores",)),
     # Steps of a solution, each right or wrong (process reward models).
     "stepwise": Kind("process_reward_model", ("process_rewards",)),

@@ -79,7 +79,7 @@ def _evaluation_metrics(setup: Setup) -> dict[str, Metric | None]:
 
 def _declares(name: str, metrics: Mapping[str, Metric | None], roles: Container[str]) -> bool:
     patterns = {key: metric for key, metric in metrics.items() if metric is not None}
-    if name.startswith(_EVALUATION):  # whose prefix find_metric reads as that of any other metric
+    if name.startswith(_EVALUATION):  # find_metric accepts any metric behind the prefix
         patterns = {key: metric for key, metric in patterns.items() if key.startswith(_EVALUATION)}
     return name in metrics or find_metric(name, patterns, roles) is not None
 

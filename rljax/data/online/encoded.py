@@ -70,7 +70,7 @@ class Data:
     digest: str
     kind: str = "rollouts"  # the kind of data in `sources`: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
-    notes: tuple[str, ...] = ()  # what is said of it when a run starts
+    notes: tuple[str, ...] = ()  # lines about the data that a run logs at its start
     pretraining: list | Stream = dataclasses.field(default_factory=list)  # of pretraining.data
     pretraining_tokens: int = 1  # of the longest one
     # The layouts of the images of sources, test_prompts and held_out, of examples, of pretraining;

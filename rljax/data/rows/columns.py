@@ -182,7 +182,7 @@ def is_missing(value: object) -> bool:
     return value is None or isinstance(value, float) and math.isnan(value)
 
 
-# -- what a column may hold --
+# -- values of columns --
 
 
 def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = False) -> str:
@@ -407,7 +407,7 @@ def as_written(row: dict, location: str, nulls: Nulls) -> dict:
         row["extra_info"] = dict(row["extra_info"])
     conversational = [name for name in CONVERSATIONAL if _is_conversation(row.get(name))]
     extra_info = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
-    if not conversational:  # what an environment may read
+    if not conversational:  # an environment may read the tools
         for columns in (row, extra_info):
             for name in TOOLS:
                 if _is_objects(columns.get(name)):
@@ -503,7 +503,7 @@ def _prompt_and_answer(row: dict) -> tuple[str, str] | None:
     """Returns the two columns of a row without `messages` that are its prompt and the answer that
     is learned; None where it has none."""
     pairs = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"))
-    # A table writes null for what one row lacks: it hides no other columns.
+    # A null that a table writes for a missing value hides no other columns.
     filled_pairs = [pair for pair in pairs if all(row.get(name) is not None for name in pair)]
     return next((pair for pair in filled_pairs or pairs if row.keys() >= set(pair)), None)
 

@@ -24,10 +24,10 @@ from rljax.data.text.messages import (
 from rljax.errors import InputError
 from rljax.files import parse_json
 
-# Keys that say whether a turn is learned, true or 1, or is context only, false or 0: in lower case
-# and without what is no letter, so that stepLossMask and step_loss_mask are one. Of OpenAI and
-# Mistral (weight), axolotl (train, training), ms-swift (loss, loss_scale), LLaMA-Factory
-# (loss_mask), slime (step_loss_mask).
+# Keys that say whether a turn is learned, true or 1, or is context only, false or 0. They are in
+# lower case and have letters alone, so that stepLossMask and step_loss_mask are one. They are those
+# of OpenAI and Mistral (weight), axolotl (train, training), ms-swift (loss, loss_scale),
+# LLaMA-Factory (loss_mask) and slime (step_loss_mask).
 _FLAGS = "weight train training trainable istrainable loss lossmask lossscale lossweight"
 FLAGS = (LEARN, *_FLAGS.split(), "computeloss", "steplossmask")
 _FLAGS_OF_COLUMNS = tuple(flag.removesuffix("s") for flag in FLAGS)  # weights, loss_masks
@@ -233,7 +233,7 @@ def column_flags(row: Mapping, location: str) -> dict[str, list]:
         of_turns = looks and letters.endswith(("turn", "turns"))
         if value is None or not (looks == "always" or of_turns or flag in _FLAGS_OF_COLUMNS):
             continue
-        # NeMo's rows name whose turns are left out.
+        # NeMo's rows name the speaker whose turns are left out.
         speaker = SPEAKERS.get(value.strip().lower()) if isinstance(value, str) else ""
         if letters == "mask" and speaker in ("user", None):
             continue
@@ -287,7 +287,7 @@ def require_no_column_flags(row: Mapping, location: str) -> None:
 
 
 _SHORT = 16  # characters of a text that may stand in a prompt by chance
-# Columns with what the model thought, by the letters of their names: of the completion, or of one
+# Columns with reasoning of the model, by the letters of their names: of the completion, or of one
 # of a pair (chosen_reasoning, thinking_rejected).
 _REASONING_COLUMN = re.compile(
     "(chosen|rejected|completion|response|answer)?"

@@ -108,7 +108,7 @@ class Nulls:
             schema[name] = item
         return schema
 
-    # -- what the rows have --
+    # -- counts of keys and values in the rows --
 
     def _is_filled_somewhere(self, path: tuple, name: str) -> bool:
         """Returns whether every object at the path has the key, and at least one a value there."""

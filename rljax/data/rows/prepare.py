@@ -108,7 +108,7 @@ def _hub_has_test(source: str) -> bool:
     """Returns whether a data set of the hub has a test split beside the rows that it names."""
     try:
         return hub.split_files(source, "test").names != hub.split_files(source, "train").names
-    except InputError:  # it has none; what else is wrong with it shows when its rows are read
+    except InputError:  # it has none; other faults show when its rows are read
         return False
 
 

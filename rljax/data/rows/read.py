@@ -68,15 +68,15 @@ class Rows:
     # Whether a key of a nested object that holds None was absent when the rows were written: tables
     # have one list of keys for all rows.
     fills_nulls: bool = False
-    folder: Path | None = None  # of the file: what paths of images are relative to
+    folder: Path | None = None  # of the file; paths of images are relative to it
     parts: tuple["Rows", ...] = ()  # of several files, in the order of the rows
     header: str = ""  # the first line of a table, where it names no column that is read
     form: str = ""  # a note of the project whose columns were read, where they are not ours
 
     @functools.cached_property
     def nulls(self) -> Nulls:
-        """Returns the test of nulls of tools and calls that a table filled in; stored rows are
-        judged by the first ones."""
+        """Returns the object that tells which nulls of tools and calls a table filled in. Of stored
+        rows it reads the first block."""
         if isinstance(self.rows, StoredRows):
             return Nulls(self.rows.first_block)
         return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)

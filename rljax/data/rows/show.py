@@ -306,7 +306,7 @@ def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) 
 
 # -- rows of which nothing else is known --
 
-_KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
+_KINDS = {  # the beginning of `understood` (rljax.data.rows.formats): the kind of the rows
     "verl's prompts": "rollouts",
     "prompts": "rollouts",
     "safety pairs": "safety",

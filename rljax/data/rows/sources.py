@@ -135,7 +135,7 @@ def _demonstration(rows: Rows, index: int) -> dict:
         return {**demonstration_record(row, location, index, rows.unread), **images_of(row)}
 
 
-# -- what a row must hold --
+# -- the columns of a row --
 
 
 def prompt_record(

@@ -202,7 +202,7 @@ class _RowGroups:
     def _read_parts(self, group: int):
         import pyarrow.parquet
 
-        # Page by page: what is read ahead would be the whole row group.
+        # Page by page: reading ahead would read the whole row group.
         options = dict(buffer_size=2**20, pre_buffer=False)
         with (
             os.fdopen(open_file(self.path), "rb") as stream,

@@ -17,8 +17,8 @@ from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
 
-# Names of columns, by their letters and digits in lower case: the turns and steps before what is
-# learned; choices, which may be numbers; other parts of a question.
+# Names of columns, by their letters and digits in lower case: turns and steps before the learned
+# ones; choices, which may be numbers; other parts of a question.
 _EARLIER = re.compile(
     "((chat|conversation|dialogue|dialog|message)s?)?history|trajectory|initialreasonsteps"
 )
@@ -32,7 +32,7 @@ _PARTS = re.compile(
     "|prompt|text|message|conversation|dialogue|dialog|system|systemprompt|systemmessage)"
     "s?(text|str)?([a-j]|[0-9]{1,2})?"
 )
-# These may hold the whole of what is read, rendered or with its answer.
+# These may hold the whole prompt, rendered or with its answer.
 _WHOLE_PROMPT = re.compile("(prompt|text|message|conversation|dialogue|dialog)s?")
 _NAMES_OF_OBJECTS = ("role", "from", "id", "_id", "label", "labels", "url", "source", "type")
 _IMAGE_MARK = re.compile(r"<image ?[0-9]*>")

@@ -58,7 +58,7 @@ _END_OF = "-RLJAX-END-OF-{}-"  # behind the text of a message, by its number
 _ENDS = re.compile(_END_OF.format(r"(\d{1,9})"))
 _EMPTY = "|".join(rf"{re.escape(a)}\s*{re.escape(b)}" for a, b in MARKS)
 _END_CHARACTERS = 200  # of a rendering, in which its last token is found, white space aside
-_NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
+_NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # as templates write a turn without any
 _TOOL_ANSWER = {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "call00000"}
 _QUESTION = {"role": "user", "content": _PROBE}
 # What templates write for a turn without reasoning: a pair of marks, or the second one (GLM 4.7).
@@ -283,7 +283,7 @@ def _is_asked(tokenizer, messages, k: int, first: int, options: Mapping) -> bool
     if asking and asking[0] < k:
         return True
     if not first and asking and messages[asking[0]]["role"] == "user":
-        return False  # the question is yet to come, whatever a template makes of instructions alone
+        return False  # the question is yet to come, even if a template renders instructions alone
     try:
         return k > 0 and bool(_prompt(tokenizer, messages, k, options))
     except InputError:  # "No user query found in messages."
@@ -458,7 +458,7 @@ def _with_missing_end(
                 rule="what a turn is learned to end with is what a response ends with",
                 fix="name the token's id in eos_token_id of the model's generation_config.json",
             )
-    # White space at the end is what the template puts between turns: the policy stops before it.
+    # The template puts white space between turns: the policy stops before it.
     end = tokenizer.decode([*marks, *tokenizer.eos_ids][:1], skip_special_tokens=False)
     return end, written if marks else written.rstrip()
 
@@ -641,7 +641,7 @@ def _learned_spans(turn: _Turn, spans, tokenizer) -> list[tuple[int, int]]:
     inside = [(a, b) for a, b in inside if a < b]
     if not inside:
         return []
-    # Between the prompt and what is marked nothing may stand that no one writes.
+    # The policy has to write everything behind the prompt: the first span begins there.
     inside[0] = (0, inside[0][1])
     ids, offsets = tokenizer.encode_with_offsets(turn.written)
     return [*inside, offsets[-1]] if ids and ids[-1] in tokenizer.eos_ids else inside
@@ -897,7 +897,7 @@ def _closing(tokenizer, render, messages, base: str, suffix: str) -> tuple[str, 
             return tail[start:], suffix
         if tail[start:stop].strip():
             break
-    # No stop token is there: the turn ends with what the template writes after a content, and with
+    # No stop token is there: the turn ends with the text of the template behind a content, and with
     # a stop token if that is written once something follows.
     probe = {"role": "assistant", "content": _PROBE}
     _, _, after = render([*messages[:-1], probe]).partition(_PROBE)

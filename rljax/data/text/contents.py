@@ -173,7 +173,7 @@ def check_turn(tokenizer, number: int, message: Mapping, written: str) -> None:
     for key, piece in [("reasoning", reasoning), *_message_texts(tokenizer, message, answer)]:
         if not _occurs_in(piece, squeezed):
             raise _left_out_error(number, message, key, piece)
-    # The answer, or a call, may say what the reasoning says.
+    # The answer, or a call, may repeat the text of the reasoning.
     others = "".join(_squeezed(piece) for _, piece in _message_texts(tokenizer, message, answer))
     count = squeezed.count(squeezed_reasoning) if squeezed_reasoning else 0
     if 0 < count <= others.count(squeezed_reasoning):
@@ -283,7 +283,7 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-# -- what a template drops whatever it says --
+# -- parts of messages that a template drops whatever their text is --
 
 _DroppedParts = tuple[tuple[int, str], ...]
 # Of each tokenizer, by the shape of a conversation. A tokenizer takes its verdicts with it.
@@ -336,7 +336,7 @@ def _dropped_parts(
 def _find_dropped_parts(
     tokenizer, messages, pieces, calls, options, render_arguments
 ) -> _DroppedParts | None:
-    probed, marks = [], {}  # mark -> what it stands for
+    probed, marks = [], {}  # mark -> (message, key) for which it stands
     for number, message in enumerate(messages):
         message = dict(message)
         if any(map(str.strip, pieces[number])):

@@ -37,8 +37,8 @@ def _compile(text, now) -> str:
     return json.dumps([marks_assistant, sorted(variables)])
 
 
-# The texts that a tokenizer is tried on: runs of one character and what ends them, on which
-# patterns that backtrack and normalizers that multiply show themselves.
+# The texts that a tokenizer is tried on: runs of one character with an end, on which patterns that
+# backtrack and normalizers that multiply show themselves.
 _PROBES = [
     *(character * 40 + end for character in map(chr, range(32, 127)) for end in ("", "\x00")),
     *(character * 2_000 + "\x00" for character in "a 1!\n"),
@@ -106,7 +106,7 @@ def _read(count: int) -> bytes:
 def main() -> None:
     """Answers requests until the parent closes the pipe."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Before a limit stands: what `tokenizers` needs to be imported is not the file's fault.
+    # Before a limit is set: the import of `tokenizers` shall not count for a file.
     import tokenizers  # noqa: F401
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries that panic print pages

@@ -44,7 +44,7 @@ LONG_TEXT = 10_000  # characters
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 CHAR_FILE = "char_tokenizer.json"
-FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize and stop alike
+FOLDER_FILES = (  # of an exported model folder, so that others tokenize and stop alike
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
     has_chat_template: bool = False
     turn_ends: tuple[EndOfTurn, ...] = ()
     variables: Mapping[str, object] = types.MappingProxyType({})  # of the chat template
-    image_mark: str = ""  # what stands in the texts of messages where an image is
+    image_mark: str = ""  # stands for an image in the texts of messages
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
     @property
@@ -125,8 +125,8 @@ class Tokenizer(abc.ABC):
         variables: Mapping[str, object] | None = None,
         text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]] | None]:
-        """(a finished conversation's text, the characters [a, b) that its template marks as the
-        assistant's); None instead of the characters if it marks nothing. Pass `text` if the
+        """Returns (a finished conversation's text, the characters [a, b) that its template marks as
+        the assistant's); None instead of the characters if it marks nothing. Pass `text` if the
         rendering is already known."""
         options = dict(tools=tools, documents=documents, variables=variables)
         if text is None:
@@ -479,7 +479,7 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         if add_bos is not None and self.bos_id is not None:
             return add_bos, [self.bos_id] if add_bos else []
-        # The ids that belong to no text and come before it; what comes after is an end token.
+        # The ids that belong to no text and come before it; one after it is an end token.
         text = self._library.id_to_token(self.eos_ids[0])
         encoding = self._encode(text, add_special_tokens=True)
         added = [i is None for i in encoding.sequence_ids]
