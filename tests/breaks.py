@@ -42,10 +42,10 @@ BREAKS = {
     ),
     "what stands behind the stop token is learned": (
         CHAT,
-        "        return _Turn(before, written + end, len(end), through, begin)\n"
-        "    return _Turn(before, ended, 0, through, begin)\n",
-        "        return _Turn(before, written + end, len(end), through, begin)\n"
-        "    return _Turn(before, written, 0, through, begin)\n",
+        "        return _Turn(prompt, written + end, len(end), through, begin)\n"
+        "    return _Turn(prompt, ended, 0, through, begin)\n",
+        "        return _Turn(prompt, written + end, len(end), through, begin)\n"
+        "    return _Turn(prompt, written, 0, through, begin)\n",
         [PUBLISHED, "-k", "phi"],
     ),
     "a turn without an end gets none": (

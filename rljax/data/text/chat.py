@@ -180,7 +180,7 @@ def encode_turns(
     follows_assistant = messages[first - 1].get("role") == "assistant" == messages[first]["role"]
     if not (follows_assistant and continues):
         return _encode_pieces(tokenizer, messages, learned, options, first=first)
-    before = prompt_text(tokenizer, messages[:first], **options)
+    prompt = prompt_text(tokenizer, messages[:first], **options)
     prefill, continuation = messages[first - 1], messages[first]
     joined = {
         **prefill,
@@ -195,7 +195,7 @@ def encode_turns(
         [k - 1 for k in learned],
         options,
         first=first - 1,
-        before=before,
+        prompt=prompt,
         prefill_rest=continuation,
     )
 
@@ -239,7 +239,7 @@ def encode_log(
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         turn = _turn(tokenizer, messages, k, options, None)
-        check_turn_prompt(tokenizer, messages[: k + 1], turn.before, options)
+        check_turn_prompt(tokenizer, messages[: k + 1], turn.prompt, options)
         check_turn(tokenizer, k, messages[k], turn.written)
         turn_ids, spans = encode_after(tokenizer, [*prompt, *ids][-1], turn.written)
         ids += turn_ids
@@ -297,7 +297,7 @@ class _Turn(NamedTuple):
     """A turn of the assistant in two texts: its prompt, and the text that the policy writes to
     it."""
 
-    before: str  # the prompt
+    prompt: str
     written: str
     # Number of characters at the end of `written` that the template does not write: GLM's token of
     # the next role, or the end-of-text token.
@@ -307,19 +307,19 @@ class _Turn(NamedTuple):
 
 
 def _encode_pieces(
-    tokenizer, messages, learned, options, *, first=None, before=None, prefill_rest=None
+    tokenizer, messages, learned, options, *, first=None, prompt=None, prefill_rest=None
 ) -> Turns:
     """Encodes the conversation in pieces: the texts that are read, and the turns that are written,
     each behind the piece before it, so that no token spans a border. If the prompt of message
-    `first` holds the beginning of the message, `before` is that prompt, and `prefill_rest` the
+    `first` holds the beginning of the message, `prompt` is that prompt, and `prefill_rest` the
     message with the rest of it."""
     last = len(messages) - 1
     turns = {
-        k: _turn(tokenizer, messages, k, options, before if k == first else None) for k in learned
+        k: _turn(tokenizer, messages, k, options, prompt if k == first else None) for k in learned
     }
     last_text = turns[last].rendered if last in turns else None
     text, spans = tokenizer.render_marked(messages, text=last_text, **options)
-    is_read_alone = last in turns and not text.startswith(turns[last].before)
+    is_read_alone = last in turns and not text.startswith(turns[last].prompt)
     for k, turn in turns.items():
         text, spans = _place_turn(turn, text, spans, k, last)
     for k, turn in turns.items():  # again, for the end of the last turn may have changed the text
@@ -327,10 +327,9 @@ def _encode_pieces(
         message = prefill_rest if prefill_rest and k == first else messages[k]
         check_turn(tokenizer, k, message, turn.written)
     if is_read_alone:  # no rendering of the whole: the last turn is read behind its own prompt
-        check_turn_prompt(tokenizer, messages, turns[last].before, options)
+        check_turn_prompt(tokenizer, messages, turns[last].prompt, options)
     else:
         check_conversation(tokenizer, messages, text, options, add_generation_prompt=False)
-    prompt = before
     if prompt is None and first is not None:
         prompt = _prompt(tokenizer, messages, first, options)
     if prompt is not None and not text.startswith(prompt):
@@ -338,7 +337,7 @@ def _encode_pieces(
     borders = [0, *(() if prompt is None else (len(prompt),)), len(text)]
     learned_spans = {}
     for turn in turns.values():
-        begin = len(turn.before)
+        begin = len(turn.prompt)
         learned_spans[begin] = _learned_spans(turn, spans, tokenizer)
         borders += [begin, begin + len(turn.written)]
     borders = sorted(set(borders))
@@ -349,7 +348,7 @@ def _encode_pieces(
 def _place_turn(turn: _Turn, text: str, spans, k: int, last: int):
     """Returns the text of the conversation and its marks, once turn `k` is found in it. Raises
     RewrittenTurn where it is not."""
-    turn_text = turn.before + turn.written
+    turn_text = turn.prompt + turn.written
     if text.startswith(turn_text):
         return text, spans
     rendered = turn_text[: len(turn_text) - turn.added]
@@ -363,7 +362,7 @@ def _moved_spans(turn: _Turn, spans) -> list[tuple[int, int]] | None:
     text."""
     if spans is None or turn.begin is None:
         return None
-    shift = len(turn.before) - turn.begin
+    shift = len(turn.prompt) - turn.begin
     return [(max(a, turn.begin) + shift, b + shift) for a, b in spans if b > turn.begin]
 
 
@@ -382,27 +381,27 @@ def _prompt(tokenizer, messages, k: int, options) -> str:
     return tokenizer.render_chat(messages[:k], add_generation_prompt=True, **options)
 
 
-def _turn(tokenizer, messages, k: int, options, before: str | None) -> _Turn:
+def _turn(tokenizer, messages, k: int, options, prompt: str | None) -> _Turn:
     """Returns message `k` as the policy writes it to the messages before it, up to its stop token.
-    `before` is its prompt where that holds the beginning of the message, else None."""
-    is_begun = before is not None
+    `prompt` is its prompt where that holds the beginning of the message, else None."""
+    is_begun = prompt is not None
     if not is_begun:
-        before = _prompt(tokenizer, messages, k, options)
+        prompt = _prompt(tokenizer, messages, k, options)
     through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False, **options)
-    if through.startswith(before):
-        written, opened = through[len(before) :], _OPENED.search(before)
+    if through.startswith(prompt):
+        written, opened = through[len(prompt) :], _OPENED.search(prompt)
         # A template may leave it to the text of a turn to end its reasoning (Nemotron Nano 2).
         if not is_begun and opened and dict(MARKS)[opened[1]] not in written:
-            supplied = _turn_behind_supplied(tokenizer, messages[: k + 1], options, before, through)
+            supplied = _turn_behind_supplied(tokenizer, messages[: k + 1], options, prompt, through)
             written = written if supplied is None else supplied
     else:
-        written = _turn_behind_prompt(tokenizer, messages[: k + 1], options, before, through)
+        written = _turn_behind_prompt(tokenizer, messages[: k + 1], options, prompt, through)
     begin = len(through) - len(written) if through.endswith(written) else None
     ended = _up_to_stop(tokenizer, written)
     if ended is None:
         end, written = _with_missing_end(tokenizer, messages, k, options, through, written)
-        return _Turn(before, written + end, len(end), through, begin)
-    return _Turn(before, ended, 0, through, begin)
+        return _Turn(prompt, written + end, len(end), through, begin)
+    return _Turn(prompt, ended, 0, through, begin)
 
 
 def _up_to_stop(tokenizer, written: str) -> str | None:
@@ -634,7 +633,7 @@ def _turn_behind_supplied(tokenizer, messages, options, before, through) -> str 
 def _learned_spans(turn: _Turn, spans, tokenizer) -> list[tuple[int, int]]:
     """Returns the characters [a, b) of a turn that are learned: all, or those that the template
     marks and the end."""
-    size, begin = len(turn.written), len(turn.before)
+    size, begin = len(turn.written), len(turn.prompt)
     if spans is None:
         return [(0, size)]
     inside = [(max(a - begin, 0), min(b - begin, size)) for a, b in spans]
