@@ -1,4 +1,4 @@
-"""The columns of a row that may hold its ground truth."""
+"""Columns of a row that may hold its ground truth."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ ANSWERS = ("reward_model", *PLAIN_ANSWERS)
 def held_answers(row: Mapping) -> list[str]:
     """Returns the columns of a row that hold a ground truth. A `solution` that is empty or NaN, as
     a table writes a gap, holds none."""
-    held = [name for name in ANSWERS if row.get(name) is not None]
+    columns = [name for name in ANSWERS if row.get(name) is not None]
     value = row.get("solution")
-    gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)
-    return [name for name in held if name != "solution" or not gap]
+    is_gap = value in ([], {}) or isinstance(value, float) and math.isnan(value)
+    return [name for name in columns if name != "solution" or not is_gap]

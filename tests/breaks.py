@@ -36,16 +36,16 @@ BREAKS = {
     ),
     "a stop token of the next role is not learned": (
         CHAT,
-        "            return rest[slice(*offsets[0])], written\n",
+        "            return added[slice(*offsets[0])], written\n",
         "            return '', written\n",
         [PUBLISHED, "-k", "glm4_5"],
     ),
     "what stands behind the stop token is learned": (
         CHAT,
-        "        return _Turn(before, written + end, len(end), through, begin)\n"
-        "    return _Turn(before, ended, 0, through, begin)\n",
-        "        return _Turn(before, written + end, len(end), through, begin)\n"
-        "    return _Turn(before, written, 0, through, begin)\n",
+        "        return _Turn(prompt, written + end, len(end), through, begin)\n"
+        "    return _Turn(prompt, ended, 0, through, begin)\n",
+        "        return _Turn(prompt, written + end, len(end), through, begin)\n"
+        "    return _Turn(prompt, written, 0, through, begin)\n",
         [PUBLISHED, "-k", "phi"],
     ),
     "a turn without an end gets none": (
@@ -62,19 +62,19 @@ BREAKS = {
     ),
     "templates that open the reasoning are refused": (
         CHAT,
-        '    header = _BARE_END.sub("", begun)\n',
+        '    header = _NO_REASONING_END.sub("", turn_start)\n',
         "    header, opened = through, None\n",
         ["tests/data/test_chat.py", "-k", "supplies"],
     ),
     "the reasoning of a turn behind <think> is lost": (
         CHAT,
-        '    return f"{reasoning}{apart}{close}{2 * apart}{rest}"\n',
-        "    return rest\n",
+        '    return f"{reasoning}{separator}{close}{2 * separator}{text_after}"\n',
+        "    return text_after\n",
         ["tests/data/test_chat.py", "-k", "supplies"],
     ),
     "a rewritten turn is learned": (
         CHAT,
-        '    raise _rewritten(f"message {k}", whole, text)\n',
+        '    raise _rewritten_error(f"message {k}", turn_text, text)\n',
         "    return text, spans\n",
         ["tests/data/test_chat.py", TEMPLATES],
     ),
@@ -86,14 +86,14 @@ BREAKS = {
     ),
     "a joined turn is refused, or learned with the turn before it": (
         CHAT,
-        "    for found in (_behind_other_history, _behind_joined, _behind_supplied):\n",
-        "    for found in (_behind_other_history, _behind_supplied):\n",
+        "    for find in (_turn_behind_other_history, _turn_behind_joined, _turn_behind_supplied):\n",
+        "    for find in (_turn_behind_other_history, _turn_behind_supplied):\n",
         ["tests/data/test_chat.py", "-k", "joined"],
     ),
     "what a template leaves out is remembered of another tokenizer": (
         CONTENTS,
-        "    known = _PROBES.setdefault(tokenizer, {})\n",
-        "    known = _PROBES.setdefault(Mapping, {})\n",
+        "    verdicts = _PROBES.setdefault(tokenizer, {})\n",
+        "    verdicts = _PROBES.setdefault(Mapping, {})\n",
         ["tests/data/test_contents.py", "-k", "another_tokenizer"],
     ),
     "a greeting is learned": (
@@ -104,8 +104,8 @@ BREAKS = {
     ),
     "a token spans the border of prompt and turn": (
         CHAT,
-        "            made, spans = encode_after(tokenizer, (ids or prompt)[-1], text)\n",
-        "            made, spans = tokenizer.encode_with_offsets(text)\n",
+        "            piece_ids, spans = encode_after(tokenizer, (ids or prompt)[-1], piece)\n",
+        "            piece_ids, spans = tokenizer.encode_with_offsets(piece)\n",
         ["tests/data/test_append.py", "-k", "sentencepiece"],
     ),
     "a stop token within a turn is learned": (
@@ -122,31 +122,31 @@ BREAKS = {
     ),
     "what is learned is not compared with the row": (
         CONTENTS,
-        '    for what, piece in [("reasoning", reasoning), *_said(tokenizer, message, answer)]:\n',
-        "    for what, piece in []:\n",
+        '    for key, piece in [("reasoning", reasoning), *_message_texts(tokenizer, message, answer)]:\n',
+        "    for key, piece in []:\n",
         [TEMPLATES],
     ),
     "what is read is not compared with the row": (
         CONTENTS,
-        "            raise _left_out(number, message, what, piece)\n    for number, what in",
-        "            continue\n    for number, what in",
+        "            raise _left_out_error(number, message, key, piece)\n    for number, key in",
+        "            continue\n    for number, key in",
         ["tests/data/test_contents.py"],
     ),
     "short texts are looked for and not probed": (
         CONTENTS,
-        "    if not (odd or tools or any(calls)):\n",
+        "    if not (may_occur_by_chance or tools or any(calls)):\n",
         "    if True:\n",
         ["tests/data/test_contents.py"],
     ),
     "the flags of a message are dropped": (
         "rljax/data/rows/conversation.py",
-        "        said[LEARN] = False\n",
+        "        converted[LEARN] = False\n",
         "        pass\n",
         ["tests/data/test_rows_of_messages.py"],
     ),
     "nulls of a table reach calls": (
         "rljax/data/rows/nulls.py",
-        "{**message, name: self._calls(message[name], tools)}",
+        "{**message, name: self._clean_calls(message[name], tools)}",
         "message",
         ["tests/data/test_rows_of_messages.py"],
     ),
@@ -158,8 +158,8 @@ BREAKS = {
     ),
     "variables of a row are dropped": (
         "rljax/data/rows/columns.py",
-        '    return made | ({"variables": variables} if variables else {})\n',
-        "    return made\n",
+        '    return options | ({"variables": variables} if variables else {})\n',
+        "    return options\n",
         ["tests/data/test_formats.py", "-k", "variables"],
     ),
     "rewards read the reasoning": (
@@ -248,8 +248,8 @@ BREAKS = {
     ),
     "a stream drops all turns but the first": (
         "rljax/data/online/prompts.py",
-        "    if len(made) == 1:\n",
-        "    if made:\n",
+        "    if len(examples) == 1:\n",
+        "    if examples:\n",
         ["tests/data/test_turns_of_runs.py"],
     ),
     "images of later turns stay with an earlier one": (
@@ -266,25 +266,25 @@ BREAKS = {
     ),
     "an agent's calls lose their reasoning": (
         CHAT,
-        "    for found in (_behind_other_history, _behind_joined, _behind_supplied):\n",
-        "    for found in (_behind_joined, _behind_supplied):\n",
+        "    for find in (_turn_behind_other_history, _turn_behind_joined, _turn_behind_supplied):\n",
+        "    for find in (_turn_behind_joined, _turn_behind_supplied):\n",
         [PUBLISHED, "-k", "agent"],
     ),
     "a template of parts gets texts": (
         "rljax/data/text/forms.py",
-        '    texts = [g for g in written.unsaid if g.content == ("text",)]\n',
-        "    texts = []\n",
+        '    text_groups = [g for g in best.unwritten if g.content == ("text",)]\n',
+        "    text_groups = []\n",
         [PUBLISHED, "-k", "short_texts or idefics3"],
     ),
     "a list of parts that is written as a list is taken for a text": (
         "rljax/data/text/forms.py",
-        " and _KEY.format(number) not in text\n",
+        " and _KEY_MARK.format(number) not in text\n",
         "\n",
         ["tests/data/test_contents.py", "-k", "parts"],
     ),
     "the header of the next answer ends a call": (
         "rljax/data/text/ends.py",
-        "    final = final.removesuffix(opener)\n",
+        "    ending = ending.removesuffix(opener)\n",
         "",
         [PUBLISHED, "-k", "always"],
     ),
@@ -446,20 +446,20 @@ BREAKS = {
     ),
     "a table is always separated by commas": (
         "rljax/data/rows/read.py",
-        "if one in first), own)",
-        "if one in 'a,'), own)",
+        "if mark in header), usual)",
+        "if mark in 'a,'), usual)",
         ["tests/data/test_own_files.py"],
     ),
     "rows of another kind lead nowhere": (
         "rljax/data/rows/columns.py",
-        "        if columns <= has and not columns & set(lacking):\n",
+        "        if columns <= present and not columns & set(lacking):\n",
         "        if False:\n",
         ["tests/data/test_own_files.py"],
     ),
     "a solution is the answer whole": (
         "rljax/data/rows/sources.py",
-        "    marked = last_boxed(solution) or ",
-        "    marked = solution or ",
+        "    marked_answer = last_boxed(solution) or ",
+        "    marked_answer = solution or ",
         ["tests/data/test_own_files.py"],
     ),
     "the parts of an estimate are of other programs": (
@@ -1452,13 +1452,13 @@ BREAKS |= {
     ),
     "a prompt beside conversations is not compared": (
         "rljax/data/rows/unread.py",
-        "        if read and isinstance(row.get(read), str) and not isinstance(asked, str):\n",
+        "        if read and isinstance(row.get(read), str) and not isinstance(prompt, str):\n",
         "        if False:\n",
         ["tests/data/test_unread_columns.py", "tests/data/test_preference_rows.py"],
     ),
     "a margin that no loss reads is not said": (
         "rljax/data/rows/unread.py",
-        "            self._note(what, held, location, index)\n",
+        "            self._note(topic, columns, location, index)\n",
         "            pass\n",
         ["tests/data/test_unread_columns.py"],
     ),
@@ -1476,13 +1476,13 @@ BREAKS |= {
     ),
     "a null hides the other name of a column": (
         "rljax/data/rows/columns.py",
-        "has = held or (given if column.null_is_absent else row)",
-        "has = given if column.null_is_absent else row",
+        "candidates = held or (filled if column.null_is_absent else row)",
+        "candidates = filled if column.null_is_absent else row",
         ["tests/data/test_preference_rows.py"],
     ),
     "a conversation that ends in an answer takes it from the other": (
         "rljax/data/offline/rows.py",
-        'if ended and n > 1 and said[0][n - 1]["role"] == _ASSISTANT:',
+        'if one_ends and n > 1 and contents[0][n - 1]["role"] == _ASSISTANT:',
         "if False:",
         ["tests/data/test_preference_rows.py"],
     ),
@@ -1494,7 +1494,7 @@ BREAKS |= {
     ),
     "a metric that no step measures is the best one's": (
         "rljax/training/best_metric.py",
-        "    if _declares(name, known, _prefixes(setup)):\n",
+        "    if _declares(name, metrics, _prefixes(setup)):\n",
         "    if True:\n",
         ["tests/training/test_offline.py", "-k", "best"],
     ),
@@ -1542,7 +1542,7 @@ BREAKS |= {
     ),
     "reasoning in a column is left out": (
         "rljax/data/offline/rows.py",
-        "    require_no_other_reasoning(row, made, location)\n",
+        "    require_no_other_reasoning(row, record, location)\n",
         "",
         ["tests/data/test_rows_of_messages.py", "-k", "reasoning"],
     ),

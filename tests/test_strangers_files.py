@@ -99,7 +99,7 @@ MAY = {
     "config/from_python.py": "it writes",
     "config/overrides.py": WORKER,
     "doctor/before_jax.py": MESSAGE,
-    "data/images/files.py": "images: Source._opened is its own one place, and read below",
+    "data/images/files.py": "images: Source._open is its own one place, and read below",
     "data/rows/prepare.py": MESSAGE,
     "data/rows/read.py": "tables, read below",
     "data/rows/stored.py": "tables, read below",

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """Text of a count of rows, the rule, and the fix where no row is left. `limit`, `max_tokens`
-    and `overlong` are filled in."""
+    """Texts of a reason. `limit`, `max_tokens` and `overlong` are filled in."""
 
-    said: str
-    rule: str
-    fix: str
+    said: str  # stands behind the count of rows: "8 ties"
+    rule: str  # of the error where no row is left
+    fix: str  # of the same error
 
 
 REASONS = {
@@ -38,7 +37,7 @@ REASONS = {
 
 
 def reasons(counts: Mapping[str, float], limit: str) -> str:
-    """Returns a text such as "1 over 128 tokens, 8 ties" of the rows that were dropped; `limit` is
-    how long they may be."""
-    found = ((counts.get(name), reason.said) for name, reason in REASONS.items())
-    return ", ".join(f"{n:,} {said.format(limit=limit)}" for n, said in found if n)
+    """Returns a text such as "1 over 128 tokens, 8 ties" of the rows that were dropped. `limit` is
+    the largest length of a row as a text, such as "128 tokens"."""
+    counted = ((counts.get(name), reason.said) for name, reason in REASONS.items())
+    return ", ".join(f"{n:,} {said.format(limit=limit)}" for n, said in counted if n)

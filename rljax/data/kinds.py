@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-_OF_THE_SAMPLER = tuple(
+_SAMPLER_FIELDS = tuple(
     "sampler_logprobs sampler_log_kept entropy policy_version group finish_reason".split()
 )
 
@@ -19,16 +19,16 @@ class Kind(NamedTuple):
 
 KINDS = {
     # The policy's own samples, scored (online; the default).
-    "rollouts": Kind("grpo", (*_OF_THE_SAMPLER, "rewards", "scores"), sampled=True),
+    "rollouts": Kind("grpo", (*_SAMPLER_FIELDS, "rewards", "scores"), sampled=True),
     # The policy's own samples, without a reward (on-policy distillation).
-    "samples": Kind("on_policy_distil", _OF_THE_SAMPLER, sampled=True),
+    "samples": Kind("on_policy_distil", _SAMPLER_FIELDS, sampled=True),
     # Demonstrations: text, prompt and completion, conversations (SFT).
     "examples": Kind("sft", ()),
     # A better and a worse completion, maybe a reference one (DPO, reward models).
     "pairs": Kind("preference", ("scores", "group"), paired=True),
     # A safer and a more harmful completion, each labelled safe or unsafe (cost models).
     "safety": Kind("cost_model", ("costs", "group"), paired=True),
-    # A completion and whether it is good (KTO).
+    # A completion, labelled as good or bad (KTO).
     "unpaired": Kind("kto", ("scores",)),
     # Steps of a solution, each right or wrong (process reward models).
     "stepwise": Kind("process_reward_model", ("process_rewards",)),

@@ -1,7 +1,7 @@
-"""Rows with images as token ids: a reader opens the images and says how many tokens each takes.
+"""Rows with images as token ids: a reader opens the images and counts the tokens of each.
 
 A row in the form of `columns` goes in. `with_image_tokens` gives its texts room for the images'
-tokens, so that whatever encodes texts and conversations does so as without images. `ImageLayout`
+tokens, so that texts and conversations are encoded as those without images. `ImageLayout`
 makes the arrays of a batch (`rows`), in which all rows of a run have the same number of patches.
 
 Axes: B rows, S tokens, N patches of a row, C pixel values of a patch.
@@ -32,7 +32,7 @@ from rljax.models.huggingface import load_config
 from rljax.models.vision.config import VisionConfig
 
 PROCESSOR = "preprocessor_config.json"
-_WHOLE_PROCESSOR = "processor_config.json"  # where transformers 5 writes it, beside other parts
+_COMBINED_PROCESSOR = "processor_config.json"  # where transformers 5 writes it, beside other parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Image:
 
     @property
     def patches(self) -> int:
-        """The number of patches."""
+        """Returns the number of patches."""
         return int(np.prod(self.grid))
 
     def read(self) -> np.ndarray:
@@ -83,7 +83,7 @@ class ImageReader:
         return tuple(images)
 
     def tokens(self, image: Image) -> int:
-        """The number of tokens that the decoder reads for the image."""
+        """Returns the number of tokens that the decoder reads for the image."""
         return image.patches // self.vision.merge_area
 
     def marked(self, text: str, images: Sequence[Image]) -> str:
@@ -97,8 +97,8 @@ class ImageReader:
         """Replaces the one token of each image by as many as the image takes. Returns the text and,
         for each image, (offset in the old text, characters added). Raises InputError if the text
         has more such tokens than there are images."""
-        sizes, out, grown, last = iter(images), [], [], 0
-        for found in re.finditer(re.escape(self.pad), text):
+        sizes, pieces, insertions, end = iter(images), [], [], 0
+        for match in re.finditer(re.escape(self.pad), text):
             image = next(sizes, None)
             if image is None:
                 raise InputError(
@@ -106,19 +106,19 @@ class ImageReader:
                     rule=f"it is what an image is made of, and the row has {len(images)}",
                     fix="take it out of the text",
                 )
-            more = self.pad * (self.tokens(image) - 1)
-            out += [text[last : found.end()], more]
-            grown.append((found.end(), len(more)))
-            last = found.end()
-        return "".join([*out, text[last:]]), grown
+            padding = self.pad * (self.tokens(image) - 1)
+            pieces += [text[end : match.end()], padding]
+            insertions.append((match.end(), len(padding)))
+            end = match.end()
+        return "".join([*pieces, text[end:]]), insertions
 
     def shown(self, text: str) -> str:
-        """The text with one image token for each image, as templates write it."""
-        return re.sub(f"({re.escape(self.pad)})+", lambda found: found[1], text)
+        """Returns the text with one image token for each image, as templates write it."""
+        return re.sub(f"({re.escape(self.pad)})+", lambda match: match[1], text)
 
     def beginning(self, ids: Sequence[int], mask, images: Sequence[Image]) -> tuple[Image, ...]:
-        """The first images, as many as have all of their tokens in `ids`, the beginning of a
-        conversation, where `mask` [len(ids)] is 0."""
+        """Returns the first images, as many as have all of their tokens in `ids`, the beginning of
+        a conversation, where `mask` [len(ids)] is 0."""
         tokens = (np.asarray(ids) == self.vision.image_token_id) & (np.asarray(mask) == 0)
         ends = np.cumsum([self.tokens(image) for image in images])
         return tuple(images[: int(np.searchsorted(ends, tokens.sum(), side="right"))])
@@ -126,14 +126,14 @@ class ImageReader:
     def check(self, ids: Sequence[int], mask, images: Sequence[Image]) -> None:
         """Raises InputError unless `ids` holds exactly the tokens of the images. Where `mask`
         [len(ids)] is 1 the policy wrote the token, and it is not counted."""
-        ids, wanted = np.asarray(ids), sum(self.tokens(image) for image in images)
-        special = (ids == self.vision.image_token_id) | (ids == self.vision.video_token_id)
+        ids, expected = np.asarray(ids), sum(self.tokens(image) for image in images)
+        image_tokens = (ids == self.vision.image_token_id) | (ids == self.vision.video_token_id)
         if mask is not None:
-            special &= np.asarray(mask) == 0
-        if int(special.sum()) != wanted:
+            image_tokens &= np.asarray(mask) == 0
+        if int(image_tokens.sum()) != expected:
             raise InputError(
-                f"the text has {int(special.sum())} tokens of images, its {len(images)} images "
-                f"take {wanted}",
+                f"the text has {int(image_tokens.sum())} tokens of images, its {len(images)} "
+                f"images take {expected}",
                 rule=f"the chat template writes {self.pad!r} for each image, and texts do not",
                 fix="use the chat template that came with the model, and take such tokens out",
             )
@@ -168,7 +168,7 @@ def image_reader(config: Config, tokenizer: Tokenizer) -> ImageReader | None:
 
 
 def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
-    """The processing of the model's folder, within data.max_image_pixels."""
+    """Returns the processing of the model's folder, within data.max_image_pixels."""
     sizes = {name: vars(vision)[name] for name in ("patch_size", "temporal_patch_size")}
     sizes["merge_size"], unit = vision.merge_size, (vision.patch_size * vision.merge_size) ** 2
     if is_path(config.model):
@@ -176,8 +176,8 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
         path, settings = folder / PROCESSOR, None
         if path.exists():
             settings = read_json_object(path)
-        elif (folder / _WHOLE_PROCESSOR).exists():
-            path = folder / _WHOLE_PROCESSOR
+        elif (folder / _COMBINED_PROCESSOR).exists():
+            path = folder / _COMBINED_PROCESSOR
             settings = read_json_object(path).get("image_processor")
         if not isinstance(settings, dict):
             raise InputError(
@@ -187,28 +187,28 @@ def _processing(config: Config, vision: VisionConfig) -> ImageProcessing:
                 fix=f"copy {PROCESSOR} from where the model comes from",
             )
         processing = from_hf_processor(settings)
-        wrong = {k: v for k, v in sizes.items() if vars(processing)[k] != v}
-        if wrong:
-            name = next(iter(wrong))
-            rule = f"config.json says {wrong[name]}"
+        different = {k: v for k, v in sizes.items() if vars(processing)[k] != v}
+        if different:
+            name = next(iter(different))
+            rule = f"config.json says {different[name]}"
             fix = "take both files from the same model"
             raise InputError(f"{path}: {name}", value=vars(processing)[name], rule=rule, fix=fix)
     else:
-        half = (0.5, 0.5, 0.5)
-        processing = ImageProcessing(**sizes, min_pixels=unit, mean=half, std=half)
-    most = config.data.max_image_pixels
-    if not most:
+        halves = (0.5, 0.5, 0.5)
+        processing = ImageProcessing(**sizes, min_pixels=unit, mean=halves, std=halves)
+    max_pixels = config.data.max_image_pixels
+    if not max_pixels:
         return processing
-    if most < unit:
+    if max_pixels < unit:
         raise InputError(
             "data.max_image_pixels",
-            value=most,
+            value=max_pixels,
             rule=f"at least one token of the model, {unit}",
             fix="--config.data.max_image_pixels=0, which keeps the model's own limit, or a greater "
             "number",
         )
-    least = min(processing.min_pixels, most)
-    return dataclasses.replace(processing, min_pixels=least, max_pixels=most)
+    min_pixels = min(processing.min_pixels, max_pixels)
+    return dataclasses.replace(processing, min_pixels=min_pixels, max_pixels=max_pixels)
 
 
 def with_image_tokens(
@@ -241,57 +241,57 @@ class _ImageTokens(Tokenizer):
     its tokens in the rendered text."""
 
     def __init__(self, tokenizer: Tokenizer, reader: ImageReader, images: tuple[Image, ...]):
-        self._own, self._reader, self._images = tokenizer, reader, images
-        same = "vocab_size pad_id bos_id eos_ids special_ids template_ids turn_ends variables"
-        for name in (*same.split(), "has_chat_template", "context_free"):
+        self._tokenizer, self._reader, self._images = tokenizer, reader, images
+        names = "vocab_size pad_id bos_id eos_ids special_ids template_ids turn_ends variables"
+        for name in (*names.split(), "has_chat_template", "context_free"):
             setattr(self, name, getattr(tokenizer, name))
         self.image_mark = MARK
 
     def encode_with_offsets(self, text):
-        return self._own.encode_with_offsets(text)
+        return self._tokenizer.encode_with_offsets(text)
 
     def encode(self, text, add_special_tokens=False):
-        return self._own.encode(text, add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def decode(self, ids, skip_special_tokens=True):
-        return self._own.decode(ids, skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens)
 
     def reads_as_written(self, ids):
-        return self._own.reads_as_written(ids)
+        return self._tokenizer.reads_as_written(ids)
 
     def render_chat(self, messages, **options):
-        text = self._own.render_chat(_with_parts(messages), **options)
+        text = self._tokenizer.render_chat(_with_parts(messages), **options)
         return self._reader.expanded(text, self._images)[0]
 
     def render_marked(self, messages, *, text=None, **options):
         # `text` has the images' tokens already.
-        text, spans = self._own.render_marked(_with_parts(messages), **options)
-        whole, grown = self._reader.expanded(text, self._images)
+        text, spans = self._tokenizer.render_marked(_with_parts(messages), **options)
+        expanded, insertions = self._reader.expanded(text, self._images)
         if spans is None:
-            return whole, None
+            return expanded, None
 
-        def moved(at):
-            return at + sum(more for index, more in grown if index <= at)
+        def shifted(position):
+            return position + sum(count for index, count in insertions if index <= position)
 
-        return whole, [(moved(a), moved(b)) for a, b in spans]
+        return expanded, [(shifted(a), shifted(b)) for a, b in spans]
 
     def vocabulary(self):
-        return self._own.vocabulary()
+        return self._tokenizer.vocabulary()
 
     def save(self, folder):
-        self._own.save(folder)
+        self._tokenizer.save(folder)
 
     def fingerprint(self):
-        return self._own.fingerprint()
+        return self._tokenizer.fingerprint()
 
 
 def _with_parts(messages: Sequence[Mapping]) -> list[dict]:
-    """Messages whose texts have marks, with parts of text and images in their place."""
+    """Returns the messages with parts of text and images in place of texts with marks."""
     return [
-        {**m, "content": _parts(m["content"])}
-        if isinstance(m.get("content"), str) and MARK in m["content"]
-        else dict(m)
-        for m in messages
+        {**message, "content": _parts(message["content"])}
+        if isinstance(message.get("content"), str) and MARK in message["content"]
+        else dict(message)
+        for message in messages
     ]
 
 
@@ -306,19 +306,19 @@ def _parts(text: str) -> list[dict]:
 def cut_example(
     ids: list[int], mask: list[int], images: tuple[Image, ...], limit: int, reader: ImageReader
 ) -> tuple[list[int], list[int], tuple[Image, ...]]:
-    """The first `limit` tokens of an example at most, and the images that are whole in them: the
-    example ends before the first token of an image that would be cut. ids, mask: [n]."""
+    """Returns the first `limit` tokens of an example at most, and the images that are whole in
+    them: the example ends before the first token of an image that would be cut. ids, mask: [n]."""
     columns = np.flatnonzero(
         (np.asarray(ids) == reader.vision.image_token_id) & (np.asarray(mask) == 0)
     )
-    at, kept = 0, 0  # (of an example that was cut before, tokens of images are missing)
+    start, count = 0, 0  # (of an example that was cut before, tokens of images are missing)
     for image in images:
-        stop = at + reader.tokens(image)
+        stop = start + reader.tokens(image)
         if stop > len(columns) or columns[stop - 1] >= limit:
-            limit = min(limit, int(columns[at])) if at < len(columns) else limit
+            limit = min(limit, int(columns[start])) if start < len(columns) else limit
             break
-        at, kept = stop, kept + 1
-    return ids[:limit], mask[:limit], images[:kept]
+        start, count = stop, count + 1
+    return ids[:limit], mask[:limit], images[:count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,45 +336,50 @@ class ImageLayout:
     def rows(
         self, arrays: Mapping[str, np.ndarray], images: Sequence[Sequence[Image]]
     ) -> dict[str, np.ndarray]:
-        """pixels [B, N, C], patch_coords [B, N, 4] and rope_positions [B, S, 3] for rows with
-        tokens, segment_ids and mask [B, S]; `images` are those of each row. Raises InputError if
-        the images do not fit the rows' tokens, or take more than `patches` patches (N) in a row."""
+        """Returns pixels [B, N, C], patch_coords [B, N, 4] and rope_positions [B, S, 3] for rows
+        with tokens, segment_ids and mask [B, S]; `images` are those of each row. Raises InputError
+        if the images do not fit the rows' tokens, or take more than `patches` patches (N) in a
+        row."""
         tokens, segments, mask = (arrays[name] for name in ("tokens", "segment_ids", "mask"))
-        pixels, grids = _read(images)
-        how = dict(policy_mask=mask)
+        pixels, grids = _read_patches(images)
+        options = dict(policy_mask=mask)
         pixels, coords = image_rows(
-            tokens, segments, pixels, grids, self.vision, patches=self.patches, **how
+            tokens, segments, pixels, grids, self.vision, patches=self.patches, **options
         )
-        positions, _ = mrope_positions(tokens, segments, grids, self.vision, **how)
+        positions, _ = mrope_positions(tokens, segments, grids, self.vision, **options)
         return dict(pixels=pixels, patch_coords=coords, rope_positions=positions)
 
     def prompts(
         self, tokens: np.ndarray, lengths: np.ndarray, images: Sequence[Sequence[Image]]
     ) -> dict[str, np.ndarray]:
-        """The arrays of `Prompts.images` (`prompt_images`) for right-padded prompts: tokens [P, L],
-        lengths [P], and the images of each prompt."""
-        return prompt_images(tokens, lengths, *_read(images), self.vision, patches=self.patches)
+        """Returns the arrays of `Prompts.images` (`prompt_images`) for right-padded prompts: tokens
+        [P, L], lengths [P], and the images of each prompt."""
+        return prompt_images(
+            tokens, lengths, *_read_patches(images), self.vision, patches=self.patches
+        )
 
 
-def _read(images: Sequence[Sequence[Image]]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The patches of all images one after another, each read once, and their grids."""
-    every = [image for row in images for image in row]
-    read: dict[int, np.ndarray] = {}
-    for image in every:
-        if id(image) not in read:
-            read[id(image)] = image.read()
-    if not every:
+def _read_patches(images: Sequence[Sequence[Image]]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns the patches of all images one after another, each read once, and their grids; None
+    for both without images."""
+    all_images = [image for row in images for image in row]
+    patches: dict[int, np.ndarray] = {}
+    for image in all_images:
+        if id(image) not in patches:
+            patches[id(image)] = image.read()
+    if not all_images:
         return None, None
-    return np.concatenate([read[id(i)] for i in every]), np.array([i.grid for i in every])
+    grids = np.array([image.grid for image in all_images])
+    return np.concatenate([patches[id(image)] for image in all_images]), grids
 
 
 def layout_of(
     reader: ImageReader | None, rows: Iterable[Sequence[Image]], most_tokens: int = 0
 ) -> ImageLayout | None:
-    """The layout of rows with these images; None if no row has one. `most_tokens` is the length of
-    the longest row of a stream, whose later rows are unknown; 0 if there is no stream."""
+    """Returns the layout of rows with these images; None if no row has one. `most_tokens` is the
+    length of the longest row of a stream, whose later rows are unknown; 0 if there is no stream."""
     sizes = [sum(image.patches for image in row) for row in rows]
-    most = max(sizes, default=0)
-    if reader is None or not most:
+    most_patches = max(sizes, default=0)
+    if reader is None or not most_patches:
         return None
-    return ImageLayout(reader.vision, max(most, most_tokens * reader.vision.merge_area))
+    return ImageLayout(reader.vision, max(most_patches, most_tokens * reader.vision.merge_area))

@@ -1,6 +1,6 @@
 """Images as rows hold them: files, encoded bytes or pixels, and their decoding in bounded memory.
 
-What a header says (format, size, frames, orientation) is checked before a pixel is decoded. Pixels
+The header (format, size, frames, orientation) is checked before a pixel is decoded. Pixels
 are decoded when a batch needs them. `columns` finds the images of a row, `patches` cuts them up.
 
 Axes: H and W pixels.
@@ -26,7 +26,7 @@ MOST_PIXELS = 2**25  # of a decoded one: about 400 MB while it is converted
 _TAIL = 2**16  # bytes at the end of a PNG file, among which its end is looked for
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # behind the coded pixels of a scan
 _ORIENTATION = 0x0112  # the EXIF tag
-# Its value: how the pixels that are stored are turned, as (transposed, rows and columns reversed).
+# Its value, and the turn of the stored pixels as (transposed, steps through rows and columns).
 _REVERSED = ((1, 1), (1, -1), (-1, -1), (-1, 1))
 _ORIENTATIONS = {n + 1: (n > 3, *_REVERSED[n % 4]) for n in range(8)}
 
@@ -46,27 +46,27 @@ class Source:
             with contextlib.suppress(OSError, ValueError):  # a zero byte
                 return f"image {os.path.basename(self.data)}, {os.path.getsize(self.data)} bytes"
             return f"image {os.path.basename(self.data)}"
-        whole = self.data if isinstance(self.data, bytes) else self.data.tobytes()
-        return f"image {hashlib.sha256(whole).hexdigest()}"
+        content = self.data if isinstance(self.data, bytes) else self.data.tobytes()
+        return f"image {hashlib.sha256(content).hexdigest()}"
 
     def size(self) -> tuple[int, int]:
-        """(height, width) in pixels as the image is shown, read from the header alone. Raises
-        InputError for what is no image, for too many pixels or bytes, for several frames, and for a
-        file that ends early."""
+        """Returns (height, width) in pixels as the image is shown, read from the header alone.
+        Raises InputError for data that is no image, for too many pixels or bytes, for several
+        frames, and for a file that ends early."""
         if isinstance(self.data, np.ndarray):
             return self._checked_pixels().shape[:2]
-        with self._opened() as (image, file):
+        with self._open() as (image, file):
             self._check_end(image.format, file)
             width, height = image.size
             return (width, height) if _ORIENTATIONS[_orientation(image)][0] else (height, width)
 
     def pixels(self) -> np.ndarray:
         """Decodes the pixels [H, W, 3] uint8: turned as EXIF says, transparency on white, 16 bits
-        as 8. Raises InputError for what is no image, for too many pixels or bytes, and for
+        as 8. Raises InputError for data that is no image, for too many pixels or bytes, and for
         several frames."""
         if isinstance(self.data, np.ndarray):
             return self._checked_pixels()
-        with self._opened() as (image, _):
+        with self._open() as (image, _):
             transposed, rows, columns = _ORIENTATIONS[_orientation(image)]
             pixels = _rgb(image)
         pixels = pixels.swapaxes(0, 1) if transposed else pixels
@@ -85,8 +85,8 @@ class Source:
         return pixels
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[tuple]:
-        """(the image of which the header alone is read, the file)."""
+    def _open(self) -> Iterator[tuple]:
+        """Opens the image: yields (the image, of which the header alone is read, the file)."""
         pillow = _pillow(self.location)
         try:
             with self._file() as file:
@@ -106,7 +106,7 @@ class Source:
             raise
         except pillow.DecompressionBombError as error:
             raise _too_large(self.location, str(error)) from None
-        except Exception as error:  # Pillow has no class for what is wrong with a file
+        except Exception as error:  # Pillow has no class for the faults of a file
             first = next(iter(str(error).splitlines()), "").partition(" <_io")[0]
             raise InputError(
                 f"{self.location} is not a readable image",
@@ -137,17 +137,17 @@ class Source:
         head = file.read(8)
         file.seek(0)
         if kind == "PNG":
-            whole = b"IEND" in tail
+            is_whole = b"IEND" in tail
         elif kind == "WEBP":
-            whole = int.from_bytes(head[4:], "little") + 8 <= length
+            is_whole = int.from_bytes(head[4:], "little") + 8 <= length
         elif kind == "BMP":
-            whole = int.from_bytes(head[2:6], "little") <= length
+            is_whole = int.from_bytes(head[2:6], "little") <= length
         elif kind == "GIF":
-            whole = _gif_ends(file.read())
+            is_whole = _gif_ends(file.read())
         else:  # phones write films and depths behind a photo
-            whole = tail.endswith(b"\xff\xd9") or _jpeg_ends(file.read())
+            is_whole = tail.endswith(b"\xff\xd9") or _jpeg_ends(file.read())
         file.seek(0)
-        if not whole:
+        if not is_whole:
             raise InputError(
                 f"{self.location} ends early",
                 value=f"{length} bytes",
@@ -158,19 +158,19 @@ class Source:
 
 def _jpeg_ends(data: bytes) -> bool:
     """Returns whether the end of a JPEG image, not that of a thumbnail in its header, is there."""
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF or data[at + 1] == 0xFF:
-            at += 1
+    position = 2
+    while position + 4 <= len(data):
+        if data[position] != 0xFF or data[position + 1] == 0xFF:
+            position += 1
             continue
-        marker = data[at + 1]
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        marker = data[position + 1]
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
         if marker == 0xDA:  # a scan: coded pixels up to the next marker
-            found = _JPEG_MARKER.search(data, at)
-            if found is None:
+            next_marker = _JPEG_MARKER.search(data, position)
+            if next_marker is None:
                 return False
-            at = found.start()
-            if data[at + 1] == 0xD9:
+            position = next_marker.start()
+            if data[position + 1] == 0xD9:
                 return True
     return False
 
@@ -181,13 +181,13 @@ def _gif_ends(data: bytes) -> bool:
     def table(flags):
         return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
-    at = 13 + table(data[10])
-    while at + 10 < len(data) and data[at] in b"\x21\x2c":
-        at += 2 if data[at] == 0x21 else 11 + table(data[at + 9])
-        while at < len(data) and data[at]:  # parts, each behind its length
-            at += 1 + data[at]
-        at += 1
-    return at < len(data) and data[at] == 0x3B
+    position = 13 + table(data[10])
+    while position + 10 < len(data) and data[position] in b"\x21\x2c":
+        position += 2 if data[position] == 0x21 else 11 + table(data[position + 9])
+        while position < len(data) and data[position]:  # parts, each behind its length
+            position += 1 + data[position]
+        position += 1
+    return position < len(data) and data[position] == 0x3B
 
 
 def _too_large(location: str, rule: str) -> InputError:
@@ -214,7 +214,7 @@ def _orientation(image) -> int:
 
 
 def _rgb(image) -> np.ndarray:
-    """The pixels of an image of any mode [H, W, 3] uint8."""
+    """Returns the pixels of an image of any mode [H, W, 3] uint8."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         grey = np.clip(np.asarray(image), 0, 2**16 - 1).astype(np.uint32)
         levels = ((grey * 255 + 32767) // 65535).astype(np.uint8)
@@ -225,9 +225,10 @@ def _rgb(image) -> np.ndarray:
 
 
 def _on_white(pixels: np.ndarray) -> np.ndarray:
-    """[H, W, 4] with transparency -> [H, W, 3] on a white ground, a row of pixels at a time."""
-    out = np.empty((*pixels.shape[:2], 3), np.uint8)
-    for row, seen in zip(pixels, out, strict=True):
+    """Returns pixels [H, W, 4] with transparency as [H, W, 3] on a white ground. It computes a row
+    at a time, to save memory."""
+    white = np.empty((*pixels.shape[:2], 3), np.uint8)
+    for row, white_row in zip(pixels, white, strict=True):
         opaque = row[:, 3:].astype(np.uint32)
-        seen[:] = (row[:, :3] * opaque + 255 * (255 - opaque) + 127) // 255
-    return out
+        white_row[:] = (row[:, :3] * opaque + 255 * (255 - opaque) + 127) // 255
+    return white

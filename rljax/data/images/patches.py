@@ -60,8 +60,8 @@ _IGNORED = {"image_processor_type", "processor_class", "feature_extractor_type",
 
 
 def from_hf_processor(config: Mapping) -> ImageProcessing:
-    """The settings of a preprocessor_config.json, read as a dict. Raises InputError for a setting
-    that this processor does not implement."""
+    """Returns the settings of a preprocessor_config.json, read as a dict. Raises InputError for a
+    setting that this processor does not implement."""
     unknown = {k for k in set(config) - _READ - _IGNORED if config[k] not in (None, False)}
     if unknown:
         key = sorted(unknown)[0]
@@ -72,11 +72,11 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
             fix=f"remove {key!r} if images are read without it, or take another model",
         )
     fixed = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3}
-    for key, wanted in {**fixed, "rescale_factor": 1 / 255}.items():
+    for key, supported in {**fixed, "rescale_factor": 1 / 255}.items():
         value = config.get(key)
-        if value is not None and value != wanted and not math.isclose(value, wanted):
-            rule = f"supported: {wanted}"
-            fix = f"set {key} to {wanted} if images are prepared so, or take another model"
+        if value is not None and value != supported and not math.isclose(value, supported):
+            rule = f"supported: {supported}"
+            fix = f"set {key} to {supported} if images are prepared so, or take another model"
             raise InputError(f"preprocessor_config.json: {key}", value=value, rule=rule, fix=fix)
     size, fields = config.get("size") or {}, {}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
@@ -92,7 +92,7 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
 
 
 def to_hf_processor(processing: ImageProcessing) -> dict:
-    """The settings as a dict that from_hf_processor and transformers read."""
+    """Returns the settings as a dict that from_hf_processor and transformers read."""
     names = ("patch_size", "temporal_patch_size", "merge_size")
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -106,9 +106,9 @@ def to_hf_processor(processing: ImageProcessing) -> dict:
 
 
 def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[int, int]:
-    """The (height, width) in pixels to resize to: multiples of a merged patch, height x width
-    between min_pixels and max_pixels, the aspect ratio nearly kept. Raises InputError for an image
-    without pixels, and for one whose sides differ by more than a factor of 200."""
+    """Returns the (height, width) in pixels to resize to: multiples of a merged patch, height x
+    width between min_pixels and max_pixels, the aspect ratio nearly kept. Raises InputError for an
+    image without pixels, and for one whose sides differ by more than a factor of 200."""
     if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
         rule = "at least 1 pixel, and one at most 200 times the other"
         fix = "crop the image"
@@ -128,8 +128,8 @@ def smart_resize(height: int, width: int, processing: ImageProcessing) -> tuple[
 def image_patches(
     image: np.ndarray, processing: ImageProcessing
 ) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Resizes an RGB image [H, W, 3] uint8 -> its patches [N, C] float32 and its grid (1, h,
-    w) in patches. Raises InputError for another shape or dtype, and for a size that
+    """Resizes an RGB image [H, W, 3] uint8 and returns its patches [N, C] float32 and its grid (1,
+    h, w) in patches. Raises InputError for another shape or dtype, and for a size that
     `smart_resize` refuses."""
     image = np.asarray(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
@@ -143,9 +143,10 @@ def image_patches(
 def patchify(
     frames: np.ndarray, processing: ImageProcessing
 ) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Frames [T, H, W, 3] uint8 of the final size -> normalised patches [N, C] float32 and the grid
-    (t, h, w). The last frame is repeated to fill temporal patches; an image is one frame. Raises
-    InputError unless H and W are multiples of patch_size x merge_size."""
+    """Cuts frames [T, H, W, 3] uint8 of the final size into normalised patches [N, C] float32, and
+    returns them with their grid (t, h, w). The last frame is repeated to fill temporal patches; an
+    image is one frame. Raises InputError unless H and W are multiples of patch_size x merge_size.
+    """
     p, m, per = processing.patch_size, processing.merge_size, processing.temporal_patch_size
     count, height, width, channels = frames.shape
     if height % (p * m) or width % (p * m):
@@ -164,7 +165,8 @@ def patchify(
 
 
 def resize_bicubic(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """[H, W, channels] uint8 -> [height, width, channels] uint8, as Pillow's BICUBIC does it."""
+    """Resizes an image [H, W, channels] uint8 to [height, width, channels] uint8, as Pillow's
+    BICUBIC does it."""
     # Columns first, rounded to whole levels in between: the order changes the rounding.
     for axis, size in ((1, width), (0, height)):
         if image.shape[axis] != size:
@@ -183,16 +185,17 @@ def _resize_axis(image: np.ndarray, axis: int, size: int) -> np.ndarray:
     return np.moveaxis(levels, 0, axis)
 
 
-def _bicubic_weights(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first pixel that each new one reads [new], and the fixed-point weights [new, taps].
+def _bicubic_weights(old_size: int, new_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first pixel that each new one reads [new], and the fixed-point weights [new,
+    taps].
 
     Keys' cubic kernel with a = -1/2, as wide as the step between new pixels when shrinking.
     """
-    scale = old / new
+    scale = old_size / new_size
     stretch = max(scale, 1.0)
-    centre = (np.arange(new) + 0.5) * scale
+    centre = (np.arange(new_size) + 0.5) * scale
     first = np.maximum((centre - 2 * stretch + 0.5).astype(int), 0)
-    stop = np.minimum((centre + 2 * stretch + 0.5).astype(int), old)
+    stop = np.minimum((centre + 2 * stretch + 0.5).astype(int), old_size)
     pixel = first[:, None] + np.arange((stop - first).max())
     x = np.abs((pixel - centre[:, None] + 0.5) / stretch)
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2

@@ -1,4 +1,4 @@
-"""Patch arrays and multimodal position ids per row: which image stands where in which row.
+"""Patch arrays and multimodal position ids of rows with images.
 
 This is the host side of the data; it finds the images of token rows. Resizing and cutting into
 patches is rljax.data.images.patches.
@@ -47,8 +47,8 @@ def expand_image_tokens(ids: Sequence[int], grids, config: VisionConfig) -> list
 
 
 def patch_coords(grid: tuple[int, int, int], merge_size: int) -> np.ndarray:
-    """The coordinates [N, 3] int32 (frame, patch row, patch column) of the N = t h w patches of an
-    image, with the patches of one token next to each other."""
+    """Returns the coordinates [N, 3] int32 (frame, patch row, patch column) of the N = t h w
+    patches of an image, with the patches of one token next to each other."""
     t, h, w = grid
     frame, row, column = np.indices((t, h, w), dtype=np.int32)
     coords = np.stack([frame, row, column], axis=-1)
@@ -68,8 +68,8 @@ def image_rows(
     policy_mask: np.ndarray | None = None,
     patches: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The patches of each row: pixels [B, N, C] float32, coords [B, N, 4] int32 (image number in
-    the row from 1, frame, patch row, patch column; 0 = padding).
+    """Returns the patches of each row: pixels [B, N, C] float32, coords [B, N, 4] int32 (image
+    number in the row from 1, frame, patch row, patch column; 0 = padding).
 
     tokens and segment_ids [B, S] (0 = padding, left or right), pixel_values
     [patches of all images, C], grids [I, 3], policy_mask [B, S]. N is `patches`, or the patches of
@@ -80,15 +80,15 @@ def image_rows(
     sources = [pixel_values, video_pixels]
     for source, (grid, name) in enumerate(((grids, "image"), (video_grids, "video"))):
         sources[source] = _check_pixels(sources[source], grid, config, name)
-    needed = [sum(np.prod(i.grid) for i in row) for row in rows]
+    patches_of_rows = [sum(np.prod(image.grid) for image in row) for row in rows]
     # Not 0: one program serves batches with and without images.
-    size = max([config.merge_area, *needed]) if patches is None else patches
-    if size < max(needed, default=0) or size % config.merge_area:
+    size = max([config.merge_area, *patches_of_rows]) if patches is None else patches
+    if size < max(patches_of_rows, default=0) or size % config.merge_area:
         raise InputError(
             "patches of a row",
             value=size,
-            rule=f"a multiple of {config.merge_area}, and row {int(np.argmax(needed))} "
-            f"holds {max(needed)}",
+            rule=f"a multiple of {config.merge_area}, and row {int(np.argmax(patches_of_rows))} "
+            f"holds {max(patches_of_rows)}",
             fix="raise it, or resize images to fewer pixels",
         )
     pixels = np.zeros((len(rows), size, config.patch_values), np.float32)
@@ -114,8 +114,8 @@ def mrope_positions(
     seconds_per_grid: Sequence[float] | None = None,
     policy_mask: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Multimodal position ids [B, S, 3] int32 (time, row, column), and by how much they exceed the
-    number of tokens at the end of the row, delta [B] int32 (arXiv 2409.12191, 2.1).
+    """Returns multimodal position ids [B, S, 3] int32 (time, row, column), and delta [B] int32, by
+    which they exceed the number of tokens at the end of the row (arXiv 2409.12191, 2.1).
 
     tokens, segment_ids and policy_mask are [B, S], grids [I, 3], video_grids [V, 3]. A text token
     is one past the largest position before it, on all three; an image spreads over its grid.
@@ -133,35 +133,37 @@ def mrope_positions(
     for b, row in enumerate(rows):
         for segment in _in_order(segment_ids[b]):
             columns = np.flatnonzero(segment_ids[b] == segment)
-            images = [i for i in row if segment_ids[b, i.columns[0]] == segment]
+            images = [image for image in row if segment_ids[b, image.columns[0]] == segment]
             positions[b, columns] = _segment_positions(columns, images, config)
             delta[b] = positions[b, columns].max() + 1 - len(columns)
     return positions, delta
 
 
 def _segment_positions(columns, images: list[_Image], config: VisionConfig) -> np.ndarray:
-    """[len(columns), 3]; the columns of a segment are in order, but need not be neighbours."""
-    out = np.zeros((len(columns), 3), np.int32)
-    here, position = 0, 0  # tokens written, next free position
+    """Returns position ids [len(columns), 3]; the columns of a segment are in order, but need not
+    be neighbours."""
+    positions = np.zeros((len(columns), 3), np.int32)
+    written, next_position = 0, 0  # tokens written, next free position
     for image in images:
-        text = int(np.searchsorted(columns, image.columns[0])) - here
-        out[here : here + text] = position + np.arange(text)[:, None]
-        here, position = here + text, position + text
+        text_tokens = int(np.searchsorted(columns, image.columns[0])) - written
+        positions[written : written + text_tokens] = next_position + np.arange(text_tokens)[:, None]
+        written, next_position = written + text_tokens, next_position + text_tokens
         t, h, w = image.grid
         merged = (t, h // config.merge_size, w // config.merge_size)
         coords = np.indices(merged).reshape(3, -1).T.astype(np.float64)
         if image.source == 1 and config.tokens_per_second:
             coords[:, 0] *= config.tokens_per_second * image.seconds
-        out[here : here + len(coords)] = position + np.floor(coords)
-        here, position = here + len(coords), int(out[here : here + len(coords)].max()) + 1
-    out[here:] = position + np.arange(len(columns) - here)[:, None]
-    return out
+        stop = written + len(coords)
+        positions[written:stop] = next_position + np.floor(coords)
+        written, next_position = stop, int(positions[written:stop].max()) + 1
+    positions[written:] = next_position + np.arange(len(columns) - written)[:, None]
+    return positions
 
 
 def _find_images(
     tokens, segment_ids, grids, video_grids, seconds, policy_mask, config: VisionConfig
 ) -> list[list[_Image]]:
-    """The images of each row, in the order of its text."""
+    """Returns the images of each row, in the order of its text."""
     tokens, segment_ids = np.asarray(tokens), np.asarray(segment_ids)
     if tokens.ndim != 2 or tokens.shape != segment_ids.shape:
         raise InputError(
@@ -170,75 +172,75 @@ def _find_images(
             rule="both [B, S]",
             fix="give both as arrays [rows, tokens] of one shape",
         )
-    chosen = np.zeros(tokens.shape, bool) if policy_mask is None else np.asarray(policy_mask) > 0
-    kinds = np.where(tokens == config.image_token_id, 0, -1)
-    kinds = np.where(tokens == config.video_token_id, 1, kinds)
-    kinds = np.where(chosen | (segment_ids == 0), -1, kinds)
-    waiting = [_queue(grids, None, config, "image"), _queue(video_grids, seconds, config, "video")]
+    by_policy = np.zeros(tokens.shape, bool) if policy_mask is None else np.asarray(policy_mask) > 0
+    sources = np.where(tokens == config.image_token_id, 0, -1)
+    sources = np.where(tokens == config.video_token_id, 1, sources)
+    sources = np.where(by_policy | (segment_ids == 0), -1, sources)
+    queues = [_queue(grids, None, config, "image"), _queue(video_grids, seconds, config, "video")]
     rows = []
     for b in range(len(tokens)):
         valid = np.flatnonzero(segment_ids[b])
         rows.append(
-            _images_of_row(b, valid, kinds[b, valid], segment_ids[b, valid], waiting, config)
+            _images_of_row(b, valid, sources[b, valid], segment_ids[b, valid], queues, config)
         )
-    for name, queue in zip(("image", "video"), waiting, strict=True):
+    for name, queue in zip(("image", "video"), queues, strict=True):
         if queue:
             raise InputError(
                 f"{len(queue)} {name} grids are left over after the last row, of {name} tokens",
-                value=int(np.sum(kinds == (name == "video"))),
+                value=int(np.sum(sources == (name == "video"))),
                 rule="every image and video stands in the text, in the order of the rows",
                 fix=f"give only the {name}s whose tokens are in the rows",
             )
     return rows
 
 
-def _images_of_row(b, valid, kinds, segments, waiting, config) -> list[_Image]:
-    images, at = [], 0
+def _images_of_row(b, valid, sources, segments, waiting, config) -> list[_Image]:
+    images, position = [], 0
     while True:
-        starts = np.flatnonzero(kinds[at:] >= 0)
+        starts = np.flatnonzero(sources[position:] >= 0)
         if not len(starts):
             return images
-        at = at + int(starts[0])
-        kind = int(kinds[at])
-        name = ("image", "video")[kind]
-        same = (kinds[at:] == kind) & (segments[at:] == segments[at])
-        run = len(same) if same.all() else int(np.argmin(same))
-        if not waiting[kind]:
+        position = position + int(starts[0])
+        source = int(sources[position])
+        name = ("image", "video")[source]
+        in_run = (sources[position:] == source) & (segments[position:] == segments[position])
+        run_size = len(in_run) if in_run.all() else int(np.argmin(in_run))
+        if not waiting[source]:
             raise InputError(
-                f"row {b} has {run} {name} tokens for which no {name} is left",
+                f"row {b} has {run_size} {name} tokens for which no {name} is left",
                 rule=f"{len(images)} images and videos stand before them in the row",
                 fix=f"give one {name} grid for each run of {name} tokens",
             )
-        grid, patches, seconds = waiting[kind].pop(0)
+        grid, patches, seconds = waiting[source].pop(0)
         size = int(np.prod(grid)) // config.merge_area
-        if run < size:
+        if run_size < size:
             raise InputError(
-                f"row {b} has {run} {name} tokens in a run, but its {name} of grid {grid} fills "
-                f"{size}",
+                f"row {b} has {run_size} {name} tokens in a run, but its {name} of grid {grid} "
+                f"fills {size}",
                 rule=f"t h w / {config.merge_area} tokens stand for each {name}",
                 fix="expand the prompt with expand_image_tokens, and do not cut it inside an image",
             )
-        images.append(_Image(valid[at : at + size], grid, kind, patches, seconds))
-        at += size
+        images.append(_Image(valid[position : position + size], grid, source, patches, seconds))
+        position += size
 
 
 def _queue(grids, seconds, config: VisionConfig, name: str) -> list:
-    """[(grid, its rows in the pixel values, seconds between frames)] in order."""
+    """Returns [(grid, its rows in the pixel values, seconds between frames)] in order."""
     grids = _check_grids(grids, config, name)
     seconds = [1.0] * len(grids) if seconds is None else list(seconds)
     if len(seconds) != len(grids):
         rule = f"one for each of {len(grids)} videos"
         fix = "give the seconds of each video in their order, or None: 1 s each"
         raise InputError("seconds_per_grid", value=len(seconds), rule=rule, fix=fix)
-    out, start = [], 0
+    queue, start = [], 0
     for (t, h, w), second in zip(grids.tolist(), seconds, strict=True):
         # Where the text holds timestamps, each frame is a run of tokens of its own.
         split = name == "video" and not config.tokens_per_second
         for frames in [1] * t if split else [t]:
             stop = start + frames * h * w
-            out.append(((frames, h, w), slice(start, stop), float(second)))
+            queue.append(((frames, h, w), slice(start, stop), float(second)))
             start = stop
-    return out
+    return queue
 
 
 def _check_grids(grids, config: VisionConfig, name: str) -> np.ndarray:
@@ -256,18 +258,18 @@ def _check_grids(grids, config: VisionConfig, name: str) -> np.ndarray:
 
 def _check_pixels(pixels, grids, config: VisionConfig, name: str) -> np.ndarray:
     grids = _check_grids(grids, config, name)
-    wanted = (int(np.prod(grids, axis=1).sum()), config.patch_values)
+    shape = (int(np.prod(grids, axis=1).sum()), config.patch_values)
     pixels = np.zeros((0, config.patch_values), np.float32) if pixels is None else pixels
     pixels = np.asarray(pixels)
-    if pixels.shape != wanted:
-        rule = f"[patches of all grids, values of a patch] is {wanted}"
+    if pixels.shape != shape:
+        rule = f"[patches of all grids, values of a patch] is {shape}"
         fix = "give the pixels and the grids that one call of image_patches returned"
         raise InputError(f"{name} pixel values", value=pixels.shape, rule=rule, fix=fix)
     return pixels
 
 
 def _in_order(segments: np.ndarray) -> list[int]:
-    """The segments of a row in the order in which they begin; padding is none."""
+    """Returns the segments of a row in the order in which they begin; padding is none."""
     ids, first = np.unique(segments, return_index=True)
     return [int(i) for _, i in sorted(zip(first, ids, strict=True)) if i > 0]
 
@@ -281,7 +283,7 @@ def prompt_images(
     *,
     patches: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """The arrays of `Prompts.images` for right-padded prompts [P, L] whose image tokens are
+    """Returns the arrays of `Prompts.images` for right-padded prompts [P, L] whose image tokens are
     expanded: pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by
     which the position of a sampled token differs from its column. lengths: [P]; pixel_values, grids
     and errors as in `image_rows`."""

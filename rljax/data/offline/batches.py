@@ -37,8 +37,8 @@ def batch_arrays(
     rows_per_example: int = 2,
     images: ImageLayout | None = None,
 ) -> dict[str, np.ndarray]:
-    """The rows of `items` of one kind, as arrays with S = `length`: tokens, segment_ids, positions
-    and mask [B, S], and by kind
+    """Returns the rows of `items` of one kind, as arrays with S = `length`: tokens, segment_ids,
+    positions and mask [B, S], and by kind
 
     examples: no more; an item may be a list of examples, packed into one row (`pack_examples`).
     pairs: scores [B] = the margin of the chosen row, 0 of the others; group [B] = the pair.
@@ -63,20 +63,20 @@ def batch_arrays(
         arrays = makers[kind](items, length)
     if images is None:
         return arrays
-    each = {"pairs": rows_per_example, "safety": 2}.get(kind, 1)
-    rows = [item_images(item) for item in items for _ in range(each)]
+    rows_of_item = {"pairs": rows_per_example, "safety": 2}.get(kind, 1)
+    rows = [item_images(item) for item in items for _ in range(rows_of_item)]
     return arrays | images.rows(arrays, rows)
 
 
 def item_images(item) -> tuple[Image, ...]:
-    """The images of an item, or of all examples that are packed into one row."""
+    """Returns the images of an item, or of all examples that are packed into one row."""
     if isinstance(item, list):
         return tuple(image for example in item for image in example.images)
     return item.images
 
 
 def longest_row(kind: str, items: Sequence) -> int:
-    """Tokens of the longest row that `batch_arrays` makes of the items."""
+    """Returns the number of tokens of the longest row that `batch_arrays` makes of the items."""
     if kind == "examples":
         rows = [item if isinstance(item, list) else [item] for item in items]
         return max(sum(len(ids) for ids, _ in row) for row in rows)
@@ -96,7 +96,7 @@ def _longest_completion(pair: Pair) -> int:
 def mismatched_arrays(
     items: Sequence[Labelled], *, length: int, images: ImageLayout | None = None
 ) -> dict[str, np.ndarray]:
-    """Rows for KTO's estimate of the KL divergence (2402.01306): row i is prompt i with
+    """Returns the rows for KTO's estimate of the KL divergence (2402.01306): row i is prompt i with
     the completion of row i - 1 (of the last, for row 0). tokens, segment_ids, positions,
     mask: [B, `length`].
 
@@ -106,13 +106,13 @@ def mismatched_arrays(
     """
     rows = []
     for i, item in enumerate(items):
-        other = items[i - 1]
-        row = _joined(item.prompt_ids, other.completion_ids, other.completion_mask)
+        previous = items[i - 1]
+        row = _joined_segment(item.prompt_ids, previous.completion_ids, previous.completion_mask)
         mask = row.mask if len(items) > 1 else np.zeros_like(row.mask)
         if len(item.prompt_ids) <= length:
             row, mask = _Segment(row.ids[:length], row.mask[:length]), mask[:length]
         rows.append([_Segment(row.ids, mask)])
-    arrays = _padded(rows, length)
+    arrays = _padded_rows(rows, length)
     if images is not None:
         arrays |= images.rows(arrays, [item.images for item in items])
     return arrays
@@ -124,7 +124,7 @@ def _example_rows(items: Sequence, length: int) -> dict[str, np.ndarray]:
         examples = item if isinstance(item, list) else [item]
         # Nothing in its segment precedes a first token, so nothing predicts it.
         rows.append([_Segment(ids, _without_first(mask)) for ids, mask in examples])
-    return _padded(rows, length)
+    return _padded_rows(rows, length)
 
 
 def _without_first(mask: np.ndarray) -> np.ndarray:
@@ -147,12 +147,12 @@ def _pair_rows(items: Sequence[Pair], length: int, rows_per_example: int) -> dic
                     rule="rows_per_example is 3",
                     fix="give each row of the data a 'reference'",
                 )
-            rows.append([_joined(item.prompt_ids, item.reference_ids, item.reference_mask)])
+            rows.append([_joined_segment(item.prompt_ids, item.reference_ids, item.reference_mask)])
             scores.append(0.0)
-        rows.append([_joined(item.prompt_ids, item.chosen_ids, item.chosen_mask)])
-        rows.append([_joined(item.prompt_ids, item.rejected_ids, item.rejected_mask)])
+        rows.append([_joined_segment(item.prompt_ids, item.chosen_ids, item.chosen_mask)])
+        rows.append([_joined_segment(item.prompt_ids, item.rejected_ids, item.rejected_mask)])
         scores += [item.margin, 0.0]
-    batch = _padded(rows, length)
+    batch = _padded_rows(rows, length)
     batch["scores"] = np.array(scores, np.float32)
     batch["group"] = np.repeat(np.arange(len(items), dtype=np.int32), rows_per_example)
     return batch
@@ -169,19 +169,19 @@ def _safety_rows(items: Sequence[Pair], length: int) -> dict[str, np.ndarray]:
 
 
 def _labelled_rows(items: Sequence[Labelled], length: int) -> dict[str, np.ndarray]:
-    batch = _padded([[_completed(item)] for item in items], length)
+    batch = _padded_rows([[_completion_segment(item)] for item in items], length)
     batch["scores"] = np.array([1.0 if item.label else -1.0 for item in items], np.float32)
     return batch
 
 
 def _step_rows(items: Sequence[Stepwise], length: int) -> dict[str, np.ndarray]:
-    batch = _padded([[_Segment(item.ids, item.mask)] for item in items], length)
-    batch["process_rewards"] = _columns([item.labels for item in items], length)
+    batch = _padded_rows([[_Segment(item.ids, item.mask)] for item in items], length)
+    batch["process_rewards"] = _padded_values([item.labels for item in items], length)
     return batch
 
 
 def _trajectory_rows(items: Sequence[Trajectory], length: int) -> dict[str, np.ndarray]:
-    batch = _padded([[_completed(item)] for item in items], length)
+    batch = _padded_rows([[_completion_segment(item)] for item in items], length)
     batch["scores"] = np.array([item.reward for item in items], np.float32)
     batch["finish_reason"] = np.array(
         [FinishReason.LENGTH if item.truncated else FinishReason.STOP for item in items], np.int32
@@ -196,7 +196,7 @@ def _trajectory_rows(items: Sequence[Trajectory], length: int) -> dict[str, np.n
             continue
         starts = [len(item.prompt_ids) for item in items]
         shifted = [np.pad(v, (start, 0)) for v, start in zip(values, starts, strict=True)]
-        batch[field] = _columns(shifted, length)
+        batch[field] = _padded_values(shifted, length)
     if "process_rewards" in batch:
         batch["rewards"] = batch["process_rewards"].copy()
         return batch
@@ -210,26 +210,27 @@ def _trajectory_rows(items: Sequence[Trajectory], length: int) -> dict[str, np.n
 # -- rows --
 
 
-def _joined(prompt: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> _Segment:
+def _joined_segment(prompt: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> _Segment:
     return _Segment(
         np.concatenate([prompt, ids]), np.concatenate([np.zeros(len(prompt), np.float32), mask])
     )
 
 
-def _completed(item: Labelled | Trajectory) -> _Segment:
-    return _joined(item.prompt_ids, item.completion_ids, item.completion_mask)
+def _completion_segment(item: Labelled | Trajectory) -> _Segment:
+    return _joined_segment(item.prompt_ids, item.completion_ids, item.completion_mask)
 
 
-def _columns(values: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Values [n] per row as [B, S], 0 behind their ends."""
-    out = np.zeros((len(values), length), np.float32)
+def _padded_values(values: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Returns values [n] per row as [B, S], 0 behind their ends."""
+    padded = np.zeros((len(values), length), np.float32)
     for row, value in enumerate(values):
-        out[row, : len(value)] = value
-    return out
+        padded[row, : len(value)] = value
+    return padded
 
 
-def _padded(rows: Sequence[Sequence[_Segment]], length: int) -> dict[str, np.ndarray]:
-    """Rows of segments as tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32."""
+def _padded_rows(rows: Sequence[Sequence[_Segment]], length: int) -> dict[str, np.ndarray]:
+    """Returns rows of segments as tokens, segment_ids, positions [B, S] int32 and mask [B, S]
+    float32."""
     batch = blank_rows(len(rows), length)
     for row, segments in enumerate(rows):
         total = sum(len(segment.ids) for segment in segments)
@@ -241,10 +242,10 @@ def _padded(rows: Sequence[Sequence[_Segment]], length: int) -> dict[str, np.nda
             )
         start = 0
         for number, (ids, mask) in enumerate(segments, start=1):
-            here = slice(start, start + len(ids))
-            batch["tokens"][row, here] = ids
-            batch["segment_ids"][row, here] = number
-            batch["positions"][row, here] = np.arange(len(ids))
-            batch["mask"][row, here] = mask
+            columns = slice(start, start + len(ids))
+            batch["tokens"][row, columns] = ids
+            batch["segment_ids"][row, columns] = number
+            batch["positions"][row, columns] = np.arange(len(ids))
+            batch["mask"][row, columns] = mask
             start += len(ids)
     return batch

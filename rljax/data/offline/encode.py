@@ -50,8 +50,8 @@ TIES = ("drop", "both_orders")
 
 @dataclass(frozen=True)
 class Pair:
-    """Ids [n] int32 and masks [n] float32 of completions to one prompt. `margin` says how much
-    better the chosen one is. The reference completion is the one of TPO."""
+    """Ids [n] int32 and masks [n] float32 of completions to one prompt. `margin` is the amount by
+    which the chosen one is better. The reference completion is the one of TPO."""
 
     prompt_ids: np.ndarray
     chosen_ids: np.ndarray
@@ -114,24 +114,24 @@ def encode_rows(
     images: ImageReader | None = None,
     turns: str = "auto",
 ) -> tuple[list, dict[str, int]]:
-    """Items of one kind (the classes above, by `load_rows`'s kinds), and counts of rows kept,
-    dropped and truncated.
+    """Returns items of one kind (the classes above, by `load_rows`'s kinds), and counts of rows
+    kept, dropped and truncated.
 
     An item of more than `max_tokens` is dropped, an error, cut at its prompt's left end, or cut at
     its completion's right end; one with nothing left to learn is dropped. Pairs of equal
     completions are dropped. A tie is dropped, or stands in both orders, which is label smoothing of
-    1/2 at twice the weight of one pair. `separator` stands between steps. `images`: how the model
-    reads those of the rows. `turns`: of conversations, which turns make an example
+    1/2 at twice the weight of one pair. `separator` stands between steps. `images` reads the images
+    of the rows. `turns` chooses the turns of a conversation that make an example
     (rljax.data.online.prompts.encode_demonstration). Raises InputError for an unknown option, for a
     row that cannot be encoded (with its number), for rows too long with overlong="error", and if no
     row is left.
     """
     _check_options(kind, overlong, ties, max_tokens)
     counts = dict(total=len(records), kept=0) | _no_counts(kind)
-    items, refused, how = [], [], (max_tokens, overlong, images, turns)
+    items, refused, settings = [], [], (max_tokens, overlong, images, turns)
     for record in records:
         try:
-            items += _encode(record, tokenizer, kind, separator, ties, *how, counts)
+            items += _encode(record, tokenizer, kind, separator, ties, *settings, counts)
         except TooLong as error:  # all of them are counted before one error is raised
             refused.append(error)
         except InputError as error:
@@ -152,19 +152,25 @@ def encode_rows(
 def encode_row(
     record: dict, tokenizer: Tokenizer, kind: str, **options
 ) -> tuple[object | None, dict[str, int]]:
-    """The item of one record, None if it is dropped, and what `encode_rows` counts of it. Options
-    are those of `encode_rows` except `ties`: ties are dropped. Raises InputError, with the row, if
-    it cannot be encoded, if it is too long with overlong="error", and if it makes several items."""
+    """Returns the item of one record, None if it is dropped, and the counts of `encode_rows` for
+    it. Options are those of `encode_rows` except `ties`: ties are dropped. Raises InputError, with
+    the row, if it cannot be encoded, if it is too long with overlong="error", and if it makes
+    several items."""
     counts = _no_counts(kind)
-    separator, most = options["separator"], options["max_tokens"]
+    separator, max_tokens = options["separator"], options["max_tokens"]
     try:
-        how = most, options["overlong"], options.get("images"), options.get("turns", "auto")
-        made = _encode(record, tokenizer, kind, separator, "drop", *how, counts)
+        settings = (
+            max_tokens,
+            options["overlong"],
+            options.get("images"),
+            options.get("turns", "auto"),
+        )
+        items = _encode(record, tokenizer, kind, separator, "drop", *settings, counts)
     except TooLong:
         raise
     except InputError as error:
         raise in_row(record, error) from None
-    return one_of_stream(record, made) if made else None, counts
+    return one_of_stream(record, items) if items else None, counts
 
 
 def _no_counts(kind: str) -> dict[str, int]:
@@ -173,18 +179,18 @@ def _no_counts(kind: str) -> dict[str, int]:
 
 
 def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:
-    known_of = (("kind", kind, KINDS), ("overlong", overlong, OVERLONG), ("ties", ties, TIES))
-    for name, value, known in known_of:
-        if value not in known:
-            raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {known}")
+    checks = (("kind", kind, KINDS), ("overlong", overlong, OVERLONG), ("ties", ties, TIES))
+    for name, value, allowed in checks:
+        if value not in allowed:
+            raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {allowed}")
     require_positive("max_tokens", max_tokens)
 
 
 def _encode(
     record, tokenizer, kind, separator, ties, max_tokens, overlong, reader, turns, counts
 ) -> list:
-    """The items of one record: none where it is dropped, two where a tie stands in both orders,
-    several where each turn of a conversation is an example."""
+    """Returns the items of one record: none where it is dropped, two where a tie stands in both
+    orders, several where each turn of a conversation is an example."""
     if kind in PAIRED:
         if record["chosen"] == record["rejected"]:
             counts["dropped_identical"] += 1
@@ -194,37 +200,37 @@ def _encode(
             return []
     record, tokenizer, images = with_image_tokens(record, tokenizer, reader)
     if kind == "examples":
-        made = _examples(encode_demonstration(record, tokenizer, counts, turns))
+        encoded = _examples(encode_demonstration(record, tokenizer, counts, turns))
     else:
-        made = [_columns(record, tokenizer, kind, separator)]
-    tokens = max((len(prompt) + _longest(columns) for prompt, columns in made), default=0)
+        encoded = [_encode_columns(record, tokenizer, kind, separator)]
+    tokens = max((len(prompt) + _longest(columns) for prompt, columns in encoded), default=0)
     if overlong == "error" and tokens > max_tokens:
         raise TooLong(record, tokens, rule=f"max_tokens is {max_tokens}")
     items = []
-    for prompt, columns in made:
-        shown = images
+    for prompt, columns in encoded:
+        row_images = images
         if reader is not None:
-            if images and kind == "examples" and (len(made) > 1 or turns != "auto"):
+            if images and kind == "examples" and (len(encoded) > 1 or turns != "auto"):
                 column = columns["all"]
                 mask = [0] * len(prompt) + column["mask"]
-                shown = reader.beginning([*prompt, *column["ids"]], mask, images)
-            _check_images(prompt, columns, shown, kind, reader)
-        fit = max_tokens, overlong, tokenizer.bos_id, reader
-        items += _kept(record, kind, prompt, columns, shown, *fit, counts)
+                row_images = reader.beginning([*prompt, *column["ids"]], mask, images)
+            _check_images(prompt, columns, row_images, kind, reader)
+        limits = max_tokens, overlong, tokenizer.bos_id, reader
+        items += _items_within_limit(record, kind, prompt, columns, row_images, *limits, counts)
     return items
 
 
-def _kept(
+def _items_within_limit(
     record, kind, prompt, columns, images, max_tokens, overlong, bos_id, reader, counts
 ) -> list:
-    """The items of encoded columns, within `max_tokens`; none where they are dropped."""
-    fitted = _fit(prompt, columns, max_tokens, overlong, bos_id)
-    if fitted is not None and images:
-        fitted, images = _whole_images(fitted, images, kind, max_tokens, reader)
-    if fitted is None:
+    """Returns the items of encoded columns, within `max_tokens`; none where they are dropped."""
+    cut_columns = _cut_to_limit(prompt, columns, max_tokens, overlong, bos_id)
+    if cut_columns is not None and images:
+        cut_columns, images = _with_whole_images(cut_columns, images, kind, max_tokens, reader)
+    if cut_columns is None:
         counts["dropped_overlong"] += 1
         return []
-    prompt, columns, cut = fitted
+    prompt, columns, cut = cut_columns
     if not all(any(column["mask"]) for column in columns.values()):
         counts["dropped_empty"] += 1
         return []
@@ -232,7 +238,7 @@ def _kept(
         counts["dropped_identical"] += 1
         return []
     counts["truncated"] += cut != ""
-    items = _items(record, kind, prompt, columns, cut)
+    items = _items_of_columns(record, kind, prompt, columns, cut)
     if not images:
         return items
     if kind == "examples":
@@ -253,35 +259,35 @@ def _check_images(prompt, columns, images, kind: str, reader: ImageReader) -> No
     reader.check(prompt, None, images)
 
 
-def _whole_images(fitted, images, kind: str, max_tokens: int, reader: ImageReader):
-    """Returns the result of _fit and the images in it. An example ends before an image that would
-    be cut; a row whose prompt was cut is dropped."""
-    prompt, columns, cut = fitted
+def _with_whole_images(cut_columns, images, kind: str, max_tokens: int, reader: ImageReader):
+    """Returns the result of _cut_to_limit and the images in it. An example ends before an image
+    that would be cut; a row whose prompt was cut is dropped."""
+    prompt, columns, cut = cut_columns
     if cut == "left":
         return None, ()
     if not cut or kind != "examples":  # the prompt is whole
-        return fitted, images
+        return cut_columns, images
     ids, mask = [*prompt, *columns["all"]["ids"]], [0] * len(prompt) + columns["all"]["mask"]
     ids, mask, images = cut_example(ids, mask, images, max_tokens, reader)
     first = min(len(prompt), len(ids))
-    rest = {"ids": ids[first:], "mask": mask[first:]}
-    return (prompt[:first], {"all": rest}, cut), images
+    column = {"ids": ids[first:], "mask": mask[first:]}
+    return (prompt[:first], {"all": column}, cut), images
 
 
 def _examples(encoded) -> list[tuple[list[int], dict[str, dict]]]:
-    """Ids and masks of examples as prompt and columns: what comes before the first learned token
-    is the prompt."""
-    made = []
+    """Returns ids and masks of examples as prompt and columns: the tokens before the first learned
+    one are the prompt."""
+    examples = []
     for ids, mask in encoded:
         mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it
         first = mask.index(1) if 1 in mask else len(mask)
-        made.append((ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}))
-    return made
+        examples.append((ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}))
+    return examples
 
 
-def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
-    """The prompt's ids, and the columns of each completion: ids, mask, and the values that the
-    data give."""
+def _encode_columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
+    """Returns the prompt's ids, and the columns of each completion: ids, mask, and the values that
+    the data give."""
     if kind == "stepwise":
         prompt = _encode_prompt(record, tokenizer)
         return prompt, {"all": _encode_steps(record, prompt, tokenizer, separator)}
@@ -300,8 +306,9 @@ def _longest(columns) -> int:
     return max(len(column["ids"]) for column in columns.values())
 
 
-def _fit(prompt, columns, max_tokens, overlong, bos_id):
-    """(prompt, columns, which side was cut or "") within max_tokens; None where it is dropped."""
+def _cut_to_limit(prompt, columns, max_tokens, overlong, bos_id):
+    """Returns (prompt, columns, the side that was cut or "") within max_tokens; None where the row
+    is dropped."""
     longest = _longest(columns)
     if len(prompt) + longest <= max_tokens:
         return prompt, columns, ""
@@ -317,35 +324,37 @@ def _fit(prompt, columns, max_tokens, overlong, bos_id):
     return prompt, cut, "right"
 
 
-def _items(record, kind, prompt, columns, cut) -> list:
-    before = np.array(prompt, np.int32)
-    of = {
-        name: {key: np.array(x, np.int32 if key == "ids" else np.float32) for key, x in one.items()}
-        for name, one in columns.items()
+def _items_of_columns(record, kind, prompt, columns, cut_side) -> list:
+    prompt_ids = np.array(prompt, np.int32)
+    arrays = {
+        name: {
+            key: np.array(x, np.int32 if key == "ids" else np.float32) for key, x in column.items()
+        }
+        for name, column in columns.items()
     }
     if kind in ("examples", "stepwise"):
-        items = of["all"]
-        unlearned = np.zeros(len(before), np.float32)
-        rest = {k: np.concatenate([unlearned, x]) for k, x in items.items() if k != "ids"}
+        example = arrays["all"]
+        unlearned = np.zeros(len(prompt_ids), np.float32)
+        values = {k: np.concatenate([unlearned, x]) for k, x in example.items() if k != "ids"}
         make = Example if kind == "examples" else Stepwise
-        return [make(ids=np.concatenate([before, items["ids"]]), **rest)]
+        return [make(ids=np.concatenate([prompt_ids, example["ids"]]), **values)]
     if kind == "unpaired":
-        completion = of["completion"]
-        return [Labelled(before, completion["ids"], completion["mask"], record["label"])]
+        completion = arrays["completion"]
+        return [Labelled(prompt_ids, completion["ids"], completion["mask"], record["label"])]
     if kind == "trajectories":
-        completion = of["completion"]
-        more = {key: completion.get(key) for key in ("process_scores", "logprobs")}
-        truncated = record["truncated"] or cut == "right"
-        own = completion["ids"], completion["mask"], record["reward"], truncated
-        return [Trajectory(before, *own, **more)]
-    reference = tuple(of["reference"].values()) if "reference" in of else ()
-    chosen, rejected = tuple(of["chosen"].values()), tuple(of["rejected"].values())
+        completion = arrays["completion"]
+        optional = {key: completion.get(key) for key in ("process_scores", "logprobs")}
+        truncated = record["truncated"] or cut_side == "right"
+        values = completion["ids"], completion["mask"], record["reward"], truncated
+        return [Trajectory(prompt_ids, *values, **optional)]
+    reference = tuple(arrays["reference"].values()) if "reference" in arrays else ()
+    chosen, rejected = tuple(arrays["chosen"].values()), tuple(arrays["rejected"].values())
     if kind == "safety":
-        return [Pair(before, *chosen, *rejected, 0.0, unsafe=record["unsafe"])]
-    pair = Pair(before, *chosen, *rejected, record["margin"], *reference)
+        return [Pair(prompt_ids, *chosen, *rejected, 0.0, unsafe=record["unsafe"])]
+    pair = Pair(prompt_ids, *chosen, *rejected, record["margin"], *reference)
     if not record["tie"]:
         return [pair]
-    return [pair, Pair(before, *rejected, *chosen, -record["margin"], *reference)]
+    return [pair, Pair(prompt_ids, *rejected, *chosen, -record["margin"], *reference)]
 
 
 # -- text to ids --
@@ -354,19 +363,20 @@ def _items(record, kind, prompt, columns, cut) -> list:
 def _encode_answer(
     record: dict, completion: str | list[dict], tokenizer: Tokenizer, *, ended: bool = True
 ) -> Turns:
-    """The record's prompt and a completion to it; without `ended` no end token follows it."""
+    """Encodes the record's prompt and a completion to it; without `ended` no end token follows
+    it."""
     if isinstance(record["prompt"], str):
         return _encode_text(record, completion, tokenizer, ended)
     messages = [*record["prompt"], *completion]
     first, options = len(record["prompt"]), options_of(record)
     if not ended and len(completion) == 1 and not completion[0].keys() - {"role", "content"}:
-        return _as_sampled(record, completion[0]["content"], tokenizer)
+        return _encode_cut_turn(record, completion[0]["content"], tokenizer)
     try:
         turns = encode_turns(tokenizer, messages, first, **options)
     except RewrittenTurn:  # several turns, as a rollout would have them
         turns = encode_log(tokenizer, messages, first, **options)
     ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
-    # What the template writes after the end token belongs to no turn, and nothing follows it here.
+    # Tokens of the template after the end token belong to no turn, and nothing follows them here.
     while mask and not mask[-1]:
         ids.pop(), mask.pop(), offsets.pop()
     while ids and not ended and ids[-1] in tokenizer.eos_ids:
@@ -374,9 +384,9 @@ def _encode_answer(
     return turns._replace(ids=ids, mask=mask, offsets=offsets)
 
 
-def _as_sampled(record: dict, text: str, tokenizer: Tokenizer) -> Turns:
-    """The record's prompt and a turn that was cut: what the policy wrote behind the prompt, to the
-    letter, as no template has finished it."""
+def _encode_cut_turn(record: dict, text: str, tokenizer: Tokenizer) -> Turns:
+    """Encodes the record's prompt and a turn that was cut: the text that the policy wrote behind
+    the prompt, to the letter, as no template has finished it."""
     prompt = _encode_prompt(record, tokenizer)
     ids, offsets = encode_after(tokenizer, prompt[-1], text)
     return Turns(prompt, ids, [1] * len(ids), text, offsets)
@@ -384,12 +394,15 @@ def _as_sampled(record: dict, text: str, tokenizer: Tokenizer) -> Turns:
 
 def _encode_text(record: dict, completion: str, tokenizer: Tokenizer, ended: bool) -> Turns:
     prompt = _encode_prompt(record, tokenizer)
-    whole = tokenizer.encode(record["prompt"] + completion, add_special_tokens=True)
+    all_ids = tokenizer.encode(record["prompt"] + completion, add_special_tokens=True)
     ids, offsets = tokenizer.encode_with_offsets(record["prompt"] + completion)
-    n, before = len(whole) - len(prompt), len(record["prompt"])
-    if whole[: len(prompt)] == prompt and ids[len(ids) - n :] == whole[len(prompt) :]:
-        ids = ids[len(ids) - n :]
-        offsets = [(max(a - before, 0), b - before) for a, b in offsets[len(offsets) - n :]]
+    count, prompt_characters = len(all_ids) - len(prompt), len(record["prompt"])
+    if all_ids[: len(prompt)] == prompt and ids[len(ids) - count :] == all_ids[len(prompt) :]:
+        ids = ids[len(ids) - count :]
+        offsets = [
+            (max(a - prompt_characters, 0), b - prompt_characters)
+            for a, b in offsets[len(offsets) - count :]
+        ]
     else:  # a token spans the border
         ids, offsets = tokenizer.encode_with_offsets(completion)
     if ended:
@@ -407,8 +420,8 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
 
 
 def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separator: str) -> dict:
-    """Each step with the separator after it (the last one with the end token where the record is
-    `ended`); its label stands at the last of these tokens."""
+    """Encodes each step with the separator after it (the last one with the end token where the
+    record is `ended`); its label stands at the last of these tokens."""
     columns = {"ids": [], "mask": [], "labels": []}
     last, count = prompt[-1], len(record["completions"])
     steps = zip(record["completions"], record["labels"], strict=True)
@@ -430,34 +443,34 @@ def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separat
 
 
 def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str):
-    """Prompt ids, and the completion's columns: ids, mask, process_scores, logprobs."""
+    """Returns prompt ids, and the completion's columns: ids, mask, process_scores, logprobs."""
     completion = record.get("completion")
     if completion is None:
         completion = separator.join(record["steps"])
-    joined = completion
+    text = completion
     if isinstance(completion, str) and not isinstance(record["prompt"], str):
         completion = [{"role": "assistant", "content": completion}]
     turns = _encode_answer(record, completion, tokenizer, ended=not record["truncated"])
     columns = {"ids": turns.ids, "mask": turns.mask}
     if "process_scores" in record:
         scores = [0.0] * len(turns.ids)
-        ends = _step_ends(turns, record["steps"], joined, separator)
-        for at, score in zip(ends, record["process_scores"], strict=True):
-            scores[at] += score  # one token may end two steps
+        ends = _step_ends(turns, record["steps"], text, separator)
+        for position, score in zip(ends, record["process_scores"], strict=True):
+            scores[position] += score  # one token may end two steps
         columns["process_scores"] = scores
     if "logprobs" in record:
         columns["logprobs"] = _at_mask(record["logprobs"], turns.mask)
     return turns.prompt, columns
 
 
-def _step_ends(turns: Turns, steps: list[str], joined: str, separator: str) -> list[int]:
-    """The index of the last token of every step; the last step ends with the completion."""
-    start = turns.text.find(joined.strip()) - (len(joined) - len(joined.lstrip()))
+def _step_ends(turns: Turns, steps: list[str], text: str, separator: str) -> list[int]:
+    """Returns the index of the last token of every step; the last step ends with the completion."""
+    start = turns.text.find(text.strip()) - (len(text) - len(text.lstrip()))
     ends, stop = [], start
     for step in steps[:-1]:
         stop += len(step)
         covering = [t for t, (a, b) in enumerate(turns.offsets) if a < stop <= b]
-        if joined.strip() not in turns.text or not covering:
+        if text.strip() not in turns.text or not covering:
             raise InputError(
                 "the chat template rewrites the completion",
                 value=step,
@@ -470,7 +483,7 @@ def _step_ends(turns: Turns, steps: list[str], joined: str, separator: str) -> l
 
 
 def _at_mask(values: list[float], mask: list[int]) -> list[float]:
-    """The values at the tokens of mask 1, and 0 elsewhere."""
+    """Returns the values at the tokens of mask 1, and 0 elsewhere."""
     if len(values) != sum(mask):
         raise InputError(
             f"'logprobs' has {len(values)} values for {sum(mask)} tokens",

@@ -27,7 +27,8 @@ class SequenceSlice(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """Rows of whole examples, and how full they are: real tokens / (rows x length)."""
+    """Rows of whole examples, and the share of their tokens that are real: real tokens / (rows x
+    length)."""
 
     rows: list[list]
     efficiency: float
@@ -36,13 +37,13 @@ class PackedRows(NamedTuple):
 def pack(
     lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd"
 ) -> list[list[SequenceSlice]]:
-    """Rows of at most `row_tokens` tokens, each a list of pieces in their order in the row.
+    """Returns rows of at most `row_tokens` tokens, each a list of pieces in their order in the row.
 
     bfd: best-fit decreasing; longest first, each into the fullest row that still has room, equal
-    lengths in their given order; what exceeds a row is cut off. bfd_split: a longer sequence is
-    first split into rows' worths, and nothing is lost. wrapped: all tokens one after another, cut
-    wherever a row is full. Best-fit packing: arXiv 2404.10830. Raises InputError for an unknown
-    strategy, and unless `row_tokens` and all lengths are whole numbers of at least 1.
+    lengths in their given order; tokens beyond a row are cut off. bfd_split: a longer sequence is
+    first split into pieces of a row each, and nothing is lost. wrapped: all tokens one after
+    another, cut wherever a row is full. Best-fit packing: arXiv 2404.10830. Raises InputError for
+    an unknown strategy, and unless `row_tokens` and all lengths are whole numbers of at least 1.
     """
     require_positive("row_tokens", row_tokens)
     if strategy not in STRATEGIES:
@@ -50,7 +51,7 @@ def pack(
     for index, length in enumerate(lengths):
         require_positive(f"lengths[{index}]", length)
     if strategy == "wrapped":
-        return _wrapped(lengths, row_tokens)
+        return _cut_into_rows(lengths, row_tokens)
     starts = {"bfd": lambda n: range(1), "bfd_split": lambda n: range(0, n, row_tokens)}[strategy]
     pieces = [
         SequenceSlice(index, start, min(start + row_tokens, length))
@@ -69,25 +70,25 @@ def _best_fit_decreasing(
     free_sizes: list[int] = []  # the keys of `waiting`, ascending
     for piece in sorted(pieces, key=lambda p: p.start - p.stop):  # stable, longest first
         size = piece.stop - piece.start
-        at = bisect.bisect_left(free_sizes, size)
-        if at < len(free_sizes):
-            free = free_sizes[at]
+        position = bisect.bisect_left(free_sizes, size)
+        if position < len(free_sizes):
+            free = free_sizes[position]
             row = waiting[free].popleft()
             if not waiting[free]:
-                del waiting[free], free_sizes[at]
+                del waiting[free], free_sizes[position]
         else:
             free, row = row_tokens, len(rows)
             rows.append([])
         rows[row].append(piece)
-        left = free - size
-        if left and left not in waiting:
-            bisect.insort(free_sizes, left)
-        if left:
-            waiting.setdefault(left, deque()).append(row)
+        remaining = free - size
+        if remaining and remaining not in waiting:
+            bisect.insort(free_sizes, remaining)
+        if remaining:
+            waiting.setdefault(remaining, deque()).append(row)
     return rows
 
 
-def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[SequenceSlice]]:
+def _cut_into_rows(lengths: Sequence[int], row_tokens: int) -> list[list[SequenceSlice]]:
     rows: list[list[SequenceSlice]] = []
     free = 0
     for index, length in enumerate(lengths):
@@ -104,7 +105,7 @@ def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[SequenceSlice
 
 
 def pack_examples(items: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> PackedRows:
-    """Rows of whole supervised examples (ids [n], mask [n]), by best-fit decreasing.
+    """Packs whole supervised examples (ids [n], mask [n]) into rows, by best-fit decreasing.
 
     Raises InputError for an example longer than a row: a cut example is the encoder's to count.
     """

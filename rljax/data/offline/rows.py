@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
-    SPOKEN,
+    CONVERSATIONAL,
     Column,
     as_written,
     completion_of,
@@ -40,7 +40,7 @@ from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
 _ASSISTANT = "assistant"
-_EVERYWHERE = ("reference", "process_scores", "logprobs")  # columns of all rows or of none
+_ALL_OR_NONE = ("reference", "process_scores", "logprobs")  # columns of all rows or of none
 
 
 def load_rows(
@@ -51,7 +51,8 @@ def load_rows(
     test_fraction: float = 0.0,
     unlearned: Mapping[str, Sequence[str]] | None = None,
 ) -> list[dict]:
-    """Checked records of one kind; raises InputError that names the file, the row and the column.
+    """Returns checked records of one kind; raises InputError that names the file, the row and the
+    column.
 
     examples: messages, or prompt + completion, or text; tools.
     pairs: prompt, chosen, rejected, margin, tie, and reference where the rows have one. Without a
@@ -63,9 +64,9 @@ def load_rows(
     safety: prompt, safer, more_harmful and, of each, whether it is safe: safer_is_safe and
         more_harmful_is_safe. Records have the first as chosen, the second as rejected.
     unpaired: prompt, completion, label (whether the completion is desirable).
-    What is judged in pairs, safety and unpaired may be an empty text, or a message with one: the
-        response that ends at once, the end token alone. A reference completion, which is imitated,
-        may not.
+    A completion that is judged, in pairs, safety and unpaired, may be an empty text, or a message
+        with one: the response that ends at once, the end token alone. A reference completion, which
+        is imitated, may not.
     stepwise: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
         `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
         ones may be among them, and true = the end token follows the last one, not the separator.
@@ -82,7 +83,7 @@ def load_rows(
     rows = read_rows(spec, read_split, demonstrations=kind == "examples", notes=notes)
     rows.unread.unlearned = unlearned or {}
     records = [_record(rows, index, kind) for index in range(len(rows.rows))]
-    for name in _EVERYWHERE:
+    for name in _ALL_OR_NONE:
         _require_everywhere_or_nowhere(records, rows, name)
     if test_fraction:
         records = one_side(records, split, test_fraction, rows.source)
@@ -98,18 +99,19 @@ def load_stored_rows(
     notes: list[str] | None = None,
     unlearned: Mapping[str, Sequence[str]] | None = None,
 ) -> Stream:
-    """The records of `load_rows` for the training file as a stream: they are read and checked as
-    they are drawn (rljax.data.rows.stored). Raises InputError, here for the first row and otherwise
-    when it is drawn, for a bad row and for an optional column that not all rows have."""
+    """Returns the records of `load_rows` for the training file as a stream: they are read and
+    checked as they are drawn (rljax.data.rows.stored). Raises InputError, here for the first row
+    and otherwise when it is drawn, for a bad row and for an optional column that not all rows
+    have."""
     rows = read_stored(spec, "train", notes)
     rows.unread.unlearned = unlearned or {}
     first = _record(rows, 0, kind)
-    if kind == "stepwise":  # what the first block of the file says
-        _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.some()])
+    if kind == "stepwise":  # by the first block of the file
+        _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.first_block()])
 
-    def made(index: int) -> dict:
+    def record_at(index: int) -> dict:
         record = _record(rows, index, kind)
-        for name in _EVERYWHERE:
+        for name in _ALL_OR_NONE:
             if (name in record) != (name in first):
                 raise InputError(
                     f"{rows.location(index)}: the column {name!r} is not in all rows",
@@ -118,7 +120,7 @@ def load_stored_rows(
                 )
         return record
 
-    return Stream(made, rows=rows.rows.rows)
+    return Stream(record_at, rows=rows.rows.rows)
 
 
 def prompt_row(rows: Rows, index: int) -> dict:
@@ -129,26 +131,27 @@ def prompt_row(rows: Rows, index: int) -> dict:
     with rows.named_columns():
         row |= read_columns(row, location, (_PROMPT,))
         rendering_of(row, location)
-        rows.unread.check(row | images, row["prompt"], location, index, **_asks(row))
+        rows.unread.check(row | images, row["prompt"], location, index, **_check_arguments(row))
     return row | images
 
 
 def _as_written(rows: Rows, index: int, location: str) -> tuple[dict, dict]:
-    """Row `index` without the images of it, and these."""
-    raw = with_images(rows.rows[index], location, rows.folder)
-    images = images_of(raw)
-    row = decoded_row({n: v for n, v in raw.items() if n not in images}, location)
+    """Returns row `index` without its images, and these."""
+    with_sources = with_images(rows.rows[index], location, rows.folder)
+    images = images_of(with_sources)
+    row = decoded_row({n: v for n, v in with_sources.items() if n not in images}, location)
     row = as_written(row, location, rows.nulls)
     if rows.fills_nulls:
-        written = (*SPOKEN, "tools")
-        row = {name: v if name in written else without_nulls(v) for name, v in row.items()}
+        kept_with_nulls = (*CONVERSATIONAL, "tools")
+        row = {name: v if name in kept_with_nulls else without_nulls(v) for name, v in row.items()}
     return row, images
 
 
-def _asks(row: dict) -> dict:
-    """Arguments of Unread.check: the column of the prompt, behind which something is learned."""
-    read = next((n for n in _PROMPT.names.split() if not is_missing(row.get(n))), "")
-    return dict(read=read, learned=True)
+def _check_arguments(row: dict) -> dict:
+    """Returns arguments of Unread.check: the column of the prompt, behind which something is
+    learned."""
+    column = next((n for n in _PROMPT.names.split() if not is_missing(row.get(n))), "")
+    return dict(read=column, learned=True)
 
 
 def _record(rows: Rows, index: int, kind: str) -> dict:
@@ -161,20 +164,21 @@ def _record(rows: Rows, index: int, kind: str) -> dict:
     require_no_column_flags(row, location)
     make, *columns = _KINDS[kind]
     with rows.named_columns():
-        made = make(row, read_columns(row, location, columns), location)
-        how, asked = _asks(row), made["prompt"]
-        text = row[how["read"]] if how["read"] else None
-        if isinstance(asked, list) and isinstance(text, str):
+        record = make(row, read_columns(row, location, columns), location)
+        arguments, prompt = _check_arguments(row), record["prompt"]
+        text = row[arguments["read"]] if arguments["read"] else None
+        if isinstance(prompt, list) and isinstance(text, str):
             # Whole conversations took the place of a text, which a later turn may say.
-            later = [*asked, *(m for m in made["chosen"] if m["role"] != _ASSISTANT)]
-            asked = asked if unread_parts({"prompt": text}, later) else later
-        rows.unread.check(row | images, asked, location, index, **how)
-    require_no_other_reasoning(row, made, location)
-    return dict(made, **rendering_of(row, location), index=index, **images)
+            later = [*prompt, *(m for m in record["chosen"] if m["role"] != _ASSISTANT)]
+            prompt = prompt if unread_parts({"prompt": text}, later) else later
+        rows.unread.check(row | images, prompt, location, index, **arguments)
+    require_no_other_reasoning(row, record, location)
+    return dict(record, **rendering_of(row, location), index=index, **images)
 
 
 def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:
-    """A column of arrays is there for the whole batch or not at all."""
+    """Raises InputError for a column of arrays that some rows have and others lack: a batch has it
+    whole or not at all."""
     lacking = [record["index"] for record in records if name not in record]
     if lacking and len(lacking) < len(records):
         raise InputError(
@@ -187,18 +191,19 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
 # -- prompt and completions --
 
 
-def _matched(prompt, completions: dict, location: str):
-    """Prompt and completions as texts all or as messages all."""
-    spoken = {name for name, value in completions.items() if isinstance(value, list)}
+def _in_one_form(prompt, completions: dict, location: str):
+    """Returns prompt and completions, all as texts or all as messages. Raises InputError for a text
+    as prompt with messages as completions."""
+    conversational = {name for name, value in completions.items() if isinstance(value, list)}
     if isinstance(prompt, list):
 
         def as_turn(text):
             return [{"role": _ASSISTANT, "content": text}]
 
-        return prompt, {n: v if n in spoken else as_turn(v) for n, v in completions.items()}
-    if spoken:
+        return prompt, {n: v if n in conversational else as_turn(v) for n, v in completions.items()}
+    if conversational:
         raise InputError(
-            f"{location}: column 'prompt' is a text while column {sorted(spoken)[0]!r} "
+            f"{location}: column 'prompt' is a text while column {sorted(conversational)[0]!r} "
             "holds messages",
             fix="write both as texts, or both as messages",
         )
@@ -209,36 +214,36 @@ def _pair(row: dict, read: dict, location: str) -> dict:
     names = ("chosen", "rejected", "reference")
     completions = {name: read[name] for name in names if name in read}
     # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
-    whole = all(isinstance(value, list) for value in completions.values())
-    several = whole and all(len(value) > 1 for value in completions.values())
-    read_from = _asks(row)["read"]
-    asked = row[read_from] if read_from else None
-    if asked is None and not several:  # whole conversations bring what is asked themselves
+    are_messages = all(isinstance(value, list) for value in completions.values())
+    are_conversations = are_messages and all(len(value) > 1 for value in completions.values())
+    prompt_column = _check_arguments(row)["read"]
+    prompt_value = row[prompt_column] if prompt_column else None
+    if prompt_value is None and not are_conversations:  # those bring the prompt themselves
         _refuse_unread_question(row, completions["chosen"], location)
-    if asked is None or (several and isinstance(asked, str)):
+    if prompt_value is None or (are_conversations and isinstance(prompt_value, str)):
         prompt, completions = _split_common_beginning(completions, location)
     else:
         prompt = read_columns(row, location, (_PROMPT,))["prompt"]
         if isinstance(prompt, list):
             n = len(prompt)
-            whole = {
+            conversations = {
                 k: conversation(v, f"{location}, column {k!r}")
                 for k, v in completions.items()
                 if isinstance(v, list)
             }
-            if whole and all(context(value[:n]) == prompt for value in whole.values()):
-                completions |= {name: value[n:] for name, value in whole.items()}
+            if conversations and all(context(v[:n]) == prompt for v in conversations.values()):
+                completions |= {name: value[n:] for name, value in conversations.items()}
     completions = {
         name: completion_of(value, f"{location}, column {name!r}", empty=name != "reference")
         for name, value in completions.items()
     }
-    prompt, completions = _matched(prompt, completions, location)
+    prompt, completions = _in_one_form(prompt, completions, location)
     return dict(prompt=prompt, **completions, **_margin(read, location))
 
 
 def _refuse_unread_question(row: dict, chosen: object, location: str) -> None:
-    """Raises InputError for a column of a pair without a prompt that looks like what is asked and
-    is no part of the completions: they would be learned without it."""
+    """Raises InputError for a column of a pair without a prompt that looks like a question and is
+    no part of the completions: they would be learned without it."""
     for name in unread_parts(row, chosen, choices=False):
         raise InputError(
             f"{location}, column {name!r} is not read",
@@ -263,48 +268,50 @@ def _safety(row: dict, read: dict, location: str) -> dict:
 
 
 def _split_common_beginning(completions: dict, location: str) -> tuple[str | list, dict]:
-    """Longest common beginning of whole conversations or texts, and what follows it in each."""
-    as_messages = [isinstance(value, list) for value in completions.values()]
-    if any(as_messages) and not all(as_messages):
+    """Returns the longest common beginning of whole conversations or texts, and the rest of each.
+    Raises InputError where that leaves no prompt, or no completion."""
+    is_messages = [isinstance(value, list) for value in completions.values()]
+    if any(is_messages) and not all(is_messages):
         raise InputError(f"{location}: texts and messages are mixed", fix="write all as messages")
     for name, value in completions.items():
         where = f"{location}, column {name!r}"
-        if any(as_messages):
+        if any(is_messages):
             completions = {**completions, name: conversation(value, where)}
         else:
             text_of(value, where)
     values = list(completions.values())
-    # (A turn may be context in one of them and learned in the other: what it says is compared.)
-    said = [context(value) if any(as_messages) else value for value in values]
+    # (A turn may be context in one of them and learned in the other: its content is compared.)
+    contents = [context(value) if any(is_messages) else value for value in values]
     n = 0
-    while all(len(value) > n for value in said) and all(v[n] == said[0][n] for v in said):
+    while all(len(v) > n for v in contents) and all(v[n] == contents[0][n] for v in contents):
         n += 1
     if all(len(value) == n for value in values):  # identical: dropped, and counted, when encoded
-        n = n - 1 if any(as_messages) else 0
-    elif not any(as_messages) and n and values[0][n - 1] == " ":
+        n = n - 1 if any(is_messages) else 0
+    elif not any(is_messages) and n and values[0][n - 1] == " ":
         n -= 1  # the space before the difference stays with the completion
     short = [name for name, value in completions.items() if len(value) == n]
-    ended = any(as_messages) and 0 < len(short) < len(values)
-    if ended and n > 1 and said[0][n - 1]["role"] == _ASSISTANT:
+    one_ends = any(is_messages) and 0 < len(short) < len(values)
+    if one_ends and n > 1 and contents[0][n - 1]["role"] == _ASSISTANT:
         n -= 1  # one conversation goes on after an answer with which the other one ends
-    elif ended:
+    elif one_ends:
         other = next(name for name in completions if name not in short)
         raise InputError(
             f"{location}: {short[0]!r} is the beginning of {other!r}",
             rule="without a 'prompt' their common beginning is the prompt, and nothing is left",
             fix="add a 'prompt' column, or remove the row",
         )
-    if n == 0 and any(as_messages):
+    if n == 0 and any(is_messages):
         raise InputError(
             f"{location}: 'chosen' and 'rejected' share no first message",
             rule="without a 'prompt' their common beginning is the prompt",
             fix="add a 'prompt' column",
         )
-    return said[0][:n], {name: value[n:] for name, value in completions.items()}
+    return contents[0][:n], {name: value[n:] for name, value in completions.items()}
 
 
 def _margin(read: dict, location: str) -> dict:
-    """{"margin", "tie"}: how much better the chosen completion is, and whether neither is."""
+    """Returns {"margin", "tie"}: the amount by which the chosen completion is better, and whether
+    neither is."""
     tie, names = read.get("tie", False), ("score_chosen", "score_rejected")
     if "margin" in read or not read.keys() & set(names):
         return dict(margin=read.get("margin", 0.0), tie=tie)
@@ -323,11 +330,11 @@ def _margin(read: dict, location: str) -> dict:
 
 def _labelled(row: dict, read: dict, location: str) -> dict:
     name = "response" if is_missing(row.get("completion")) else "completion"
-    prompt, matched = _matched(read["prompt"], {name: read["completion"]}, location)
+    prompt, matched = _in_one_form(read["prompt"], {name: read["completion"]}, location)
     return dict(prompt=prompt, completion=matched[name], label=read["label"])
 
 
-def _one_each(read: dict, name: str, steps: list, location: str) -> None:
+def _require_one_of_each_step(read: dict, name: str, steps: list, location: str) -> None:
     if len(read[name]) != len(steps):
         raise InputError(
             f"{location}, column {name!r} has {len(read[name])} values for {len(steps)} steps",
@@ -344,7 +351,7 @@ def _stepwise(row: dict, read: dict, location: str) -> dict:
     if "ended" not in read:  # steps that are lines as a policy wrote them may be blank
         for number, step in enumerate(steps):
             _step(step, f"{location}, column 'completions', step {number}")
-    _one_each(read, "labels", steps, location)
+    _require_one_of_each_step(read, "labels", steps, location)
     return read
 
 
@@ -355,13 +362,13 @@ def _trajectory(row: dict, read: dict, location: str) -> dict:
         names = ["steps", "completion", "response"]
     name = next((name for name in names if not is_missing(row.get(name))), names[0])
     where = f"{location}, column {name!r}"
-    made = dict(prompt=read["prompt"])
+    record = dict(prompt=read["prompt"])
     if name == "steps":
-        made["steps"] = each(_step, "step")(row["steps"], where)
+        record["steps"] = each(_step, "step")(row["steps"], where)
     else:
         completion = completion_of(row.get(name), where)
-        made["prompt"], matched = _matched(made["prompt"], {name: completion}, location)
-        made["completion"] = matched[name]
+        record["prompt"], matched = _in_one_form(record["prompt"], {name: completion}, location)
+        record["completion"] = matched[name]
     if "process_scores" in read:
         if name != "steps":
             raise InputError(
@@ -369,9 +376,9 @@ def _trajectory(row: dict, read: dict, location: str) -> dict:
                 rule="a score stands at the end of a step",
                 fix="write the completion as a list of its steps",
             )
-        _one_each(read, "process_scores", made["steps"], location)
-    made |= {"reward": read["reward"], "truncated": False}
-    return made | {n: read[n] for n in ("truncated", *_EVERYWHERE) if n in read}
+        _require_one_of_each_step(read, "process_scores", record["steps"], location)
+    record |= {"reward": read["reward"], "truncated": False}
+    return record | {n: read[n] for n in ("truncated", *_ALL_OR_NONE) if n in read}
 
 
 # -- the columns of each kind --
@@ -401,9 +408,9 @@ def _warn_of_labels(source: str, labels: Sequence) -> None:
     """Warns of rows whose labels are never below 0, and not all 1: in other libraries 0 is a wrong
     step, or labels are the share of right answers that follow."""
     rows = [row for row in labels if isinstance(row, (list, tuple))]
-    every = [x for row in rows for x in row if isinstance(x, (int, float))]
-    booleans = {x for x in every if isinstance(x, bool)}
-    if not every or False in booleans or min(every) < 0 or min(every) == 1:
+    numbers = [x for row in rows for x in row if isinstance(x, (int, float))]
+    booleans = {x for x in numbers if isinstance(x, bool)}
+    if not numbers or False in booleans or min(numbers) < 0 or min(numbers) == 1:
         return
     count = sum(any(x < 1 for x in row if isinstance(x, (int, float))) for row in rows)
     LOG.warning(
@@ -433,8 +440,9 @@ _PROMPT = Column("prompt question", prompt_of, "give each row a 'prompt'", null_
 _PAIR = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _SAFE = "say of both completions whether they are safe, true or false"
 _STEPS = "give each row 'completions' and 'labels', one of each step"
-_judged = functools.partial(completion_of, empty=True)
-# What makes a record of each kind of the row and of what was read of its columns; the columns.
+_judged_completion = functools.partial(completion_of, empty=True)
+# For each kind: the function (row, values that were read of its columns, location) -> record, and
+# the columns.
 _KINDS = {
     "pairs": (
         _pair,
@@ -456,7 +464,7 @@ _KINDS = {
     "unpaired": (
         _labelled,
         _PROMPT,
-        Column("completion response", _judged, "give each row a 'completion'"),
+        Column("completion response", _judged_completion, "give each row a 'completion'"),
         Column("label", flag_of, "give each row a 'label', true or false"),
     ),
     "stepwise": (

@@ -35,7 +35,8 @@ def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
 
 
 def _prompt_id(item: PromptRecord | dict) -> int:
-    """The id of a prompt, or of a row of a file that is learned from ({"prompt_id", "item"})."""
+    """Returns the id of a prompt, or of a row of a file that is learned from ({"prompt_id",
+    "item"})."""
     return item.prompt_id if isinstance(item, PromptRecord) else item["prompt_id"]
 
 
@@ -77,24 +78,24 @@ class Curriculum:
         self._dropped: set[int] = set()
 
     def chances(self) -> np.ndarray:
-        """The chance of each source for the next draw, [sources]."""
+        """Returns the chance of each source for the next draw, [sources]."""
         share = min(self.position / self.horizon, 1.0)
         return (1 - share) * self._start + share * self._end
 
     @property
     def epoch(self) -> float:
-        """Passes over the source that has been read most often."""
+        """Returns the passes over the source that has been read most often."""
         return max(loader.epoch for loader in self._loaders)
 
     @property
     def items_per_epoch(self) -> float:
-        """Draws, at the current chances, until the first source has been read once."""
+        """Returns the draws, at the current chances, until the first source has been read once."""
         pairs = zip(self._loaders, self.chances(), strict=True)
         return min(loader.items_per_epoch / p for loader, p in pairs if p > 0)
 
     @property
     def dropped(self) -> int:
-        """The number of rows of streams that were passed over."""
+        """Returns the number of rows of streams that were passed over."""
         return sum(loader.dropped for loader in self._loaders)
 
     @property
@@ -104,7 +105,8 @@ class Curriculum:
 
     @property
     def counts(self) -> collections.Counter[str]:
-        """Counts of why rows of streams were passed over, and of how many were cut."""
+        """Returns the numbers of rows of streams that were passed over, by reason, and that were
+        cut."""
         counts = collections.Counter()
         for loader in self._loaders:
             counts.update(loader.counts)  # with those that are 0
@@ -112,7 +114,7 @@ class Curriculum:
 
     @property
     def skipped(self) -> int:
-        """The number of prompts that are not drawn any more."""
+        """Returns the number of prompts that are not drawn any more."""
         return len(self._retired | self._dropped)
 
     def __iter__(self):
@@ -122,7 +124,7 @@ class Curriculum:
         return self.take(self.batch_size)
 
     def take(self, count: int) -> list:
-        """The next `count` prompts. Raises InputError if a stream has no usable row for
+        """Returns the next `count` prompts. Raises InputError if a stream has no usable row for
         long (`Loader.take`)."""
         return [self._draw() for _ in range(count)]
 
@@ -140,7 +142,7 @@ class Curriculum:
                 return item
 
     def _retire(self, ids: set[int]) -> None:
-        """At the border of a source's epochs: leave out what is solved, unless that is all."""
+        """Leaves out the solved prompts at the border of a source's epochs, unless all are."""
         if not self.retire_at:
             return
         solved = {
@@ -164,7 +166,9 @@ class Curriculum:
     def drop_above(self, pass_rate: float) -> int:
         """Skips for good the prompts whose recorded pass rate is above `pass_rate`, in [0, 1];
         returns their number. Raises InputError if that leaves a source without prompts."""
-        solved = {i for i, (right, n) in self._passes.items() if right > pass_rate * n}
+        solved = {
+            i for i, (passed, samples) in self._passes.items() if passed > pass_rate * samples
+        }
         for ids in self._ids:
             if ids and ids <= solved:
                 raise InputError(
@@ -176,7 +180,7 @@ class Curriculum:
         return len(solved)
 
     def get_state(self) -> dict:
-        """The state from which `set_state` goes on, JSON-serialisable."""
+        """Returns the state from which `set_state` goes on, JSON-serialisable."""
         return {
             "position": self.position,
             "loaders": [loader.get_state() for loader in self._loaders],

@@ -19,15 +19,15 @@ OF_FILES = f"by_source(otherwise={_UNKNOWN!r})"
 
 
 def reward_text(config: Config) -> str:
-    """The reward of the config as text: reward.function; if that is "", the reward of its tasks,
-    for files that of each row's data source, and exact_match() for an unknown one."""
+    """Returns the reward of the config as text: reward.function; if that is "", the reward of its
+    tasks, for files that of each row's data source, and exact_match() for an unknown one."""
     files = any(is_path(spec) for spec in _specs(config))
-    text = config.reward.function or _own(_specs(config), _reward)
+    text = config.reward.function or _common_reward(_specs(config), _reward)
     return text or (OF_FILES if files else _UNKNOWN)
 
 
 def training_text(config: Config) -> str:
-    """`reward_text`, or "" if the model of reward.model is the only reward."""
+    """Returns `reward_text`, or "" if the model of reward.model is the only reward."""
     return config.reward.function if config.reward.model else reward_text(config)
 
 
@@ -38,19 +38,19 @@ def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) 
         return
     counts = collections.Counter(data_sources)
     for name, count in sorted(counts.items()):
-        known = reward_of_source(name)
-        if known or _named_after(spec, name):
-            why = " (no reward is known for this source: name one in reward.function)"
-            found = known or f"{_UNKNOWN}{why}"
-            LOG.info("%s, data source %r: reward %s", spec, name, found)
+        source_reward = reward_of_source(name)
+        if source_reward or _named_after(spec, name):
+            note = " (no reward is known for this source: name one in reward.function)"
+            reward = source_reward or f"{_UNKNOWN}{note}"
+            LOG.info("%s, data source %r: reward %s", spec, name, reward)
             continue
-        told = spec, name, f"{count:,}", f"{counts.total():,}", _UNKNOWN, name
+        arguments = spec, name, f"{count:,}", f"{counts.total():,}", _UNKNOWN, name
         LOG.warning(
             "%s: no reward is known for data source %r of %s of the %s rows that were read: they "
             "are scored by %s. Fix: "
             "--config.reward.function=\"by_source(sources=((%r, 'my_module.my_reward()'),))\", or "
             "one reward for all rows",
-            *told,
+            *arguments,
         )
 
 
@@ -64,16 +64,19 @@ def _named_after(spec: str, data_source: str) -> bool:
 
 
 def evaluation_text(config: Config) -> str:
-    """The reward of held-out answers: evaluate.reward; if that is "", the evaluation of the
+    """Returns the reward of held-out answers: evaluate.reward; if that is "", the evaluation of the
     config's tasks, or the training reward ("" if reward.model is a part of it)."""
-    found = config.evaluate.reward or _own(_specs(config), _evaluation)
-    return found or ("" if config.reward.model else reward_text(config))
+    text = config.evaluate.reward or _common_reward(_specs(config), _evaluation)
+    return text or ("" if config.reward.model else reward_text(config))
 
 
 def evaluation_of(spec: str, otherwise: str = "") -> str:
-    """The reward of answers to a task's prompts: its evaluation, else `otherwise`, else its
+    """Returns the reward of answers to a task's prompts: its evaluation, else `otherwise`, else its
     reward."""
-    return _own([spec], lambda task: _evaluation(task) or otherwise or _reward(task)) or otherwise
+    return (
+        _common_reward([spec], lambda task: _evaluation(task) or otherwise or _reward(task))
+        or otherwise
+    )
 
 
 def _specs(config: Config) -> list[str]:
@@ -88,9 +91,10 @@ def _evaluation(task) -> str:
     return vars(task).get("evaluation", "")
 
 
-def _own(specs: Sequence[str], read) -> str:
-    """The one reward of all the specs, or `by_source` where they differ; "" if none has any."""
-    found: dict[str, str] = {}  # data_source -> reward
+def _common_reward(specs: Sequence[str], read) -> str:
+    """Returns the one reward of all the specs, or `by_source` where they differ; "" if none has
+    any."""
+    rewards: dict[str, str] = {}  # data_source -> reward
     for spec in specs:
         if is_path(spec):
             continue
@@ -99,15 +103,15 @@ def _own(specs: Sequence[str], read) -> str:
             continue
         text = read(task) or (_reward(task) if len(specs) > 1 else "")
         for source in {row.get("data_source", name) for row in task.test} if text else ():
-            if found.setdefault(source, text) != text:
+            if rewards.setdefault(source, text) != text:
                 raise InputError(
                     f"two tasks call their data {source!r} and reward it differently",
-                    value=[found[source], text],
+                    value=[rewards[source], text],
                     fix="name one reward for both in reward.function and evaluate.reward",
                 )
-    texts = {*found.values()}
+    texts = {*rewards.values()}
     files = any(is_path(spec) for spec in specs)
     if len(texts) > 1 or (texts and files):
-        sources = (*sorted(found.items()), ("*", OF_FILES if files else _UNKNOWN))
+        sources = (*sorted(rewards.items()), ("*", OF_FILES if files else _UNKNOWN))
         return f"by_source(sources={sources!r}, defaults=())"
     return texts.pop() if texts else ""

@@ -70,7 +70,7 @@ class Data:
     digest: str
     kind: str = "rollouts"  # the kind of data in `sources`: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
-    notes: tuple[str, ...] = ()  # what is said of it when a run starts
+    notes: tuple[str, ...] = ()  # lines about the data that a run logs at its start
     pretraining: list | Stream = dataclasses.field(default_factory=list)  # of pretraining.data
     pretraining_tokens: int = 1  # of the longest one
     # The layouts of the images of sources, test_prompts and held_out, of examples, of pretraining;
@@ -81,15 +81,15 @@ class Data:
 
     @property
     def prompts(self) -> list[PromptRecord] | list[dict]:
-        """All training prompts, or rows, of the sources that are not streams."""
+        """Returns all training prompts, or rows, of the sources that are not streams."""
         return [p for source in self.sources if not isinstance(source, Stream) for p in source]
 
     @property
     def first(self) -> PromptRecord | dict | None:
-        """A prompt, or row, of the first source; None if it has none."""
+        """Returns a prompt, or row, of the first source; None if it has none."""
         source = self.sources[0] if self.sources else []
-        some = source.first(STREAM_ITEMS) if isinstance(source, Stream) else source[:1]
-        return next((one for one in some if one is not None), None)
+        items = source.first(STREAM_ITEMS) if isinstance(source, Stream) else source[:1]
+        return next((item for item in items if item is not None), None)
 
     @property
     def endless(self) -> bool:
@@ -98,9 +98,9 @@ class Data:
 
 
 def load_run_tokenizer(config: Config) -> Tokenizer:
-    """The tokenizer of the config's folder, else of the model's folder, else one of the characters
-    of its tasks. Raises InputError if a built-in model reads a file, or a task without an alphabet,
-    and for a folder that `load_tokenizer` refuses."""
+    """Returns the tokenizer of the config's folder, else of the model's folder, else one of the
+    characters of its tasks. Raises InputError if a built-in model reads a file, or a task without
+    an alphabet, and for a folder that `load_tokenizer` refuses."""
     variables = template_variables(config)
     if config.tokenizer:
         return load_tokenizer(config.tokenizer, variables=variables)
@@ -115,16 +115,16 @@ def load_run_tokenizer(config: Config) -> Tokenizer:
     alphabet = ""
     for spec in (config.data.train, *config.data.sources):
         task = None if is_path(spec) else resolve(spec, NAMESPACES["data"])()
-        letters = vars(task).get("alphabet") if task is not None else None
-        if not isinstance(letters, str):
+        characters = vars(task).get("alphabet") if task is not None else None
+        if not isinstance(characters, str):
             raise InputError(f"task {spec!r} has no alphabet", fix="set tokenizer to a folder")
-        alphabet += "".join(c for c in letters if c not in alphabet)
+        alphabet += "".join(character for character in characters if character not in alphabet)
     return CharTokenizer(alphabet)
 
 
 def template_variables(config: Config) -> dict[str, object]:
-    """The variables of the chat template in data.template_variables, by name: JSON values, or
-    texts. Raises InputError for an entry that is not NAME=VALUE."""
+    """Returns the variables of the chat template in data.template_variables, by name: JSON values,
+    or texts. Raises InputError for an entry that is not NAME=VALUE."""
     variables = {}
     for text in config.data.template_variables:
         name, equals, value = text.partition("=")
@@ -140,23 +140,23 @@ def template_variables(config: Config) -> dict[str, object]:
 
 
 def with_target_length(record: dict, config: Config, split: str) -> dict:
-    """The record with a target length in extra_info, and an instruction to reach it in the prompt
-    (L1). The length is drawn by (seed, split, index)."""
+    """Returns the record with a target length, in tokens, in extra_info, and an instruction to
+    reach it in the prompt (L1). The length is drawn by (seed, split, index)."""
     low, high = config.data.target_tokens
     seed = np.random.SeedSequence([config.seed, split == "test", int(record["index"])])
     target = int(np.random.default_rng(seed).integers(low, high + 1))
-    asked = config.data.target_instruction.format(target_tokens=target)
+    instruction = config.data.target_instruction.format(target_tokens=target)
     prompt = record["prompt"]
     if isinstance(prompt, str):
-        prompt = prompt + asked
+        prompt = prompt + instruction
     else:
-        # A turn of the assistant at the end is continued: what asks stands before it.
-        asking = [k for k, m in enumerate(prompt) if m["role"] != "assistant"]
-        at = asking[-1] if asking else len(prompt) - 1
-        told = {**prompt[at], "content": prompt[at].get("content", "") + asked}
-        prompt = [*prompt[:at], told, *prompt[at + 1 :]]
-    extra = {**record["extra_info"], "target_tokens": target}
-    return {**record, "prompt": prompt, "extra_info": extra}
+        # A turn of the assistant at the end is continued: the instruction stands before it.
+        before_answer = [k for k, m in enumerate(prompt) if m["role"] != "assistant"]
+        position = before_answer[-1] if before_answer else len(prompt) - 1
+        message = {**prompt[position], "content": prompt[position].get("content", "") + instruction}
+        prompt = [*prompt[:position], message, *prompt[position + 1 :]]
+    extra_info = {**record["extra_info"], "target_tokens": target}
+    return {**record, "prompt": prompt, "extra_info": extra_info}
 
 
 def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[dict] | Stream:
@@ -174,11 +174,11 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
         return records
     if isinstance(records, Stream):
 
-        def asked(index):
+        def record_at(index):
             return with_target_length(records[index], config, split)
 
-        return Stream(asked, rows=records.rows)
-    return [with_target_length(r, config, split) for r in records]
+        return Stream(record_at, rows=records.rows)
+    return [with_target_length(record, config, split) for record in records]
 
 
 def needs_ground_truth(config: Config) -> bool:
@@ -192,52 +192,56 @@ def needs_ground_truth(config: Config) -> bool:
 
 
 def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> Data:
-    """The encoded data of every source of the config. Raises InputError for bad data or options,
-    and names the source and row."""
+    """Returns the encoded data of every source of the config. Raises InputError for bad data or
+    options, and names the source and row."""
     if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
     # Rows are checked before a model is opened.
     reader = functools.cache(lambda: image_reader(config, tokenizer))
     texts = {training_text(config), evaluation_text(config)}
-    sources, counts, raw, ids, notes = [], {}, [], 0, []
+    sources, counts, digested_records, next_id, notes = [], {}, [], 0, []
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train", notes)
         limits["images"] = reader()
-        mixed = spec if config.data.sources else ""
+        source_name = spec if config.data.sources else ""
         if isinstance(records, Stream):
-            sources.append(_encoded_stream(records, tokenizer, limits, spec, mixed))
-            raw += digested(records)
-            first = records.first(STREAM_ITEMS)
-            log_rewards_of_file(config, spec, (record["data_source"] for record in first))
-            warn_unread(spec, first, tokenizer)
-            warn_hidden(spec, first[: records.rows], texts)
+            sources.append(_encoded_stream(records, tokenizer, limits, spec, source_name))
+            digested_records += digested(records)
+            sample = records.first(STREAM_ITEMS)
+            log_rewards_of_file(config, spec, (record["data_source"] for record in sample))
+            warn_unread(spec, sample, tokenizer)
+            warn_hidden(spec, sample[: records.rows], texts)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
-        prompts, more = in_source(spec, encode_prompts, records, tokenizer, **limits)
-        numbered = enumerate(prompts, start=ids)  # prompt_id: unique over all sources
-        sources.append([dataclasses.replace(p, source=mixed, prompt_id=i) for i, p in numbered])
-        ids += len(prompts)
-        counts = {k: counts.get(k, 0) + v for k, v in more.items()}
-        notes.append(kept_line(spec, "prompts", more, config.data.max_prompt_tokens))
+        prompts, source_counts = in_source(spec, encode_prompts, records, tokenizer, **limits)
+        numbered = enumerate(prompts, start=next_id)  # prompt_id: unique over all sources
+        sources.append(
+            [dataclasses.replace(prompt, source=source_name, prompt_id=i) for i, prompt in numbered]
+        )
+        next_id += len(prompts)
+        counts = {k: counts.get(k, 0) + v for k, v in source_counts.items()}
+        notes.append(kept_line(spec, "prompts", source_counts, config.data.max_prompt_tokens))
         if is_path(spec):
-            _warn_bare(spec, records, tokenizer, kind)
+            _warn_of_bare_prompts(spec, records, tokenizer, kind)
             warn_unread(spec, records, tokenizer)
         warn_hidden(spec, records, texts)
-        raw += records
+        digested_records += records
     _warn_dropped(counts)
     test_records = _test_records(config, notes)
-    test, cut, held = [], {}, config.data.test or "held out"
+    test, test_counts, test_name = [], {}, config.data.test or "held out"
     if test_records:
-        test, cut = in_source(held, encode_prompts, test_records, tokenizer, **limits)
-        warn_hidden(held, test_records, texts)
-        notes.append(kept_line(held, "test prompts", cut, config.data.max_prompt_tokens))
-    if cut.get("dropped_overlong"):
-        counts["test_dropped_overlong"] = cut["dropped_overlong"]
+        test, test_counts = in_source(test_name, encode_prompts, test_records, tokenizer, **limits)
+        warn_hidden(test_name, test_records, texts)
+        notes.append(
+            kept_line(test_name, "test prompts", test_counts, config.data.max_prompt_tokens)
+        )
+    if test_counts.get("dropped_overlong"):
+        counts["test_dropped_overlong"] = test_counts["dropped_overlong"]
     spec = config.sft.data or config.data.train
     examples = demonstrations_of(config, tokenizer, spec, notes, reader())
     pretraining = pretraining_of(config, tokenizer, notes, reader())
-    raw += [*test_records, *examples.digested, *pretraining.digested]
+    digested_records += [*test_records, *examples.digested, *pretraining.digested]
     data = Data(
         sources=sources,
         test_prompts=test,
@@ -245,7 +249,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         counts={**counts, **examples.counts, **pretraining.counts},
         prompt_tokens=config.data.max_prompt_tokens,
         example_tokens=examples.tokens,
-        digest=fingerprint([*raw, {"tokenizer": tokenizer.fingerprint()}]),
+        digest=fingerprint([*digested_records, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
         notes=tuple(dict.fromkeys(notes)),
         pretraining=pretraining.items,
@@ -256,13 +260,13 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     )
     if data.endless:  # the length of the longest prompt is not known
         return data
-    longest = max(len(p.token_ids) for p in [*data.prompts, *test])
+    longest = max(len(prompt.token_ids) for prompt in [*data.prompts, *test])
     return dataclasses.replace(data, prompt_tokens=longest)
 
 
 def _images_of(reader: ImageReader | None, sources: list, most_tokens: int = 0):
-    """The layout of the images of all items of the sources; of a stream of its first ones, of which
-    any further one has `most_tokens` at most."""
+    """Returns the layout of the images of all items of the sources. Of a stream it reads the first
+    items; a further one has `most_tokens` at most."""
     if reader is None:
         return None
     endless = any(isinstance(source, Stream) for source in sources)
@@ -271,17 +275,21 @@ def _images_of(reader: ImageReader | None, sources: list, most_tokens: int = 0):
         for source in sources
         for item in (source.first(STREAM_ITEMS) if isinstance(source, Stream) else source)
     ]
-    rows = [item_images(x["item"] if isinstance(x, dict) else x) for x in items if x is not None]
+    rows = [
+        item_images(item["item"] if isinstance(item, dict) else item)
+        for item in items
+        if item is not None
+    ]
     return layout_of(reader, rows, most_tokens if endless else 0)
 
 
 def _encoded_stream(
-    records: Stream, tokenizer: Tokenizer, limits: dict, spec: str, mixed: str
+    records: Stream, tokenizer: Tokenizer, limits: dict, spec: str, source_name: str
 ) -> Stream:
     def encoded(index: int) -> tuple[PromptRecord | None, dict[str, int]]:
-        prompt, cut = in_source(spec, encode_prompt, records[index], tokenizer, **limits)
-        counts = {"truncated": int(cut), "dropped_overlong": int(prompt is None)}
-        return prompt and dataclasses.replace(prompt, source=mixed), counts
+        prompt, is_cut = in_source(spec, encode_prompt, records[index], tokenizer, **limits)
+        counts = {"truncated": int(is_cut), "dropped_overlong": int(prompt is None)}
+        return prompt and dataclasses.replace(prompt, source=source_name), counts
 
     return CountedStream(encoded, rows=records.rows)
 
@@ -289,8 +297,8 @@ def _encoded_stream(
 def _stored_items(
     config: Config, tokenizer: Tokenizer, kind: str, spec: str, options: dict, notes: list[str]
 ) -> tuple[Stream, list[dict]]:
-    """Encoded rows of a file as a stream, and what of them is in the digest."""
-    records = load_stored_rows(spec, kind, notes, _unlearned(config, kind))
+    """Returns encoded rows of a file as a stream, and the part of them that the digest covers."""
+    records = load_stored_rows(spec, kind, notes, _unlearned_columns(config, kind))
     warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
 
     def encoded(index: int) -> tuple[dict | None, dict[str, int]]:
@@ -300,7 +308,7 @@ def _stored_items(
     return CountedStream(encoded, rows=records.rows), digested(records)
 
 
-def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) -> None:
+def _warn_of_bare_prompts(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) -> None:
     if count := bare_prompts(records, tokenizer):
         fix = (
             f"rljax data prepare --source={spec} --out=FOLDER writes each as a user's message"
@@ -317,23 +325,26 @@ def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) 
 
 
 def _test_records(config: Config, notes: list[str]) -> list[dict]:
-    """Held-out prompts: those of data.test, else of the tasks' test splits, and of the files of
-    which a part is held out, in equal shares."""
+    """Returns held-out prompts: those of data.test, else of the tasks' test splits, and of the
+    files of which a part is held out, in equal shares."""
     specs, count = [config.data.test], config.evaluate.prompts
     if not config.data.test:
-        every = (config.data.train, *config.data.sources)
-        specs = [s for s in every if held_out_fraction(config, s) or not is_path(s)]
+        all_specs = (config.data.train, *config.data.sources)
+        specs = [spec for spec in all_specs if held_out_fraction(config, spec) or not is_path(spec)]
     records = []
     for number, spec in enumerate(specs):
         share = count * (number + 1) // len(specs) - count * number // len(specs)
-        mixed = {"source": spec} if len(specs) > 1 else {}
-        with _of_test(config, "prompts"):
-            records += [{**r, **mixed} for r in _records(spec, config, "test", notes)[:share]]
+        source = {"source": spec} if len(specs) > 1 else {}
+        with _naming_test_data(config, "prompts"):
+            records += [
+                {**record, **source} for record in _records(spec, config, "test", notes)[:share]
+            ]
     return records
 
 
-def _of_test(config: Config, kind: str):
-    """Wraps code that reads data.test, or what is held out where it is not set."""
+def _naming_test_data(config: Config, kind: str):
+    """Returns a context for code that reads data.test, or held-out rows where it is not set: its
+    errors name the field."""
     if not config.data.test:
         return contextlib.nullcontext()
     return rows_of("data.test", f"--config.data.test=FILE of {kind}")
@@ -348,14 +359,14 @@ def _warn_dropped(counts: dict) -> None:
 
 
 def _held_rows(config: Config, kind: str) -> list[dict]:
-    """Rows for eval/loss: of data.test, else what is held out of the training files, in equal
-    shares."""
+    """Returns the rows for eval/loss: of data.test, else those held out of the training files, in
+    equal shares."""
     files = (config.data.train, *config.data.sources)
     specs = [spec for spec in files if held_out_fraction(config, spec)]
     specs, rows = [config.data.test] if config.data.test else specs, []
     for spec in specs:
         share = -(-config.evaluate.prompts // len(specs))
-        with _of_test(config, f"{kind}, as data.train"):
+        with _naming_test_data(config, f"{kind}, as data.train"):
             rows += load_rows(spec, "test", kind, None, held_out_fraction(config, spec))[:share]
     return rows
 
@@ -363,73 +374,82 @@ def _held_rows(config: Config, kind: str) -> list[dict]:
 def _held_out(
     config: Config, tokenizer: Tokenizer, kind: str, options: dict, notes: list[str]
 ) -> tuple[list[dict], list[dict]]:
-    """The rows for eval/loss, and what they are encoded."""
+    """Returns the rows for eval/loss, and their encoded items."""
     rows = _held_rows(config, kind)
     if not rows:
         return [], []
     source = config.data.test or "held-out rows"
-    items, cut = in_source(source, encode_rows, rows, tokenizer, kind, **options)
-    held = config.data.test or "held out"
-    notes.append(kept_line(held, "held-out rows", cut, config.offline.max_tokens))
+    items, held_counts = in_source(source, encode_rows, rows, tokenizer, kind, **options)
+    source_name = config.data.test or "held out"
+    notes.append(kept_line(source_name, "held-out rows", held_counts, config.offline.max_tokens))
     if config.offline.packing:
         items = pack_examples(items, config.offline.max_tokens).rows
     return rows, [{"item": item} for item in items]
 
 
-def _unlearned(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
-    """Columns of pairs that neither the dataflow nor the loss of a run reads, by what they hold; {}
-    for functions of the user's own, which may read the batch as they like."""
+def _unlearned_columns(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
+    """Returns the columns of pairs that neither the dataflow nor the loss of a run reads, by what
+    they hold ("margin", "reference"); {} for functions of the user's own, which may read the batch
+    as they like."""
     if kind != "pairs":
         return {}
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
-    scores_rows = "reward_model" in dataflow.parameters
-    stage = "reward_loss" if scores_rows else "preference_loss"
+    is_reward_model = "reward_model" in dataflow.parameters
+    stage = "reward_loss" if is_reward_model else "preference_loss"
     loss = resolve(value_of(config, f"algorithm.{stage}"), NAMESPACES[stage])
-    if not all(one.function.__module__.startswith("rljax.") for one in (dataflow, loss)):
+    if not all(
+        component.function.__module__.startswith("rljax.") for component in (dataflow, loss)
+    ):
         return {}
     # The scores of a policy's pairs say which of them tie.
-    margins = ("margin", *(("score_chosen", "score_rejected") if scores_rows else ()))
-    rows = max(contracts.spec(one).rows for one in (dataflow, loss))
-    found = {"margin": margins if "scores" not in contracts.spec(loss).reads else ()}
-    return found | {"reference": () if rows == 3 else ("reference",)}
+    margins = ("margin", *(("score_chosen", "score_rejected") if is_reward_model else ()))
+    rows = max(contracts.spec(component).rows for component in (dataflow, loss))
+    columns = {"margin": margins if "scores" not in contracts.spec(loss).reads else ()}
+    return columns | {"reference": () if rows == 3 else ("reference",)}
 
 
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
-    """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
+    """Returns rows of one kind for training and, held out, for eval/loss; and prompts for greedy
+    accuracy."""
     offline = config.offline
     reader = functools.cache(lambda: image_reader(config, tokenizer))  # once rows are checked
     options = dict(max_tokens=offline.max_tokens, ties=offline.ties)
     options |= dict(overlong=config.data.overlong, turns=config.data.turns)
     options["separator"] = offline.step_separator
-    sources, counts, raw, notes = [], {}, [], []
+    sources, counts, digested_records, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
         if config.data.stream and is_path(spec):
-            stored, first = _stored_items(config, tokenizer, kind, spec, options, notes)
+            stored, stored_sample = _stored_items(config, tokenizer, kind, spec, options, notes)
             sources.append(stored)
-            raw += first
+            digested_records += stored_sample
             continue
-        held = held_out_fraction(config, spec)
-        rows = load_rows(spec, "train", kind, notes, held, _unlearned(config, kind))
+        held_fraction = held_out_fraction(config, spec)
+        rows = load_rows(
+            spec, "train", kind, notes, held_fraction, _unlearned_columns(config, kind)
+        )
         options["images"] = reader()
-        items, more = in_source(spec, encode_rows, rows, tokenizer, kind, **options)
-        notes.append(kept_line(spec, "rows", more, offline.max_tokens))
+        items, source_counts = in_source(spec, encode_rows, rows, tokenizer, kind, **options)
+        notes.append(kept_line(spec, "rows", source_counts, offline.max_tokens))
         if is_path(spec):
-            _warn_bare(spec, rows, tokenizer, kind)
+            _warn_of_bare_prompts(spec, rows, tokenizer, kind)
             warn_unread(spec, rows, tokenizer)
         if config.offline.packing:
             tokens = sum(len(item.ids) for item in items)
             items = pack_examples(items, config.offline.max_tokens).rows
-            more = {**more, "packed_rows": len(items), "packed_tokens": tokens}
-        first = sum(len(s) for s in sources if not isinstance(s, Stream))
-        named = [{"prompt_id": first + i, "source": spec, "item": x} for i, x in enumerate(items)]
-        sources.append(named)
-        counts = {k: counts.get(k, 0) + v for k, v in more.items()}
-        raw += rows
+            source_counts = {**source_counts, "packed_rows": len(items), "packed_tokens": tokens}
+        first_id = sum(len(source) for source in sources if not isinstance(source, Stream))
+        numbered = [
+            {"prompt_id": i, "source": spec, "item": item}
+            for i, item in enumerate(items, start=first_id)
+        ]
+        sources.append(numbered)
+        counts = {k: counts.get(k, 0) + v for k, v in source_counts.items()}
+        digested_records += rows
     if "packed_rows" in counts:
-        room = counts["packed_rows"] * config.offline.max_tokens
-        counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
+        row_tokens = counts["packed_rows"] * config.offline.max_tokens
+        counts["packing_efficiency"] = round(counts["packed_tokens"] / row_tokens, 4)
     options["images"] = reader()
-    held_rows, held = _held_out(config, tokenizer, kind, options, notes)
+    held_rows, held_out = _held_out(config, tokenizer, kind, options, notes)
     test, test_records = [], []
     if config.evaluate.prompts_from:
         prompts = "--config.evaluate.prompts_from=FILE of prompts with answers"
@@ -437,13 +457,18 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             test_records = load_prompts(config.evaluate.prompts_from, "test")
         test_records = test_records[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
-        how = dict(max_prompt_tokens=limit, images=reader())
-        test, cut = in_source(
-            config.evaluate.prompts_from, encode_prompts, test_records, tokenizer, **how
+
+        test, test_counts = in_source(
+            config.evaluate.prompts_from,
+            encode_prompts,
+            test_records,
+            tokenizer,
+            max_prompt_tokens=limit,
+            images=reader(),
         )
-        notes.append(kept_line(config.evaluate.prompts_from, "test prompts", cut, limit))
+        notes.append(kept_line(config.evaluate.prompts_from, "test prompts", test_counts, limit))
     examples = demonstrations_of(config, tokenizer, config.sft.data, notes, reader())
-    every = [*raw, *held_rows, *test_records, *examples.digested]
+    all_records = [*digested_records, *held_rows, *test_records, *examples.digested]
     return Data(
         sources=sources,
         test_prompts=test,
@@ -451,10 +476,10 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         counts={**counts, **examples.counts},
         prompt_tokens=max((len(p.token_ids) for p in test), default=1),
         example_tokens=examples.tokens,
-        digest=fingerprint([*every, {"tokenizer": tokenizer.fingerprint()}]),
+        digest=fingerprint([*all_records, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
-        held_out=held,
+        held_out=held_out,
         notes=tuple(dict.fromkeys(notes)),
-        images=_images_of(reader(), [*sources, held, test], offline.max_tokens),
+        images=_images_of(reader(), [*sources, held_out, test], offline.max_tokens),
         example_images=_images_of(reader(), [examples.items], examples.tokens),
     )

@@ -15,7 +15,8 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 STREAM_ITEMS = 32  # the first records of a stream, which stand for it in the digest
-_CALLED = {"examples": "demonstrations", "pretraining": "pre-training examples"}  # by their counts
+# By the prefix of their counts.
+_NAMES_OF_ROWS = {"examples": "demonstrations", "pretraining": "pre-training examples"}
 
 
 def in_source(spec: str, encode: Callable, *inputs, **options):
@@ -45,8 +46,8 @@ class Examples(NamedTuple):
 def demonstrations_of(
     config: Config, tokenizer: Tokenizer, spec: str, notes: list[str], reader: ImageReader | None
 ) -> Examples:
-    """The examples of the supervised phase; none if sft.steps is 0. Raises InputError
-    for bad rows."""
+    """Returns the examples of the supervised phase; none if sft.steps is 0. Raises InputError for
+    bad rows."""
     if not config.sft.steps:
         return Examples()
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
@@ -58,12 +59,13 @@ def demonstrations_of(
 def pretraining_of(
     config: Config, tokenizer: Tokenizer, notes: list[str], reader: ImageReader | None
 ) -> Examples:
-    """The examples of pretraining.data; none if that is "". Raises InputError for bad rows."""
-    spec, most = config.pretraining.data, config.pretraining.max_tokens
+    """Returns the examples of pretraining.data; none if that is "". Raises InputError for bad
+    rows."""
+    spec, limit = config.pretraining.data, config.pretraining.max_tokens
     if not spec:
         return Examples()
     with rows_of("pretraining.data", "--config.pretraining.data=FILE of demonstrations"):
-        return _examples(config, tokenizer, spec, notes, most, reader, "pretraining")
+        return _examples(config, tokenizer, spec, notes, limit, reader, "pretraining")
 
 
 def _examples(
@@ -71,23 +73,23 @@ def _examples(
     tokenizer: Tokenizer,
     spec: str,
     notes: list[str],
-    most: int,
+    limit: int,
     reader: ImageReader | None,
     name: str,
 ) -> Examples:
     stored = config.data.stream and is_path(spec)
     records = load_demonstrations(spec, "train", notes, held_out_fraction(config, spec), stored)
-    how = dict(max_tokens=most, images=reader, turns=config.data.turns)
-    some = records.first(STREAM_ITEMS) if isinstance(records, Stream) else records
-    warn_unread(spec, some, tokenizer)
+    options = dict(max_tokens=limit, images=reader, turns=config.data.turns)
+    sample = records.first(STREAM_ITEMS) if isinstance(records, Stream) else records
+    warn_unread(spec, sample, tokenizer)
     if isinstance(records, Stream):
 
         def encoded(index: int) -> tuple[Example | None, dict[str, int]]:
-            return in_source(spec, encode_example, records[index], tokenizer, **how)
+            return in_source(spec, encode_example, records[index], tokenizer, **options)
 
         stream = CountedStream(encoded, rows=records.rows)
-        return Examples(stream, digested(records), {}, most)
-    examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **how)
-    notes.append(kept_line(spec, _CALLED[name], counts, most))
-    counts = {f"{name}_{what}": count for what, count in counts.items()}
-    return Examples(examples, records, counts, max(len(one.ids) for one in examples))
+        return Examples(stream, digested(records), {}, limit)
+    examples, counts = in_source(spec, encode_demonstrations, records, tokenizer, **options)
+    notes.append(kept_line(spec, _NAMES_OF_ROWS[name], counts, limit))
+    counts = {f"{name}_{reason}": count for reason, count in counts.items()}
+    return Examples(examples, records, counts, max(len(example.ids) for example in examples))

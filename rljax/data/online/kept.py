@@ -11,7 +11,7 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.data.dropped import reasons
 from rljax.data.online.prompts import SPLIT, UNASKED
-from rljax.data.rows.columns import SPOKEN
+from rljax.data.rows.columns import CONVERSATIONAL
 from rljax.data.rows.sources import Check
 from rljax.data.text.messages import LEARN, REASONING
 from rljax.data.text.tokenizer import Tokenizer
@@ -30,25 +30,25 @@ _KNOWN_KEYS = (
 )
 
 
-def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
+def kept_line(source: str, items: str, counts: dict, limit: int) -> str:
     """Returns a line such as "train.jsonl: 20 of 21 prompts kept (1 over 128 tokens)"."""
-    why = reasons(counts, f"{limit:,} tokens")
-    dropped = f" ({why})" if why else ""
-    more = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
+    reasons_text = reasons(counts, f"{limit:,} tokens")
+    dropped = f" ({reasons_text})" if reasons_text else ""
+    notes = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
     if counts.get(SPLIT):
-        more += (
+        notes += (
             f"; {counts[SPLIT]:,} conversations make an example of each turn, because the chat"
             " template rewrites earlier turns (data.turns)"
         )
     if counts.get(UNASKED):
-        more += (
+        notes += (
             f"; {counts[UNASKED]:,} turns of the assistant before the first question are read and"
             " not learned"
         )
-    rows = f"{counts['kept']:,} of {counts['total']:,} {what} kept"
+    rows = f"{counts['kept']:,} of {counts['total']:,} {items} kept"
     if counts["kept"] > counts["total"]:
-        rows = f"{counts['kept']:,} examples of {counts['total']:,} {what}"
-    return f"{source}: {rows}{dropped}{more}"
+        rows = f"{counts['kept']:,} examples of {counts['total']:,} {items}"
+    return f"{source}: {rows}{dropped}{notes}"
 
 
 def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:
@@ -61,30 +61,33 @@ def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:
 def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> None:
     """Warns, once for each, of keys of messages and variables that the chat template does not read,
     and of tools and variables that it is not given because the prompt is a text."""
-    found: dict[tuple[str, str], list[int]] = {}  # (what, its name) -> the rows that have it
+    # (kind of problem, name of the key or variable) -> the rows that have it
+    rows_by_problem: dict[tuple[str, str], list[int]] = {}
     for record in records:
-        extra, index = record.get("extra_info") or {}, record["index"]
-        variables = record.get("variables") or extra.get("chat_template_kwargs") or {}
+        extra_info, index = record.get("extra_info") or {}, record["index"]
+        variables = record.get("variables") or extra_info.get("chat_template_kwargs") or {}
         variables = variables if isinstance(variables, dict) else {}
         if any(isinstance(record.get(name), str) for name in ("text", "prompt")):
             if not tokenizer.has_chat_template:
                 continue
-            if record.get("tools") or _tools_in(extra):
-                found.setdefault(("text", "tools"), []).append(index)
+            if record.get("tools") or _tools_in(extra_info):
+                rows_by_problem.setdefault(("text", "tools"), []).append(index)
             if variables:
-                found.setdefault(("text", "chat_template_kwargs"), []).append(index)
+                rows_by_problem.setdefault(("text", "chat_template_kwargs"), []).append(index)
             continue
         for name, value in variables.items():
             if value is not None and not tokenizer.reads_variable(str(name)):
-                found.setdefault(("variable", str(name)), []).append(index)
-        for name in SPOKEN:
+                rows_by_problem.setdefault(("variable", str(name)), []).append(index)
+        for name in CONVERSATIONAL:
             for message in record[name] if isinstance(record.get(name), list) else ():
                 for key, value in message.items():
-                    empty = value is None or value in ("", [], {})
-                    if not empty and key not in _KNOWN_KEYS and not tokenizer.reads_key(str(key)):
-                        found.setdefault(("key", str(key)), []).append(index)
-    for (what, name), rows in found.items():
-        said = {
+                    is_empty = value is None or value in ("", [], {})
+                    if is_empty or key in _KNOWN_KEYS:
+                        continue
+                    if not tokenizer.reads_key(str(key)):
+                        rows_by_problem.setdefault(("key", str(key)), []).append(index)
+    for (problem, name), rows in rows_by_problem.items():
+        text = {
             "text": f"{len(rows)} rows have {name} and a text for a prompt, of which no template"
             " reads them (the first is row %d). Fix: write the prompt as messages",
             "variable": f"{len(rows)} rows give the chat template a variable {name!r}, which it"
@@ -92,22 +95,24 @@ def warn_unread(source: str, records: Iterable[dict], tokenizer: Tokenizer) -> N
             "key": f"{len(rows)} messages have the key {name!r}, which the chat template does not"
             " read: the model sees nothing of it (the first is in row %d). Fix: write it into"
             " 'content', or remove it",
-        }[what]
-        LOG.warning("%s: %s", source, said % rows[0])
+        }[problem]
+        LOG.warning("%s: %s", source, text % rows[0])
 
 
 def warn_hidden(source: str, records: Iterable[dict], texts: Iterable[str]) -> None:
     """Warns, once for each name, of entries of extra_info in place of which a reward of these texts
     is handed the column, or the ground truth, of the same name and another value."""
-    found: dict[str, list[int]] = {}
+    rows_by_name: dict[str, list[int]] = {}
     for record in records:
         for name in record["ground_truth"].hidden:
-            found.setdefault(name, []).append(record["index"])
-    named = [resolve(text, NAMESPACES["reward"]) for text in texts if text] if found else []
-    for one in named:
-        named += members(one)
-    for name, rows in found.items():
-        if reward := next((one for one in named if takes_column(one, name)), None):
+            rows_by_name.setdefault(name, []).append(record["index"])
+    if not rows_by_name:
+        return
+    rewards = [resolve(text, NAMESPACES["reward"]) for text in texts if text]
+    for reward in rewards:  # grows by the rewards of a mixture
+        rewards += members(reward)
+    for name, rows in rows_by_name.items():
+        if reward := next((r for r in rewards if takes_column(r, name)), None):
             LOG.warning(
                 "%s: %d rows have another %r in extra_info than the column or the ground truth that"
                 " the reward %r is handed by this name (the first is row %d). Fix: where the entry"
@@ -122,44 +127,49 @@ def _tools_in(extra: dict) -> bool:
 
 
 def reference_check(texts: Iterable[str]) -> Check | None:
-    """Returns a function of a record that calls the rewards with an empty response: it returns what
-    is wrong with the record's ground truth, "" if they can read it. Only rljax's own rewards that
+    """Returns a function of a record that calls the rewards with an empty response. It returns the
+    problem with the record's ground truth, "" if they can read it. Only rljax's own rewards that
     ask no server and no model are called; None if there are none."""
     rewards = [resolve(text, NAMESPACES["reward"]) for text in texts if text]
-    asked = [(r, wanted_fields(r)) for r in rewards if _of_ours(r) and asks_nobody(r)]
-    if not asked:
+    rewards_and_fields = [
+        (reward, wanted_fields(reward))
+        for reward in rewards
+        if _is_ours(reward) and asks_nobody(reward)
+    ]
+    if not rewards_and_fields:
         return None
 
     def check(record: dict) -> str:
         sample = {"response": "", "num_tokens": 0, "finish_reason": "stop", **record}
-        for reward, fields in asked:
+        for reward, fields in rewards_and_fields:
             try:
                 call_reward(reward, sample, fields)
             except Exception as error:
-                if message := _of_ground_truth(error):
+                if message := _ground_truth_message(error):
                     return f"{_name(reward, record)}: {message}"
         return ""
 
     return check
 
 
-def _of_ground_truth(error: BaseException | None) -> str:
+def _ground_truth_message(error: BaseException | None) -> str:
     """Returns the sentence about the ground truth in the error, or in the innermost of its causes
     that has one."""
-    found = ""
+    message = ""
     while error is not None:
-        found = str(error) if re.search("ground.truth", str(error)) else found
+        message = str(error) if re.search("ground.truth", str(error)) else message
         error = error.__cause__
-    return found
+    return message
 
 
-def _of_ours(reward: Component) -> bool:
-    named = members(reward)
-    return reward.function.__module__.startswith(f"{HOME}.") and all(map(_of_ours, named))
+def _is_ours(reward: Component) -> bool:
+    parts = members(reward)
+    return reward.function.__module__.startswith(f"{HOME}.") and all(map(_is_ours, parts))
 
 
 def _name(reward: Component, record: dict) -> str:
-    """The reward that a user knows: of a mixture by data source, the one of the source."""
+    """Returns the name of the reward that a user knows: of a mixture by data source, the one of the
+    source."""
     if reward.short_name != "by_source":
         return f"the reward {reward.text}"
     options = {n: p.default for n, p in reward.signature.parameters.items()} | reward.options

@@ -18,7 +18,7 @@ from rljax.data.online.stream import Stream, permutation
 from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
-_IN_A_ROW = 1000  # items without a usable one, after which the limit is held to be wrong
+_MOST_UNUSABLE = 1000  # items without a usable one, after which the limit is held to be wrong
 _WARN_ABOVE, _WARN_AFTER = 0.1, 100  # share of items that are dropped, items
 _LIMIT = "data.max_prompt_tokens (offline: offline.max_tokens)"
 _RUNS_APART = 1_000_003  # items of a stream between the beginnings of two runs' seeds
@@ -32,9 +32,9 @@ class Loader:
     Of a sequence each epoch is a new shuffle that holds every item once, and batches run on across
     the border of epochs, so that nothing is dropped. Without `repeat` the last batch may be
     shorter. A stream comes as it is from an index on that `seed` decides; its items that cannot be
-    used are `dropped`, and `counts` says why, and how many were cut. The state is how many items
-    were given out, and what was counted on the way. Raises InputError for an empty sequence, for a
-    batch size below 1, and for a seed outside of [0, 2^32).
+    used are `dropped`, and `counts` has their number by reason, and that of items that were cut.
+    The state is the number of items that were given out, and these counts. Raises InputError for an
+    empty sequence, for a batch size below 1, and for a seed outside of [0, 2^32).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Loader:
             dataset = numbers.map(functools.partial(_attempt, items.drawn))
             self._identity, self._numbers = dict(seed=seed), ("position", "dropped")
             self.items_per_epoch = float(items.rows or math.inf)
-            # Rows of a file are read while devices train; what a task makes, when it is needed.
+            # Rows of a file are read while devices train; those of a task are made when needed.
             self._size, ahead = (_CHUNK, -(-batch_size // _CHUNK)) if items.rows else (1, 0)
         else:
             if len(items) == 0:
@@ -85,7 +85,8 @@ class Loader:
         self._chunk, self._drawn = None, drawn
 
     def _next(self):
-        """The next item with its counts, None for one that cannot be used; and self at the end."""
+        """Returns the next item, None for one that cannot be used, with its counts; or the error of
+        making it; or self at the end."""
         offset = self._drawn % self._size
         if offset == 0 or self._chunk is None:
             self._chunk = next(self._chunks, [])
@@ -96,12 +97,12 @@ class Loader:
 
     @property
     def position(self) -> int:
-        """The number of items given out since the start of the run."""
+        """Returns the number of items given out since the start of the run."""
         return self._drawn - self.dropped
 
     @property
     def epoch(self) -> float:
-        """Passes over the data so far; 0 for a stream whose items never repeat."""
+        """Returns the passes over the data so far; 0 for a stream whose items never repeat."""
         return self._drawn / self.items_per_epoch
 
     def __iter__(self):
@@ -111,26 +112,26 @@ class Loader:
         return self.take(self.batch_size)
 
     def take(self, count: int) -> list:
-        """The next `count` items; fewer at the end of a loader that does not repeat, and
-        StopIteration after it. Raises InputError if too many items of a stream in a row cannot be
-        used; what was drawn before an error is drawn again."""
-        begun, items, dropped, in_a_row = self._drawn, [], 0, 0
+        """Returns the next `count` items; fewer at the end of a loader that does not repeat, and
+        raises StopIteration after it. Raises InputError if too many items of a stream in a row
+        cannot be used; items that were drawn before an error are drawn again."""
+        start, items, dropped, unusable = self._drawn, [], 0, 0
         counts = collections.Counter()
         try:
-            while len(items) < count and (made := self._next()) is not self:
-                if isinstance(made, Exception):
-                    raise made
-                item, counted = made
+            while len(items) < count and (drawn := self._next()) is not self:
+                if isinstance(drawn, Exception):
+                    raise drawn
+                item, counted = drawn
                 counts.update(counted)
                 if item is not None:
                     items.append(item)
-                    in_a_row = 0
+                    unusable = 0
                     continue
-                dropped, in_a_row = dropped + 1, in_a_row + 1
-                if in_a_row >= _IN_A_ROW:
+                dropped, unusable = dropped + 1, unusable + 1
+                if unusable >= _MOST_UNUSABLE:
                     raise _none_usable(counts)
         except BaseException:
-            self._seek(begun)  # what was drawn of the batch is not lost
+            self._seek(start)  # the items of the batch are drawn again
             raise
         if count and not items:
             raise StopIteration
@@ -140,9 +141,9 @@ class Loader:
         return items
 
     def _warn(self) -> None:
-        after = min(_WARN_AFTER, self.items_per_epoch)
-        many = self._drawn >= after and self.dropped > _WARN_ABOVE * self._drawn
-        if many and not self._warned:
+        warn_after = min(_WARN_AFTER, self.items_per_epoch)
+        too_many = self._drawn >= warn_after and self.dropped > _WARN_ABOVE * self._drawn
+        if too_many and not self._warned:
             self._warned = True
             LOG.warning(
                 "%d of the first %d rows of the stream are dropped: %s",
@@ -152,17 +153,17 @@ class Loader:
             )
 
     def get_state(self) -> dict:
-        """The state from which `set_state` goes on, JSON-serialisable."""
+        """Returns the state from which `set_state` goes on, JSON-serialisable."""
         counts = {"counts": dict(self.counts)} if self.counts else {}
         return self._identity | {name: getattr(self, name) for name in self._numbers} | counts
 
     def set_state(self, state: dict) -> None:
         """Goes to the position of `state`; raises InputError if the order there was another one."""
-        known = {*self._identity, *self._numbers}
-        if not isinstance(state, dict) or {*state} - {"counts"} != known:
-            what = "an endless stream" if "dropped" in self._numbers else "a loader of a list"
+        expected = {*self._identity, *self._numbers}
+        if not isinstance(state, dict) or {*state} - {"counts"} != expected:
+            kind = "an endless stream" if "dropped" in self._numbers else "a loader of a list"
             fix = "resume with the data settings of the checkpoint, or start a new run"
-            raise InputError(f"this is not the state of {what}", value=state, fix=fix)
+            raise InputError(f"this is not the state of {kind}", value=state, fix=fix)
         for name, value in self._identity.items():
             if state[name] != value:
                 raise InputError(
@@ -179,20 +180,24 @@ class Loader:
 
 
 def _none_usable(counts: collections.Counter) -> InputError:
-    """The error of a stream of which too many rows in a row were dropped, by what was counted."""
+    """Returns the error of a stream of which too many rows in a row were dropped; the counts decide
+    the reason that it names."""
     name = max(REASONS, key=lambda name: counts[name])
     if name != "dropped_overlong":
-        what = f"{_IN_A_ROW} rows of the stream in a row are dropped: {reasons(counts, _LIMIT)}"
-        return InputError(what, fix=REASONS[name].fix)
+        problem = (
+            f"{_MOST_UNUSABLE} rows of the stream in a row are dropped: {reasons(counts, _LIMIT)}"
+        )
+        return InputError(problem, fix=REASONS[name].fix)
     return InputError(
-        f"{_IN_A_ROW} rows of the stream in a row are too long, or hold nothing",
+        f"{_MOST_UNUSABLE} rows of the stream in a row are too long, or hold nothing",
         fix="raise data.max_prompt_tokens (offline: offline.max_tokens), or cut "
         "them with data.overlong='left'",
     )
 
 
 def _attempt(make: Callable[[int], object], index: int) -> object:
-    """make(index), or the error that it raises: the items before it in a chunk can be drawn."""
+    """Returns make(index), or the error that it raises: the items before it in a chunk can be
+    drawn."""
     try:
         return make(index)
     except Exception as error:
@@ -200,14 +205,14 @@ def _attempt(make: Callable[[int], object], index: int) -> object:
 
 
 def fingerprint(records: Sequence[dict]) -> str:
-    """The SHA-256 of the records in order, in hex, by which a resumed run notices that a data file
-    has changed."""
-    hashed = hashlib.sha256()
+    """Returns the SHA-256 of the records in order, in hex, by which a resumed run notices that a
+    data file has changed."""
+    digest = hashlib.sha256()
     for record in records:
         # Parquet has values that JSON lacks (dates, bytes); their repr tells them apart as well.
         line = json.dumps(record, sort_keys=True, default=repr)
-        hashed.update(line.encode("ascii") + b"\n")
-    return hashed.hexdigest()
+        digest.update(line.encode("ascii") + b"\n")
+    return digest.hexdigest()
 
 
 def _require_integer(name: str, value: object, low: int, high: int) -> None:

@@ -23,24 +23,24 @@ class Stream:
         return self.make(index)
 
     def drawn(self, index: int) -> tuple[dict | None, dict[str, int]]:
-        """Item `index`, and what encoding counted of it (rljax.data.dropped)."""
+        """Returns item `index`, and the counts of its encoding (rljax.data.dropped)."""
         return self.make(index), {}
 
     __iter__ = None  # `for` would not end
 
     def first(self, count: int) -> list[dict]:
-        """Items 0 to `count` - 1."""
+        """Returns items 0 to `count` - 1."""
         return [self[index] for index in range(count)]
 
 
 class CountedStream(Stream):
-    """A stream whose `make` returns an item with what encoding counted of it."""
+    """A stream whose `make` returns an item with the counts of its encoding."""
 
     def __getitem__(self, index: int) -> dict | None:
         return super().__getitem__(index)[0]
 
     def drawn(self, index: int) -> tuple[dict | None, dict[str, int]]:
-        """Item `index`, and what encoding counted of it."""
+        """Returns item `index`, and the counts of its encoding."""
         return self.make(index)
 
 

@@ -19,7 +19,7 @@ from rljax.data.rows.conversation import (
     context,
     conversation,
     messages_in_text,
-    of_prompt,
+    prompt_flag_error,
     require_no_column_flags,
     require_no_other_reasoning,
     with_column_flags,
@@ -30,37 +30,38 @@ from rljax.data.text.messages import LEARN, check_unicode, validate_objects
 from rljax.errors import InputError
 from rljax.files import parse_json
 
-# Every column that is read by its name, under what is true of it. A cell of a table of texts holds
-# a text, a response (one is the empty text, which a table cannot say: its empty cells are gaps), a
-# truth (a text that may look like JSON), a value (a number or a truth value), or else what JSON
-# says. Spoken: it may hold messages. Known: rows of some kind are known by it, and a table has one.
+# Every column that is read by its name, under the words that are true of it. A cell of a table of
+# texts holds a text, a response (a text too, but an empty cell is a gap and not the empty
+# response), a truth (a text that may look like JSON), a value (a number or a truth value), or else
+# JSON. Conversational: it may hold messages. Known: rows of some kind are known by it, and a table
+# has one.
 _NAMES = {
-    "text spoken known": "prompt question",
-    "text spoken": "reference",
+    "text conversational known": "prompt question",
+    "text conversational": "reference",
     "text known": "instruction input output text",
     "text": "context system system_prompt",
-    "response spoken known": "completion response chosen rejected safer more_harmful",
+    "response conversational known": "completion response chosen rejected safer more_harmful",
     "response known": "response_0",
     "response": "response_1",
-    "truth spoken known": "answer",
+    "truth conversational known": "answer",
     "truth known": "ground_truth",
     "value known": "label reward",
     "value": "score score_chosen score_rejected margin tie truncated safer_is_safe"
     " more_harmful_is_safe better_response_id safer_response_id is_response_0_safe"
     " is_response_1_safe enable_thinking ended",
-    "spoken known": "messages",
+    "conversational known": "messages",
     "known": "problem solution conversations context_messages completions labels steps"
     " reward_model",
 }
-KNOWN, SPOKEN, TEXTS, RESPONSES, TRUTHS, VALUES = (
+KNOWN, CONVERSATIONAL, TEXTS, RESPONSES, TRUTHS, VALUES = (
     tuple(" ".join(names for words, names in _NAMES.items() if word in words.split()).split())
-    for word in ("known", "spoken", "text", "response", "truth", "value")
+    for word in ("known", "conversational", "text", "response", "truth", "value")
 )
 _READ = (*" ".join(_NAMES.values()).split(), *TOOLS)
 _REMOVE = "remove the row or fill it in"
 
 
-# Columns by which rows of a kind are known -> what they are, and their kind.
+# Columns by which rows of a kind are known, a description of such a row, and its kind.
 _KINDS = (
     ("chosen rejected", "a pair", "pairs"),
     ("completions labels", "a solution with labelled steps", "stepwise"),
@@ -76,18 +77,18 @@ _KINDS = (
 )
 
 
-_WHICH_READS = ", which reads such rows, or "  # behind the dataflow of a fix
+_DATAFLOW_READS = ", which reads such rows, or "  # behind the dataflow of a fix
 
 
 def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
-    """(rule, fix) for a row without the columns `lacking` that looks like a row of another
+    """Returns (rule, fix) for a row without the columns `lacking` that looks like a row of another
     dataflow; ("", "") if it does not."""
-    has = {name for name, value in row.items() if value is not None}
-    for names, what, kind in _KINDS:
+    present = {name for name, value in row.items() if value is not None}
+    for names, description, kind in _KINDS:
         columns = set(names.split())
-        if columns <= has and not columns & set(lacking):
-            fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}{_WHICH_READS}"
-            return f"the row is {what}", fix
+        if columns <= present and not columns & set(lacking):
+            fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}{_DATAFLOW_READS}"
+            return f"the row is {description}", fix
     return "", ""
 
 
@@ -98,42 +99,49 @@ def rows_of(field: str, fix: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        what, own = error.parts
-        _, of_another, rest = own.partition(_WHICH_READS)
-        fixes = (fix, rest) if of_another else (own, fix)
-        raise InputError(f"{field}: {what}", fix=", or ".join(filter(None, fixes))) from None
+        problem, own_fix = error.parts
+        _, separator, other_fix = own_fix.partition(_DATAFLOW_READS)
+        fixes = (fix, other_fix) if separator else (own_fix, fix)
+        raise InputError(f"{field}: {problem}", fix=", or ".join(filter(None, fixes))) from None
 
 
 def first_of(
     row: dict, names: Sequence[str], location: str, fix: str, others: Sequence[str] = ()
 ) -> str:
-    """The first of the columns that the row has. Raises InputError, with `fix`, if it has none.
-    `others` are read in their place, too."""
+    """Returns the first of the columns `names` that the row has. Raises InputError, with `fix`, if
+    it has none. `others` are columns that are read in their place, too."""
     for name in names:
         if name in row:
             return name
     columns, names = sorted(map(str, row)), (*names, *others)
-    what, (rule, other) = f"{location} lacks the column {names[0]!r}", other_kind(row, names)
-    if renamed := _renamed(columns, names):
-        raise InputError(what, value=columns, fix=f"{renamed}, or {fix}")
-    raise InputError(what, value=columns, rule=rule, fix=other + fix)
+    problem = f"{location} lacks the column {names[0]!r}"
+    rule, dataflow_fix = other_kind(row, names)
+    if renamed := _rename_advice(columns, names):
+        raise InputError(problem, value=columns, fix=f"{renamed}, or {fix}")
+    raise InputError(problem, value=columns, rule=rule, fix=dataflow_fix + fix)
 
 
-def _renamed(columns: Sequence[str], names: Sequence[str]) -> str:
-    """Returns how to rename columns so that one of the `names` is there: those that differ in case
-    from a name that is read, else the one whose name is nearest; "" if none is near. What is read
-    under another of our names is no other column misspelt: a solution is no question."""
-    plain = {column: re.sub(r"[\s-]+", "_", column.strip().lower()) for column in columns}
-    cased = {c: n for c, n in plain.items() if n in _READ and n not in columns}
-    if cased.keys() and set(cased.values()) & set(names):
-        pairs = sorted(cased.items(), key=lambda pair: pair[1] not in names)
+def _rename_advice(columns: Sequence[str], names: Sequence[str]) -> str:
+    """Returns the advice to rename columns so that one of the `names` is there: those that differ
+    in case from a name that is read, else the one whose name is nearest; "" if none is near. A
+    column that is read under another of our names is not misspelt: a solution is no question."""
+    spellings = {column: re.sub(r"[\s-]+", "_", column.strip().lower()) for column in columns}
+    case_differs = {
+        column: name for column, name in spellings.items() if name in _READ and name not in columns
+    }
+    if case_differs.keys() and set(case_differs.values()) & set(names):
+        pairs = sorted(case_differs.items(), key=lambda pair: pair[1] not in names)
     else:
-        strange = [c for c, n in plain.items() if n not in _READ]
-        near = ((c, n) for n in names for c in difflib.get_close_matches(n, strange, n=1))
-        pairs = [pair for pair in [next(near, None)] if pair]
-    said = " and ".join(f"{column!r} to {name!r}" for column, name in pairs)
-    hold = "that is what it holds" if len(pairs) == 1 else "they hold that"
-    return f"rename {said}, if {hold}" if pairs else ""
+        unknown_columns = [column for column, name in spellings.items() if name not in _READ]
+        matches = (
+            (column, name)
+            for name in names
+            for column in difflib.get_close_matches(name, unknown_columns, n=1)
+        )
+        pairs = [pair for pair in [next(matches, None)] if pair]
+    renames = " and ".join(f"{column!r} to {name!r}" for column, name in pairs)
+    condition = "that is what it holds" if len(pairs) == 1 else "they hold that"
+    return f"rename {renames}, if {condition}" if pairs else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +149,9 @@ class Column:
     """A column of a kind of row. `names` are its possible names with spaces between; the first that
     a row has is read.
 
-    `read(value, location)` returns the value, or raises InputError. `fix` is said of a row
-    without the column; "" means that it may be missing. Null is a value where the column is
-    needed, unless `null_is_absent`, or another of the names holds a value.
+    `read(value, location)` returns the value, or raises InputError. `fix` is the fix in the error
+    for a row without the column; "" means that it may be missing. Null is a value where the column
+    is needed, unless `null_is_absent`, or another of the names holds a value.
     """
 
     names: str
@@ -153,18 +161,19 @@ class Column:
 
 
 def read_columns(row: dict, location: str, columns: Iterable[Column]) -> dict:
-    """{the first name of each column that the row has: the value that it reads}. Raises InputError
-    that names the row and the column: a missing one before one that holds something else."""
-    given = {name: value for name, value in row.items() if value is not None}
-    there = []
+    """Returns {the first name of each column that the row has: the value that it reads}. Raises
+    InputError that names the row and the column: a missing one before one that holds something
+    else."""
+    filled = {name: value for name, value in row.items() if value is not None}
+    sources = []
     for column in columns:
         names = column.names.split()
-        if column.fix or given.keys() & set(names):
+        if column.fix or filled.keys() & set(names):
             held = {name: row[name] for name in names if not is_missing(row.get(name))}
-            has = held or (given if column.null_is_absent else row)
-            there.append((column, names[0], first_of(has, names, location, column.fix)))
+            candidates = held or (filled if column.null_is_absent else row)
+            sources.append((column, names[0], first_of(candidates, names, location, column.fix)))
     return {
-        key: column.read(row[name], f"{location}, column {name!r}") for column, key, name in there
+        key: column.read(row[name], f"{location}, column {name!r}") for column, key, name in sources
     }
 
 
@@ -173,12 +182,12 @@ def is_missing(value: object) -> bool:
     return value is None or isinstance(value, float) and math.isnan(value)
 
 
-# -- what a column may hold --
+# -- values of columns --
 
 
 def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = False) -> str:
-    """The value, a text. Raises InputError for anything else, for an empty text unless `empty`
-    allows it, and for half a surrogate pair."""
+    """Returns the value, a text. Raises InputError for anything else, for an empty text unless
+    `empty` allows it, and for half a surrogate pair."""
     if not isinstance(value, str) or not (value or empty):
         kind = "null" if value is None else "empty" if isinstance(value, str) else "not a text"
         raise InputError(f"{location} is {kind}", value=value, fix=fix)
@@ -187,7 +196,7 @@ def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = Fals
 
 
 def prompt_of(value: object, location: str) -> str | list[dict]:
-    """A prompt: a text, or messages, of which nothing is learned. Raises InputError for
+    """Returns a prompt: a text, or messages, of which nothing is learned. Raises InputError for
     anything else."""
     if isinstance(value, list):
         return context(conversation(value, location))
@@ -195,9 +204,9 @@ def prompt_of(value: object, location: str) -> str | list[dict]:
 
 
 def completion_of(value: object, location: str, empty: bool = False) -> str | list[dict]:
-    """A completion: a text, or messages from the assistant's first to its last; `empty` allows one
-    that says nothing, the response that ends at once. Raises InputError for messages that begin or
-    end with another role, or from which nothing is learned."""
+    """Returns a completion: a text, or messages from the assistant's first to its last. `empty`
+    allows one that says nothing, the response that ends at once. Raises InputError for messages
+    that begin or end with another role, or from which nothing is learned."""
     if not isinstance(value, list):
         return text_of(value, location, empty=empty)
     messages = conversation(value, location)
@@ -218,27 +227,27 @@ def completion_of(value: object, location: str, empty: bool = False) -> str | li
 
 
 def _says_nothing(learned: list[dict]) -> bool:
-    """Returns whether turns are there to learn and each of the assistant's has no text."""
+    """Returns whether there are turns of the assistant to learn and none of them has a text."""
     texts = [message.get("content") for message in learned if message["role"] == "assistant"]
     return bool(texts) and not any(texts)
 
 
 def has_answer(message: dict) -> bool:
     """Returns whether a turn of the assistant holds anything to learn."""
-    said = message.get("content") or message.get("tool_calls")
-    return message["role"] == "assistant" and message.get(LEARN) is not False and bool(said)
+    answer = message.get("content") or message.get("tool_calls")
+    return message["role"] == "assistant" and message.get(LEARN) is not False and bool(answer)
 
 
 def number_of(value: object, location: str) -> float:
-    """The value as a finite float. Raises InputError for anything else, and for True and False."""
+    """Returns the value as a finite float. Raises InputError for anything else, and for True and
+    False."""
     value = plain_number(value)
     number = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # A whole number may be too large for a float: JSON has no limit.
         number = float(value) if abs(value) < 1e300 else math.inf
     if not math.isfinite(number):
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        kind = "missing (null or NaN)" if missing else "not a finite number"
+        kind = "missing (null or NaN)" if is_missing(value) else "not a finite number"
         raise InputError(
             f"{location} is {kind}", value=value, fix="write a number or remove the row"
         )
@@ -246,7 +255,7 @@ def number_of(value: object, location: str) -> float:
 
 
 def flag_of(value: object, location: str) -> bool:
-    """The value, True, False, 1 or 0, as a bool. Raises InputError for anything else."""
+    """Returns the value, True, False, 1 or 0, as a bool. Raises InputError for anything else."""
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
@@ -257,8 +266,8 @@ def flag_of(value: object, location: str) -> bool:
 
 
 def list_of(value: object, location: str) -> list:
-    """The value as a list. Raises InputError for an empty one, and for what is no list,
-    tuple or array."""
+    """Returns the value as a list. Raises InputError for an empty one, and for a value that is no
+    list, tuple or array."""
     if isinstance(value, (tuple, np.ndarray)):
         value = list(value)
     if not isinstance(value, list) or not value:
@@ -270,7 +279,7 @@ def list_of(value: object, location: str) -> list:
 
 
 def object_of(value: object, location: str, fix: str = "write {...}") -> dict:
-    """The value, a dict; null, which parquet writes for a missing one, becomes {}. Raises
+    """Returns the value, a dict; null, which parquet writes for a missing one, becomes {}. Raises
     InputError for anything else."""
     if not isinstance(value, dict | None):
         raise InputError(f"{location} is not an object", value=value, fix=fix)
@@ -283,89 +292,93 @@ def each(read: Callable[[object, str], object], item: str) -> Callable[[object, 
 
     def items(value: object, location: str) -> list:
         return [
-            read(one, f"{location}, {item} {i}") for i, one in enumerate(list_of(value, location))
+            read(entry, f"{location}, {item} {i}")
+            for i, entry in enumerate(list_of(value, location))
         ]
 
     return items
 
 
 VARIABLES = ("chat_template_kwargs", "enable_thinking")  # columns with variables of the template
-PROMPT_COLUMNS = ("prompt", "tools", *VARIABLES)  # what a prompt is rendered of
+PROMPT_COLUMNS = ("prompt", "tools", *VARIABLES)  # from which a prompt is rendered
 
 
 def prompt_columns(row: Mapping) -> dict:
     """Returns the columns of a row from which its prompt is rendered, for rows that are written
-    with the same prompt. What `system` says is in the prompt by then (as_written)."""
+    with the same prompt. The text of `system` is in the prompt by then (as_written)."""
     return {name: row[name] for name in PROMPT_COLUMNS if row.get(name) is not None}
 
 
 def rendering_of(row: dict, location: str) -> dict:
-    """Returns what a row gives the chat template: {"tools": the functions that may be called,
-    "variables": those of `variables_of`}; without a key where the row has none.
+    """Returns the options that a row gives the chat template: {"tools": the functions that may be
+    called, "variables": those of `variables_of`}; without a key where the row has none.
 
     Tools are a list of objects, or the JSON text of one: tables cannot hold objects of different
     keys. Raises InputError for anything else, and for two columns that disagree.
     """
-    tools = _agreed(_tool_columns(row, location, Nulls()), location)
+    tools = _agreed_tools(_tool_columns(row, location, Nulls()), location)
     variables = variables_of(row, location)
-    made = {"tools": tools} if tools else {}
-    return made | ({"variables": variables} if variables else {})
+    options = {"tools": tools} if tools else {}
+    return options | ({"variables": variables} if variables else {})
 
 
 def variables_of(row: dict, location: str) -> dict:
-    """The variables that a row gives the chat template: an object in the column
+    """Returns the variables that a row gives the chat template: an object in the column
     `chat_template_kwargs`, as TRL has it, or the column `enable_thinking`. Raises InputError for
     anything else, and if the two disagree."""
     where = f"{location}, column 'chat_template_kwargs'"
-    given = row.get("chat_template_kwargs")
-    if isinstance(given, str) and given:
-        given = parse_json(given, where)
-    given = object_of(given or None, where)
-    variables = {name: value for name, value in given.items() if value is not None}
-    own = row.get("enable_thinking")
-    if own is not None:
-        own = flag_of(own, f"{location}, column 'enable_thinking'")
-        if variables.setdefault("enable_thinking", own) != own:
+    column_variables = row.get("chat_template_kwargs")
+    if isinstance(column_variables, str) and column_variables:
+        column_variables = parse_json(column_variables, where)
+    column_variables = object_of(column_variables or None, where)
+    variables = {name: value for name, value in column_variables.items() if value is not None}
+    enable_thinking = row.get("enable_thinking")
+    if enable_thinking is not None:
+        enable_thinking = flag_of(enable_thinking, f"{location}, column 'enable_thinking'")
+        if variables.setdefault("enable_thinking", enable_thinking) != enable_thinking:
             raise InputError(
                 f"{where} and the column 'enable_thinking' disagree",
-                value=(variables["enable_thinking"], own),
+                value=(variables["enable_thinking"], enable_thinking),
                 rule="one of them says it",
                 fix="remove one of the columns",
             )
     return variables
 
 
-def _agreed(found: dict[str, list[dict]], location: str) -> list[dict]:
-    """The one list of tools in columns that hold some."""
-    given = list(found.values())
-    if any(tools != given[0] for tools in given):
+def _agreed_tools(tools_of_columns: dict[str, list[dict]], location: str) -> list[dict]:
+    """Returns the one list of tools in columns that hold some; [] without such columns."""
+    lists = list(tools_of_columns.values())
+    if any(tools != lists[0] for tools in lists):
         raise InputError(
-            f"{location} has other tools in {' than in '.join(map(repr, found))}",
+            f"{location} has other tools in {' than in '.join(map(repr, tools_of_columns))}",
             rule="a conversation has one list of tools",
             fix="remove one of the columns",
         )
-    return given[0] if given else []
+    return lists[0] if lists else []
 
 
 def _tool_columns(row: dict, location: str, nulls: Nulls) -> dict[str, list[dict]]:
-    """{column: the tools that it holds}, of the row and of its extra_info."""
-    found = {}
-    more = row.get("extra_info")
-    for prefix, columns in (("", row), ("extra_info.", more if isinstance(more, dict) else {})):
+    """Returns {column: the tools that it holds} of the row and of its extra_info."""
+    tools_of_columns = {}
+    extra_info = row.get("extra_info")
+    for prefix, columns in (
+        ("", row),
+        ("extra_info.", extra_info if isinstance(extra_info, dict) else {}),
+    ):
         for name in TOOLS:
             where = f"{location}, column '{prefix}{name}'"
             if tools := _tools(name, columns.get(name), where):
-                found[f"{prefix}{name}"] = nulls.tools(tools)
-    return found
+                tools_of_columns[f"{prefix}{name}"] = nulls.tools(tools)
+    return tools_of_columns
 
 
 def _tools(name: str, value: object, location: str) -> list[dict] | None:
-    """The tools that a column holds; None where there are none. OpenAI's older `functions` are the
-    functions of tools."""
-    older = name == "functions"  # an environment may have a column of that name
-    if isinstance(value, str) and value and (value.lstrip().startswith("[") or not older):
+    """Returns the tools that a column holds; None where there are none. OpenAI's older `functions`
+    are the functions of tools."""
+    is_functions = name == "functions"  # an environment may have a column of that name
+    if isinstance(value, str) and value and (value.lstrip().startswith("[") or not is_functions):
         value = parse_json(value, location)
-    if older and not (_is_objects(value) and all("name" in one for one in value)):
+    if is_functions and not (_is_objects(value) and all("name" in function for function in value)):
         return None
     if value is None or isinstance(value, str) and not value:
         return None
@@ -373,51 +386,58 @@ def _tools(name: str, value: object, location: str) -> list[dict] | None:
     if name == "tools":
         return tools
 
-    def wrapped(tool):
+    def as_tool(tool):
         return {"type": "function", "function": tool}
 
-    return [tool if "function" in tool else wrapped(tool) for tool in tools]
+    return [tool if "function" in tool else as_tool(tool) for tool in tools]
 
 
 def as_written(row: dict, location: str, nulls: Nulls) -> dict:
-    """The row with texts of messages as messages, and without the nulls that a table filled in to
-    its messages, calls and tools. The tools of a conversation are in the column `tools` alone."""
+    """Returns the row with texts of messages as messages, and without the nulls that a table filled
+    in to its messages, calls and tools. The tools of a conversation are in the column `tools`
+    alone."""
     row = {
-        name: messages_in_text(value, f"{location}, column {name!r}") if name in SPOKEN else value
+        name: messages_in_text(value, f"{location}, column {name!r}")
+        if name in CONVERSATIONAL
+        else value
         for name, value in row.items()
     }
     row = _with_system(row, location)
     if isinstance(row.get("extra_info"), dict):
         row["extra_info"] = dict(row["extra_info"])
-    spoken = [name for name in SPOKEN if _is_conversation(row.get(name))]
-    more = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
-    if not spoken:  # what an environment may read
-        for columns in (row, more):
+    conversational = [name for name in CONVERSATIONAL if _is_conversation(row.get(name))]
+    extra_info = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
+    if not conversational:  # an environment may read the tools
+        for columns in (row, extra_info):
             for name in TOOLS:
                 if _is_objects(columns.get(name)):
                     columns[name] = nulls.tools(columns[name])
         return row
-    found = _tool_columns(row, location, nulls)
-    tools = _agreed(found, location)
-    for prefix, columns in (("", row), ("extra_info.", more)):
+    tools_of_columns = _tool_columns(row, location, nulls)
+    tools = _agreed_tools(tools_of_columns, location)
+    for prefix, columns in (("", row), ("extra_info.", extra_info)):
         for name in TOOLS:
-            if f"{prefix}{name}" in found or columns.get(name) in (None, "", []):
+            if f"{prefix}{name}" in tools_of_columns or columns.get(name) in (None, "", []):
                 columns.pop(name, None)
     if tools:
         row["tools"] = tools
-    return row | {name: nulls.messages(row[name], tools) for name in spoken}
+    return row | {name: nulls.messages(row[name], tools) for name in conversational}
 
 
 def _with_system(row: dict, location: str) -> dict:
-    """The row with what its column `system` or `system_prompt` says as the first message of its
-    conversations; a prompt that is a text becomes one."""
+    """Returns the row with the text of its column `system` or `system_prompt` as the first message
+    of its conversations; a prompt that is a text becomes a conversation."""
     changed = {}
     for name in ("system", "system_prompt"):
         if not isinstance(row.get(name), str) or not row[name]:
             continue
-        asked = [n for n in ("messages", "prompt", "question", "problem") if row.get(n) is not None]
-        begun = asked[:1] or [n for n in ("chosen", "rejected") if _is_conversation(row.get(n))]
-        for column in begun:
+        prompt_names = [
+            n for n in ("messages", "prompt", "question", "problem") if row.get(n) is not None
+        ]
+        first_columns = prompt_names[:1] or [
+            n for n in ("chosen", "rejected") if _is_conversation(row.get(n))
+        ]
+        for column in first_columns:
             value = changed.get(column, row[column])
             if isinstance(value, str) and column != "messages":
                 value = [{"role": "user", "content": value}]
@@ -429,13 +449,13 @@ def _with_system(row: dict, location: str) -> dict:
 def with_system(
     messages: list[dict], text: str, columns: tuple[str, str], location: str
 ) -> list[dict]:
-    """The messages with `text` as that of the system, their first. Raises InputError, with the
-    columns of both, where they begin with another one."""
+    """Returns the messages with `text` as the system message, their first. Raises InputError, with
+    the columns of both, where they begin with another system message."""
     first = messages[0] if messages and isinstance(messages[0], dict) else {}
     if str(first.get("role", first.get("from"))).strip().lower() != "system":
         return [{"role": "system", "content": text}, *messages]
-    said = first.get("content", first.get("value"))
-    if said != text:
+    first_text = first.get("content", first.get("value"))
+    if first_text != text:
         raise InputError(
             f"{location}: the column {columns[0]!r} and the first message of {columns[1]!r} are two"
             " system messages",
@@ -448,57 +468,60 @@ def with_system(
 
 def _is_conversation(value: object) -> bool:
     return isinstance(value, list) and any(
-        isinstance(one, dict) and ("role" in one or "from" in one) for one in value[:1]
+        isinstance(message, dict) and ("role" in message or "from" in message)
+        for message in value[:1]
     )
 
 
 def _is_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def demonstration_record(row: dict, location: str, index: int, unread: Unread) -> dict:
-    """A supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and index.
+    """Returns a supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and
+    index.
 
-    `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
-    of the assistant are not learned. Raises InputError for a row without these columns, for a
-    column of another type or with nothing to learn, for reasoning in a column of its own, and for
-    what `unread`, which gets what else is not read, refuses.
+    `prompt_messages`, where it is there, is the number of the messages that are a prompt, whose own
+    turns of the assistant are not learned. `unread` collects the columns that are not read. Raises
+    InputError for a row without these columns, for a column of another type or with nothing to
+    learn, for reasoning in a column of its own, and where `unread` does.
     """
     record = _demonstration(row, location, index)
     require_no_other_reasoning(row, record, location)
     if "text" in record:
         return record
-    asked, columns = record.get("prompt"), _answered(row)
-    if asked is None:
-        asked = record["messages"]
-        asked = asked[:-1] if asked[-1]["role"] == "assistant" else asked
+    prompt, columns = record.get("prompt"), _prompt_and_answer(row)
+    if prompt is None:
+        prompt = record["messages"]
+        prompt = prompt[:-1] if prompt[-1]["role"] == "assistant" else prompt
     read = "messages" if row.get("messages") is not None else columns[0] if columns else ""
-    unread.check(row, asked, location, index, read=read, learned=True)
+    unread.check(row, prompt, location, index, read=read, learned=True)
     return record
 
 
-def _answered(row: dict) -> tuple[str, str] | None:
-    """The columns of a row without `messages` that are its prompt and what is learned."""
+def _prompt_and_answer(row: dict) -> tuple[str, str] | None:
+    """Returns the two columns of a row without `messages` that are its prompt and the answer that
+    is learned; None where it has none."""
     pairs = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"))
-    # A table writes null for what one row lacks: it hides no other columns.
-    whole = [pair for pair in pairs if all(row.get(name) is not None for name in pair)]
-    return next((pair for pair in whole or pairs if row.keys() >= set(pair)), None)
+    # A null that a table writes for a missing value hides no other columns.
+    filled_pairs = [pair for pair in pairs if all(row.get(name) is not None for name in pair)]
+    return next((pair for pair in filled_pairs or pairs if row.keys() >= set(pair)), None)
 
 
 def _demonstration(row: dict, location: str, index: int) -> dict:
-    how = rendering_of(row, location)
+    options = rendering_of(row, location)
     if row.get("messages") is not None:
         messages = conversation(row["messages"], f"{location}, column 'messages'")
         messages = with_column_flags(row, messages, location)
         _require_answer(messages, f"{location}, column 'messages'")
-        return dict(messages=messages, **how, index=index)
-    if columns := _answered(row):
+        return dict(messages=messages, **options, index=index)
+    if columns := _prompt_and_answer(row):
         first, second = columns
         prompt = prompt_of(row[first], f"{location}, column {first!r}")
         completion = completion_of(row[second], f"{location}, column {second!r}")
         if isinstance(prompt, str) and isinstance(completion, str):
             require_no_column_flags(row, location)
-            return dict(prompt=prompt, completion=completion, **how, index=index)
+            return dict(prompt=prompt, completion=completion, **options, index=index)
         if isinstance(prompt, str):
             raise InputError(
                 f"{location}: column {first!r} is a text while column {second!r} holds messages",
@@ -506,14 +529,14 @@ def _demonstration(row: dict, location: str, index: int) -> dict:
             )
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
-        if asking := asks_to_learn(row[first]):
-            raise of_prompt(asking, f"{location}, column {first!r}")
+        if flag := asks_to_learn(row[first]):
+            raise prompt_flag_error(flag, f"{location}, column {first!r}")
         messages = with_column_flags(row, [*prompt, *completion], location, len(prompt))
         _require_answer(messages[len(prompt) :], f"{location}, column {second!r}")
-        spoken = any(message["role"] == "assistant" for message in prompt)
-        border = {"prompt_messages": len(prompt)} if spoken else {}
+        has_assistant = any(message["role"] == "assistant" for message in prompt)
+        prompt_size = {"prompt_messages": len(prompt)} if has_assistant else {}
         messages = [*context(messages[: len(prompt)]), *messages[len(prompt) :]]
-        return dict(messages=messages, **border, **how, index=index)
+        return dict(messages=messages, **prompt_size, **options, index=index)
     extra = row.get("extra_info")
     if isinstance(extra, dict) and {"question", "answer"} <= extra.keys():  # verl's own SFT
         prompt, answer = (
@@ -524,27 +547,27 @@ def _demonstration(row: dict, location: str, index: int) -> dict:
             turns = [("user", prompt), ("assistant", answer)]
             messages = [{"role": role, "content": content} for role, content in turns]
             require_no_other_reasoning(extra, dict(messages=messages), f"{location}, 'extra_info'")
-            return dict(messages=messages, **how, index=index)
+            return dict(messages=messages, **options, index=index)
     if "text" in row:
         require_no_column_flags(row, location)
-        return dict(text=text_of(row["text"], f"{location}, column 'text'"), **how, index=index)
+        return dict(text=text_of(row["text"], f"{location}, column 'text'"), **options, index=index)
     rule, other = other_kind(row, ("completion", "response"))
-    wanted = ("messages", "prompt", "completion", "response", "text")
-    missing = [name for name in wanted if name not in row]
-    near = _renamed(sorted(map(str, row)), missing) or "rename the columns"
+    expected = ("messages", "prompt", "completion", "response", "text")
+    missing = [name for name in expected if name not in row]
+    renames = _rename_advice(sorted(map(str, row)), missing) or "rename the columns"
     needs = "it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'"
     raise InputError(
         f"{location} is no demonstration",
         value=sorted(map(str, row)),
         rule=f"{rule}; {needs}" if rule else needs,
-        fix=f"{other}{near}",
+        fix=f"{other}{renames}",
     )
 
 
 def _require_answer(messages: list[dict], location: str) -> None:
-    spoken = [message for message in messages if message["role"] == "assistant"]
-    if not any(message.get(LEARN) is not False for message in spoken):
-        context_only = ": each is context only" if spoken else ""
+    turns = [message for message in messages if message["role"] == "assistant"]
+    if not any(message.get(LEARN) is not False for message in turns):
+        context_only = ": each is context only" if turns else ""
         raise InputError(
             f"{location} has no message of the assistant to learn{context_only}",
             value=[message["role"] for message in messages],
@@ -552,9 +575,9 @@ def _require_answer(messages: list[dict], location: str) -> None:
             fix="remove the row or add the answer",
         )
     for number, message in enumerate(messages):
-        silent = not message.get("content") and not message.get("tool_calls")
-        learned = message["role"] == "assistant" and message.get(LEARN) is not False
-        if learned and silent:
+        is_empty = not message.get("content") and not message.get("tool_calls")
+        is_learned = message["role"] == "assistant" and message.get(LEARN) is not False
+        if is_learned and is_empty:
             raise InputError(
                 f"{location}: message {number} of the assistant is empty",
                 rule="it would teach to say nothing",
@@ -563,8 +586,8 @@ def _require_answer(messages: list[dict], location: str) -> None:
 
 
 def decoded(value: object, location: str) -> object:
-    """The value with bytes as texts, and numpy's numbers and arrays as Python's. Raises InputError
-    for bytes that are not UTF-8."""
+    """Returns the value with bytes as texts, and numpy's numbers and arrays as Python's. Raises
+    InputError for bytes that are not UTF-8."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -582,38 +605,38 @@ def decoded(value: object, location: str) -> object:
 
 
 def decoded_row(row: dict, location: str) -> dict:
-    """The row with its values as `decoded` has them. Bytes that are no text stay as they are in
-    columns that are not read by their names."""
-    made = {}
+    """Returns the row with its values as `decoded` has them. Bytes that are no text stay as they
+    are in columns that are not read by their names."""
+    values = {}
     for name, value in row.items():
         try:
-            made[name] = decoded(value, f"{location}, column {name!r}")
+            values[name] = decoded(value, f"{location}, column {name!r}")
         except InputError:
             if name in _READ:
                 raise
-            made[name] = value
-    return made
+            values[name] = value
+    return values
 
 
 def without_nulls(value: object) -> object:
-    """The value without those keys of its objects whose value is null."""
+    """Returns the value without those keys of its objects whose value is null."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-_OF_IMAGES = ("images", "image", "image_url", "bytes", "videos")
+_IMAGE_COLUMNS = ("images", "image", "image_url", "bytes", "videos")
 _MOST_LEVELS = 50  # of lists and objects in a cell
 
 
 def plain_row(row: dict) -> dict:
-    """A row that a program holds, as a file would have it: arrays and numbers of NumPy, JAX, torch,
-    pandas or pyarrow as Python's, their missing values as None. Images stay as they are."""
+    """Returns a row that a program holds as a file would have it: arrays and numbers of NumPy, JAX,
+    torch, pandas or pyarrow as Python's, their missing values as None. Images stay as they are."""
     return {name: _plain_cell(value, name) for name, value in written_cells(row).items()}
 
 
 def _plain_cell(value: object, name: object, depth: int = 0) -> object:
-    if name in _OF_IMAGES or depth > _MOST_LEVELS:
+    if name in _IMAGE_COLUMNS or depth > _MOST_LEVELS:
         return value
     if type(value).__name__ in ("NAType", "NaTType"):  # of pandas, which is not imported here
         return None
@@ -621,13 +644,13 @@ def _plain_cell(value: object, name: object, depth: int = 0) -> object:
         return {key: _plain_cell(item, key, depth + 1) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_plain_cell(item, name, depth + 1) for item in value)
-    dates = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # would be numbers
-    for method in ("as_py", "to_pylist", *(() if dates else ("to_list", "tolist"))):
-        if callable(made := getattr(value, method, None)):
-            return _plain_cell(made(), name, depth + 1)
+    is_date = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # would be numbers
+    for method in ("as_py", "to_pylist", *(() if is_date else ("to_list", "tolist"))):
+        if callable(convert := getattr(value, method, None)):
+            return _plain_cell(convert(), name, depth + 1)
     return value
 
 
 def plain_number(value: object) -> object:
-    """The value with numpy's numbers and arrays as Python's."""
+    """Returns the value with numpy's numbers and arrays as Python's."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -30,78 +30,82 @@ class Form:
 
     def read(self, row: dict, location: str) -> dict:
         """Returns the row in our columns. Raises InputError for a row that `convert` cannot read,
-        and for a question of its own in one of ours, whose place another one takes."""
-        made = self.convert(row, location)
+        and for one with another question in one of our columns, which would not be read."""
+        converted = self.convert(row, location)
         for name in ("prompt", "messages"):
-            own, asked = row.get(name), made.get(name)
-            if own is not None and asked != own and unread_parts({name: own}, asked):
+            question, converted_question = row.get(name), converted.get(name)
+            if (
+                question is not None
+                and converted_question != question
+                and unread_parts({name: question}, converted_question)
+            ):
                 raise InputError(
                     f"{location}, column {name!r} is not read",
-                    value=own,
+                    value=question,
                     rule=f"the other columns are of {self.name}, and ask something else",
                     fix=f"write all that is asked into {name!r}, and remove the other columns of"
                     " it",
                 )
-        return made
+        return converted
 
 
 def understood(row: dict) -> str:
     """Names the kind of a row in our columns, in the words of TRL's documentation; "" if the
     columns do not tell."""
-    has = row.keys()
+    columns = row.keys()
     model = row.get("reward_model")
     if isinstance(model, dict) and "ground_truth" in model:
-        kind, spoken = "verl's prompts", row.get("prompt")
-    elif {"safer", "more_harmful"} <= has:
-        kind, spoken = "safety pairs", row["safer"]
-    elif {"chosen", "rejected"} <= has:
+        kind, text = "verl's prompts", row.get("prompt")
+    elif {"safer", "more_harmful"} <= columns:
+        kind, text = "safety pairs", row["safer"]
+    elif {"chosen", "rejected"} <= columns:
         implicit = "" if row.get("prompt") is not None else ", implicit prompt"
-        kind, spoken = f"preference{implicit}", row["chosen"]
-    elif {"completions", "labels"} <= has:
-        kind, spoken = "stepwise supervision", row.get("prompt")
+        kind, text = f"preference{implicit}", row["chosen"]
+    elif {"completions", "labels"} <= columns:
+        kind, text = "stepwise supervision", row.get("prompt")
     elif row.get("messages") is not None:
-        kind, spoken = "language modeling", row["messages"]
-    elif "prompt" in has and (completion := {"completion", "response"} & has):
-        kind = "unpaired preference" if "label" in has else "prompt-completion"
-        spoken = row[min(completion)]
-    elif has & {"prompt", "question"}:
-        solved = held_answers(row) == ["solution"]
-        kind = "prompts" + ", their answers in 'solution'" * solved
-        spoken = row.get("prompt", row.get("question"))
-    elif "text" in has:
-        kind, spoken = "language modeling", row["text"]
+        kind, text = "language modeling", row["messages"]
+    elif "prompt" in columns and (completion := {"completion", "response"} & columns):
+        kind = "unpaired preference" if "label" in columns else "prompt-completion"
+        text = row[min(completion)]
+    elif columns & {"prompt", "question"}:
+        has_solution = held_answers(row) == ["solution"]
+        kind = "prompts" + ", their answers in 'solution'" * has_solution
+        text = row.get("prompt", row.get("question"))
+    elif "text" in columns:
+        kind, text = "language modeling", row["text"]
     else:
         return ""
-    conversational = ", conversational" if isinstance(spoken, (list, tuple)) else ""
+    conversational = ", conversational" if isinstance(text, (list, tuple)) else ""
     # Tools are a chat template's: a text has none.
     tools = bool(conversational and row.get("tools"))
-    more = ", with tools" * tools + ", with images" * has_images(row)
-    return kind + conversational + more
+    extras = ", with tools" * tools + ", with images" * has_images(row)
+    return kind + conversational + extras
 
 
 def form_of(row: dict) -> Form | None:
-    """The form of a row of another project; None if its columns are ours."""
-    if _turns(row.get("conversations")):
+    """Returns the form of a row of another project; None if its columns are ours."""
+    if _is_turns(row.get("conversations")):
         return _SHAREGPT
-    alpaca = isinstance(row.get("instruction"), str)
-    answered = {"output", "response"} & row.keys() or {"chosen", "rejected"} <= row.keys()
-    has = {name for name, value in row.items() if value is not None}
-    asks = {"prompt", "question", "messages", "problem"} & has
-    solved = held_answers(row)
-    if alpaca and (answered or solved and not asks):
+    is_alpaca = isinstance(row.get("instruction"), str)
+    has_response = {"output", "response"} & row.keys() or {"chosen", "rejected"} <= row.keys()
+    filled = {name for name, value in row.items() if value is not None}
+    has_question = {"prompt", "question", "messages", "problem"} & filled
+    answers = held_answers(row)
+    if is_alpaca and (has_response or answers and not has_question):
         return _ALPACA
     if isinstance(row.get("question"), str) and "response" in row:
         return _ORCA
     if isinstance(row.get("input"), str) and isinstance(row.get("value"), (list, tuple)):
         return _MATH_SHEPHERD
-    if _signs(row.get("input"), row.get("label")):
+    if _step_signs(row.get("input"), row.get("label")):
         return _MARKED_MATH_SHEPHERD
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
-    own = {"prompt", "question", "messages", "text"} & row.keys()
-    if not own and ("input" in row or _turns(row.get("context_messages"))):
+    our_columns = {"prompt", "question", "messages", "text"} & row.keys()
+    if not our_columns and ("input" in row or _is_turns(row.get("context_messages"))):
         return _OPENRLHF
-    if not own and isinstance(row.get("problem"), str):
+    if not our_columns and isinstance(row.get("problem"), str):
         return _PROBLEMS
     answer = row.get("answer")
     if isinstance(row.get("question"), str) and isinstance(answer, str) and "\n#### " in answer:
@@ -109,7 +113,7 @@ def form_of(row: dict) -> Form | None:
     return None
 
 
-def _turns(value: object) -> bool:
+def _is_turns(value: object) -> bool:
     """Returns whether it is a list that begins with an object of "from" and "value", or of
     "role"."""
     first = value[0] if isinstance(value, list) and value else None
@@ -117,7 +121,8 @@ def _turns(value: object) -> bool:
 
 
 def _sharegpt(row: dict, location: str) -> dict:
-    """`conversations` -> `messages`; with `chosen` and `rejected` turns, the `prompt` of a pair."""
+    """Converts `conversations` to `messages`; with `chosen` and `rejected` turns, to the `prompt`
+    of a pair."""
     if not isinstance(row.get("conversations"), list):
         raise InputError(
             f"{location} has no list in the column 'conversations'",
@@ -161,9 +166,10 @@ def _message(turn: object, location: str) -> dict:
 
 
 def _alpaca(row: dict, location: str) -> dict:
-    """`instruction` and `input` -> `prompt`, `output` -> `completion`; with `system` or `history`
-    the prompt is a conversation. Dolly names them `context` and `response`; a `score` of 0 or 1
-    beside a response says whether it is desirable. A prompt may have its answer in our columns."""
+    """Converts `instruction` and `input` to `prompt`, `output` to `completion`; with `system` or
+    `history` the prompt is a conversation. Dolly names them `context` and `response`; a `score` of
+    0 or 1 beside a response says whether it is desirable. A prompt may have its answer in our
+    columns."""
     for name, other in (("input", "context"), ("output", "response"), ("label", "score")):
         if name not in row and other in row and (name != "label" or row[other] in (0, 1)):
             row = {**{n: v for n, v in row.items() if n != other}, name: row[other]}
@@ -178,30 +184,30 @@ def _alpaca(row: dict, location: str) -> dict:
     if row.get("system") or history:
         messages = [{"role": "system", "content": row["system"]}] if row.get("system") else []
         try:
-            pairs = [(asked, answered) for asked, answered in history]
+            pairs = [(question, answer) for question, answer in history]
         except (TypeError, ValueError):
             raise InputError(
                 f"{location}, column 'history' is no list of pairs",
                 value=history,
                 fix='write [["question", "answer"], ...]',
             ) from None
-        for asked, answered in pairs:
-            messages.append({"role": "user", "content": asked})
-            messages.append({"role": "assistant", "content": answered})
+        for question, answer in pairs:
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": answer})
         prompt = [*messages, {"role": "user", "content": prompt}]
-    of_alpaca = ("instruction", "input", "output", "system", "history")
-    made = {n: v for n, v in row.items() if n not in of_alpaca}
-    made["prompt"] = prompt
+    alpaca_columns = ("instruction", "input", "output", "system", "history")
+    converted = {n: v for n, v in row.items() if n not in alpaca_columns}
+    converted["prompt"] = prompt
     if row.get("output") is not None:
-        made["completion"] = row["output"]
+        converted["completion"] = row["output"]
         if "ground_truth" not in row and "reward_model" not in row:
-            made.setdefault("answer", row["output"])
-    return made
+            converted.setdefault("answer", row["output"])
+    return converted
 
 
 def _openrlhf(row: dict, location: str) -> dict:
-    """`input` or `context_messages` -> `prompt`, `output` -> `completion`; a `label` beside an
-    output says whether it is desirable, without one it is the ground truth."""
+    """Converts `input` or `context_messages` to `prompt`, `output` to `completion`. A `label`
+    beside an output says whether it is desirable; without an output it is the ground truth."""
     name = "context_messages" if "context_messages" in row else "input"
     if name not in row:
         raise InputError(
@@ -210,30 +216,30 @@ def _openrlhf(row: dict, location: str) -> dict:
             rule="the first row has it, or 'context_messages'",
             fix="correct the row",
         )
-    of_openrlhf = ("input", "context_messages", "output", "label", "datasource")
-    made = {n: v for n, v in row.items() if n not in of_openrlhf}
-    made["prompt"] = row[name]
+    openrlhf_columns = ("input", "context_messages", "output", "label", "datasource")
+    converted = {n: v for n, v in row.items() if n not in openrlhf_columns}
+    converted["prompt"] = row[name]
     if "output" in row:
-        made["completion"] = row["output"]
+        converted["completion"] = row["output"]
     if "label" in row:
-        made["label" if "output" in row else "ground_truth"] = row["label"]
+        converted["label" if "output" in row else "ground_truth"] = row["label"]
     if row.get("datasource") is not None:
-        made["data_source"] = row["datasource"]
-    return made
+        converted["data_source"] = row["datasource"]
+    return converted
 
 
 def _orca(row: dict, location: str) -> dict:
-    """OpenOrca: `question` and `response` -> `prompt` and `completion`; with a `system_prompt` the
-    prompt is a conversation."""
-    made = {n: v for n, v in row.items() if n not in ("system_prompt", "question", "response")}
+    """Converts OpenOrca's `question` and `response` to `prompt` and `completion`; with a
+    `system_prompt` the prompt is a conversation."""
+    converted = {n: v for n, v in row.items() if n not in ("system_prompt", "question", "response")}
     prompt = row.get("question")
     if row.get("system_prompt"):
         system = {"role": "system", "content": row["system_prompt"]}
         prompt = [system, {"role": "user", "content": prompt}]
-    made |= {"prompt": prompt, "completion": row.get("response")}
+    converted |= {"prompt": prompt, "completion": row.get("response")}
     if "ground_truth" not in row and "reward_model" not in row:
-        made.setdefault("answer", row.get("response"))
-    return made
+        converted.setdefault("answer", row.get("response"))
+    return converted
 
 
 _STEP_END = "ки"  # Math-Shepherd's token behind each step
@@ -241,12 +247,12 @@ _SIGNS = {"+": True, "-": False}
 
 
 def _math_shepherd(row: dict, location: str) -> dict:
-    """Math-Shepherd as OpenRLHF reads it: `input`, a question and steps with a mark behind each,
-    and `value`, "+" or "-" for each mark -> `prompt`, `completions`, `labels`."""
-    *steps, rest = str(row.get("input")).split(_STEP_END)
+    """Converts Math-Shepherd as OpenRLHF reads it, `input`, a question and steps with a mark behind
+    each, and `value`, "+" or "-" for each mark, to `prompt`, `completions`, `labels`."""
+    *steps, remainder = str(row.get("input")).split(_STEP_END)
     values = row.get("value")
     unknown = [v for v in values if v not in (*_SIGNS, 0, 1)] if isinstance(values, list) else []
-    if not isinstance(values, list) or len(values) != len(steps) or unknown or rest.strip():
+    if not isinstance(values, list) or len(values) != len(steps) or unknown or remainder.strip():
         raise InputError(
             f"{location}: 'value' does not fit the steps of 'input'",
             value=f"{len(steps)} steps, {str(values)[:80]}",
@@ -254,34 +260,34 @@ def _math_shepherd(row: dict, location: str) -> dict:
             fix="correct the row, or write 'prompt', 'completions' and 'labels'",
         )
     prompt, mark, first = steps[0].partition("Step 1:")
-    made = {n: v for n, v in row.items() if n not in ("input", "value", "label")}
+    others = {n: v for n, v in row.items() if n not in ("input", "value", "label")}
     return {
-        **made,
+        **others,
         "prompt": prompt.strip() if mark else "",
         "completions": [step.strip() for step in (mark + first, *steps[1:])],
         "labels": [_SIGNS.get(value, value == 1) for value in values],
     }
 
 
-def _signs(text: object, label: object) -> str:
+def _step_signs(text: object, label: object) -> str:
     """Returns the sign of each step of a text with marks, where `label` is the same text with a
     sign in place of each mark; else "" ."""
     if not isinstance(text, str) or not isinstance(label, str):
         return ""
-    *steps, rest = text.split(_STEP_END)
-    signs, at = "", 0
+    *steps, remainder = text.split(_STEP_END)
+    signs, position = "", 0
     for step in steps:
-        sign = label[at + len(step) : at + len(step) + 1]
-        if not label.startswith(step, at) or sign not in _SIGNS:
+        sign = label[position + len(step) : position + len(step) + 1]
+        if not label.startswith(step, position) or sign not in _SIGNS:
             return ""
-        signs, at = signs + sign, at + len(step) + 1
-    return signs if label[at:].strip() == rest.strip() else ""
+        signs, position = signs + sign, position + len(step) + 1
+    return signs if label[position:].strip() == remainder.strip() else ""
 
 
 def _marked_math_shepherd(row: dict, location: str) -> dict:
-    """Math-Shepherd as it is published: `input`, a question and steps with a mark behind each, and
-    `label`, the same with "+" or "-" in place of the marks."""
-    signs = _signs(row.get("input"), row.get("label"))
+    """Converts Math-Shepherd as it is published: `input`, a question and steps with a mark behind
+    each, and `label`, the same with "+" or "-" in place of the marks."""
+    signs = _step_signs(row.get("input"), row.get("label"))
     if not signs or row["input"].rpartition(_STEP_END)[2].strip():
         raise InputError(
             f"{location}: 'label' does not fit the steps of 'input'",
@@ -296,9 +302,9 @@ _PKU_COLUMNS = {"prompt", "response_0", "response_1"}
 
 
 def _pku(row: dict, location: str) -> dict:
-    """Two responses and which is better, which is safer, and whether each is safe -> `chosen` and
-    `rejected`, `safer` and `more_harmful` with their labels."""
-    made = {n: v for n, v in row.items() if "response_" not in n}
+    """Converts two responses, with the number of the better and of the safer one and whether each
+    is safe, to `chosen` and `rejected`, `safer` and `more_harmful` with their labels."""
+    converted = {n: v for n, v in row.items() if "response_" not in n}
     for column, first, second in (
         ("better_response_id", "chosen", "rejected"),
         ("safer_response_id", "safer", "more_harmful"),
@@ -312,12 +318,12 @@ def _pku(row: dict, location: str) -> dict:
                 rule="0 or 1",
                 fix=f"write 0 or 1 in {column!r}, or drop the row",
             )
-        for name, which in ((first, int(row[column])), (second, 1 - int(row[column]))):
-            made[name] = row.get(f"response_{which}")
-            label = row.get(f"is_response_{which}_safe")
+        for name, number in ((first, int(row[column])), (second, 1 - int(row[column]))):
+            converted[name] = row.get(f"response_{number}")
+            label = row.get(f"is_response_{number}_safe")
             if first == "safer" and label is not None:
-                made[f"{name}_is_safe"] = label
-    return made
+                converted[f"{name}_is_safe"] = label
+    return converted
 
 
 _PKU = Form("PKU-SafeRLHF", _pku)
@@ -333,8 +339,8 @@ _GSM8K = Form("GSM8K, the answer after ####", lambda row, location: row)
 
 
 def table_row(names: list[str], cells: list[str], location: str) -> dict:
-    """A row of a table of texts: an empty cell is None; numbers and truth values where a column
-    holds such; lists and objects that were written as JSON."""
+    """Returns a row of a table of texts: an empty cell is None; numbers and truth values where a
+    column holds such; lists and objects that were written as JSON."""
     columns = zip(names, cells, strict=True)
     return {name: _cell(name, cell, f"{location}, column {name!r}") for name, cell in columns}
 
@@ -360,7 +366,7 @@ def _cell(name: str, cell: str, location: str) -> object:
             rule=str(error),
             fix="write such cells with json.dumps, or the rows as .jsonl or .parquet",
         ) from None
-    if name in (*TEXTS, *RESPONSES) and not _turns(value):
+    if name in (*TEXTS, *RESPONSES) and not _is_turns(value):
         raise InputError(
             f"{location} holds JSON, a{'n object' if isinstance(value, dict) else ' list'}",
             value=cell,
@@ -371,7 +377,8 @@ def _cell(name: str, cell: str, location: str) -> object:
 
 
 def _is_literal(cell: str) -> bool:
-    """Tells Python's repr of a list or an object from prose with brackets."""
+    """Returns whether a cell is Python's repr of a list or an object, and not prose with
+    brackets."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
             return isinstance(ast.literal_eval(cell.strip()), (list, dict))

@@ -12,7 +12,7 @@ MATH_INSTRUCTION = "Let's think step by step and output the final answer within 
 
 
 def column(example: dict, name: str) -> str:
-    """The text in a column. Raises InputError that names it."""
+    """Returns the text in a column. Raises InputError that names it."""
     if name not in example:
         fix = f"rename the column that holds it to {name!r}"
         raise InputError(f"lacks the column {name!r}", value=sorted(map(str, example)), fix=fix)
@@ -24,7 +24,7 @@ def column(example: dict, name: str) -> str:
 
 
 def with_instruction(question: str, instruction: str) -> str:
-    """The question, and behind it the instruction if it is not ""."""
+    """Returns the question, and behind it the instruction if it is not ""."""
     return f"{question} {instruction}" if instruction else question
 
 

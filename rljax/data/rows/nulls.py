@@ -19,102 +19,112 @@ from collections.abc import Callable, Iterable, Mapping
 from rljax.data.text.messages import ARGUMENTS
 
 # Keys of a schema that hold schemas by name: below them a key is a name.
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("default", "const", "enum", "examples")  # hold values, and not schemas
 _NULLABLE = ("default", "const")
 
 
 class Nulls:
     """Tells which nulls of the rows' tools and calls a table filled in. The function `rows` returns
-    the rows, or some of them; it is called once a null is met."""
+    the rows, or some of them; it is called when the first null is met."""
 
     def __init__(self, rows: Callable[[], Iterable[Mapping]] = tuple):
         self._rows = rows
 
     def tools(self, tools: list[dict]) -> list[dict]:
-        """Tools without the nulls that were filled in."""
+        """Returns tools without the nulls that were filled in."""
         if not _has_null(tools):
             return tools
-        return [self._schema(tool, ("tools",), _is_filled(tools)) for tool in tools]
+        return [self._clean_schema(tool, ("tools",), _has_filled_null(tools)) for tool in tools]
 
     def messages(self, messages: Iterable, tools: Iterable[Mapping]) -> list:
-        """Messages whose calls are without the nulls that were filled in; `tools` are the row's."""
+        """Returns the messages with calls without the nulls that were filled in; `tools` are the
+        row's."""
         return [
-            {**message, name: self._calls(message[name], tools)}
+            {**message, name: self._clean_calls(message[name], tools)}
             if isinstance(message, Mapping)
             and (name := next((n for n in _CALLS if _has_null(message.get(n))), None))
             else message
             for message in messages
         ]
 
-    def _calls(self, calls: object, tools: Iterable[Mapping]) -> object:
+    def _clean_calls(self, calls: object, tools: Iterable[Mapping]) -> object:
         if isinstance(calls, Mapping):
-            kept = {name: value for name, value in calls.items() if value is not None}
-            if isinstance(kept.get("function"), Mapping):
-                kept["function"] = self._calls(kept["function"], tools)
-            schema = _parameters(kept.get("name"), tools)
+            call = {name: value for name, value in calls.items() if value is not None}
+            if isinstance(call.get("function"), Mapping):
+                call["function"] = self._clean_calls(call["function"], tools)
+            schema = _parameters(call.get("name"), tools)
             for name in ARGUMENTS:
-                if isinstance(kept.get(name), Mapping):
-                    kept[name] = self._arguments(kept[name], schema, ("arguments",))
-            return kept
-        return [self._calls(call, tools) for call in calls] if isinstance(calls, list) else calls
+                if isinstance(call.get(name), Mapping):
+                    call[name] = self._clean_arguments(call[name], schema, ("arguments",))
+            return call
+        if not isinstance(calls, list):
+            return calls
+        return [self._clean_calls(call, tools) for call in calls]
 
-    def _arguments(self, value: object, schema: Mapping | None, path: tuple) -> object:
+    def _clean_arguments(self, value: object, schema: Mapping | None, path: tuple) -> object:
         schema = schema if isinstance(schema, Mapping) else None
         if isinstance(value, list):
             items = schema and schema.get("items")
-            return [self._arguments(item, items, path) for item in value]
+            return [self._clean_arguments(item, items, path) for item in value]
         if not isinstance(value, Mapping):
             return value
         declared = _properties(schema)
-        kept = {}
+        arguments = {}
         for name, item in value.items():
             if item is None and self._argument_is_filled(name, schema, declared, path):
                 continue
-            kept[name] = self._arguments(item, (declared or {}).get(name), (*path, name))
-        return kept
+            arguments[name] = self._clean_arguments(item, (declared or {}).get(name), (*path, name))
+        return arguments
 
     def _argument_is_filled(self, name: str, schema, declared, path: tuple) -> bool:
         if declared is not None and name not in declared:
             return not schema.get("additionalProperties")
         if name in ((schema or {}).get("required") or ()):
             return False
-        return self._filled(path, name) or (declared is None and self._of_several_tools(path, name))
+        return self._is_filled_somewhere(path, name) or (
+            declared is None and self._in_all_of_several_tools(path, name)
+        )
 
-    def _schema(self, value: object, path: tuple, filled: bool, named: bool = False) -> object:
+    def _clean_schema(
+        self, value: object, path: tuple, tools_are_filled: bool, named: bool = False
+    ) -> object:
         if isinstance(value, list):
-            return [self._schema(item, path, filled) for item in value]
+            return [self._clean_schema(item, path, tools_are_filled) for item in value]
         if not isinstance(value, Mapping):
             return value
-        kept = {}
+        schema = {}
         for name, item in value.items():
             is_value = name in _VALUES and not named
             if item is None:
-                meant = _takes_null(value) or not (filled or self._filled(path, name))
-                if named or name not in _NULLABLE or not meant:
+                is_written = _takes_null(value) or not (
+                    tools_are_filled or self._is_filled_somewhere(path, name)
+                )
+                if named or name not in _NULLABLE or not is_written:
                     continue
             if not is_value:
-                inner = name in _NAMED and not named
-                item = self._schema(item, (*path, name), filled, inner)
-            kept[name] = item
-        return kept
+                holds_names = name in _SCHEMAS_BY_NAME and not named
+                item = self._clean_schema(item, (*path, name), tools_are_filled, holds_names)
+            schema[name] = item
+        return schema
 
-    # -- what the rows have --
+    # -- counts of keys and values in the rows --
 
-    def _filled(self, path: tuple, name: str) -> bool:
+    def _is_filled_somewhere(self, path: tuple, name: str) -> bool:
         """Returns whether every object at the path has the key, and at least one a value there."""
         objects, keys = self._counts
-        there, valued = keys.get((path, name), (0, 0))
-        return there == objects.get(path, 0) and valued > 0
+        present, with_value = keys.get((path, name), (0, 0))
+        return present == objects.get(path, 0) and with_value > 0
 
-    def _of_several_tools(self, path: tuple, name: str) -> bool:
+    def _in_all_of_several_tools(self, path: tuple, name: str) -> bool:
         """Returns whether calls of several tools are there, and all of them have the key."""
         objects, keys = self._counts
         return keys.get((path, name), (0, 0))[0] == objects.get(path, 0) and len(self._names) > 1
 
     @functools.cached_property
     def _counts(self) -> tuple[dict, dict]:
-        """Objects at each path, and (objects that have a key there, those that have a value)."""
+        """Returns the number of objects at each path, and for each key of a path (the number of
+        objects that have it, of those that have a value there)."""
         objects: dict[tuple, int] = {}
         keys: dict[tuple, tuple[int, int]] = {}
         self._names = set()
@@ -127,19 +137,19 @@ class Nulls:
                 return
             objects[path] = objects.get(path, 0) + 1
             for name, item in value.items():
-                there, valued = keys.get((path, name), (0, 0))
-                keys[path, name] = there + 1, valued + (item is not None)
+                present, with_value = keys.get((path, name), (0, 0))
+                keys[path, name] = present + 1, with_value + (item is not None)
                 count(item, (*path, name))
 
         for row in self._rows():
-            more = row.get("extra_info")
-            for columns in (row, more if isinstance(more, Mapping) else {}):
+            extra_info = row.get("extra_info")
+            for columns in (row, extra_info if isinstance(extra_info, Mapping) else {}):
                 for name, value in columns.items():
                     if not isinstance(value, (list, tuple)):
                         continue
                     if name in TOOLS:
                         count(value, ("tools",))
-                    for function in _called(value):
+                    for function in _called_functions(value):
                         self._names.add(str(function.get("name")))
                         for key in ARGUMENTS:
                             count(function.get(key), ("arguments",))
@@ -150,15 +160,15 @@ TOOLS = ("tools", "tool_defs", "functions")  # columns that hold tools
 _CALLS = ("tool_calls", "function_call")
 
 
-def _called(messages: Iterable) -> Iterable[Mapping]:
-    """The functions of all calls of messages."""
+def _called_functions(messages: Iterable) -> Iterable[Mapping]:
+    """Yields the functions of all calls of messages."""
     for message in messages:
         for name in _CALLS if isinstance(message, Mapping) else ():
             calls = message.get(name)
             for call in calls if isinstance(calls, (list, tuple)) else [calls]:
                 if isinstance(call, Mapping):
-                    inner = call.get("function")
-                    yield inner if isinstance(inner, Mapping) else call
+                    function = call.get("function")
+                    yield function if isinstance(function, Mapping) else call
 
 
 def _has_null(value: object) -> bool:
@@ -167,16 +177,16 @@ def _has_null(value: object) -> bool:
     return isinstance(value, (list, tuple)) and any(map(_has_null, value))
 
 
-def _is_filled(value: object, named: bool = False) -> bool:
+def _has_filled_null(value: object, named: bool = False) -> bool:
     """Returns whether a null in the schema says nothing: nobody writes one there."""
     if isinstance(value, list):
-        return any(map(_is_filled, value))
+        return any(map(_has_filled_null, value))
     if not isinstance(value, Mapping):
         return False
     return any(
         item is None
         or (named or name not in _VALUES)
-        and _is_filled(item, name in _NAMED and not named)
+        and _has_filled_null(item, name in _SCHEMAS_BY_NAME and not named)
         for name, item in value.items()
         if named or name not in _NULLABLE
     )
@@ -184,28 +194,33 @@ def _is_filled(value: object, named: bool = False) -> bool:
 
 def _takes_null(schema: Mapping) -> bool:
     """Returns whether a schema itself says that null is one of its values."""
-    kinds = schema.get("type")
-    kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
-    several = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    types = schema.get("type")
+    types = types if isinstance(types, (list, tuple)) else [types]
+    alternatives = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     return (
-        "null" in kinds
+        "null" in types
         or bool(schema.get("nullable"))
         or None in (schema.get("enum") or ())
-        or any(_takes_null(one) for one in several if isinstance(one, Mapping))
+        or any(
+            _takes_null(alternative)
+            for alternative in alternatives
+            if isinstance(alternative, Mapping)
+        )
     )
 
 
 def _parameters(name: object, tools: Iterable[Mapping]) -> Mapping | None:
-    """The schema of the arguments of the tool `name`; None where no tool has that name."""
+    """Returns the schema of the arguments of the tool `name`; None where no tool has that name."""
     for tool in tools:
-        inner = tool.get("function")
-        function = inner if isinstance(inner, Mapping) else tool
+        nested = tool.get("function")
+        function = nested if isinstance(nested, Mapping) else tool
         if function.get("name") == name:
             return function.get("parameters") or {}
     return None
 
 
 def _properties(schema: Mapping | None) -> Mapping | None:
-    """The schemas of the names that an object may have; None where that is not said."""
+    """Returns the schemas of the names that an object may have; None where the schema lists
+    none."""
     declared = (schema or {}).get("properties")
     return declared if isinstance(declared, Mapping) else None

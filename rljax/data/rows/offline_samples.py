@@ -98,10 +98,10 @@ MATH = [
 
 
 def gsm8k_rows() -> list[dict]:
-    """The rows in GSM8K's columns: a source for `rljax data prepare`."""
+    """Returns the rows in GSM8K's columns: a source for `rljax data prepare`."""
     return GSM8K
 
 
 def math_rows() -> list[dict]:
-    """The rows in MATH's columns: a source for `rljax data prepare`."""
+    """Returns the rows in MATH's columns: a source for `rljax data prepare`."""
     return MATH

@@ -41,28 +41,34 @@ def prepare(options: PrepareOptions) -> dict:
     returns the counts. Raises InputError, and writes nothing, for options that exclude each other,
     for a bad row, and if no row is left for a split."""
     _check(options)
-    mapped, counts = {}, {}
+    records_by_split, counts = {}, {}
     for split in ("train", "test") if _has_own_test(options) else ("train",):
-        mapped[split], part_counts = _mapped(options, split)
+        records_by_split[split], part_counts = _mapped_records(options, split)
         counts |= {name: counts.get(name, 0) + n for name, n in part_counts.items()}
     if options.test_fraction:
-        every = mapped["train"]
-        mapped = {"train": [], "test": []}
-        for row in every:
+        all_rows = records_by_split["train"]
+        records_by_split = {"train": [], "test": []}
+        for row in all_rows:
             held_out = is_held_out(messages_text(row["prompt"]), options.test_fraction)
-            mapped["test" if held_out else "train"].append(row)
-    # The test split first: what it holds leaves the training split.
-    kept, first_locations = {}, {}
+            records_by_split["test" if held_out else "train"].append(row)
+    # The test split first: its prompts leave the training split.
+    rows_by_split, first_locations = {}, {}
     for split in ("test", "train"):
-        if split in mapped:
-            kept[split], part_counts = _without_repeats(mapped[split], first_locations, split)
+        if split in records_by_split:
+            rows_by_split[split], part_counts = _without_duplicates(
+                records_by_split[split], first_locations, split
+            )
             counts |= {name: counts.get(name, 0) + n for name, n in part_counts.items()}
-    for split, rows in kept.items():
+    for split, rows in rows_by_split.items():
         counts[split] = len(rows)
         fix = "more rows, or a larger --test_fraction" if split == "test" else "check the source"
         if not rows:
             raise InputError(f"no row is left for {split}.parquet", value=counts, fix=fix)
-    _write(Path(options.out), {split: _table(rows, split) for split, rows in kept.items()}, counts)
+    _write(
+        Path(options.out),
+        {split: _table(rows, split) for split, rows in rows_by_split.items()},
+        counts,
+    )
     return counts
 
 
@@ -87,7 +93,8 @@ def _check(options: PrepareOptions) -> None:
 
 
 def _has_own_test(options: PrepareOptions) -> bool:
-    """A folder, a name with {split} and a TFDS data set have splits; one file has not."""
+    """Returns whether the source has a test split of its own: a folder, a name with {split} and a
+    TFDS data set have splits; one file has not."""
     if options.test_fraction:
         return False
     if hub.is_hub(options.source):
@@ -101,15 +108,15 @@ def _hub_has_test(source: str) -> bool:
     """Returns whether a data set of the hub has a test split beside the rows that it names."""
     try:
         return hub.split_files(source, "test").names != hub.split_files(source, "train").names
-    except InputError:  # it has none; what else is wrong with it shows when its rows are read
+    except InputError:  # it has none; other faults show when its rows are read
         return False
 
 
 # -- rows --
 
 
-def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, int]]:
-    """Prompt records of a split with their prompts as messages, and counts."""
+def _mapped_records(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, int]]:
+    """Returns the prompt records of a split with their prompts as messages, and counts."""
     rows = read_rows(options.source, split)
     function = _map_function(options.map) if options.map else None
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
@@ -117,24 +124,24 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
     after = dataclasses.replace(rows, source=f"{rows.source}, after the map") if function else rows
     records = []
     for index, row in enumerate(rows.rows):
-        made = _called(function, row, index, rows) if function else row
-        if made is None:
+        mapped_row = _call_map(function, row, index, rows) if function else row
+        if mapped_row is None:
             counts["dropped_by_map"] += 1
             continue
         if options.data_source:
-            made = {**made, "data_source": options.data_source}
-        rows_made = [made]
+            mapped_row = {**mapped_row, "data_source": options.data_source}
+        split_rows = [mapped_row]
         if options.turns == "each":
-            rows_made = _of_each_turn(made, after.location(index))
-        counts["split_conversations"] += len(rows_made) > 1
-        for one in rows_made:
-            record = prompt_record(one, index, after, True)
+            split_rows = _rows_of_turns(mapped_row, after.location(index))
+        counts["split_conversations"] += len(split_rows) > 1
+        for split_row in split_rows:
+            record = prompt_record(split_row, index, after, True)
             require_text_alone([record], "rljax data prepare")
             if isinstance(record["prompt"], str):
                 record["prompt"] = [{"role": "user", "content": record["prompt"]}]
             if tokenizer is not None:
-                most = options.max_prompt_tokens
-                encoded, _ = encode_prompt(record, tokenizer, max_prompt_tokens=most)
+                limit = options.max_prompt_tokens
+                encoded, _ = encode_prompt(record, tokenizer, max_prompt_tokens=limit)
                 if encoded is None:
                     counts["dropped_overlong"] += 1
                     continue
@@ -143,23 +150,24 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
     return records, counts
 
 
-def _of_each_turn(row: dict, location: str) -> list[dict]:
-    """A row of each turn of the assistant in `messages` that is learned and answers someone: the
-    messages up to it. A row without `messages` is itself."""
-    asked = any(row.get(name) is not None for name in ("prompt", "question"))
-    if row.get("messages") is None or asked:
+def _rows_of_turns(row: dict, location: str) -> list[dict]:
+    """Returns a row for each turn of the assistant in `messages` that is learned and answers
+    someone: the messages up to it. A row without `messages` is returned as it is."""
+    has_prompt = any(row.get(name) is not None for name in ("prompt", "question"))
+    if row.get("messages") is None or has_prompt:
         return [row]
     messages = conversation(row["messages"], f"{location}, column 'messages'")
     turns = [
         k
         for k in learned_turns(messages)
-        if messages[k].get("content") and any(m["role"] not in NOT_ASKING for m in messages[:k])
+        if messages[k].get("content")
+        and any(message["role"] not in NOT_ASKING for message in messages[:k])
     ]
     if len(turns) < 2:
         return [row]
-    if given := held_answers(row):
+    if answers := held_answers(row):
         raise InputError(
-            f"{location} has one ground truth, in {given[0]!r}, for {len(turns)} turns",
+            f"{location} has one ground truth, in {answers[0]!r}, for {len(turns)} turns",
             rule="with --turns=each the ground truth of a turn is its own text",
             fix="remove the column with a --map, or use --turns=last",
         )
@@ -167,8 +175,8 @@ def _of_each_turn(row: dict, location: str) -> list[dict]:
 
 
 def _map_function(text: str) -> Callable[[dict, int], dict | None]:
-    """The function of (example, index) that `text` names: itself, or what a call of it with its
-    options returns (verl's make_map_fn(split))."""
+    """Returns the function of (example, index) that `text` names: itself, or the function that a
+    call of it with its options returns (verl's make_map_fn(split))."""
     component = resolve(text, MAPS)
     rule = "a map is a function of (example, index), or returns one"
     with contextlib.suppress(TypeError):
@@ -179,65 +187,67 @@ def _map_function(text: str) -> Callable[[dict, int], dict | None]:
     except TypeError as error:
         fix = "write its options in the brackets, such as make_map_fn(split='train')"
         raise InputError(f"--map={text}", rule=f"{error}; {rule}", fix=fix) from None
-    made = component()
-    if not callable(made):
+    function = component()
+    if not callable(function):
         raise InputError(
             f"--map={text} returned no function",
-            value=made,
+            value=function,
             rule=rule,
             fix="return a function (row, index) -> dict from it, or name the function itself "
             "without brackets",
         )
-    return made
+    return function
 
 
-def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | None:
+def _call_map(function: Callable, row: dict, index: int, rows: Rows) -> dict | None:
     location = rows.location(index)
     try:
-        made = function(row, index)
+        mapped_row = function(row, index)
     except InputError as error:
         raise error.within(f"{location} ") from None
-    except Exception as error:  # the user's own code: say where, and on which row
-        where = traceback.extract_tb(error.__traceback__)[-1]
+    except Exception as error:  # the user's own code: name its line and the row
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise InputError(
             f"{location}: the map failed",
             value=sorted(map(str, row)),
-            rule=f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})",
+            rule=f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
             fix="correct the map, or let it return None to drop the row",
         ) from error
-    if made is not None and not isinstance(made, dict):
+    if mapped_row is not None and not isinstance(mapped_row, dict):
         fix = "return {'prompt': ..., 'ground_truth': ...}"
-        if callable(made):  # make_map_fn(split, more="") was taken for a map
+        if callable(mapped_row):  # make_map_fn(split, more="") was taken for a map
             fix = "write the options of what makes the map, such as make_map_fn(split='train')"
         rule = "an object with prompt and ground_truth, or None to drop the row"
-        raise InputError(f"{location}: the map returned no row", value=made, rule=rule, fix=fix)
-    return made
+        raise InputError(
+            f"{location}: the map returned no row", value=mapped_row, rule=rule, fix=fix
+        )
+    return mapped_row
 
 
-def _without_repeats(
+def _without_duplicates(
     rows: list[dict], first_locations: dict[str, tuple[str, str]], split: str
 ) -> tuple[list[dict], dict[str, int]]:
-    """The first row of every prompt that is not in `first_locations` (prompt -> (split, ground
-    truth)), and counts."""
-    kept, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
+    """Returns the first row of every prompt that is not in `first_locations` (prompt -> (split,
+    ground truth)), and counts."""
+    unique_rows, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
     for row in rows:
         text = messages_text(row["prompt"])
         key = " ".join(text.lower().split())
         if key not in first_locations:
             first_locations[key] = (split, row["ground_truth"])
-            kept.append(row)
+            unique_rows.append(row)
             continue
-        where, truth = first_locations[key]
-        counts["duplicates" if where == split else "also_in_test"] += 1
+        first_split, truth = first_locations[key]
+        counts["duplicates" if first_split == split else "also_in_test"] += 1
         counts["contradicting"] += truth != row["ground_truth"]
-    return kept, counts
+    return unique_rows, counts
 
 
 # -- files --
 
 
 def _table(rows: list[dict], split: str):
-    """The rows in verl's columns."""
+    """Returns the rows as a table in verl's columns."""
     import pyarrow
 
     columns: dict[str, list] = {
@@ -260,7 +270,7 @@ def _table(rows: list[dict], split: str):
         try:
             arrays[name] = pyarrow.array(values)
         except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
-            row = rows[_first_that_does_not_fit(values)]
+            row = rows[_first_unfit(values)]
             raise InputError(
                 f"row {row['index']}, column {name!r} does not fit the rows before it",
                 value=row.get(name, row["extra_info"]),
@@ -277,13 +287,13 @@ def _table(rows: list[dict], split: str):
 
 
 def _with_text_arguments(messages: list[dict]) -> list[dict]:
-    """The messages with the arguments of their calls as JSON texts: a table has one list of keys
-    for all objects, and would fill in nulls."""
+    """Returns the messages with the arguments of their calls as JSON texts: a table has one list of
+    keys for all objects, and would fill in nulls."""
     return [
-        {**m, "tool_calls": [_with_text(call) for call in m["tool_calls"]]}
-        if m.get("tool_calls")
-        else m
-        for m in messages
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
     ]
 
 
@@ -294,9 +304,10 @@ def _with_text(call: dict) -> dict:
 
 
 def _tools_text(tools: object) -> object:
-    """Tools as JSON text; a list of anything else, which an environment may read, as it is."""
-    objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    return _as_text(tools) if objects else tools
+    """Returns tools as JSON text; a list of anything else, which an environment may read, as it
+    is."""
+    are_objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    return _as_text(tools) if are_objects else tools
 
 
 def _as_text(value: object) -> object:
@@ -304,7 +315,7 @@ def _as_text(value: object) -> object:
 
 
 def _empty_struct(kind, location: str) -> str:
-    """The path in a column's type where an object has no key at all; "" if nowhere."""
+    """Returns the path in a column's type where an object has no key at all; "" if nowhere."""
     import pyarrow
 
     if pyarrow.types.is_list(kind):
@@ -313,12 +324,13 @@ def _empty_struct(kind, location: str) -> str:
         return ""
     if not kind.num_fields:
         return location
-    inner = (_empty_struct(field.type, f"{location}.{field.name}") for field in kind)
-    return next(filter(None, inner), "")
+    paths = (_empty_struct(field.type, f"{location}.{field.name}") for field in kind)
+    return next(filter(None, paths), "")
 
 
-def _first_that_does_not_fit(values: list) -> int:
-    """The first value with which the column cannot be written, by bisection."""
+def _first_unfit(values: list) -> int:
+    """Returns the index of the first value with which the column cannot be written, by
+    bisection."""
     import pyarrow
 
     def fails(count: int) -> bool:
@@ -332,7 +344,8 @@ def _first_that_does_not_fit(values: list) -> int:
 
 
 def _write(folder: Path, tables: dict, counts: dict) -> None:
-    """All files under other names first, then renamed: a reader never finds half of one."""
+    """Writes all files under other names first, then renames them: a reader never finds half of
+    one."""
     import pyarrow.parquet
 
     temporary = {}

@@ -68,25 +68,26 @@ class Rows:
     # Whether a key of a nested object that holds None was absent when the rows were written: tables
     # have one list of keys for all rows.
     fills_nulls: bool = False
-    folder: Path | None = None  # of the file: what paths of images are relative to
+    folder: Path | None = None  # of the file; paths of images are relative to it
     parts: tuple["Rows", ...] = ()  # of several files, in the order of the rows
     header: str = ""  # the first line of a table, where it names no column that is read
-    form: str = ""  # of which project the columns are, and which ones, where they are not ours
+    form: str = ""  # a note of the project whose columns were read, where they are not ours
 
     @functools.cached_property
     def nulls(self) -> Nulls:
-        """Tells which nulls of tools and calls a table filled in; of stored rows by the first."""
+        """Returns the object that tells which nulls of tools and calls a table filled in. Of stored
+        rows it reads the first block."""
         if isinstance(self.rows, StoredRows):
-            return Nulls(self.rows.some)
+            return Nulls(self.rows.first_block)
         return Nulls(tuple if isinstance(self.rows, Stream) else lambda: self.rows)
 
     @functools.cached_property
     def unread(self) -> Unread:
-        """Collects what the rows hold beside their prompts."""
+        """Returns the collector of columns that are not read."""
         return Unread(self.source, at_once=isinstance(self.rows, Stream))
 
     def location(self, index: int) -> str:
-        """The file, row and line of row `index`, as errors name them."""
+        """Returns the file, row and line of row `index`, as errors name them."""
         if isinstance(self.rows, StoredRows):
             return self.rows.location(index)
         for part in self.parts:
@@ -103,16 +104,16 @@ class Rows:
         try:
             yield
         except InputError as error:
-            what, fix = error.parts
+            problem, fix = error.parts
             if self.header:
                 raise InputError(
-                    what,
+                    problem,
                     rule=f"the first line, {self.header[:80]!r}, was read as names of columns",
                     fix="name them, such as prompt,answer, above that line if it is a row",
                 ) from None
             if not self.form:
                 raise
-            raise InputError(what, rule=self.form, fix=fix) from None
+            raise InputError(problem, rule=self.form, fix=fix) from None
 
 
 def read_rows(
@@ -122,10 +123,10 @@ def read_rows(
     endless: bool = False,
     notes: list[str] | None = None,
 ) -> Rows:
-    """The rows of a spec, each an object. `demonstrations` selects those of a task instead of its
-    prompts. A stream is accepted only with `endless`. `notes` gets a line that says in which form
-    they are read. Raises InputError for a spec that cannot be read or has no rows, and for a row
-    that is no object."""
+    """Returns the rows of a spec, each an object. `demonstrations` selects those of a task instead
+    of its prompts. A stream is accepted only with `endless`. `notes` gets a line that says in which
+    form they are read. Raises InputError for a spec that cannot be read or has no rows, and for a
+    row that is no object."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", _plain_rows(spec))
     elif isinstance(spec, str) and spec.strip():
@@ -161,52 +162,54 @@ def read_rows(
     form = form_of(rows.rows[0])
     if form is not None:
         converted = [form.read(row, rows.location(index)) for index, row in enumerate(rows.rows)]
-        renamed = _renamed(form, rows.rows[0], converted[0])
-        rows = dataclasses.replace(rows, rows=converted, form=renamed)
-    what = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
-    if notes is not None and what and is_path(rows.source):
-        notes.append(f"{rows.source}: {len(rows.rows):,} rows, read as {what}")
+        rename_note = _rename_note(form, rows.rows[0], converted[0])
+        rows = dataclasses.replace(rows, rows=converted, form=rename_note)
+    form_name = ": ".join(filter(None, (form and form.name, understood(rows.rows[0]))))
+    if notes is not None and form_name and is_path(rows.source):
+        notes.append(f"{rows.source}: {len(rows.rows):,} rows, read as {form_name}")
     return rows
 
 
 def read_stored(spec: str, split: str, notes: list[str] | None = None) -> Rows:
-    """The rows of a file, or of all files of a split of a data set of the hub, read and checked as
-    they are drawn (rljax.data.rows.stored). Raises InputError for a file that cannot be read so, or
-    has no rows."""
+    """Returns the rows of a file, or of all files of a split of a data set of the hub, read and
+    checked as they are drawn (rljax.data.rows.stored). Raises InputError for a file that cannot be
+    read so, or has no rows."""
     if hub.is_hub(spec):
-        found = hub.split_files(spec, split)
-        paths, data_source = found.files, found.repository
-        names = [f"{found.repository}/{name}" for name in found.names]
+        split_files = hub.split_files(spec, split)
+        paths, data_source = split_files.files, split_files.repository
+        names = [f"{split_files.repository}/{name}" for name in split_files.names]
     else:
         path = Path(spec.replace("{split}", split))
         path = _file_of_split(path, split) if os.path.isdir(path) else path
         names = data_files(str(path))
         paths, data_source = [Path(name) for name in names], Path(names[0]).stem
     stored = StoredRows(paths, names)
-    nulls = any(path.suffix == ".parquet" for path in paths)
+    fills_nulls = any(path.suffix == ".parquet" for path in paths)
     source = names[0] if len(names) == 1 else spec
     # (Paths of images are relative to the first file.)
     folder = Path(paths[0]).parent
-    rows = Rows(source, data_source, stored, fills_nulls=nulls, folder=folder)
+    rows = Rows(source, data_source, stored, fills_nulls=fills_nulls, folder=folder)
     first = stored[0]
     form = form_of(first) if isinstance(first, dict) else None
     if form is not None:
         stored.convert = lambda row, index: form.read(row, rows.location(index))
-        rows = dataclasses.replace(rows, form=_renamed(form, first, stored[0]))
+        rows = dataclasses.replace(rows, form=_rename_note(form, first, stored[0]))
     if notes is not None:
-        what = ": ".join(filter(None, (form and form.name, understood(stored[0]))))
-        as_what = f", as {what}" if what else ""
-        chosen = f" ({found.chosen})" if hub.is_hub(spec) else ""
+        form_name = ": ".join(filter(None, (form and form.name, understood(stored[0]))))
+        as_form = f", as {form_name}" if form_name else ""
+        chosen = f" ({split_files.chosen})" if hub.is_hub(spec) else ""
         notes.append(
-            f"{rows.source}: {stored.rows:,} rows, read as they are drawn{as_what}{chosen}"
+            f"{rows.source}: {stored.rows:,} rows, read as they are drawn{as_form}{chosen}"
         )
     return rows
 
 
-def _renamed(form: Form, row: dict, made: dict) -> str:
-    """Returns what errors say of rows whose columns were renamed; "" if none was."""
-    read = sorted(str(name) for name in row if name not in made)
-    return f"{', '.join(map(repr, read))} were read as columns of {form.name}" if read else ""
+def _rename_note(form: Form, row: dict, converted: dict) -> str:
+    """Returns a note for errors about rows whose columns were renamed; "" if none was."""
+    foreign_columns = sorted(str(name) for name in row if name not in converted)
+    if not foreign_columns:
+        return ""
+    return f"{', '.join(map(repr, foreign_columns))} were read as columns of {form.name}"
 
 
 def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -> Rows:
@@ -222,8 +225,8 @@ def _read_named(spec: str, split: str, demonstrations: bool, notes: list[str]) -
         path = _file_of_split(path, split)
     if path.suffix in _READERS:
         files = [Path(file) for file in data_files(str(path))]
-        read = [_READERS[file.suffix](file, split) for file in files]
-        return read[0] if len(read) == 1 else _joined(read, spec, read[0].data_source)
+        parts = [_READERS[file.suffix](file, split) for file in files]
+        return parts[0] if len(parts) == 1 else _concatenated(parts, spec, parts[0].data_source)
     raise InputError(
         f"{path} is not a kind of data file that is read",
         rule=f"the name must end in one of {', '.join(DATA_FILES)}",
@@ -246,26 +249,26 @@ def _file_of_split(folder: Path, split: str) -> Path:
 
 
 def _patterns_of(folder: Path, split: str) -> list[str]:
-    """Returns what to write for the files of a split that lie in a folder as in a data set of the
-    hub (data/train-00000-of-00002.parquet), a text for each subset."""
+    """Returns the specs of the files of a split that lie in a folder as in a data set of the hub
+    (data/train-00000-of-00002.parquet), one for each subset."""
     paths = []
-    for here, folders, names in os.walk(folder):
+    for parent_folder, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        depth = len(Path(here).relative_to(folder).parts)
+        depth = len(Path(parent_folder).relative_to(folder).parts)
         folders[:] = folders[:_MOST_FOLDERS] if depth < 2 else []
-        paths += [Path(here, name) for name in names if name[0] != "."]
-    found: dict[tuple[Path, str], list[str]] = {}
+        paths += [Path(parent_folder, name) for name in names if name[0] != "."]
+    names_by_folder: dict[tuple[Path, str], list[str]] = {}
     relative = (path.relative_to(folder).as_posix() for path in paths)
     for name in hub.files_by_split(relative).get(split, ()):
         path = folder / name
-        found.setdefault((path.parent, path.suffix), []).append(path.name)
+        names_by_folder.setdefault((path.parent, path.suffix), []).append(path.name)
     texts = []
-    for (parent, suffix), names in sorted(found.items())[:3]:
+    for (parent, suffix), names in sorted(names_by_folder.items())[:3]:
         names.sort()
-        begin = re.sub(r"\d.*", "", os.path.commonprefix(names), flags=re.DOTALL)
-        pattern = str(parent / (names[0] if len(names) == 1 else f"{begin}*{suffix}"))
-        whole = ",".join(str(parent / name) for name in names)
-        texts.append(pattern if len(data_files(pattern)) == len(names) else whole)
+        beginning = re.sub(r"\d.*", "", os.path.commonprefix(names), flags=re.DOTALL)
+        pattern = str(parent / (names[0] if len(names) == 1 else f"{beginning}*{suffix}"))
+        all_names = ",".join(str(parent / name) for name in names)
+        texts.append(pattern if len(data_files(pattern)) == len(names) else all_names)
     return texts
 
 
@@ -296,12 +299,13 @@ def _read_jsonl(path: Path, split: str) -> Rows:
 
 
 def _read_table(path: Path, split: str) -> Rows:
-    """Rows of a .csv or .tsv file; its first line names the columns, and cells are texts. Columns
-    may be separated otherwise than the file's name says, as some spreadsheets write them."""
+    """Reads rows of a .csv or .tsv file; its first line names the columns, and cells are texts.
+    Columns may be separated otherwise than the file's name says, as some spreadsheets write them.
+    """
     csv.field_size_limit(_LONGEST_CELL)
-    first = next((line for _, line in read_lines(path)), "")
-    own = "\t" if path.suffix == ".tsv" else ","
-    separator = next((one for one in (own, ";", "\t", "|", ",") if one in first), own)
+    header = next((line for _, line in read_lines(path)), "")
+    usual = "\t" if path.suffix == ".tsv" else ","
+    separator = next((mark for mark in (usual, ";", "\t", "|", ",") if mark in header), usual)
     lines = (line + "\n" for _, line in read_lines(path))
     table = csv.reader(lines, delimiter=separator, strict=True)
     rows, numbers, names = [], [], None
@@ -327,9 +331,9 @@ def _read_table(path: Path, split: str) -> Rows:
             rule=str(error),
             fix="put quotes around texts, and double the quotes inside them",
         ) from None
-    known = {name.lower() for name in names or ()} & set(KNOWN)
-    header = "" if known else first
-    return Rows(str(path), path.stem, rows, numbers, folder=path.parent, header=header)
+    has_known_names = {name.lower() for name in names or ()} & set(KNOWN)
+    unknown_header = "" if has_known_names else header
+    return Rows(str(path), path.stem, rows, numbers, folder=path.parent, header=unknown_header)
 
 
 def _check_names(names: list[str], path: Path) -> None:
@@ -347,7 +351,7 @@ def _read_json(path: Path, split: str) -> Rows:
     if isinstance(value, dict):
         if split not in value:
             fix = "correct the split; one object per line is a .jsonl file"
-            if value and all(isinstance(one, (dict, list)) for one in value.values()):
+            if value and all(isinstance(rows, (dict, list)) for rows in value.values()):
                 fix += "; a table by its columns is written with to_json(orient='records')"
             fix = how_to_get_data(str(path)) or fix
             raise InputError(
@@ -372,27 +376,34 @@ _READERS = {
 
 
 def _read_hub(spec: str, split: str, notes: list[str]) -> Rows:
-    """The rows of all files of a split of a data set of the hub, named after its repository."""
-    found = hub.split_files(spec, split)
-    parts = [_READERS[file.suffix](file, split) for file in found.files]
-    notes.append(f"{spec}: {found.chosen}")
+    """Reads the rows of all files of a split of a data set of the hub, named after its
+    repository."""
+    split_files = hub.split_files(spec, split)
+    parts = [_READERS[file.suffix](file, split) for file in split_files.files]
+    notes.append(f"{spec}: {split_files.chosen}")
     if len(parts) == 1:
-        source = f"{found.repository}/{found.names[0]}"
-        return dataclasses.replace(parts[0], source=source, data_source=found.repository)
-    return _joined(parts, spec, found.repository)
+        source = f"{split_files.repository}/{split_files.names[0]}"
+        return dataclasses.replace(parts[0], source=source, data_source=split_files.repository)
+    return _concatenated(parts, spec, split_files.repository)
 
 
-def _joined(parts: list[Rows], source: str, data_source: str) -> Rows:
-    """The rows of several files as one. Paths of images are relative to the first file."""
+def _concatenated(parts: list[Rows], source: str, data_source: str) -> Rows:
+    """Returns the rows of several files as one. Paths of images are relative to the first file."""
     rows = [row for part in parts for row in part.rows]
-    nulls, folder = any(part.fills_nulls for part in parts), parts[0].folder
-    more = dict(parts=tuple(parts), header=parts[0].header)
-    return Rows(source, data_source, rows, fills_nulls=nulls, folder=folder, **more)
+    return Rows(
+        source,
+        data_source,
+        rows,
+        fills_nulls=any(part.fills_nulls for part in parts),
+        folder=parts[0].folder,
+        parts=tuple(parts),
+        header=parts[0].header,
+    )
 
 
 def make_task(spec: str) -> tuple[str, object]:
-    """(the name of a task's function, its Task or rows). Raises InputError for an unknown task, and
-    for options that are missing or refused."""
+    """Returns (the name of a task's function, its Task or rows). Raises InputError for an unknown
+    task, and for options that are missing or refused."""
     task_function = resolve(spec, "rljax.tasks")
     try:
         inspect.signature(task_function.function).bind(**task_function.options)
@@ -425,18 +436,18 @@ def _run_task(spec: str, split: str, demonstrations: bool) -> Rows:
 
 
 def _plain_rows(rows: Sequence[dict] | Stream) -> Sequence[dict] | Stream:
-    """Rows of a program, with values as a file would have them."""
+    """Returns rows of a program, with values as a file would have them."""
 
-    def plain(row: object) -> object:
+    def plain_value(row: object) -> object:
         return plain_row(row) if isinstance(row, dict) else row
 
     if isinstance(rows, Stream):
-        return Stream(lambda index: plain(rows[index]), rows=rows.rows)
-    return [plain(row) for row in rows]
+        return Stream(lambda index: plain_value(rows[index]), rows=rows.rows)
+    return [plain_value(row) for row in rows]
 
 
 def _read_tfds(spec: str, split: str) -> Rows:
-    """A split of a TFDS data set by random access (ArrayRecord files), without TensorFlow."""
+    """Reads a split of a TFDS data set by random access (ArrayRecord files), without TensorFlow."""
     name = spec.removeprefix(TFDS).strip()
     try:
         import tensorflow_datasets as tfds
@@ -485,8 +496,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _plain_feature(value: object, feature: object) -> object:
-    """A TFDS value in JSON's types: texts decoded, and a sequence of objects as a list of them
-    (TFDS stores it as an object of lists)."""
+    """Returns a TFDS value in JSON's types: texts decoded, and a sequence of objects as a list of
+    them (TFDS stores it as an object of lists)."""
     from tensorflow_datasets import features as kinds
 
     if isinstance(feature, kinds.FeaturesDict):

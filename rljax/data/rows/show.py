@@ -1,5 +1,5 @@
-"""Shows what a config's data looks like as tokens: each coloured by whether it is learned, what
-ends a turn, and how long rows are.
+"""Shows a config's data as tokens: whether each is learned, the tokens that end a turn, and the
+lengths of rows.
 
 Rows are encoded by rljax.data.online.encoded. No weights are read; a tokenizer is enough. The same
 page is in the report of a run (`data_page`).
@@ -45,7 +45,7 @@ class Shown:
 
 
 def load_shown(config: Config) -> tuple[Data, Tokenizer]:
-    """The data and the tokenizer of a config, with rows of one example each."""
+    """Returns the data and the tokenizer of a config, with rows of one example each."""
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     config = copy.deepcopy(config)
     config.offline.packing = False
@@ -56,7 +56,7 @@ def load_shown(config: Config) -> tuple[Data, Tokenizer]:
 def shown_rows(
     data: Data, *, rows: int, split: str = "train", seed: int = 0
 ) -> tuple[list[Shown], dict]:
-    """(the first rows of the split in the order of the run, with the supervised examples of
+    """Returns (the first rows of the split in the order of the run, with the supervised examples of
     sft.steps behind them; counts of the rows that were dropped). Raises InputError for a split
     without rows."""
     counts = dict(data.counts)
@@ -65,50 +65,63 @@ def shown_rows(
         if data.endless and split == "train":
             loader = Loader(data.sources[0], batch_size=1, seed=seed)
             items = loader.take(rows)
-            counts = _with_drawn(counts, loader.counts)
-        shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(data.kind, i, x["item"])]
-        return _required(shown, split), counts
+            counts = _with_stream_counts(counts, loader.counts)
+        sequences = [
+            sequence
+            for number, record in enumerate(items[:rows])
+            for sequence in _shown_item(data.kind, number, record["item"])
+        ]
+        return _require_rows(sequences, split), counts
     if split == "test":
-        shown = [_of_prompt(p) for p in data.test_prompts[:rows]]
-        return _required(shown, split), counts
-    shown, drawn = [], collections.Counter()
+        sequences = [_shown_prompt(prompt) for prompt in data.test_prompts[:rows]]
+        return _require_rows(sequences, split), counts
+    sequences, stream_counts = [], collections.Counter()
     for source in data.sources:
         loader = Loader(source, batch_size=1, seed=seed, repeat=False)
-        shown += [_of_prompt(p) for p in loader.take(rows)]
-        drawn.update(loader.counts)
+        sequences += [_shown_prompt(prompt) for prompt in loader.take(rows)]
+        stream_counts.update(loader.counts)
     if data.examples:
         examples = Loader(data.examples, batch_size=1, seed=seed, shuffle=False, repeat=False)
-        taken = enumerate(examples.take(rows))
-        shown += [s for number, example in taken for s in _of_kind("examples", number, example)]
-        drawn.update({f"examples_{name}": count for name, count in examples.counts.items()})
-    return shown, _with_drawn(counts, drawn)
+        numbered = enumerate(examples.take(rows))
+        sequences += [
+            sequence
+            for number, example in numbered
+            for sequence in _shown_item("examples", number, example)
+        ]
+        stream_counts.update({f"examples_{name}": count for name, count in examples.counts.items()})
+    return sequences, _with_stream_counts(counts, stream_counts)
 
 
-def _with_drawn(counts: dict, drawn: dict[str, int]) -> dict:
-    """The counts, with those of the rows of streams that were drawn to be shown."""
-    return counts | {f"{name}_of_stream": count for name, count in drawn.items() if count}
+def _with_stream_counts(counts: dict, stream_counts: dict[str, int]) -> dict:
+    """Returns the counts, with those of the rows of streams that were drawn to be shown."""
+    return counts | {f"{name}_of_stream": count for name, count in stream_counts.items() if count}
 
 
 def turn_lines(tokenizer: Tokenizer) -> list[str]:
-    """Lines that name the ends of a turn, the stop tokens and the chat template's variables."""
+    """Returns lines that name the ends of a turn, the stop tokens and the chat template's
+    variables."""
 
     def text(ids):
         return " ".join(repr(tokenizer.decode([i], skip_special_tokens=False)) for i in ids)
 
-    own = tokenizer.eos_ids[:1]
+    end_of_text = tokenizer.eos_ids[:1]
     if not tokenizer.has_chat_template:
-        return [f"no chat template; a response ends with {text(own)}, learned last"]
+        return [f"no chat template; a response ends with {text(end_of_text)}, learned last"]
     ends = [end.id for end in tokenizer.turn_ends]
     if not ends:
-        how = f"the chat template ends a turn with no token: {text(own)} is learned behind it"
+        rule = (
+            f"the chat template ends a turn with no token: {text(end_of_text)} is learned behind it"
+        )
     elif tokenizer.turn_ends[0].next_role:
-        how = f"a turn ends with the token that begins the next message, learned last: {text(ends)}"
+        rule = (
+            f"a turn ends with the token that begins the next message, learned last: {text(ends)}"
+        )
     else:
-        how = f"a turn ends with {text(ends)} of the chat template, learned last"
-    lines = [f"{how}; decoding stops at {text(tokenizer.eos_ids)}"]
+        rule = f"a turn ends with {text(ends)} of the chat template, learned last"
+    lines = [f"{rule}; decoding stops at {text(tokenizer.eos_ids)}"]
     if tokenizer.variables:
-        given = ", ".join(f"{name}={value!r}" for name, value in tokenizer.variables.items())
-        lines.append(f"the chat template is given {given}")
+        variables = ", ".join(f"{name}={value!r}" for name, value in tokenizer.variables.items())
+        lines.append(f"the chat template is given {variables}")
     return lines
 
 
@@ -122,143 +135,144 @@ def lengths_of(data: Data) -> dict[str, list[int]]:
 
     Rows that are drawn from a stream are left out; of many rows, MOST_MEASURED, evenly spaced,
     are measured."""
-    found: dict[str, list[int]] = {}
+    lengths: dict[str, list[int]] = {}
 
     def add(name, value):
-        found.setdefault(name, []).append(int(value))
+        lengths.setdefault(name, []).append(int(value))
 
-    for item in _some(data.prompts):
+    for item in _sample(data.prompts):
         if isinstance(item, PromptRecord):
             add("prompt tokens", len(item.token_ids))
             continue
-        for shown in _of_kind(data.kind, 0, item["item"]):
+        for shown in _shown_item(data.kind, 0, item["item"]):
             add("tokens of a row", len(shown.ids))
             add("learned tokens of a row", np.sum(np.asarray(shown.mask) > 0))
     if not isinstance(data.examples, Stream):
-        for example in _some(data.examples):
+        for example in _sample(data.examples):
             add("tokens of a demonstration", len(example.ids))
             add("learned tokens of a demonstration", np.sum(example.mask > 0))
     return {
         name: [int(np.percentile(values, q, method="higher")) for q in PERCENTILES]
-        for name, values in found.items()
+        for name, values in lengths.items()
     }
 
 
-def _some(items: Sequence) -> Sequence:
+def _sample(items: Sequence) -> Sequence:
     return items[:: max(1, len(items) // MOST_MEASURED)]
 
 
 def data_page(data: Data, tokenizer: Tokenizer, *, seed: int = 0) -> dict:
     """Returns the data page of a report, as JSON: `notes`, `counts`, `lengths`, and `rows` with a
     title, fields and pieces [text, whether it is learned]."""
-    shown, counts = shown_rows(data, rows=3, seed=seed)
+    sequences, counts = shown_rows(data, rows=3, seed=seed)
     return {
         "notes": [*turn_lines(tokenizer), *data.notes],
         "counts": counts,
         "lengths": lengths_of(data),
         "rows": [
             {
-                "title": one.title,
-                "tokens": len(one.ids),
-                "fields": {name: repr(value)[:1_000] for name, value in one.metadata.items()},
-                "pieces": [[text, learned] for text, learned in _runs(one, tokenizer)],
+                "title": sequence.title,
+                "tokens": len(sequence.ids),
+                "fields": {name: repr(value)[:1_000] for name, value in sequence.metadata.items()},
+                "pieces": [[text, learned] for text, learned in _runs(sequence, tokenizer)],
             }
-            for one in shown
+            for sequence in sequences
         ],
     }
 
 
 def _runs(shown: Shown, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
-    """The text of a sequence in runs of what is learned and what is not."""
+    """Returns the text of a sequence in runs (text, whether it is learned)."""
     learned = np.asarray(shown.mask)[:MOST_TOKENS_SHOWN] > 0
     texts = pieces(shown.ids[:MOST_TOKENS_SHOWN], tokenizer)
     runs = itertools.groupby(range(len(texts)), key=lambda t: bool(learned[t]))
-    out = [("".join(texts[t] for t in run), kind) for kind, run in runs]
-    return [*out, (" ...", False)] if len(shown.ids) > MOST_TOKENS_SHOWN else out
+    run_texts = [("".join(texts[t] for t in run), is_learned) for is_learned, run in runs]
+    return [*run_texts, (" ...", False)] if len(shown.ids) > MOST_TOKENS_SHOWN else run_texts
 
 
-def _required(shown: list[Shown], split: str) -> list[Shown]:
+def _require_rows(shown: list[Shown], split: str) -> list[Shown]:
     if not shown:
         raise InputError(f"the config has no {split} rows", fix="set data.test, or --split=train")
     return shown
 
 
-def _of_prompt(prompt: PromptRecord) -> Shown:
+def _shown_prompt(prompt: PromptRecord) -> Shown:
     ids = prompt.token_ids
     names = ("data_source", "ground_truth", "extra_info")
-    fields = vars(prompt)
-    facts = {name: fields[name] for name in names if fields[name] not in ("", {})}
-    return Shown(f"prompt {prompt.index}", ids, np.zeros(len(ids)), facts)
+    values = vars(prompt)
+    metadata = {name: values[name] for name in names if values[name] not in ("", {})}
+    return Shown(f"prompt {prompt.index}", ids, np.zeros(len(ids)), metadata)
 
 
 _ONE = dict(examples="example", pairs="pair", safety="pair", unpaired="answer")
 _ONE |= dict(stepwise="solution", trajectories="trajectory")
 
 
-def _of_kind(kind: str, index: int, item) -> list[Shown]:
-    """The sequences of one item of rljax.data.offline.encode."""
+def _shown_item(kind: str, index: int, item) -> list[Shown]:
+    """Returns the sequences of one item of rljax.data.offline.encode."""
     title = f"{_ONE[kind]} {index}"
     if kind == "examples":
-        several = item if isinstance(item, list) else [item]  # of a packed row
-        return [Shown(title, *one, {}) for one in several]
+        sequences = item if isinstance(item, list) else [item]  # of a packed row
+        return [Shown(title, *sequence, {}) for sequence in sequences]
     if kind == "stepwise":
         labels = [float(x) for x, m in zip(item.labels, item.mask, strict=True) if m]
         return [Shown(title, item.ids, item.mask, {"labels": labels})]
     if kind == "safety":
         labels = zip(("chosen", "rejected"), ("safer", "more harmful"), item.unsafe, strict=True)
         return [
-            _joined(f"{title}, {text}", item, name, {"unsafe": unsafe})
+            _shown_completion(f"{title}, {text}", item, name, {"unsafe": unsafe})
             for name, text, unsafe in labels
         ]
     if kind == "pairs":
         names = ("chosen", "rejected", "reference")
         names = [name for name in names if vars(item)[f"{name}_ids"] is not None]
-        facts = {"margin": item.margin}
-        return [_joined(f"{title}, {name}", item, name, facts) for name in names]
-    facts = {"label": item.label} if kind == "unpaired" else {"reward": item.reward}
-    return [_joined(title, item, "completion", facts)]
+        metadata = {"margin": item.margin}
+        return [_shown_completion(f"{title}, {name}", item, name, metadata) for name in names]
+    metadata = {"label": item.label} if kind == "unpaired" else {"reward": item.reward}
+    return [_shown_completion(title, item, "completion", metadata)]
 
 
-def _joined(title: str, item, name: str, metadata: dict) -> Shown:
-    fields = vars(item)
-    prompt, ids, mask = item.prompt_ids, fields[f"{name}_ids"], fields[f"{name}_mask"]
-    whole = np.concatenate([np.zeros(len(prompt)), mask])
-    return Shown(title, np.concatenate([prompt, ids]), whole, metadata)
+def _shown_completion(title: str, item, name: str, metadata: dict) -> Shown:
+    values = vars(item)
+    prompt, ids, mask = item.prompt_ids, values[f"{name}_ids"], values[f"{name}_mask"]
+    row_mask = np.concatenate([np.zeros(len(prompt)), mask])
+    return Shown(title, np.concatenate([prompt, ids]), row_mask, metadata)
 
 
 # -- drawing --
 
 
 def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """The text of each token; a character that several tokens spell stands at the last of them."""
-    out, pending = [], []
+    """Returns the text of each token; a character that several tokens spell stands at the last of
+    them."""
+    texts, pending = [], []
     for token in ids:
         pending.append(int(token))
         text = tokenizer.decode(pending, skip_special_tokens=False)
-        whole = not text.endswith("\ufffd")
-        out.append(text if whole or len(pending) > 4 else "")
-        pending = [] if whole or len(pending) > 4 else pending
+        is_whole = not text.endswith("\ufffd")
+        texts.append(text if is_whole or len(pending) > 4 else "")
+        pending = [] if is_whole or len(pending) > 4 else pending
     if pending:
-        out[-1] = tokenizer.decode(pending, skip_special_tokens=False)
-    return out
+        texts[-1] = tokenizer.decode(pending, skip_special_tokens=False)
+    return texts
 
 
 def coloured(shown: Shown, tokenizer: Tokenizer, *, colours: bool) -> Text:
-    """One sequence as text: line breaks as \u21b5, learned tokens green or in [[ ]]."""
+    """Returns one sequence as text: line breaks as \u21b5, learned tokens green or in [[ ]]."""
     texts = [t.replace("\n", "\u21b5\n") for t in pieces(shown.ids, tokenizer)]
-    out = Text()
+    coloured_text = Text()
     runs = itertools.groupby(enumerate(texts), key=lambda x: bool(shown.mask[x[0]]))
     for learned, run in runs:
-        out.append("[[" if learned and not colours else "")
+        coloured_text.append("[[" if learned and not colours else "")
         for number, text in run:
-            line = " underline" if number % 2 else ""
-            out.append(text, ("bold green" if learned else "dim") + line)
-        out.append("]]" if learned and not colours else "")
-    return out
+            underline = " underline" if number % 2 else ""
+            coloured_text.append(text, ("bold green" if learned else "dim") + underline)
+        coloured_text.append("]]" if learned and not colours else "")
+    return coloured_text
 
 
 def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
-    """A table of position, id, text and mask of every token."""
+    """Returns a table of position, id, text and mask of every token."""
     table = Table()
     for column in ("position", "id", "token", "mask"):
         table.add_column(column, justify="left" if column == "token" else "right")
@@ -292,7 +306,7 @@ def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) 
 
 # -- rows of which nothing else is known --
 
-_KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
+_KINDS = {  # the beginning of `understood` (rljax.data.rows.formats): the kind of the rows
     "verl's prompts": "rollouts",
     "prompts": "rollouts",
     "safety pairs": "safety",
@@ -305,17 +319,18 @@ _KINDS = {  # what rows are understood as (rljax.data.rows.formats): their kind
 
 
 def config_of_data(spec: str, model: str, kind: str, config: Config) -> Config:
-    """The config with the rows of `spec`, the tokenizer of `model`, and a dataflow that learns from
-    rows of this kind. If `kind` is "", it is found from the columns of the first row."""
+    """Returns the config with the rows of `spec`, the tokenizer of `model`, and a dataflow that
+    learns from rows of this kind. If `kind` is "", it is found from the columns of the first
+    row."""
     config = copy.deepcopy(config)
     config.data.train, config.tokenizer = spec, model
     only_tokenizer = os.path.isdir(model) and not os.path.exists(os.path.join(model, "config.json"))
     config.model = "" if only_tokenizer else model  # which says how images are read
     if not kind and is_path(spec):
         row = read_rows(spec, "train").rows[0]
-        words = understood(row).partition(",")[0]
+        name = understood(row).partition(",")[0]
         answers = {"completion", "response", "steps"}
-        scored = {"reward", "score"} & row.keys() and answers & row.keys()
-        kind = "trajectories" if scored else _KINDS.get(words, "examples")
+        has_reward = {"reward", "score"} & row.keys() and answers & row.keys()
+        kind = "trajectories" if has_reward else _KINDS.get(name, "examples")
     config.dataflow = kinds.KINDS[kind or "rollouts"].dataflow
     return config

@@ -1,4 +1,4 @@
-"""Records of prompts and of demonstrations: what their rows must hold. No tokens here.
+"""Makes records of prompts and of demonstrations, and checks their rows. No tokens here.
 
 Where the rows come from (files, tasks, TFDS, a list) is `read`; the rows of preference and other
 offline training are rljax.data.offline.rows. Every row is checked here, before a model loads.
@@ -14,7 +14,7 @@ from rljax.answer_columns import ANSWERS, PLAIN_ANSWERS, held_answers
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
-    SPOKEN,
+    CONVERSATIONAL,
     as_written,
     decoded,
     demonstration_record,
@@ -39,7 +39,8 @@ _SOLUTION_CHARACTERS = 100  # of a solution that is taken as the answer itself
 _TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
 
 
-# A record -> why no response could be scored by its ground truth; "" where one could.
+# A function that returns the reason why no response to a record could be scored by its ground
+# truth; "" where one could.
 Check = Callable[[dict], str]
 
 
@@ -52,8 +53,8 @@ def load_prompts(
     notes: list[str] | None = None,
     test_fraction: float = 0.0,
 ) -> list[dict]:
-    """Prompt records: prompt (str or messages), ground_truth (its text, which knows what the row
-    holds), data_source, extra_info, index; and images, where a row has some
+    """Returns prompt records: prompt (str or messages), ground_truth (a GroundTruth: its text, with
+    the columns of the row), data_source, extra_info, index; and images, where a row has some
     (rljax.data.images.columns).
 
     Without `need_ground_truth` (a reward model judges) a missing one is "". `notes` are those of
@@ -63,7 +64,7 @@ def load_prompts(
     """
     rows = read_rows(spec, "train" if test_fraction else split, notes=notes)
     records = _prompt_records(rows, need_ground_truth, check)
-    return _one_side(records, split, test_fraction, spec, rows)
+    return _records_of_split(records, split, test_fraction, spec, rows)
 
 
 def _prompt_records(rows: Rows, need_ground_truth: bool, check: Check | None) -> list[dict]:
@@ -80,20 +81,20 @@ def load_endless_prompts(
     test_fraction: float = 0.0,
     stored: bool = False,
 ) -> list[dict] | Stream:
-    """The records of `load_prompts` for the training split. They are a stream, made as it is read,
-    for an endless task and, if `stored`, for a file."""
+    """Returns the records of `load_prompts` for the training split. They are a stream, made as it
+    is read, for an endless task and, if `stored`, for a file."""
     if stored:
         rows = read_stored(spec, "train", notes)
     else:
         rows = read_rows(spec, "train", endless=True, notes=notes)
     if not isinstance(rows.rows, Stream):
         records = _prompt_records(rows, need_ground_truth, check)
-        return _one_side(records, "train", test_fraction, spec, rows)
+        return _records_of_split(records, "train", test_fraction, spec, rows)
 
-    def made(i):
+    def record_at(i):
         return prompt_record(rows.rows[i], i, rows, need_ground_truth, check)
 
-    return Stream(made, rows=rows.rows.rows)
+    return Stream(record_at, rows=rows.rows.rows)
 
 
 def load_demonstrations(
@@ -103,7 +104,7 @@ def load_demonstrations(
     test_fraction: float = 0.0,
     stored: bool = False,
 ) -> list[dict] | Stream:
-    """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
+    """Returns supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
 
     A task's demonstrations are its training split. `test_fraction`: see load_prompts; `stored`: see
     load_endless_prompts. Raises InputError that names the source, row and column.
@@ -113,13 +114,13 @@ def load_demonstrations(
         return Stream(lambda index: _demonstration(rows, index), rows=rows.rows.rows)
     rows = read_rows(spec, "train" if test_fraction else split, demonstrations=True, notes=notes)
     records = [_demonstration(rows, index) for index in range(len(rows.rows))]
-    return _one_side(records, split, test_fraction, spec, rows)
+    return _records_of_split(records, split, test_fraction, spec, rows)
 
 
-def _one_side(
+def _records_of_split(
     records: list[dict], split: str, test_fraction: float, spec: str, rows: Rows
 ) -> list[dict]:
-    """The records of a split, with a warning of what their rows hold and is not read."""
+    """Returns the records of a split; warns of columns of their rows that are not read."""
     if test_fraction:
         records = one_side(records, split, test_fraction, spec)
     rows.unread.warn(records)
@@ -134,33 +135,33 @@ def _demonstration(rows: Rows, index: int) -> dict:
         return {**demonstration_record(row, location, index, rows.unread), **images_of(row)}
 
 
-# -- what a row must hold --
+# -- the columns of a row --
 
 
 def prompt_record(
     row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None = None
 ) -> dict:
-    """Returns row `index` as load_prompts makes it; what is not read goes to `rows.unread`. Raises
-    InputError that names row and column."""
+    """Returns row `index` as load_prompts makes it; `rows.unread` collects its columns that are not
+    read. Raises InputError that names row and column."""
     location = rows.location(index)
     with rows.named_columns():
         row = _as_written(with_images(row, location, rows.folder), rows, location)
         row = _with_prompt(_without_hiding_nulls(row), location)
         prompt_column = first_of(row, _QUESTIONS[:2], location, _PROMPT_FIX, _QUESTIONS[2:])
-        truth, truth_column, more = _ground_truth(row, location, need_ground_truth)
+        truth, truth_column, kept_columns = _ground_truth(row, location, need_ground_truth)
         data_source = row.get("data_source", rows.data_source)
         text_of(data_source, f"{location}, column 'data_source'", "name the data set")
         extra_info = object_of(row.get("extra_info"), f"{location}, column 'extra_info'")
         used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info", "images"}
         others = {name: value for name, value in row.items() if name not in used}
-        others |= more
-        own = {name: value for name, value in extra_info.items() if value is not None}
-        truth = truth.beside(row, own)
+        others |= kept_columns
+        own_info = {name: value for name, value in extra_info.items() if value is not None}
+        truth = truth.beside(row, own_info)
         record = dict(
             prompt=prompt_of(row[prompt_column], f"{location}, column {prompt_column!r}"),
             ground_truth=truth,
             data_source=data_source,
-            extra_info={**extra_info, **others, **own},
+            extra_info={**extra_info, **others, **own_info},
             index=index,
         )
         record |= images_of(row)
@@ -177,19 +178,19 @@ def prompt_record(
 
 
 def _as_written(row: dict, rows: Rows, location: str) -> dict:
-    """The row with its messages, tools and calls as they were written."""
+    """Returns the row with its messages, tools and calls as they were written."""
 
-    def plain(columns: dict) -> dict:
+    def decoded_columns(columns: dict) -> dict:
         return {
             name: decoded(value, f"{location}, column {name!r}")
-            if name in (*SPOKEN, *TOOLS) and isinstance(value, (list, tuple))
+            if name in (*CONVERSATIONAL, *TOOLS) and isinstance(value, (list, tuple))
             else value
             for name, value in columns.items()
         }
 
-    row = plain(row)
+    row = decoded_columns(row)
     if isinstance(row.get("extra_info"), dict):
-        row["extra_info"] = plain(row["extra_info"])
+        row["extra_info"] = decoded_columns(row["extra_info"])
     return as_written(row, location, rows.nulls)
 
 
@@ -197,8 +198,8 @@ _QUESTIONS = ("prompt", "question", "messages", "problem")
 
 
 def _without_hiding_nulls(row: dict) -> dict:
-    """The row without the nulls that a table writes for what one row lacks, where another column of
-    the same meaning holds the value."""
+    """Returns the row without the nulls that a table writes for missing values, where another
+    column of the same meaning holds the value."""
     for names in (_QUESTIONS, ANSWERS):
         if any(row.get(name) is not None for name in names):
             row = {name: x for name, x in row.items() if x is not None or name not in names}
@@ -206,33 +207,33 @@ def _without_hiding_nulls(row: dict) -> dict:
 
 
 def _with_prompt(row: dict, location: str) -> dict:
-    """A conversation in `messages` as a prompt: what comes before its last answer, which is the
-    ground truth where no column is."""
+    """Returns the row with the conversation in `messages` as a prompt: the messages before its last
+    answer, which is the ground truth where no column is."""
     if "prompt" in row or "question" in row:
         return row
     if not isinstance(row.get("messages"), list):
         return {**row, "prompt": row["problem"]} if "problem" in row else row
     messages = context(conversation(row["messages"], f"{location}, column 'messages'"))
-    rest = {name: value for name, value in row.items() if name != "messages"}
+    columns = {name: value for name, value in row.items() if name != "messages"}
     if messages[-1]["role"] != "assistant":
-        return {**rest, "prompt": messages}
+        return {**columns, "prompt": messages}
     *prompt, last = messages
     if not held_answers(row):  # nulls of a table hide no answer
-        rest = {name: x for name, x in rest.items() if x is not None or name not in ANSWERS}
-        rest["answer"] = last.get("content")
-    return {**rest, "prompt": prompt}
+        columns = {name: x for name, x in columns.items() if x is not None or name not in ANSWERS}
+        columns["answer"] = last.get("content")
+    return {**columns, "prompt": prompt}
 
 
 def _require_words(prompt: str | list[dict], location: str) -> None:
-    """Raises InputError for a prompt that asks nothing: every sample of it is made of nothing."""
-    said = [prompt] if isinstance(prompt, str) else [m.get("content") or "" for m in prompt]
-    called = not isinstance(prompt, str) and any(m.get("tool_calls") for m in prompt)
-    if not called and not any(isinstance(text, str) and text.strip() for text in said):
+    """Raises InputError for a prompt without words: its samples would answer nothing."""
+    texts = [prompt] if isinstance(prompt, str) else [m.get("content") or "" for m in prompt]
+    has_calls = not isinstance(prompt, str) and any(m.get("tool_calls") for m in prompt)
+    if not has_calls and not any(isinstance(text, str) and text.strip() for text in texts):
         raise InputError(f"{location} is empty", value=prompt, fix="remove the row or fill it in")
 
 
 def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, str, dict]:
-    """The answer to compare with, its column, and what else of that column is worth keeping."""
+    """Returns the answer to compare with, its column, and further columns to keep in the record."""
     model = row.get("reward_model")
     if model is not None:
         fix = 'write {"style": "rule", "ground_truth": "..."}'
@@ -244,13 +245,17 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
     present = [name for name in PLAIN_ANSWERS[:2] if name in row]
     solution = row["solution"] if "solution" in held_answers(row) else None
     if needed and not present and solution is not None:
-        kept, where = {"solution": solution}, f"{location}, column 'solution'"
+        columns, location = {"solution": solution}, f"{location}, column 'solution'"
         if isinstance(solution, str):
-            return GroundTruth(_solved(solution, where), kept), "solution", kept
+            truth = GroundTruth(_answer_of_solution(solution, location), columns)
+            return truth, "solution", columns
         value = solution
         if isinstance(value, (list, tuple)):
-            value = [_solved(one, where) if isinstance(one, str) else one for one in value]
-        return GroundTruth(_answer_text(value, where), kept, value), "solution", kept
+            value = [
+                _answer_of_solution(item, location) if isinstance(item, str) else item
+                for item in value
+            ]
+        return GroundTruth(_answer_text(value, location), columns, value), "solution", columns
     if not needed and all(row[name] is None for name in present):
         return GroundTruth(""), "ground_truth", {}
     column = first_of(row, PLAIN_ANSWERS[:2], location, _TRUTH_FIX, ANSWERS)
@@ -269,13 +274,13 @@ def _ground_truth(row: dict, location: str, needed: bool) -> tuple[GroundTruth, 
     return GroundTruth(text, {column: row[column]}, row[column]), column, {}
 
 
-def _solved(solution: str, location: str) -> str:
-    """The answer of a `solution`, as TRL's and open-r1's rows have it: in its last box, between
-    <answer> tags, behind "####", or a short text that is the answer itself."""
-    marked = last_boxed(solution) or tagged(solution)
-    answer = (marked or solution.rpartition("\n#### ")[2]).strip().strip("$").strip()
-    short = "\n" not in answer and len(answer) <= _SOLUTION_CHARACTERS
-    if not answer or not (marked or short):
+def _answer_of_solution(solution: str, location: str) -> str:
+    """Returns the answer of a `solution`, as TRL's and open-r1's rows have it: in its last box,
+    between <answer> tags, behind "####", or a short text that is the answer itself."""
+    marked_answer = last_boxed(solution) or tagged(solution)
+    answer = (marked_answer or solution.rpartition("\n#### ")[2]).strip().strip("$").strip()
+    is_short = "\n" not in answer and len(answer) <= _SOLUTION_CHARACTERS
+    if not answer or not (marked_answer or is_short):
         raise InputError(
             f"{location} has no answer that can be told from the rest",
             value=solution[-80:],
@@ -288,8 +293,8 @@ def _solved(solution: str, location: str) -> str:
 
 
 def _answer_text(value: object, location: str) -> str:
-    """A ground truth as text; numbers are written as such, 72.0 as 72, lists and objects as JSON
-    (several targets, as in verl's searchR1 rows)."""
+    """Returns a ground truth as text; numbers are written as such, 72.0 as 72, lists and objects as
+    JSON (several targets, as in verl's searchR1 rows)."""
     if isinstance(value, float):
         if math.isfinite(value):
             return str(int(value)) if value.is_integer() else repr(float(value))

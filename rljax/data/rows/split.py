@@ -16,29 +16,35 @@ _ANSWER = "\n\nAssistant:"  # where an answer begins in Anthropic's HH, a dialog
 
 
 def held_out_fraction(config: Config, spec: str) -> float:
-    """The share of the rows of `spec` that a run of `config` holds out, in [0, 1):
+    """Returns the share of the rows of `spec` that a run of `config` holds out, in [0, 1):
     data.test_fraction for files that it trains on, else 0."""
-    files = {_file(one) for one in (config.data.train, *config.data.sources) if is_path(one)}
-    return config.data.test_fraction if is_path(spec) and _file(spec) in files else 0.0
+    trained_files = {
+        _file(path) for path in (config.data.train, *config.data.sources) if is_path(path)
+    }
+    return config.data.test_fraction if is_path(spec) and _file(spec) in trained_files else 0.0
 
 
 def _file(spec: str) -> str:
-    """One name for all ways to write the path of a file."""
+    """Returns one name for all ways to write the path of a file."""
     return spec if is_hub(spec) else os.path.realpath(spec)
 
 
 def one_side(records: list[dict], split: str, fraction: float, source: str) -> list[dict]:
-    """The records of `split`, train or test, of a file of which `fraction` is held out. Raises
-    InputError if none of the records is on this side."""
-    kept = [r for r in records if is_held_out(prompt_text(r), fraction) == (split == "test")]
-    if records and not kept:
+    """Returns the records of `split`, train or test, of a file of which `fraction` is held out.
+    Raises InputError if none of the records is on this side."""
+    side = [
+        record
+        for record in records
+        if is_held_out(prompt_text(record), fraction) == (split == "test")
+    ]
+    if records and not side:
         raise InputError(
             f"{source}: no row is left for {'testing' if split == 'test' else 'training'}",
             value=f"{len(records)} rows, data.test_fraction={fraction}",
             rule="rows are held out by a hash of their prompts",
             fix="another data.test_fraction, or more rows; data.test names a file of its own",
         )
-    return kept
+    return side
 
 
 def is_held_out(prompt: str, fraction: float) -> bool:
@@ -49,8 +55,9 @@ def is_held_out(prompt: str, fraction: float) -> bool:
 
 
 def prompt_text(record: dict) -> str:
-    """The text that identifies the prompt of a record of any kind: of a conversation, roles and
-    contents up to the first turn of the assistant; of a text alone, all of it; and its images."""
+    """Returns the text that identifies the prompt of a record of any kind: of a conversation, roles
+    and contents up to the first turn of the assistant; of a text alone, all of it; and its
+    images."""
     text = _text_of(record)
     return f"{text}\n{record['images']!r}" if record.get("images") else text
 
@@ -71,7 +78,12 @@ def _text_of(record: dict) -> str:
 
 
 def messages_text(messages: list[dict]) -> str:
-    """The roles and contents of messages, a line each."""
-    contents = [m.get("content") for m in messages]
-    texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
-    return "\n".join(f"{m['role']}: {text}" for m, text in zip(messages, texts, strict=True))
+    """Returns the roles and contents of messages, a line each."""
+    contents = [message.get("content") for message in messages]
+    texts = [
+        content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+        for content in contents
+    ]
+    return "\n".join(
+        f"{message['role']}: {text}" for message, text in zip(messages, texts, strict=True)
+    )

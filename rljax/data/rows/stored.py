@@ -64,7 +64,7 @@ class StoredRows(Stream):
         super().__init__(self._row, rows=self.rows)
 
     def number(self, index: int) -> int:
-        """The number of item `index` in all files one after the other, from 0."""
+        """Returns the number of item `index` in all files one after the other, from 0."""
         with self._lock:
             epoch, offset = divmod(index, self.rows)
             if self._epoch[0] != epoch:
@@ -79,7 +79,7 @@ class StoredRows(Stream):
             return int(self._order[2][offset - starts[window]])
 
     def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """(the blocks of each window of an epoch, its first item in the epoch)."""
+        """Returns (the blocks of each window of an epoch, the first item of each in the epoch)."""
         blocks = permutation(len(self.counts), epoch, 0)
         ends, cuts = np.concatenate([[0], np.cumsum(self.counts[blocks])]), [0]
         while cuts[-1] < len(blocks):
@@ -88,13 +88,13 @@ class StoredRows(Stream):
         return np.split(blocks, cuts[1:-1]), ends[cuts[:-1]]
 
     def location(self, index: int) -> str:
-        """The file of item `index`, and its row there, as errors name them."""
+        """Returns the file of item `index`, and its row there, as errors name them."""
         number = self.number(index)
         file = int(np.searchsorted(self._file_starts, number, side="right")) - 1
         return f"{self.names[file]}: row {number - self._file_starts[file]}"
 
-    def some(self) -> list[dict]:
-        """The rows of the first block, as the file has them."""
+    def first_block(self) -> list[dict]:
+        """Returns the rows of the first block, as the file has them."""
         return [row for row in self._blocks[0] if isinstance(row, dict)]
 
     def _row(self, index: int) -> dict:
@@ -117,33 +117,35 @@ class _Lines:
     """Blocks of a .jsonl file; blank lines are no rows."""
 
     def __init__(self, path: Path):
-        self.path, self.counts, self._at = path, [], []
-        offset, filled = 0, BLOCK_ROWS
-        for number, data in enumerate(raw_lines(path)):
-            if not _is_blank(data, offset == 0):
-                if filled == BLOCK_ROWS:
-                    self._at.append((offset, number))
+        self.path, self.counts = path, []
+        self._offsets = []  # of each block: (its first byte, number of the lines before it)
+        offset, rows_of_block = 0, BLOCK_ROWS
+        for number, line in enumerate(raw_lines(path)):
+            if not _is_blank(line, offset == 0):
+                if rows_of_block == BLOCK_ROWS:
+                    self._offsets.append((offset, number))
                     self.counts.append(0)
-                    filled = 0
-                filled += 1
+                    rows_of_block = 0
+                rows_of_block += 1
                 self.counts[-1] += 1
-            offset += len(data)
+            offset += len(line)
         self.bytes = offset
 
     def read(self, block: int) -> list[dict]:
-        offset, before = self._at[block]
+        offset, lines_before = self._offsets[block]
         rows = []
         for number, line in read_lines(self.path, offset=offset):
             if line.strip():
-                rows.append(parse_row(line, self.path, before + number))
+                rows.append(parse_row(line, self.path, lines_before + number))
             if len(rows) == self.counts[block]:
                 return rows
         raise InputError(f"{self.path} has become shorter", fix="keep the file while it is read")
 
 
 def _is_blank(line: bytes, first: bool) -> bool:
-    """Returns whether read_lines has nothing but blanks of it, of which Unicode has more than
-    ASCII."""
+    """Returns whether read_lines reads nothing but blanks from the line, of which Unicode has more
+    than ASCII. `first` is true of the first line of a file, which may begin with a byte order
+    mark."""
     if line.startswith(b"{"):
         return False
     text = line.decode("utf-8", "replace")
@@ -163,21 +165,21 @@ class _RowGroups:
         self.path = path
         try:
             with os.fdopen(open_file(path), "rb") as file:
-                meta = pyarrow.parquet.read_metadata(file)
+                file_meta = pyarrow.parquet.read_metadata(file)
         except InputError:
             raise
         except Exception as error:  # truncated, foreign: the library has a class for each
             raise _unreadable(path, error) from None
         self._parts, self.counts, self.bytes = [], [], 0  # (row group, number of the part there)
         self._part_rows = {}
-        for group in range(meta.num_row_groups):
-            about = meta.row_group(group)
-            self.bytes += about.total_byte_size
-            parts = max(-(-about.total_byte_size // BLOCK_BYTES), 1)
-            size = self._part_rows[group] = max(-(-about.num_rows // parts), 1)
-            for number, start in enumerate(range(0, about.num_rows, size)):
+        for group in range(file_meta.num_row_groups):
+            group_meta = file_meta.row_group(group)
+            self.bytes += group_meta.total_byte_size
+            parts = max(-(-group_meta.total_byte_size // BLOCK_BYTES), 1)
+            size = self._part_rows[group] = max(-(-group_meta.num_rows // parts), 1)
+            for number, start in enumerate(range(0, group_meta.num_rows, size)):
                 self._parts.append((group, number))
-                self.counts.append(min(size, about.num_rows - start))
+                self.counts.append(min(size, group_meta.num_rows - start))
         self._pass = None  # (row group, number of the next part, the parts)
 
     def read(self, block: int) -> list[dict]:
@@ -185,8 +187,8 @@ class _RowGroups:
         try:
             if self._pass is None or self._pass[0] != group or self._pass[1] > number:
                 self._pass = group, 0, self._read_parts(group)
-            _, at, parts = self._pass
-            for _ in range(at, number):
+            _, next_part, parts = self._pass
+            for _ in range(next_part, number):
                 next(parts)
             rows = rows_of_table(next(parts))
             self._pass = group, number + 1, parts
@@ -200,11 +202,11 @@ class _RowGroups:
     def _read_parts(self, group: int):
         import pyarrow.parquet
 
-        # Page by page: what is read ahead would be the whole row group.
-        how = dict(buffer_size=2**20, pre_buffer=False)
+        # Page by page: reading ahead would read the whole row group.
+        options = dict(buffer_size=2**20, pre_buffer=False)
         with (
             os.fdopen(open_file(self.path), "rb") as stream,
-            pyarrow.parquet.ParquetFile(stream, **how) as file,
+            pyarrow.parquet.ParquetFile(stream, **options) as file,
         ):
             yield from file.iter_batches(self._part_rows[group], row_groups=[group])
 

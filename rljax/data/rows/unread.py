@@ -1,9 +1,10 @@
-"""Finds what a row holds beside its prompt and is not read: a part of what is asked, or an image.
+"""Finds columns of a row that hold a part of the question, or an image, and are not read.
 
 Published rows keep the choices, the passage or the turns before a question in columns of their own.
-What such a column says is compared with what the record asks: where that says the same, nothing is
-lost. One rule for every kind of row: a warning with the count and the first row, or an error where
-answers would be learned that continue turns, or speak of an image, which the model does not see.
+The texts of such a column are compared with the texts of the record's prompt: where they stand in
+it, nothing is lost. The rule is the same for every kind of row: a warning with the count and the
+first row, or an error where answers would be learned that continue turns, or speak of an image,
+which the model does not see.
 """
 
 import functools
@@ -16,8 +17,8 @@ from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
 
-# Names of columns, by their letters and digits in lower case: the turns and steps before what is
-# learned; choices, which may be numbers; other parts of a question.
+# Names of columns, by their letters and digits in lower case: turns and steps before the learned
+# ones; choices, which may be numbers; other parts of a question.
 _EARLIER = re.compile(
     "((chat|conversation|dialogue|dialog|message)s?)?history|trajectory|initialreasonsteps"
 )
@@ -31,17 +32,17 @@ _PARTS = re.compile(
     "|prompt|text|message|conversation|dialogue|dialog|system|systemprompt|systemmessage)"
     "s?(text|str)?([a-j]|[0-9]{1,2})?"
 )
-# These may hold the whole of what is read, rendered or with its answer.
-_WHOLE = re.compile("(prompt|text|message|conversation|dialogue|dialog)s?")
+# These may hold the whole prompt, rendered or with its answer.
+_WHOLE_PROMPT = re.compile("(prompt|text|message|conversation|dialogue|dialog)s?")
 _NAMES_OF_OBJECTS = ("role", "from", "id", "_id", "label", "labels", "url", "source", "type")
-_MARK = re.compile(r"<image ?[0-9]*>")
-_MARKS = re.compile("<[^<>]*>")  # of a chat template
+_IMAGE_MARK = re.compile(r"<image ?[0-9]*>")
+_TEMPLATE_MARKS = re.compile("<[^<>]*>")  # of a chat template
 _ROLES = {*"system user human assistant gpt bot model instruction inst response q a".split()}
-_OTHERS = ("images", "extra_info", "reward_model")  # are read, or by the reward alone
+_READ_ELSEWHERE = ("images", "extra_info", "reward_model")  # are read, or by the reward alone
 _SHORT = 16  # characters of a text that may stand in a prompt by chance
 _SHOWN = 60  # characters of a text in a warning
 _WARNINGS = {
-    "asked": (
+    "question": (
         "look like a part of what is asked, and the prompt does not say it",
         "write it into the prompt (a --map of rljax data prepare does it for a file); remove or"
         " rename the column where nothing that is asked is in it",
@@ -68,36 +69,38 @@ _WARNINGS = {
 
 
 class Unread:
-    """Collects what rows of a `source` hold and is not read. `warn` logs it; with `at_once`, as for
-    rows that are read as they are drawn, each column is logged when it is first found."""
+    """Collects the columns that rows of a `source` hold and that are not read. `warn` logs them.
+    With `at_once`, as for rows that are read as they are drawn, each column is logged when it is
+    first found."""
 
     def __init__(self, source: str, at_once: bool):
         self.source, self.at_once = source, at_once
         # What columns hold ("margin", "reference") -> those that the loss of the run does not read.
         self.unlearned: Mapping[str, Sequence[str]] = {}
-        self._found: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
+        self._noted: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
         self._logged: set[tuple[str, str]] = set()
 
     def check(
         self,
         row: Mapping,
-        asked: object,
+        prompt: object,
         location: str,
         index: int,
         *,
         read: str = "",
         learned: bool = False,
     ) -> None:
-        """Notes the columns of a row that hold what `asked`, a text or messages, lacks. `read` is
-        the column of the prompt; "messages" or "" where whole conversations bring it. A text in
-        it beside messages that are asked is not what is read, and is compared with them.
+        """Notes the columns of a row whose texts the `prompt`, a text or messages, lacks. `read` is
+        the column of the prompt; "messages" or "" where whole conversations bring it. If the prompt
+        is messages and that column holds a text, the text is not read, and is compared with them,
+        too.
 
         Raises InputError where an answer is `learned` without the turns before it, or without an
         image."""
-        parts = unread_parts(row, asked, read)
-        if read and isinstance(row.get(read), str) and not isinstance(asked, str):
-            lost = unread_parts({"prompt": row[read]}, asked)
-            parts |= {read: lost["prompt"]} if lost else {}
+        parts = unread_parts(row, prompt, read)
+        if read and isinstance(row.get(read), str) and not isinstance(prompt, str):
+            missing = unread_parts({"prompt": row[read]}, prompt)
+            parts |= {read: missing["prompt"]} if missing else {}
         earlier = [name for name in parts if _EARLIER.fullmatch(_letters(name))]
         if learned and read not in ("", "messages") and earlier:
             raise InputError(
@@ -107,46 +110,51 @@ class Unread:
                 fix=f"write {earlier[0]!r} into the prompt, or remove or rename the column where"
                 " nothing that is asked is in it",
             )
-        self._note("asked", parts, location, index)
-        for what, names in self.unlearned.items():
-            held = {name: "" for name in names if row.get(name) not in (None, 0)}
-            self._note(what, held, location, index)
-        kinds = {n: kind for n, v in row.items() if n not in _OTHERS and (kind := image_kind(n, v))}
-        plain = [name for name, kind in kinds.items() if kind == "image"]
-        has = bool(images_of(row))
-        if learned and plain and not has:
+        self._note("question", parts, location, index)
+        for topic, names in self.unlearned.items():
+            columns = {name: "" for name in names if row.get(name) not in (None, 0)}
+            self._note(topic, columns, location, index)
+        kinds = {
+            n: kind
+            for n, v in row.items()
+            if n not in _READ_ELSEWHERE and (kind := image_kind(n, v))
+        }
+        image_columns = [name for name, kind in kinds.items() if kind == "image"]
+        has_images = bool(images_of(row))
+        if learned and image_columns and not has_images:
             raise InputError(
-                f"{location}, column {plain[0]!r} holds an image that is not read",
+                f"{location}, column {image_columns[0]!r} holds an image that is not read",
                 rule="images are in 'images' or 'image', or in messages",
-                fix=f"rename {plain[0]!r} to 'images', with <image> in the text where each stands,"
-                " or remove the column",
+                fix=f"rename {image_columns[0]!r} to 'images', with <image> in the text where each"
+                " stands, or remove the column",
             )
         self._note("image", dict.fromkeys(kinds, ""), location, index)
-        if not has and not kinds:
-            said = next((m[0] for text in _texts(asked) if (m := _MARK.search(text))), "")
-            self._note("mark", {read or "messages": said} if said else {}, location, index)
+        if not has_images and not kinds:
+            mark = next((m[0] for text in _texts(prompt) if (m := _IMAGE_MARK.search(text))), "")
+            self._note("mark", {read or "messages": mark} if mark else {}, location, index)
 
-    def _note(self, what: str, columns: dict[str, str], location: str, index: int) -> None:
+    def _note(self, topic: str, columns: dict[str, str], location: str, index: int) -> None:
         if not self.at_once:
             if columns:
-                self._found.setdefault(what, {})[index] = location, columns
+                self._noted.setdefault(topic, {})[index] = location, columns
             return
-        new = {name: text for name, text in columns.items() if (what, name) not in self._logged}
+        new = {name: text for name, text in columns.items() if (topic, name) not in self._logged}
         if new:
-            self._logged |= {(what, name) for name in new}
-            self._log(what, list(new), location, new, "")
+            self._logged |= {(topic, name) for name in new}
+            self._log(topic, list(new), location, new, "")
 
     def warn(self, records: Sequence[Mapping]) -> None:
-        """Logs, in a line for each kind, what of the rows of these records is not read."""
-        for what, rows in self._found.items():
-            found = [rows[r["index"]] for r in records if r["index"] in rows]
-            if found:
-                names = list(dict.fromkeys(name for _, columns in found for name in columns))
-                count = f"{len(found):,} of {len(records):,} rows: "
-                self._log(what, names, *found[0], count)
+        """Logs the columns that are not read of the rows of these records, in a line for each
+        kind."""
+        for topic, rows in self._noted.items():
+            noted = [rows[r["index"]] for r in records if r["index"] in rows]
+            if noted:
+                names = list(dict.fromkeys(name for _, columns in noted for name in columns))
+                count = f"{len(noted):,} of {len(records):,} rows: "
+                self._log(topic, names, *noted[0], count)
 
-    def _log(self, what: str, names: list[str], location: str, texts: dict, count: str) -> None:
-        says, fix = _WARNINGS[what]
+    def _log(self, topic: str, names: list[str], location: str, texts: dict, count: str) -> None:
+        problem, fix = _WARNINGS[topic]
         shown = ", ".join(map(repr, names))
         text = next(filter(None, texts.values()), "")
         first = f"{location}, {text[:_SHOWN]!r}" if text else location
@@ -154,7 +162,7 @@ class Unread:
             "%s: %scolumns that %s: %s (the first is in %s). Fix: %s",
             self.source,
             count,
-            says,
+            problem,
             shown,
             first,
             fix,
@@ -162,11 +170,11 @@ class Unread:
 
 
 def unread_parts(
-    row: Mapping, asked: object, read: str = "", choices: bool = True
+    row: Mapping, prompt: object, read: str = "", choices: bool = True
 ) -> dict[str, str]:
-    """{column: a text of it that `asked` lacks} for the columns of a row, but `read`, that look
-    like a part of a question; without those of `choices`, if they are left out."""
-    found, said = {}, None
+    """Returns {column: a text of it that the `prompt` lacks} for the columns of a row, but `read`,
+    that look like a part of a question. Columns of choices are among them only with `choices`."""
+    unread, prompt_texts = {}, None
     for name, value in row.items():
         kind = _kind(name) if name != read and value is not None else ""
         if not kind or kind == "choices" and not choices:
@@ -174,15 +182,18 @@ def unread_parts(
         if len(name) == 1 and not {"a", "b"} <= {str(other).lower() for other in row}:
             continue
         if isinstance(value, (str, Mapping, list, tuple)) or kind == "choices":
-            said = said or _Said(_texts(asked))
-            texts = list(_texts(value, numbers=kind == "choices"))
-            lost = next((text for text in texts if not said.says(text)), None)
-            whole = _WHOLE.fullmatch(_letters(name)) and said.within(texts)
-            if whole and isinstance(value, str) and _letters(name) == "prompt":
-                whole = said.rendered(value)  # and nothing else: it has no answer
-            if lost is not None and not whole:
-                found[name] = lost
-    return found
+            prompt_texts = prompt_texts or _PromptTexts(_texts(prompt))
+            texts = list(_texts(value, with_numbers=kind == "choices"))
+            missing = next((text for text in texts if not prompt_texts.has(text)), None)
+            holds_prompt = _WHOLE_PROMPT.fullmatch(_letters(name)) and prompt_texts.are_within(
+                texts
+            )
+            if holds_prompt and isinstance(value, str) and _letters(name) == "prompt":
+                # Such a text has nothing else, so that it has no answer.
+                holds_prompt = prompt_texts.are_rendered_in(value)
+            if missing is not None and not holds_prompt:
+                unread[name] = missing
+    return unread
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -198,24 +209,24 @@ def _kind(name: object) -> str:
     return "part" if _EARLIER.fullmatch(letters) or _PARTS.fullmatch(letters) else ""
 
 
-def _texts(value: object, numbers: bool = False) -> Iterable[str]:
-    """The texts in a value, without those that only name what they stand beside; with `numbers`
-    these, too."""
-    todo = [value]
-    while todo:
-        value = todo.pop()
+def _texts(value: object, with_numbers: bool = False) -> Iterable[str]:
+    """Yields the texts in a value, without those that only name what they stand beside; with
+    `with_numbers` its numbers, too, as texts."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, Mapping):
-            todo += [v for n, v in value.items() if n not in _NAMES_OF_OBJECTS][::-1]
+            pending += [v for n, v in value.items() if n not in _NAMES_OF_OBJECTS][::-1]
         elif isinstance(value, (list, tuple)):
-            todo += value[::-1]
+            pending += value[::-1]
         elif isinstance(value, str) and value.strip():
             yield value
-        elif numbers and isinstance(value, (int, float)) and not isinstance(value, bool):
+        elif with_numbers and isinstance(value, (int, float)) and not isinstance(value, bool):
             yield str(value)
 
 
-class _Said:
-    """The texts of what is asked, to look for others in them. White space and case do not count."""
+class _PromptTexts:
+    """The texts of a prompt, to look for others in them. White space and case do not count."""
 
     def __init__(self, texts: Iterable[str]):
         self.texts = list(texts)
@@ -223,33 +234,33 @@ class _Said:
 
     @functools.cached_property
     def words(self) -> str:
-        """All words, between spaces."""
+        """Returns all words, between spaces."""
         return _words(" ".join(self.texts))
 
-    def says(self, text: str) -> bool:
-        """Returns whether the text stands here; a short one as words of its own."""
-        small = _squeezed(text)
-        if small not in self.squeezed:
+    def has(self, text: str) -> bool:
+        """Returns whether the text stands in the prompt; a short one as words of its own."""
+        squeezed = _squeezed(text)
+        if squeezed not in self.squeezed:
             return False
-        return len(small) >= _SHORT or _words(text) in self.words
+        return len(squeezed) >= _SHORT or _words(text) in self.words
 
-    def within(self, texts: Iterable[str]) -> bool:
-        """Returns whether all that is asked stands in these texts."""
-        other = _Said(texts)
-        return all(map(other.says, self.texts))
+    def are_within(self, texts: Iterable[str]) -> bool:
+        """Returns whether the whole prompt stands in these texts."""
+        other = _PromptTexts(texts)
+        return all(map(other.has, self.texts))
 
-    def rendered(self, text: str) -> bool:
-        """Returns whether a text is what is asked, as a chat template writes it: beside the texts,
-        in their order, are marks and the names of roles alone."""
-        small, start, between = _squeezed(text), 0, []
-        for one in map(_squeezed, self.texts):
-            at = small.find(one, start)
-            if at < 0:
+    def are_rendered_in(self, text: str) -> bool:
+        """Returns whether a text is the prompt as a chat template writes it: beside the texts, in
+        their order, are marks and the names of roles alone."""
+        squeezed, start, between = _squeezed(text), 0, []
+        for prompt_text in map(_squeezed, self.texts):
+            position = squeezed.find(prompt_text, start)
+            if position < 0:
                 return False
-            between.append(small[start:at])
-            start = at + len(one)
-        beside = _MARKS.sub(" ", " ".join([*between, small[start:]]))
-        return set(re.findall(r"\w+", beside.replace("_", " "))) <= _ROLES
+            between.append(squeezed[start:position])
+            start = position + len(prompt_text)
+        others = _TEMPLATE_MARKS.sub(" ", " ".join([*between, squeezed[start:]]))
+        return set(re.findall(r"\w+", others.replace("_", " "))) <= _ROLES
 
 
 def _squeezed(text: str) -> str:
@@ -257,6 +268,6 @@ def _squeezed(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """The words of a text between spaces; a space where it has none."""
+    """Returns the words of a text between spaces; a space where it has none."""
     words = re.findall(r"\w+", text.casefold())
     return f" {' '.join(words)} " if words else " "

@@ -26,24 +26,24 @@ _FINISHED = {"add_generation_prompt": False}
 
 
 def split_reasoning(message: Mapping) -> tuple[str, str]:
-    """(the reasoning of an assistant's message, the rest of its content). Reasoning stands under
-    its own key, or between tags at the beginning of the content. A closing tag alone ends
+    """Returns (the reasoning of an assistant's message, the rest of its content). Reasoning stands
+    under its own key, or between tags at the beginning of the content. A closing tag alone ends
     reasoning, too: the generation prompt may have opened it."""
     content = message.get("content")
     content = content if isinstance(content, str) else ""
-    given = (message[n] for n in REASONING if isinstance(message.get(n), str))
-    own = next(filter(str.strip, given), "")
+    texts = (message[n] for n in REASONING if isinstance(message.get(n), str))
+    field_reasoning = next(filter(str.strip, texts), "")
     for opening, closing in MARKS:
         before, mark, answer = content.partition(closing)
-        begun = before.lstrip().removeprefix(opening)
-        if mark and opening not in begun and closing not in answer:
-            inside = begun.strip()
-            return "\n".join(filter(None, (own.strip(), inside))), answer.lstrip("\n")
-    return own.strip(), content
+        tagged = before.lstrip().removeprefix(opening)
+        if mark and opening not in tagged and closing not in answer:
+            reasonings = (field_reasoning.strip(), tagged.strip())
+            return "\n".join(filter(None, reasonings)), answer.lstrip("\n")
+    return field_reasoning.strip(), content
 
 
 def without_reasoning(message: Mapping, answer: str) -> dict:
-    """The message with this content and no reasoning."""
+    """Returns the message with this content and no reasoning."""
     return {**{n: v for n, v in message.items() if n not in REASONING}, "content": answer}
 
 
@@ -54,56 +54,60 @@ def check_conversation(
     options: Mapping,
     *,
     needs_tools: bool = True,
-    **how: bool,
+    **render_arguments: bool,
 ) -> None:
-    """Raises InputError for a message of which the rendered `text` says nothing, or not all; and
-    with `needs_tools` for tools that it does not name. `how` and `options` are those of the
-    rendering.
+    """Raises InputError for a message that the rendered `text` leaves out, or does not write
+    whole; and with `needs_tools` for tools that it does not name. `options` and
+    `render_arguments` are those of the rendering.
 
-    What the assistant reasoned before is no part of this: templates leave it out of a history. Nor
+    Earlier reasoning of the assistant is not compared: templates leave it out of a history. Nor
     is what it said beside a call, where the template writes that until more follows (gpt-oss).
     """
     squeezed = _squeezed(text)
     for number, message in enumerate(messages):
-        said = split_reasoning(message)[1] if message["role"] == "assistant" else None
-        for what, piece in _said(tokenizer, message, said):
-            if _within(piece, squeezed) or _is_past(tokenizer, messages, number, what, options):
+        answer = split_reasoning(message)[1] if message["role"] == "assistant" else None
+        for key, piece in _message_texts(tokenizer, message, answer):
+            if _occurs_in(piece, squeezed) or _is_dropped_later(
+                tokenizer, messages, number, key, options
+            ):
                 continue
-            raise _left_out(number, message, what, piece)
-    for number, what in _dropped(tokenizer, messages, options, how) or ():
-        if what == "tools" and not needs_tools:
+            raise _left_out_error(number, message, key, piece)
+    for number, key in _dropped_parts(tokenizer, messages, options, render_arguments) or ():
+        if key == "tools" and not needs_tools:
             continue
-        if what != "tools" and _is_past(tokenizer, messages, number, what, options):
+        if key != "tools" and _is_dropped_later(tokenizer, messages, number, key, options):
             continue
-        if what != "tools":
-            raise _left_out(number, messages[number], what, str(messages[number].get(what)))
+        if key != "tools":
+            raise _left_out_error(number, messages[number], key, str(messages[number].get(key)))
         raise InputError(
             "the chat template writes nothing of the tools",
-            value=unwritten_tools(tokenizer, messages, options, **how),
+            value=unwritten_tools(tokenizer, messages, options, **render_arguments),
             rule="the model would call what it was never told of",
             fix="use a chat template that knows tools, or remove the tools of the row",
         )
 
 
 def unwritten_tools(
-    tokenizer, messages: Sequence[Mapping], options: Mapping, **how: bool
+    tokenizer, messages: Sequence[Mapping], options: Mapping, **render_arguments: bool
 ) -> list[str]:
     """Returns the names of the tools of `options` of which the chat template writes nothing.
-    `options` and `how` are those of the rendering."""
+    `options` and `render_arguments` are those of the rendering."""
     tools = options.get("tools") or ()
     marks = [f"{_PROBED_TOOL}_{k}_" for k in range(len(tools))]
     probed = [renamed(tool, mark) for tool, mark in zip(tools, marks, strict=True)]
-    text = tokenizer.render_chat(messages, **how, **{**options, "tools": probed or None})
+    text = tokenizer.render_chat(
+        messages, **render_arguments, **{**options, "tools": probed or None}
+    )
     pairs = zip(tools, marks, strict=True)
     return [str(_function(tool).get("name")) for tool, mark in pairs if mark not in text]
 
 
 def untold_tools(
-    tokenizer, messages: Sequence[Mapping], options: Mapping, **how: bool
+    tokenizer, messages: Sequence[Mapping], options: Mapping, **render_arguments: bool
 ) -> list[str]:
-    """Returns the names of the tools of which neither the template nor a message tells the model,
-    of those of `options`. A system message tells of a tool by its name; a question may have that
-    word by chance, and tells of it by its name and those of its parameters."""
+    """Returns the names of the tools of `options` of which neither the template nor a message
+    tells the model. A system message tells of a tool by its name. A question may have that word by
+    chance: it tells of a tool by its name and those of its parameters."""
     system, others = set(), set()
     for message in messages:
         words = system if message["role"] in _INSTRUCTING else others
@@ -111,67 +115,72 @@ def untold_tools(
             for text in _pieces(tokenizer, message.get("content")):
                 words.update(_WORDS.findall(text), _PARTS.findall(text))
 
-    def told(tool: Mapping) -> bool:
+    def is_described(tool: Mapping) -> bool:
         function = _function(tool)
         parameters = function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
         names = {str(function.get("name"))}
-        inside = names | set(properties if isinstance(properties, Mapping) else ())
-        return names <= system or inside <= system | others
+        all_names = names | set(properties if isinstance(properties, Mapping) else ())
+        return names <= system or all_names <= system | others
 
-    missing = [tool for tool in options.get("tools") or () if not told(tool)]
-    return missing and unwritten_tools(tokenizer, messages, {**options, "tools": missing}, **how)
+    missing = [tool for tool in options.get("tools") or () if not is_described(tool)]
+    return missing and unwritten_tools(
+        tokenizer, messages, {**options, "tools": missing}, **render_arguments
+    )
 
 
-def check_asked(tokenizer, messages: Sequence[Mapping], prompt: str, options: Mapping) -> None:
-    """Raises InputError where the `prompt` of the last message leaves out what the others say, or
-    the template leaves out what the last one says: for a turn that is read behind its own prompt,
-    as the template renders the history otherwise once the turn is there."""
+def check_turn_prompt(
+    tokenizer, messages: Sequence[Mapping], prompt: str, options: Mapping
+) -> None:
+    """Raises InputError where the `prompt` of the last message leaves out a text of the others, or
+    the template leaves out a text of the last one. It is for a turn that is read behind its own
+    prompt, as the template renders the history otherwise once the turn is there."""
     last = len(messages) - 1
     check_conversation(tokenizer, messages[:last], prompt, options)
-    for number, what in _dropped(tokenizer, messages, options, _FINISHED) or ():
+    for number, key in _dropped_parts(tokenizer, messages, options, _FINISHED) or ():
         if number == last:
-            raise _left_out(last, messages[last], what, str(messages[last].get(what)))
+            raise _left_out_error(last, messages[last], key, str(messages[last].get(key)))
 
 
-def _is_past(tokenizer, messages, number: int, what: str, options: Mapping) -> bool:
-    """Returns whether this is what the assistant said beside a call, and the template leaves it out
-    only because more messages follow."""
+def _is_dropped_later(tokenizer, messages, number: int, key: str, options: Mapping) -> bool:
+    """Returns whether the assistant said this beside a call, and the template leaves it out only
+    because more messages follow."""
     message = messages[number]
-    if what != "content" or message["role"] != "assistant" or not message.get("tool_calls"):
+    if key != "content" or message["role"] != "assistant" or not message.get("tool_calls"):
         return False
     through = messages[: number + 1]
     if len(through) == len(messages):
         return False
-    dropped = _dropped(tokenizer, through, options, _FINISHED)
-    return dropped is not None and (number, what) not in dropped
+    dropped = _dropped_parts(tokenizer, through, options, _FINISHED)
+    return dropped is not None and (number, key) not in dropped
 
 
 def check_messages(tokenizer, messages: Sequence[Mapping], text: str) -> None:
-    """Raises InputError for a message of which `text`, what they add to a conversation, says
-    nothing, or not all."""
+    """Raises InputError for a message that `text`, which the messages add to a conversation, leaves
+    out, or does not write whole."""
     squeezed = _squeezed(text)
     for number, message in enumerate(messages):
-        for what, piece in _said(tokenizer, message, None):
-            if not _within(piece, squeezed):
-                raise _left_out(number, message, what, piece)
+        for key, piece in _message_texts(tokenizer, message, None):
+            if not _occurs_in(piece, squeezed):
+                raise _left_out_error(number, message, key, piece)
 
 
 def check_turn(tokenizer, number: int, message: Mapping, written: str) -> None:
     """Raises InputError if `written`, the learned text of a message, lacks its reasoning,
     content or calls."""
     reasoning, answer = split_reasoning(message)
-    squeezed, thought = _squeezed(written), _squeezed(reasoning)
-    for what, piece in [("reasoning", reasoning), *_said(tokenizer, message, answer)]:
-        if not _within(piece, squeezed):
-            raise _left_out(number, message, what, piece)
-    # The answer, or a call, may say what the reasoning says.
-    others = "".join(_squeezed(piece) for _, piece in _said(tokenizer, message, answer))
-    if thought and thought in squeezed and squeezed.count(thought) <= others.count(thought):
-        raise _left_out(number, message, "reasoning", reasoning)
+    squeezed, squeezed_reasoning = _squeezed(written), _squeezed(reasoning)
+    for key, piece in [("reasoning", reasoning), *_message_texts(tokenizer, message, answer)]:
+        if not _occurs_in(piece, squeezed):
+            raise _left_out_error(number, message, key, piece)
+    # The answer, or a call, may repeat the text of the reasoning.
+    others = "".join(_squeezed(piece) for _, piece in _message_texts(tokenizer, message, answer))
+    count = squeezed.count(squeezed_reasoning) if squeezed_reasoning else 0
+    if 0 < count <= others.count(squeezed_reasoning):
+        raise _left_out_error(number, message, "reasoning", reasoning)
 
 
-def _left_out(number: int, message: Mapping, what: str, piece: str) -> InputError:
+def _left_out_error(number: int, message: Mapping, key: str, piece: str) -> InputError:
     role = message["role"]
     fixes = {
         "reasoning": "use a template that writes reasoning (or its variable, for instance"
@@ -179,31 +188,33 @@ def _left_out(number: int, message: Mapping, what: str, piece: str) -> InputErro
         " it from the row",
         "tool_calls": "use a template that writes calls, or write the call into the content",
     }
-    fix = fixes.get(what, "use a template that writes it, or remove it from the row")
+    fix = fixes.get(key, "use a template that writes it, or remove it from the row")
     if role == "system":
         fix = "write it into a message of the user, use a template that writes it, or remove it"
     if role not in _COMMON:
         fix = f"rename the role {role!r} to one that the template knows, such as 'system' or 'user'"
     return InputError(
-        f"the chat template leaves out the {what} of message {number}, of role {role!r}",
+        f"the chat template leaves out the {key} of message {number}, of role {role!r}",
         value=piece[:_SHOWN],
         rule="what a row says is what is read and learned",
         fix=fix,
     )
 
 
-def _said(tokenizer, message: Mapping, answer: str | None) -> list[tuple[str, str]]:
-    """(key, text) of all that a message says beside reasoning; `answer` stands for its content."""
+def _message_texts(tokenizer, message: Mapping, answer: str | None) -> list[tuple[str, str]]:
+    """Returns (key, text) for each text of a message beside its reasoning. `answer`, if it is not
+    None, stands in for the content."""
     pieces = _pieces(tokenizer, message.get("content") if answer is None else answer)
-    said = [("content", piece) for piece in pieces]
+    texts = [("content", piece) for piece in pieces]
     for call in message.get("tool_calls") or ():
         function = _function(call)
-        said += [("tool_calls", text) for text in (function.get("name"), *_texts(function))]
-    return [(what, text) for what, text in said if isinstance(text, str) and text.strip()]
+        texts += [("tool_calls", text) for text in (function.get("name"), *_texts(function))]
+    return [(key, text) for key, text in texts if isinstance(text, str) and text.strip()]
 
 
 def _pieces(tokenizer, content: object) -> list[str]:
-    """The texts of a content, in its order; "" for parts that have none. An image parts a text."""
+    """Returns the texts of a content, in its order; "" for parts that have none. The mark of an
+    image divides a text."""
     if isinstance(content, str):
         return content.split(tokenizer.image_mark) if tokenizer.image_mark else [content]
     parts = content if isinstance(content, (list, tuple)) else ()
@@ -212,7 +223,7 @@ def _pieces(tokenizer, content: object) -> list[str]:
 
 
 def _with_pieces(tokenizer, content: object, pieces: Sequence[str]) -> object:
-    """The content with other texts."""
+    """Returns the content with other texts."""
     if isinstance(content, str):
         return tokenizer.image_mark.join(pieces)
     return [
@@ -227,7 +238,7 @@ def _function(value: object) -> Mapping:
 
 
 def _texts(function: Mapping) -> list[str]:
-    """The texts among a call's arguments."""
+    """Returns the texts among a call's arguments."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -239,31 +250,32 @@ def _texts(function: Mapping) -> list[str]:
 
 def texts_in(value: object) -> list[str]:
     """Returns the texts in a value of JSON: itself, or those within its lists and objects."""
-    found, todo = [], [value]
-    while todo:
-        value = todo.pop()
+    texts, pending = [], [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
-            found.append(value)
+            texts.append(value)
         elif isinstance(value, Mapping):
-            todo += value.values()
+            pending += value.values()
         elif isinstance(value, (list, tuple)):
-            todo += value
-    return found
+            pending += value
+    return texts
 
 
-def _within(piece: str, squeezed: str) -> bool:
-    """Returns whether a text stands in another one, which is squeezed already."""
-    small = _squeezed(piece)
-    if not small or small in squeezed:
+def _occurs_in(piece: str, squeezed: str) -> bool:
+    """Returns whether a text stands in another one, which is squeezed already: as it is, or written
+    as HTML, JSON or a Python string."""
+    squeezed_piece = _squeezed(piece)
+    if not squeezed_piece or squeezed_piece in squeezed:
         return True
-    if small in _squeezed(html.unescape(squeezed)):
+    if squeezed_piece in _squeezed(html.unescape(squeezed)):
         return True
-    written = (json.dumps(piece, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
-    twice = json.dumps(json.dumps(piece, ensure_ascii=False), ensure_ascii=False)[3:-3]
+    json_texts = (json.dumps(piece, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    nested_json = json.dumps(json.dumps(piece, ensure_ascii=False), ensure_ascii=False)[3:-3]
     return any(
         _squeezed(form.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r"))
         in squeezed.replace("\\n", "").replace("\\t", "").replace("\\r", "")
-        for form in (*written, twice, repr(piece)[1:-1], piece.replace("'", "\\'"))
+        for form in (*json_texts, nested_json, repr(piece)[1:-1], piece.replace("'", "\\'"))
     )
 
 
@@ -271,51 +283,60 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-# -- what a template drops whatever it says --
+# -- parts of messages that a template drops whatever their text is --
 
-_Dropped = tuple[tuple[int, str], ...]
+_DroppedParts = tuple[tuple[int, str], ...]
 # Of each tokenizer, by the shape of a conversation. A tokenizer takes its verdicts with it.
-_PROBES: weakref.WeakKeyDictionary[object, dict[tuple, _Dropped | None]] = (
+_PROBES: weakref.WeakKeyDictionary[object, dict[tuple, _DroppedParts | None]] = (
     weakref.WeakKeyDictionary()
 )
 _MOST_PROBES = 1_000
 _PROBED_TOOL = "rljax_probed_tool"
 
 
-def _dropped(tokenizer, messages, options: Mapping, how: Mapping) -> _Dropped | None:
-    """(message, key) of what the template leaves out whatever stands there; None where it cannot be
-    asked. Asked where a text may stand in the rendering by chance: a short one, names of calls and
-    tools; or a role is odd."""
+def _dropped_parts(
+    tokenizer, messages, options: Mapping, render_arguments: Mapping
+) -> _DroppedParts | None:
+    """Returns (number of the message, key) of each part that the template leaves out whatever its
+    text is; None where the template cannot be probed. It is probed only where a text may stand in
+    the rendering by chance (a short text, a name of a call or tool), or where a role is uncommon.
+    """
     pieces = [_pieces(tokenizer, message.get("content")) for message in messages]
-    calls = [len(m.get("tool_calls") or ()) for m in messages]
+    calls = [len(message.get("tool_calls") or ()) for message in messages]
     tools = bool(options.get("tools"))
-    odd = any(
-        piece.strip() and (m["role"] not in _COMMON or len(piece.strip()) < _SHORT)
-        for m, texts in zip(messages, pieces, strict=True)
+    may_occur_by_chance = any(
+        piece.strip() and (message["role"] not in _COMMON or len(piece.strip()) < _SHORT)
+        for message, texts in zip(messages, pieces, strict=True)
         for piece in texts
     )
-    if not (odd or tools or any(calls)):
+    if not (may_occur_by_chance or tools or any(calls)):
         return None
-    told = [
-        (isinstance(m.get("content"), str), *(bool(piece.strip()) for piece in texts))
-        for m, texts in zip(messages, pieces, strict=True)
+    content_shapes = [
+        (isinstance(message.get("content"), str), *(bool(piece.strip()) for piece in texts))
+        for message, texts in zip(messages, pieces, strict=True)
     ]
-    keys = [frozenset(n for n, v in m.items() if v is not None) for m in messages]
-    shape = tuple(zip((m["role"] for m in messages), told, calls, keys, strict=True))
+    fields = [frozenset(n for n, v in message.items() if v is not None) for message in messages]
+    shape = tuple(
+        zip((message["role"] for message in messages), content_shapes, calls, fields, strict=True)
+    )
     variables = json.dumps(options.get("variables"), default=str)
     counts = tuple(len(options.get(name) or ()) for name in ("tools", "documents"))
-    key = (shape, variables, counts, tuple(how.items()))
-    known = _PROBES.setdefault(tokenizer, {})
-    if key in known:
-        return known[key]
-    if len(known) >= _MOST_PROBES:
-        known.clear()
-    known[key] = dropped = _missing(tokenizer, messages, pieces, calls, options, how)
+    key = (shape, variables, counts, tuple(render_arguments.items()))
+    verdicts = _PROBES.setdefault(tokenizer, {})
+    if key in verdicts:
+        return verdicts[key]
+    if len(verdicts) >= _MOST_PROBES:
+        verdicts.clear()
+    verdicts[key] = dropped = _find_dropped_parts(
+        tokenizer, messages, pieces, calls, options, render_arguments
+    )
     return dropped
 
 
-def _missing(tokenizer, messages, pieces, calls, options, how) -> _Dropped | None:
-    probed, marks = [], {}  # mark -> what it stands for
+def _find_dropped_parts(
+    tokenizer, messages, pieces, calls, options, render_arguments
+) -> _DroppedParts | None:
+    probed, marks = [], {}  # mark -> (message, key) for which it stands
     for number, message in enumerate(messages):
         message = dict(message)
         if any(map(str.strip, pieces[number])):
@@ -326,20 +347,20 @@ def _missing(tokenizer, messages, pieces, calls, options, how) -> _Dropped | Non
             marks |= {mark: (number, "content") for mark in marked if mark.strip()}
             message["content"] = _with_pieces(tokenizer, message["content"], marked)
         if calls[number]:
-            name = f"rljax_called_{number}_"
-            marks[name] = (number, "tool_calls")
-            message["tool_calls"] = [renamed(call, name) for call in message["tool_calls"]]
+            mark_name = f"rljax_called_{number}_"
+            marks[mark_name] = (number, "tool_calls")
+            message["tool_calls"] = [renamed(call, mark_name) for call in message["tool_calls"]]
         probed.append(message)
     if options.get("tools"):
         names = [f"{_PROBED_TOOL}_{k}_" for k in range(len(options["tools"]))]
-        marks |= {name: (len(messages) + k, "tools") for k, name in enumerate(names)}
+        marks |= {mark_name: (len(messages) + k, "tools") for k, mark_name in enumerate(names)}
         tools = zip(options["tools"], names, strict=True)
-        options = {**options, "tools": [renamed(tool, name) for tool, name in tools]}
+        options = {**options, "tools": [renamed(tool, mark_name) for tool, mark_name in tools]}
     try:
-        text = tokenizer.render_chat(probed, **how, **options)
+        text = tokenizer.render_chat(probed, **render_arguments, **options)
     except InputError:  # a template that reads contents; the texts themselves are compared
         return None
-    return tuple(dict.fromkeys(name for mark, name in marks.items() if mark not in text))
+    return tuple(dict.fromkeys(mark_name for mark, mark_name in marks.items() if mark not in text))
 
 
 def renamed(value: object, name: str) -> object:

@@ -15,8 +15,8 @@ from rljax.errors import InputError
 
 # No template writes these by itself. The second is a key of a part: it is written where the part is
 # written as an object (Python's repr of it, or JSON), and not as its text.
-_SAID, _KEY = "RLJAX-SAID-{}-{}-", "RLJAX-KEY-{}-"
-_THOUGHT = "RLJAX-THOUGHT-{}-"
+_CONTENT_MARK, _KEY_MARK = "RLJAX-SAID-{}-{}-", "RLJAX-KEY-{}-"
+_REASONING_MARK = "RLJAX-THOUGHT-{}-"
 
 
 class Form(enum.Enum):
@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
 
 def group_of(message: Mapping) -> Group:
-    """The group of a message."""
+    """Returns the group of a message."""
     content, kinds = message.get("content"), ()
     if isinstance(content, list):
         parts = [part["type"] for part in content]
@@ -65,7 +65,7 @@ def group_of(message: Mapping) -> Group:
 
 
 def in_form(message: Mapping, form: Form | None) -> dict:
-    """The message in a form; None leaves it as it is."""
+    """Returns the message in a form; None leaves it as it is."""
     content = message.get("content")
     if form is Form.TEXT:
         texts = (part["text"] for part in content if part["type"] == "text")
@@ -73,102 +73,118 @@ def in_form(message: Mapping, form: Form | None) -> dict:
     if form is Form.PARTS:
         return {**message, "content": [{"type": "text", "text": content}]}
     if form in (Form.THINKING, Form.THINKING_PARTS):
-        thought = next(message[n] for n in REASONING if isinstance(message.get(n), str))
-        rest = {n: v for n, v in message.items() if n not in REASONING}
+        reasoning = next(message[n] for n in REASONING if isinstance(message.get(n), str))
+        fields = {n: v for n, v in message.items() if n not in REASONING}
         if form is Form.THINKING_PARTS:
-            thought = [{"type": "text", "text": thought}]
+            reasoning = [{"type": "text", "text": reasoning}]
         if isinstance(content, str):
             content = [{"type": "text", "text": content}] if content else []
-        part = {"type": "thinking", "thinking": thought}
-        return {**rest, "content": [part, *(content or ())]}
+        part = {"type": "thinking", "thinking": reasoning}
+        return {**fields, "content": [part, *(content or ())]}
     return dict(message)
 
 
 def forms_of(
     render: Callable[[list[dict]], str], view: Sequence[Mapping], reads_thinking: bool
 ) -> tuple[dict[Group, Form], set[Group], bool]:
-    """(the form of each group that the template does not write as it is given, groups whose
-    contents it writes in no form, whether it renders the conversation at all). `reads_thinking`:
-    whether it may know parts of thinking."""
-    best, written = {}, _written(render, view, {})
-    lists = [g for g in written.unsaid if g.is_list and not g.has_images]
-    texts = [g for g in written.unsaid if g.content == ("text",)]
-    other_form = dict.fromkeys(lists, Form.TEXT) | dict.fromkeys(texts, Form.PARTS)
+    """Returns (the form of each group that the template does not write as it is given, the groups
+    whose contents it writes in no form, whether it renders the conversation at all).
+    `reads_thinking` says whether the template may know parts of thinking."""
+    best_forms, best = {}, _render_marked(render, view, {})
+    list_groups = [g for g in best.unwritten if g.is_list and not g.has_images]
+    text_groups = [g for g in best.unwritten if g.content == ("text",)]
+    other_form = dict.fromkeys(list_groups, Form.TEXT) | dict.fromkeys(text_groups, Form.PARTS)
     # All lists as texts, all texts as lists, and where that is not it, each group by itself.
-    for groups in (lists, texts, *([group] for group in other_form)):
-        if not (changed := [g for g in groups if g in written.unsaid]):
+    for groups in (list_groups, text_groups, *([group] for group in other_form)):
+        if not (tried := [g for g in groups if g in best.unwritten]):
             continue
-        forms = {g: f for g, f in best.items() if g not in changed}
-        forms |= {g: other_form[g] for g in changed if g not in best}
-        other = _written(render, view, forms)
+        forms = {g: f for g, f in best_forms.items() if g not in tried}
+        forms |= {g: other_form[g] for g in tried if g not in best_forms}
+        rendering = _render_marked(render, view, forms)
         # What is written in neither form is text, as in rows of data.
-        if other.points > written.points or (groups is lists and other.points == written.points):
-            best, written = forms, other
+        if rendering.points > best.points or (
+            groups is list_groups and rendering.points == best.points
+        ):
+            best_forms, best = forms, rendering
     for form in (Form.THINKING, Form.THINKING_PARTS) if reads_thinking else ():
-        forms = best | {g: form for g in written.unthought}
-        if forms != best and (other := _written(render, view, forms)).points > written.points:
-            best, written = forms, other
-    return best, written.unsaid, written.points >= 0
+        forms = best_forms | {g: form for g in best.without_reasoning}
+        if (
+            forms != best_forms
+            and (rendering := _render_marked(render, view, forms)).points > best.points
+        ):
+            best_forms, best = forms, rendering
+    return best_forms, best.unwritten, best.points >= 0
 
 
-class _Written(NamedTuple):
-    """Result of rendering a marked conversation: the number of contents and reasonings that are
-    whole, -1 where the template fails; the groups of others, of contents and of reasonings."""
+class _Rendering(NamedTuple):
+    """Result of rendering a marked conversation. `points` is the number of contents and reasonings
+    that are whole, -1 where the template fails. The groups are those of which a content, or a
+    reasoning, is not whole."""
 
     points: int
-    unsaid: set[Group]
-    unthought: set[Group]
+    unwritten: set[Group]
+    without_reasoning: set[Group]
 
 
-def _written(render, view, forms: Mapping[Group, Form]) -> _Written:
+def _render_marked(render, view, forms: Mapping[Group, Form]) -> _Rendering:
     groups = [group_of(message) for message in view]
-    made = [
-        _marked(in_form(message, forms.get(group)), number)
+    marked = [
+        _with_marks(in_form(message, forms.get(group)), number)
         for number, (message, group) in enumerate(zip(view, groups, strict=True))
     ]
-    thoughtful = {g for g in groups if g.reasoning}
+    reasoning_groups = {g for g in groups if g.reasoning}
     try:
-        text = render([message for message, _, _ in made])
+        text = render([message for message, _, _ in marked])
     except InputError:
-        return _Written(-1, set(groups), thoughtful)
-    points, unsaid, unthought = 0, set(), set()
-    for number, (group, (_, said, thoughts)) in enumerate(zip(groups, made, strict=True)):
-        whole = all(mark in text for mark in said) and _KEY.format(number) not in text
-        thought = all(mark in text for mark in thoughts)
-        points += whole + thought
-        unsaid |= set() if whole else {group}
-        unthought |= set() if thought else {group}
-    return _Written(points, unsaid, unthought)
+        return _Rendering(-1, set(groups), reasoning_groups)
+    points, unwritten, without_reasoning = 0, set(), set()
+    for number, (group, (_, content_marks, reasoning_marks)) in enumerate(
+        zip(groups, marked, strict=True)
+    ):
+        has_content = (
+            all(mark in text for mark in content_marks) and _KEY_MARK.format(number) not in text
+        )
+        has_reasoning = all(mark in text for mark in reasoning_marks)
+        points += has_content + has_reasoning
+        unwritten |= set() if has_content else {group}
+        without_reasoning |= set() if has_reasoning else {group}
+    return _Rendering(points, unwritten, without_reasoning)
 
 
-def _marked(message: dict, number: int) -> tuple[dict, list[str], list[str]]:
-    """(the message with marks for its texts, those of its content, those of its reasoning)."""
-    said, thought = [], _THOUGHT.format(number)
-    thoughts = [n for n in REASONING if isinstance(message.get(n), str) and message[n].strip()]
-    message = {**message, **dict.fromkeys(thoughts, thought)}
-    content, thoughts = message.get("content"), [thought] if thoughts else []
+def _with_marks(message: dict, number: int) -> tuple[dict, list[str], list[str]]:
+    """Returns (the message with marks for its texts, the marks of its content, those of its
+    reasoning)."""
+    content_marks, reasoning_mark = [], _REASONING_MARK.format(number)
+    reasoning_fields = [
+        n for n in REASONING if isinstance(message.get(n), str) and message[n].strip()
+    ]
+    message = {**message, **dict.fromkeys(reasoning_fields, reasoning_mark)}
+    content, reasoning_marks = message.get("content"), [reasoning_mark] if reasoning_fields else []
 
     texts = [content] if isinstance(content, str) else [p.get("text", "") for p in content or ()]
-    blank = not any(map(str.strip, texts))  # which a template may tell from a content that says any
+    # A template may tell a blank content from one that says something.
+    is_blank = not any(map(str.strip, texts))
 
     def mark(text: str) -> str:
-        if blank:
+        if is_blank:
             return text
-        said.append(_SAID.format(number, len(said)))
-        return said[-1]
+        content_marks.append(_CONTENT_MARK.format(number, len(content_marks)))
+        return content_marks[-1]
 
     if isinstance(content, str):
         message["content"] = mark(content)
     elif isinstance(content, list):
-        parts = [{**part, _KEY.format(number): ""} for part in content]
+        parts = [{**part, _KEY_MARK.format(number): ""} for part in content]
         for part in parts:
             if part["type"] == "text":
                 part["text"] = mark(part["text"])
             elif part["type"] == "thinking":
-                inside = part["thinking"]
+                reasoning = part["thinking"]
                 part["thinking"] = (
-                    thought if isinstance(inside, str) else [{"type": "text", "text": thought}]
+                    reasoning_mark
+                    if isinstance(reasoning, str)
+                    else [{"type": "text", "text": reasoning_mark}]
                 )
-                thoughts = [thought]
+                reasoning_marks = [reasoning_mark]
         message["content"] = parts
-    return message, said, thoughts
+    return message, content_marks, reasoning_marks

@@ -31,14 +31,14 @@ main()
 
 
 def call(job: str, *arguments: object) -> tuple[str, str]:
-    """(kind of answer, text); the kinds are those of guarded_process. Job and arguments are ours;
-    the contents of the arguments are untrusted."""
+    """Returns (kind of answer, text); the kinds are those of guarded_process. Job and arguments are
+    ours; the contents of the arguments are untrusted."""
     return _process(os.getpid()).call(job, arguments)
 
 
 @functools.cache
 def _process(pid: int) -> "_Process":
-    """This process's own: after a fork, the pipes belong to the parent."""
+    """Returns the guarded process of this process: after a fork, the pipes belong to the parent."""
     return _Process()
 
 
@@ -62,14 +62,14 @@ class _Process:
                 self.end()
                 raise
             if not reply:
-                return LIMIT, self._ending(seconds)
+                return LIMIT, self._reason_of_end(seconds)
             kind = chr(reply[0])
-            if kind == LIMIT:  # what its heap kept is not the next job's burden
+            if kind == LIMIT:  # memory that its heap keeps would count for the next job
                 self.end()
             return kind, reply[1:].decode("utf-8", "surrogatepass")
 
-    def _ending(self, seconds: float) -> str:
-        """The reason why there is no reply."""
+    def _reason_of_end(self, seconds: float) -> str:
+        """Returns the reason why there is no reply."""
         code = self.end()
         if code >= 0:
             raise RuntimeError("the process that tries strangers' files ended, see stderr")
@@ -80,13 +80,13 @@ class _Process:
     def _send(self, request: bytes) -> None:
         if self.child is None or self.child.poll() is not None:
             self.end()
-            self.child = _started()
+            self.child = _start_process()
         with contextlib.suppress(BrokenPipeError):  # it has just ended: there will be no reply
             self.child.stdin.write(request)
             self.child.stdin.flush()
 
     def _receive(self, limit: int) -> bytes:
-        """The reply; b"" where the process has ended, or never answers."""
+        """Returns the reply; b"" where the process has ended, or never answers."""
         deadline = time.monotonic() + _PATIENCE_S
         handle = self.child.stdout.fileno()
         received, size = bytearray(), None
@@ -109,13 +109,13 @@ class _Process:
         if child is None or os.getpid() != self.owner:
             return 0
         child.kill()
-        with contextlib.suppress(OSError):  # what was never sent
+        with contextlib.suppress(OSError):  # closing sends the rest of a request
             child.stdin.close()
         child.stdout.close()
         return child.wait()
 
 
-def _started() -> subprocess.Popen:
+def _start_process() -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", _BOOT, *sys.path],
         stdin=subprocess.PIPE,

@@ -19,7 +19,7 @@ import sys
 import jinja2
 import jinja2.meta
 
-from rljax.data.text.template_sandbox import RefusedByTemplate, compiled, rendered
+from rljax.data.text.template_sandbox import RefusedByTemplate, compile_template, render_template
 
 REQUEST = struct.Struct("!Qdq")
 REPLY = struct.Struct("!Q")
@@ -30,14 +30,15 @@ _LONGEST_MESSAGE = 1_000  # characters: an error may quote a text without end
 
 
 def _compile(text, now) -> str:
-    """JSON: whether the template marks the assistant's text, and the variables that it reads."""
-    template, marks = compiled(text, now)
-    read = jinja2.meta.find_undeclared_variables(template.environment.parse(text))
-    return json.dumps([marks, sorted(read)])
+    """Returns JSON of [whether the template marks the assistant's text, names of the variables that
+    it reads]."""
+    template, marks_assistant = compile_template(text, now)
+    variables = jinja2.meta.find_undeclared_variables(template.environment.parse(text))
+    return json.dumps([marks_assistant, sorted(variables)])
 
 
-# The texts that a tokenizer is tried on: runs of one character and what ends them, on which
-# patterns that backtrack and normalizers that multiply show themselves.
+# The texts that a tokenizer is tried on: runs of one character with an end, on which patterns that
+# backtrack and normalizers that multiply show themselves.
 _PROBES = [
     *(character * 40 + end for character in map(chr, range(32, 127)) for end in ("", "\x00")),
     *(character * 2_000 + "\x00" for character in "a 1!\n"),
@@ -67,7 +68,7 @@ def _try_tokenizer(data: bytes) -> str:
     return ""
 
 
-_JOBS = {"compile": _compile, "render": rendered, "tokenizer": _try_tokenizer}
+_JOBS = {"compile": _compile, "render": render_template, "tokenizer": _try_tokenizer}
 
 
 def _answer(data: bytes) -> tuple[str, str]:
@@ -105,7 +106,7 @@ def _read(count: int) -> bytes:
 def main() -> None:
     """Answers requests until the parent closes the pipe."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Before a limit stands: what `tokenizers` needs to be imported is not the file's fault.
+    # Before a limit is set: the import of `tokenizers` shall not count for a file.
     import tokenizers  # noqa: F401
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries that panic print pages

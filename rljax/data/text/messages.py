@@ -1,4 +1,4 @@
-"""Chat messages: what a conversation may hold, and what a template sees of it.
+"""Chat messages: the values that a conversation may hold, and the form that a template sees.
 
 A message is `{"role": str, "content": str}`; other keys (tool_calls, name, reasoning_content, ...)
 reach the template. Roles and calls have one form, whoever wrote them: `for_template`. Rendering is
@@ -31,20 +31,21 @@ SPEAKERS = {
 
 
 def validate_messages(messages: object, *, where: str = "chat messages") -> list[dict]:
-    """The messages with every content as one string; raises InputError that names the message.
+    """Returns the messages with every content as one string; raises InputError that names the
+    message.
 
     A turn that only calls tools has no content: its key is left out where it is None.
     """
     checked = []
-    for message, text in _checked(messages, where):
-        rest = {name: value for name, value in message.items() if name != "content"}
-        checked.append(dict(rest) if text is None else {**message, "content": text})
+    for message, text in _checked_messages(messages, where):
+        fields = {name: value for name, value in message.items() if name != "content"}
+        checked.append(dict(fields) if text is None else {**message, "content": text})
     return checked
 
 
 def role_of(value: object, location: str) -> str:
-    """The role that a message names, in lower case and by its usual name. Raises InputError for an
-    unknown role."""
+    """Returns the role that a message names, in lower case and by its usual name. Raises
+    InputError for an unknown role."""
     if not isinstance(value, str) or not value:
         raise InputError(
             f"{location}: 'role' must be a text",
@@ -76,21 +77,21 @@ def check_unicode(text: str, location: str) -> None:
 
 
 def for_template(messages: object, where: str = "chat messages") -> object:
-    """The messages with their calls in the one form that is learned, sampled on and served:
+    """Returns the messages with their calls in the one form that is learned, sampled on and served:
     arguments are objects, where OpenAI's API has JSON texts; its older `function_call` is a call of
-    `tool_calls`; a tool's answer has the name of its call; and no list of calls is empty. What is
-    no message stays, for `validate_messages` to refuse. Raises InputError for arguments that are no
-    JSON object."""
+    `tool_calls`; a tool's answer has the name of its call; and no list of calls is empty. A value
+    that is no message stays, for `validate_messages` to refuse. Raises InputError for arguments
+    that are no JSON object."""
     if not isinstance(messages, (list, tuple)):
         return messages
-    names, seen, older = {}, [], False
+    call_names, converted, has_older_calls = {}, [], False
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            seen.append(message)
+            converted.append(message)
             continue
         location = f"{where}: message {number}"
         if message.get("function_call"):
-            older = True
+            has_older_calls = True
             message = _with_older_call(message, location)
         if isinstance(message.get("content"), (list, tuple)):
             message = _with_usual_parts(message, location)
@@ -101,26 +102,26 @@ def for_template(messages: object, where: str = "chat messages") -> object:
                 for n, v in message.items()
                 if calls or n != "tool_calls"
             }
-            names |= {
+            call_names |= {
                 call["id"]: call.get("function", call)["name"]
                 for call in calls
                 if isinstance(call.get("id"), str)
             }
         role = SPEAKERS.get(str(message.get("role")).lower())
-        if older and role == "function":
+        if has_older_calls and role == "function":
             message, role = {**message, "role": "tool"}, "tool"
         if role == "tool" and message.get("name") is None:
-            of_call = names.get(str(message.get("tool_call_id")))
-            message = {**message, "name": of_call} if of_call else message
-        seen.append(message)
-    return seen
+            call_name = call_names.get(str(message.get("tool_call_id")))
+            message = {**message, "name": call_name} if call_name else message
+        converted.append(message)
+    return converted
 
 
 def _with_usual_parts(message: Mapping, location: str) -> dict:
-    """The message with OpenAI's input_text and output_text as parts of text, and Mistral's parts of
-    thinking as its reasoning. Raises InputError for thinking that is not the reasoning before an
-    answer: it would stand elsewhere, or be left out."""
-    parts, thoughts = [], []
+    """Returns the message with OpenAI's input_text and output_text as parts of text, and Mistral's
+    parts of thinking as its reasoning. Raises InputError for thinking that is not the reasoning
+    before an answer: it would stand elsewhere, or be left out."""
+    parts, reasonings = [], []
     for part in message["content"]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in ("input_text", "output_text"):
@@ -128,33 +129,35 @@ def _with_usual_parts(message: Mapping, location: str) -> dict:
         if kind != "thinking":
             parts.append(part)
             continue
-        thought = _thought(part.get("thinking"), location)
-        said = any(not isinstance(p, Mapping) or str(p.get("text", "_")).strip() for p in parts)
+        reasoning = _thinking_text(part.get("thinking"), location)
+        follows_text = any(
+            not isinstance(p, Mapping) or str(p.get("text", "_")).strip() for p in parts
+        )
         role = SPEAKERS.get(str(message.get("role")).strip().lower())
-        if thought.strip() and (said or role != "assistant"):
+        if reasoning.strip() and (follows_text or role != "assistant"):
             raise InputError(
                 f"{location}: 'content' has a part of thinking "
                 + ("behind another part" if role == "assistant" else f"in the role {role!r}"),
-                value=thought,
+                value=reasoning,
                 rule="such a part is the reasoning of the assistant, before its answer",
                 fix="write it as text, in the marks of the model's template",
             )
-        thoughts.append(thought)
-    made, thought = {**message, "content": parts}, "".join(thoughts)
-    given = [message[n] for n in REASONING if isinstance(message.get(n), str)]
-    other = next((text for text in given if text.strip() not in ("", thought.strip())), None)
-    if thought.strip() and other is not None:
+        reasonings.append(reasoning)
+    converted, reasoning = {**message, "content": parts}, "".join(reasonings)
+    fields = [message[n] for n in REASONING if isinstance(message.get(n), str)]
+    other = next((text for text in fields if text.strip() not in ("", reasoning.strip())), None)
+    if reasoning.strip() and other is not None:
         raise InputError(
             f"{location} has parts of thinking and another reasoning",
-            value=(thought, other),
+            value=(reasoning, other),
             rule="a turn has one reasoning",
             fix="remove one of them",
         )
-    return made | {REASONING[0]: thought} if thought else made
+    return converted | {REASONING[0]: reasoning} if reasoning else converted
 
 
-def _thought(value: object, location: str) -> str:
-    """The text of a part of thinking, which may be a list of parts of text."""
+def _thinking_text(value: object, location: str) -> str:
+    """Returns the text of a part of thinking, which may be a list of parts of text."""
     parts = value if isinstance(value, (list, tuple)) else [{"type": "text", "text": value or ""}]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
@@ -174,12 +177,12 @@ def _with_older_call(message: Mapping, location: str) -> dict:
             fix="write 'tool_calls' alone",
         )
     call = {"type": "function", "function": message["function_call"]}
-    rest = {n: v for n, v in message.items() if n not in ("function_call", "tool_calls")}
-    return {**rest, "tool_calls": [call]}
+    fields = {n: v for n, v in message.items() if n not in ("function_call", "tool_calls")}
+    return {**fields, "tool_calls": [call]}
 
 
 def _calls(calls: object, location: str) -> list[dict]:
-    """The calls of a message, their arguments as objects."""
+    """Returns the calls of a message, their arguments as objects."""
     if calls is None:
         return []
     if not isinstance(calls, (list, tuple)):
@@ -192,18 +195,18 @@ def _calls(calls: object, location: str) -> list[dict]:
 
 
 def _call(call: object, location: str) -> dict:
-    """A call with its arguments as an object, and in {"type", "function"}, where templates look for
-    it; ShareGPT's, APIGen's and Hermes' data sets write the function alone."""
-    inner = call.get("function") if isinstance(call, Mapping) else None
-    if inner is not None:
-        return {**call, "function": _function(inner, location)}
+    """Returns a call with its arguments as an object, and in {"type", "function"}, where templates
+    look for it. ShareGPT's, APIGen's and Hermes' data sets write the function alone."""
+    nested = call.get("function") if isinstance(call, Mapping) else None
+    if nested is not None:
+        return {**call, "function": _function(nested, location)}
     function = _function(call, location)
-    outside = {name: function.pop(name) for name in ("id", "type", "index") if name in function}
-    return {**outside, "type": "function", "function": function}
+    call_fields = {name: function.pop(name) for name in ("id", "type", "index") if name in function}
+    return {**call_fields, "type": "function", "function": function}
 
 
 def _function(call: object, location: str) -> dict:
-    """The name and the arguments, as an object, of a call."""
+    """Returns the function of a call with its name and its arguments as an object."""
     name = call.get("name") if isinstance(call, Mapping) else None
     if not isinstance(name, str) or not name:
         raise InputError(
@@ -216,34 +219,37 @@ def _function(call: object, location: str) -> dict:
     if arguments is call.get("arguments"):
         return dict(call)
     # The name first, whatever the order was: some templates write the object as it is.
-    rest = {n: v for n, v in call.items() if n not in ("name", "arguments", key) and v is not None}
-    return {"name": name, "arguments": arguments, **rest}
+    other_fields = {
+        n: v for n, v in call.items() if n not in ("name", "arguments", key) and v is not None
+    }
+    return {"name": name, "arguments": arguments, **other_fields}
 
 
 def _arguments(value: object, location: str) -> Mapping:
-    """The arguments of a call: an object, or its JSON text. None and an empty text are none."""
+    """Returns the arguments of a call as an object. `value` is the object or its JSON text; None
+    and an empty text stand for no arguments."""
     if isinstance(value, Mapping):
         return value
-    rule, made = "they are an object, or the JSON text of one", value
+    rule, arguments = "they are an object, or the JSON text of one", value
     if isinstance(value, str):
         try:
-            written = value if value.strip() else "{}"
-            made = json.loads(written, strict=False, parse_constant=_no_constant)
-            check_unicode(json.dumps(made, ensure_ascii=False), location)
+            text = value if value.strip() else "{}"
+            arguments = json.loads(text, strict=False, parse_constant=_no_constant)
+            check_unicode(json.dumps(arguments, ensure_ascii=False), location)
         except InputError:
             raise
         except (ValueError, RecursionError) as error:
             rule = f"{rule}: {error}"
-    made = {} if made is None else made
-    if not isinstance(made, dict):
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
         raise InputError(
             f"{location}: its arguments are no JSON object",
             value=value,
             rule=rule,
             fix="write them as json.dumps does, or remove the call",
         )
-    require_shallow(made, location)
-    return made
+    require_shallow(arguments, location)
+    return arguments
 
 
 def _no_constant(name: str):
@@ -251,28 +257,31 @@ def _no_constant(name: str):
 
 
 def template_view(messages: object) -> list[dict]:
-    """The messages as a template sees them: plain values, no key that is None, parts as they are,
-    calls as `for_template` makes them, and without the key `learn`.
+    """Returns the messages as a template sees them: plain values, no key that is None, parts as
+    they are, calls as `for_template` makes them, and without the key `learn`.
 
     Templates ask whether a key is there (`message.tool_calls is defined`), while APIs and parquet
     write None for what is absent. A message's reasoning is given under each of its usual names.
     """
     views = []
-    for message, _ in _checked(for_template(messages), "chat messages", images=True):
-        view = {n: plain(value) for n, value in message.items() if value is not None and n != LEARN}
+    for message, _ in _checked_messages(for_template(messages), "chat messages", images=True):
+        view = {
+            n: to_plain(value) for n, value in message.items() if value is not None and n != LEARN
+        }
         if view.get("content") == []:
             view["content"] = ""
-        given = [view.pop(name) for name in REASONING if name in view]
-        reasoning = next(filter(None, given), next(iter(given), None))  # the first that says any
+        reasonings = [view.pop(name) for name in REASONING if name in view]
+        # The first that says any, else the first.
+        reasoning = next(filter(None, reasonings), next(iter(reasonings), None))
         if reasoning is not None:
             view |= {"thinking": reasoning, "reasoning_content": reasoning}
         views.append(view)
     return views
 
 
-def with_texts(view: Sequence[Mapping]) -> list[dict]:
-    """The messages with a content for every turn that calls tools, and the arguments of its calls
-    as JSON text."""
+def with_text_arguments(view: Sequence[Mapping]) -> list[dict]:
+    """Returns the messages with a content for every turn that calls tools, and the arguments of its
+    calls as JSON text."""
     return [
         {
             "content": "",
@@ -286,7 +295,7 @@ def with_texts(view: Sequence[Mapping]) -> list[dict]:
 
 
 def _text_arguments(call: object) -> object:
-    """A call, or the function in it, with arguments as text where they are an object."""
+    """Returns a call, or the function in it, with arguments as text where they are an object."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
@@ -296,23 +305,24 @@ def _text_arguments(call: object) -> object:
     return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
 
 
-def validate_objects(values: object, what: str) -> list | None:
-    """A list of JSON objects (tools, documents) as plain values; None stays None. Raises InputError
-    for anything else."""
+def validate_objects(values: object, name: str) -> list | None:
+    """Returns a list of JSON objects (tools, documents) as plain values; None stays None. Raises
+    InputError for anything else, which calls the values by `name`."""
     if values is None:
         return None
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, Mapping) for v in values):
         raise InputError(
-            f"{what} are not a list of objects",
+            f"{name} are not a list of objects",
             value=values,
             rule="each is a JSON object",
             fix='write a list, for instance [{"type": "function", "function": {...}}]',
         )
-    return plain(values)
+    return to_plain(values)
 
 
-def plain(value: object) -> object:
-    """The value made of JSON's own types alone: a template must not reach an object's methods."""
+def to_plain(value: object) -> object:
+    """Returns the value made of JSON's own types alone: a template must not reach an object's
+    methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):  # of a class of its own, as an enum is
@@ -322,25 +332,25 @@ def plain(value: object) -> object:
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, Mapping):
-        return {plain(name): plain(item) for name, item in value.items()}
+        return {to_plain(name): to_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return to_plain(value.item())
     return f"<{type(value).__name__}>"
 
 
-def _checked(
+def _checked_messages(
     messages: object, where: str, images: bool = False
 ) -> list[tuple[Mapping, str | None]]:
-    """Every message with its text, which is None where a turn only calls tools. `images`: parts
-    {"type": "image"} are no text, and no error."""
+    """Returns every message with its text, which is None where a turn only calls tools. With
+    `images`, parts {"type": "image"} are no text, and no error."""
     fix = 'write [{"role": "user", "content": "..."}, ...]'
     if not isinstance(messages, (list, tuple)):
         raise InputError(f"{where}: not a list of messages", value=messages, fix=fix)
     if not messages:
         raise InputError(f"{where}: the list of messages is empty", fix=fix)
-    messages_out = []
+    checked = []
     for number, message in enumerate(messages):
         location = f"{where}: message {number}"
         if not isinstance(message, Mapping):
@@ -349,12 +359,12 @@ def _checked(
         message = message if message["role"] == role else {**message, "role": role}
         text = _content(message, location, images)
         check_unicode(text or "", f"{location}: 'content'")
-        messages_out.append((message, text))
-    return messages_out
+        checked.append((message, text))
+    return checked
 
 
 def _content(message: Mapping, location: str, images: bool) -> str | None:
-    """A message's content as one string; text parts are joined."""
+    """Returns a message's content as one string; text parts are joined."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -15,10 +15,10 @@ from rljax.data.text.forms import Form, Group, forms_of, group_of, in_form
 from rljax.data.text.guarded_process import OK, REFUSED, SYNTAX
 from rljax.data.text.messages import (
     check_unicode,
-    plain,
     template_view,
+    to_plain,
     validate_objects,
-    with_texts,
+    with_text_arguments,
 )
 from rljax.data.text.template_sandbox import MARKS
 from rljax.errors import InputError
@@ -38,10 +38,10 @@ _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 _UNUSED = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
-def _two_unused(text: str) -> tuple[str, str]:
-    """Two characters that do not stand in a text."""
-    there = set(text)
-    unused = (c for c in map(chr, itertools.chain(*_UNUSED)) if c not in there)
+def _unused_characters(text: str) -> tuple[str, str]:
+    """Returns two characters that do not stand in a text."""
+    used = set(text)
+    unused = (c for c in map(chr, itertools.chain(*_UNUSED)) if c not in used)
     first, last = next(unused, ""), next(unused, "")
     if not last:
         raise InputError(
@@ -68,9 +68,9 @@ class ChatTemplate:
         # Read once: a rendering that changes at midnight would not be a prefix of the next one.
         self._now = now or datetime.datetime.now()
         self._forms: dict[tuple, dict[Group, Form]] = {}
-        kind, said = guarded.call("compile", text, self._now)
+        kind, reply = guarded.call("compile", text, self._now)
         if kind == SYNTAX:
-            line, _, rule = said.partition(" ")
+            line, _, rule = reply.partition(" ")
             lines = text.split("\n")
             raise InputError(
                 f"{source}: the chat template has a syntax error in line {line}",
@@ -80,11 +80,11 @@ class ChatTemplate:
             )
         if kind != OK:  # the compiler meets arbitrary text, e.g. 10000 open brackets
             raise InputError(
-                f"{source}: the chat template cannot be compiled", rule=said, fix=_COPY_AGAIN
+                f"{source}: the chat template cannot be compiled", rule=reply, fix=_COPY_AGAIN
             )
-        marks, read = parse_json(said, source)
-        self.marks_assistant: bool = marks
-        self.variables: frozenset[str] = frozenset(read)  # that it may read
+        marks_assistant, variables = parse_json(reply, source)
+        self.marks_assistant: bool = marks_assistant
+        self.variables: frozenset[str] = frozenset(variables)  # that it may read
 
     def render(
         self,
@@ -97,7 +97,8 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """The text of the messages; the template sees `special_tokens` as bos_token, eos_token, ...
+        """Returns the text of the messages; the template sees `special_tokens` as bos_token,
+        eos_token, ...
 
         `variables` are further names for the template (`enable_thinking`); they go before the
         special tokens. With `continue_final_message` the text ends where the last message's does. A
@@ -106,7 +107,9 @@ class ChatTemplate:
         and for `continue_final_message` together with `add_generation_prompt`.
         """
         view = template_view(messages)
-        context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
+        context = _template_context(
+            special_tokens, add_generation_prompt, tools, documents, variables
+        )
         if continue_final_message:
             if add_generation_prompt:
                 raise InputError(
@@ -114,7 +117,7 @@ class ChatTemplate:
                     rule="a turn is continued or a new one begun",
                     fix="set one of them to False",
                 )
-            return self._continued(view, context)
+            return self._continued_text(view, context)
         return self._text_of(view, context)
 
     def render_marked(
@@ -128,13 +131,15 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
         text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]]]:
-        """(the text of `render`, the characters [a, b) of its `{% generation %}` blocks). Pass
-        `text` if the rendering is already known. Raises InputError as `render` does, and if a block
-        cannot be found in the text."""
+        """Returns (the text of `render`, the characters [a, b) of its `{% generation %}` blocks).
+        Pass `text` if the rendering is already known. Raises InputError as `render` does, and if a
+        block cannot be found in the text."""
         view = template_view(messages)
-        context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
+        context = _template_context(
+            special_tokens, add_generation_prompt, tools, documents, variables
+        )
         text = self._text_of(view, context) if text is None else text
-        first, last = _two_unused(text)
+        first, last = _unused_characters(text)
         marked = self._text_of(view, {**context, MARKS: (first, last)})
         spans, start, size = [], None, 0
         for character in marked:
@@ -156,18 +161,18 @@ class ChatTemplate:
         try:
             return self._text_of_contents(view, context)
         except InputError:
-            texts = with_texts(view)
-            if texts == view:
+            with_texts = with_text_arguments(view)
+            if with_texts == view:
                 raise
         # Some templates (DeepSeek's) write content and arguments out as they are, without tojson.
-        return self._text_of_contents(texts, context)
+        return self._text_of_contents(with_texts, context)
 
     def _text_of_contents(self, view: list[dict], context: Mapping) -> str:
-        """The text of messages, each in the form in which the template reads it."""
+        """Returns the text of messages, each in the form in which the template reads it."""
         groups = [group_of(message) for message in view]
         counts = {n: len(context.get(n) or ()) for n in ("tools", "documents")}
-        rest = {n: v for n, v in context.items() if n != MARKS and n not in counts}
-        key = (frozenset(groups), groups[-1], repr(rest), *counts.values())
+        other_names = {n: v for n, v in context.items() if n != MARKS and n not in counts}
+        key = (frozenset(groups), groups[-1], repr(other_names), *counts.values())
         forms = self._forms.get(key)
         if forms is None:
             plain_context = {n: v for n, v in context.items() if n != MARKS}
@@ -184,34 +189,36 @@ class ChatTemplate:
                 if len(self._forms) >= _MOST_FORMS:
                     self._forms.clear()
                 self._forms[key] = forms
-        made = [in_form(m, forms.get(group)) for m, group in zip(view, groups, strict=True)]
-        return self._run(made, context)
+        messages = [
+            in_form(message, forms.get(group)) for message, group in zip(view, groups, strict=True)
+        ]
+        return self._run(messages, context)
 
-    def _continued(self, view: list[dict], context: Mapping) -> str:
-        """The text up to the end of the last message's content."""
+    def _continued_text(self, view: list[dict], context: Mapping) -> str:
+        """Returns the text up to the end of the last message's content."""
         content = view[-1].get("content")
         if isinstance(content, list) and content:
             final = content[-1]["text"]
-            ended = [*content[:-1], {**content[-1], "text": final + _END}]
+            marked = [*content[:-1], {**content[-1], "text": final + _END}]
         elif isinstance(content, str):
-            final, ended = content, content + _END
+            final, marked = content, content + _END
         else:
             raise InputError(
                 "the final message has no content to continue",
                 value=view[-1],
                 fix="give it a 'content', or do not set continue_final_message",
             )
-        text = self._text_of([*view[:-1], {**view[-1], "content": ended}], context)
-        at = text.rfind(_END.strip())
-        if at < 0 or final.strip() not in text[:at]:
+        text = self._text_of([*view[:-1], {**view[-1], "content": marked}], context)
+        end = text.rfind(_END.strip())
+        if end < 0 or final.strip() not in text[:end]:
             raise InputError(
                 f"{self.source}: the chat template does not write the final message as it is",
                 value=final,
                 rule="then no place is found where it could be continued",
                 fix="continue a message that the template keeps whole",
             )
-        kept = text.startswith(_END, at)
-        return text[:at] if kept else text[:at].rstrip()
+        keeps_space = text.startswith(_END, end)
+        return text[:end] if keeps_space else text[:end].rstrip()
 
     def _run(self, view: list[dict], context: Mapping) -> str:
         context = {**context, "messages": view}
@@ -232,7 +239,7 @@ class ChatTemplate:
 
 
 def _characters(value: object) -> int:
-    """The characters of all texts of a plain value."""
+    """Returns the number of characters of all texts of a plain value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -240,8 +247,11 @@ def _characters(value: object) -> int:
     return sum(map(_characters, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _seen(special_tokens, add_generation_prompt, tools, documents, variables) -> dict[str, object]:
-    """All names that a template sees beside the messages; the user's go before special tokens."""
+def _template_context(
+    special_tokens, add_generation_prompt, tools, documents, variables
+) -> dict[str, object]:
+    """Returns all names that a template sees beside the messages; the user's go before special
+    tokens."""
     return {
         **special_tokens,
         **checked_variables(variables),
@@ -252,7 +262,8 @@ def _seen(special_tokens, add_generation_prompt, tools, documents, variables) ->
 
 
 def checked_variables(variables: Mapping[str, object] | None) -> dict[str, object]:
-    """Further names for a template as plain values. Raises InputError for one that is taken."""
+    """Returns further names for a template as plain values. Raises InputError for a name that is
+    taken."""
     for name in variables or {}:
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
             raise InputError(
@@ -261,4 +272,4 @@ def checked_variables(variables: Mapping[str, object] | None) -> dict[str, objec
                 rule=f"it is an identifier and none of {', '.join(RESERVED)}",
                 fix="rename it, or pass messages, tools and documents as themselves",
             )
-    return plain(dict(variables or {}))
+    return to_plain(dict(variables or {}))

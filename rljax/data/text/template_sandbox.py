@@ -49,10 +49,10 @@ class _Namespace(jinja2.utils.Namespace):
     """`namespace(...)` that stores no name with an underscore in front: those reach Python."""
 
     def __init__(*args, **kwargs):
-        self, given = args[0], dict(*args[1:], **kwargs)
-        for name in given:
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
             _require_public(name)
-        jinja2.utils.Namespace.__init__(self, given)
+        jinja2.utils.Namespace.__init__(self, values)
 
     def __setitem__(self, name, value):
         _require_public(name)
@@ -81,8 +81,8 @@ def _dict(*args, **kwargs) -> dict:
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(text: str, now: datetime.datetime) -> tuple[jinja2.Template, bool]:
-    """The template, and whether it has `{% generation %}` blocks."""
+def compile_template(text: str, now: datetime.datetime) -> tuple[jinja2.Template, bool]:
+    """Returns the template, and whether it has `{% generation %}` blocks."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
     )
@@ -96,9 +96,9 @@ def compiled(text: str, now: datetime.datetime) -> tuple[jinja2.Template, bool]:
     return template, environment.has_generation
 
 
-def rendered(text: str, now: datetime.datetime, context: dict, max_characters: int) -> str:
+def render_template(text: str, now: datetime.datetime, context: dict, max_characters: int) -> str:
     """Renders the template. Raises SecurityError if the text has more than `max_characters`."""
-    template, _ = compiled(text, now)
+    template, _ = compile_template(text, now)
     pieces, size = [], 0
     for piece in template.generate(**context):
         pieces.append(piece)

@@ -44,7 +44,7 @@ LONG_TEXT = 10_000  # characters
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 CHAR_FILE = "char_tokenizer.json"
-FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize and stop alike
+FOLDER_FILES = (  # of an exported model folder, so that others tokenize and stop alike
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
     has_chat_template: bool = False
     turn_ends: tuple[EndOfTurn, ...] = ()
     variables: Mapping[str, object] = types.MappingProxyType({})  # of the chat template
-    image_mark: str = ""  # what stands in the texts of messages where an image is
+    image_mark: str = ""  # stands for an image in the texts of messages
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
     @property
@@ -125,8 +125,8 @@ class Tokenizer(abc.ABC):
         variables: Mapping[str, object] | None = None,
         text: str | None = None,
     ) -> tuple[str, list[tuple[int, int]] | None]:
-        """(a finished conversation's text, the characters [a, b) that its template marks as the
-        assistant's); None instead of the characters if it marks nothing. Pass `text` if the
+        """Returns (a finished conversation's text, the characters [a, b) that its template marks as
+        the assistant's); None instead of the characters if it marks nothing. Pass `text` if the
         rendering is already known."""
         options = dict(tools=tools, documents=documents, variables=variables)
         if text is None:
@@ -187,9 +187,9 @@ def load_tokenizer(
     now: datetime.datetime | None = None,
     variables: Mapping[str, object] | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub.
-    `variables` are those of a HuggingFaceTokenizer. Raises InputError for files that are missing or
-    invalid, and for variables without a chat template."""
+    """Returns the tokenizer of a folder, ours or a Hugging Face one, or of a repository of the hub.
+    `now` and `variables` are those of a HuggingFaceTokenizer. Raises InputError for files that are
+    missing or invalid, and for variables without a chat template."""
     folder = hub.model_folder(folder, hub.TOKENIZER)
     path = folder / CHAR_FILE
     if not os.path.lexists(path):
@@ -229,11 +229,11 @@ class CharTokenizer(Tokenizer):
                 rule=f"at most {MOST_CHARACTERS}",
                 fix="use a tokenizer of words: tokenizer=FOLDER with a tokenizer.json",
             )
-        double = sorted(c for c, count in collections.Counter(alphabet).items() if count > 1)
-        if double:
+        repeated = sorted(c for c, count in collections.Counter(alphabet).items() if count > 1)
+        if repeated:
             raise InputError(
                 "the alphabet names a character twice",
-                value="".join(double),
+                value="".join(repeated),
                 fix="name each character once",
             )
         check_unicode(alphabet, "the alphabet")
@@ -322,9 +322,9 @@ class HuggingFaceTokenizer(Tokenizer):
                 fix="check the path, or name a model of the hub: hf://OWNER/NAME",
             )
         self._text, self._library = load_library(self.folder / "tokenizer.json")
-        self._special_tokens, extra = read_special_tokens(self.folder)
+        self._special_tokens, unnamed = read_special_tokens(self.folder)
         self._completed = complete_added_tokens(
-            self.folder, self._library, list(self._special_tokens.values()), extra
+            self.folder, self._library, list(self._special_tokens.values()), unnamed
         )
         self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id_of("bos_token")
@@ -348,37 +348,38 @@ class HuggingFaceTokenizer(Tokenizer):
             {i for i, token in added.items() if token.special} | {self.pad_id, *self.eos_ids}
         )
         self.template_ids = self.special_ids | self._written_by_templates()
-        self._adds_bos, self._prefix = self._reads_prefix()
+        self._adds_bos, self._prefix = self._read_prefix()
 
     def _id_of(self, field: str) -> int | None:
         text = self._special_tokens.get(field)
         if text is None:
             return None
-        number = self._library.token_to_id(text)
-        if number is None:
+        token_id = self._library.token_to_id(text)
+        if token_id is None:
             raise InputError(
                 f"{self.folder / 'tokenizer_config.json'}: '{field}' is not in tokenizer.json",
                 value=text,
                 fix="take both files from the same model, or correct the token's spelling",
             )
-        return number
+        return token_id
 
     def _stop_set(self) -> tuple[int, ...]:
-        """The tokenizer's own end token, then those of generation_config.json or config.json.
+        """Returns the tokenizer's own end token, then those of generation_config.json or
+        config.json.
 
         The own token is always in the set: supervised training appends it, and a sampler that did
         not stop there would run on.
         """
-        own = self._id_of("eos_token")
-        listed = self._eos_of(
+        eos_id = self._id_of("eos_token")
+        listed = self._end_ids_of(
             "generation_config.json", read_optional(self.folder, "generation_config.json")
         )
         if not listed:
             config = read_optional(self.folder, "config.json")
-            listed = self._eos_of("config.json", config)
+            listed = self._end_ids_of("config.json", config)
             if not listed and isinstance(config.get("text_config"), dict):
-                listed = self._eos_of("config.json: text_config", config["text_config"])
-        ids = ([] if own is None else [own]) + listed
+                listed = self._end_ids_of("config.json: text_config", config["text_config"])
+        ids = ([] if eos_id is None else [eos_id]) + listed
         if not ids:
             raise InputError(
                 f"{self.folder} names no end-of-text token",
@@ -389,48 +390,52 @@ class HuggingFaceTokenizer(Tokenizer):
         return tuple(dict.fromkeys(ids))
 
     def _join_turn_ends(self) -> None:
-        """Adds what ends a turn in the template to the stop set, as a token that `decode` leaves
-        out: else a turn would be learned with an end that no sampler stops at."""
+        """Adds the tokens that end a turn in the template to the stop set, as tokens that `decode`
+        leaves out: else a turn would be learned with an end that no sampler stops at."""
         added = self._library.get_added_tokens_decoder()
         special = {i for i, token in added.items() if token.special}
         ends, written = [], set()
         for template in self._templates.values():
 
             def render(messages, prompt, template=template):
-                text = self._probed(template, messages, prompt)
-                written.update(i for i, _, _ in self._added_in(text))
+                text = self._render_probe(template, messages, prompt)
+                written.update(i for i, _, _ in self._added_tokens_in(text))
                 return text
 
-            ends += turn_ends(render, self._added_in, special, self.eos_ids)
+            ends += turn_ends(render, self._added_tokens_in, special, self.eos_ids)
         self.turn_ends = tuple(dict.fromkeys(ends))
-        plain = [added[end.id] for end in self.turn_ends if end.id not in special]
-        for token in plain:
+        new_specials = [added[end.id] for end in self.turn_ends if end.id not in special]
+        for token in new_specials:
             token.special = True
-        self._library.add_special_tokens(plain)
-        self._completed += [repr(token) for token in plain]
+        self._library.add_special_tokens(new_specials)
+        self._completed += [repr(token) for token in new_specials]
         self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(end.id for end in self.turn_ends)]))
         self._written = frozenset(written)
 
-    def _probed(self, template: ChatTemplate, messages: Sequence[Mapping], prompt: bool) -> str:
-        """The text of messages that ask a template what it writes."""
-        called = any(message.get("tool_calls") for message in messages)
+    def _render_probe(
+        self, template: ChatTemplate, messages: Sequence[Mapping], prompt: bool
+    ) -> str:
+        """Returns the text of messages that probe a template for the tokens that it writes."""
+        has_tools = any(message.get("tool_calls") for message in messages)
+        has_tools = has_tools or template is self._templates.get("tool_use")
         return template.render(
             messages,
             special_tokens=self._special_tokens,
             add_generation_prompt=prompt,
-            tools=[PROBED_TOOL] if called or template is self._templates.get("tool_use") else None,
+            tools=[PROBED_TOOL] if has_tools else None,
             variables=self.variables,
         )
 
-    def _added_in(self, text: str) -> list[tuple[int, int, int]]:
-        """The added tokens of a text: (id, first character, end)."""
+    def _added_tokens_in(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns the added tokens of a text: (id, first character, end)."""
         added = self._library.get_added_tokens_decoder()
         ids, offsets = self.encode_with_offsets(text)
         return [(i, a, b) for i, (a, b) in zip(ids, offsets, strict=True) if i in added]
 
     def _written_by_templates(self) -> set[int]:
-        """The added tokens whose text stands in a chat template, or marks reasoning. One that is a
-        word or white space is part of any text: it closes nothing."""
+        """Returns the added tokens whose text stands in a chat template, or marks reasoning. A
+        token that is a word or white space is part of any text, and is left out: it closes
+        nothing."""
         sources = [template.text for template in self._templates.values()]
         sources += [mark for pair in MARKS for mark in pair] if sources else []
         return {
@@ -440,7 +445,7 @@ class HuggingFaceTokenizer(Tokenizer):
             and (i in self._written or any(token.content.strip() in text for text in sources))
         }
 
-    def _eos_of(self, name: str, config: dict) -> list[int]:
+    def _end_ids_of(self, name: str, config: dict) -> list[int]:
         value = config.get("eos_token_id")
         if value is None:
             return []
@@ -462,19 +467,19 @@ class HuggingFaceTokenizer(Tokenizer):
                 )
         return list(value) if isinstance(value, list) else [value]
 
-    def _reads_prefix(self) -> tuple[bool, list[int]]:
+    def _read_prefix(self) -> tuple[bool, list[int]]:
         """Returns whether plain text gets a BOS, and all ids in front of it: by the config, else by
         tokenizer.json."""
-        rule = read_optional(self.folder, "tokenizer_config.json").get("add_bos_token")
-        if rule is not None and not isinstance(rule, bool):
+        add_bos = read_optional(self.folder, "tokenizer_config.json").get("add_bos_token")
+        if add_bos is not None and not isinstance(add_bos, bool):
             raise InputError(
                 f"{self.folder / 'tokenizer_config.json'}: 'add_bos_token' is not a boolean",
-                value=rule,
+                value=add_bos,
                 fix="write true or false",
             )
-        if rule is not None and self.bos_id is not None:
-            return rule, [self.bos_id] if rule else []
-        # The ids that belong to no text and come before it; what comes after is an end token.
+        if add_bos is not None and self.bos_id is not None:
+            return add_bos, [self.bos_id] if add_bos else []
+        # The ids that belong to no text and come before it; one after it is an end token.
         text = self._library.id_to_token(self.eos_ids[0])
         encoding = self._encode(text, add_special_tokens=True)
         added = [i is None for i in encoding.sequence_ids]
@@ -550,7 +555,7 @@ class HuggingFaceTokenizer(Tokenizer):
         continue_final_message=False,
     ):
         """Renders the chat template; texts of tools and documents hold no token of it."""
-        messages, tools, documents = self._parted(messages, tools, documents)
+        messages, tools, documents = self._without_template_tokens(messages, tools, documents)
         template = self._template(tools)
         text = template.render(
             messages,
@@ -570,16 +575,16 @@ class HuggingFaceTokenizer(Tokenizer):
         Llama 3's first one does; "" for others."""
         if id(template) not in self._openers:
             self._openers[id(template)] = always_opened(
-                functools.partial(self._probed, template),
-                self._added_in,
+                functools.partial(self._render_probe, template),
+                self._added_tokens_in,
                 self.turn_ends,
                 self.eos_ids,
             )
         return self._openers[id(template)]
 
-    def _parted(self, messages, tools, documents) -> tuple:
-        """Answers of tools, their descriptions and documents, as texts that hold no token of the
-        template: whoever wrote them could end a turn, or the block that they stand in."""
+    def _without_template_tokens(self, messages, tools, documents) -> tuple:
+        """Returns answers of tools, their descriptions and documents as texts that hold no token of
+        the template: whoever wrote them could end a turn, or the block that they stand in."""
         if isinstance(messages, (list, tuple)) and all(isinstance(m, Mapping) for m in messages):
             messages = parted_messages(self, messages, self.template_ids)
         tools, documents = (
@@ -594,7 +599,7 @@ class HuggingFaceTokenizer(Tokenizer):
             return super().render_marked(
                 messages, tools=tools, documents=documents, variables=variables, text=text
             )
-        messages, tools, documents = self._parted(messages, tools, documents)
+        messages, tools, documents = self._without_template_tokens(messages, tools, documents)
         return template.render_marked(
             messages,
             special_tokens=self._special_tokens,
@@ -628,8 +633,8 @@ class HuggingFaceTokenizer(Tokenizer):
         """Copies the files of the tokenizer and its templates."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        more = sorted(self.folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))
-        for name in (*FOLDER_FILES, *(path.relative_to(self.folder) for path in more)):
+        template_paths = sorted(self.folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))
+        for name in (*FOLDER_FILES, *(path.relative_to(self.folder) for path in template_paths)):
             source, target = self.folder / name, folder / name
             if source.is_file() and source.resolve() != target.resolve():
                 target.parent.mkdir(exist_ok=True)
@@ -651,8 +656,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _digest(*texts: str) -> str:
-    hashed = hashlib.sha256()
+    digest = hashlib.sha256()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
-        hashed.update(len(data).to_bytes(8, "little") + data)
-    return hashed.hexdigest()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

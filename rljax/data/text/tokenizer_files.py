@@ -32,13 +32,13 @@ _MAP = "special_tokens_map.json"
 
 
 def read_optional(folder: Path, name: str) -> dict:
-    """The JSON object of a file; {} if the file does not exist."""
+    """Returns the JSON object of a file; {} if the file does not exist."""
     path = folder / name
     return read_json_object(path) if os.path.lexists(path) else {}
 
 
 def read_special_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """({bos_token, eos_token, ...: text}, the special tokens without such a name). Raises
+    """Returns ({bos_token, eos_token, ...: text}, the special tokens without such a name). Raises
     InputError for one that is no text."""
     files = {name: read_optional(folder, name) for name in (_MAP, _CONFIG)}
     if "added_tokens_decoder" not in files[_CONFIG]:  # an old config: the map was written later
@@ -94,12 +94,12 @@ def complete_added_tokens(
                 rule=f"tokenizer.json has it as {library.token_to_id(entry.content)}",
                 fix="take both files from the same model",
             )
-    known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    added = {token.content: token for token in library.get_added_tokens_decoder().values()}
     special = []
-    for text in (*named, *(text for text in extra if text not in known)):
-        if library.token_to_id(text) is None or (text in known and known[text].special):
+    for text in (*named, *(text for text in extra if text not in added)):
+        if library.token_to_id(text) is None or (text in added and added[text].special):
             continue
-        token = known.get(text) or tokenizers.AddedToken(text, normalized=False)
+        token = added.get(text) or tokenizers.AddedToken(text, normalized=False)
         token.special = True
         special.append(token)
     library.add_special_tokens(special)
@@ -123,8 +123,9 @@ def _listed_tokens(listed: object, location: str) -> dict[int, tokenizers.AddedT
 
 
 def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, ChatTemplate]:
-    """Name -> chat template; files of their own go before the entry of tokenizer_config.json.
-    Raises InputError for a malformed entry or template, and for too many of them."""
+    """Returns the chat templates by their names; files of their own go before the entry of
+    tokenizer_config.json. Raises InputError for a malformed entry or template, and for too many of
+    them."""
     paths = {p.stem: p for p in sorted(folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))}
     default = folder / "chat_template.jinja"
     if os.path.lexists(default):
@@ -166,8 +167,8 @@ def _check_count(templates: int, location: Path) -> None:
 
 
 def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
-    """The text of tokenizer.json and the library's tokenizer, without truncation, padding or
-    trimmed offsets. Raises InputError for a file that is missing, that the library cannot read
+    """Returns the text of tokenizer.json and the library's tokenizer, without truncation, padding
+    or trimmed offsets. Raises InputError for a file that is missing, that the library cannot read
     within its limits, or whose steps lengthen texts without bound."""
     if not os.path.lexists(path):
         raise InputError(
@@ -185,18 +186,18 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
     # nothing, and would not be learned.
     for part in ("normalizer", "decoder"):
         _check_growth(content.get(part), f"{path}: {part}")
-    trimmed = _untrim(content.get("post_processor"))
-    text_read = json.dumps(content) if trimmed else text
+    had_trimmed_offsets = _untrim(content.get("post_processor"))
+    untrimmed_text = json.dumps(content) if had_trimmed_offsets else text
     # What a tokenizer does to texts is the file's choice, and nothing in this process could stop
     # it: a process with limits tries it first.
-    kind, said = guarded.call("tokenizer", text_read.encode("utf-8", "surrogatepass"))
+    kind, reason = guarded.call("tokenizer", untrimmed_text.encode("utf-8", "surrogatepass"))
     if kind != OK:
         raise InputError(
             f"{path} is not a tokenizer of the 'tokenizers' library",
-            rule=said,
+            rule=reason,
             fix=f"{COPY_AGAIN}, or update the tokenizers package",
         )
-    library = tokenizers.Tokenizer.from_str(text_read)
+    library = tokenizers.Tokenizer.from_str(untrimmed_text)
     # A file may ask for truncation or padding to a fixed length, silently.
     library.no_truncation()
     library.no_padding()
@@ -207,20 +208,21 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
 def _check_growth(part: object, location: str) -> None:
     """Raises InputError for steps that make a text longer and longer: a trial meets a few texts,
     and this holds for all of them."""
-    steps, growth, todo = 0, 1.0, [part]
-    while todo:
-        step = todo.pop()
+    steps, growth, pending = 0, 1.0, [part]
+    while pending:
+        step = pending.pop()
         if isinstance(step, list):
-            todo += step
+            pending += step
         if not isinstance(step, dict):
             continue
         steps += 1
-        todo += [value for value in step.values() if isinstance(value, list | dict)]
+        pending += [value for value in step.values() if isinstance(value, list | dict)]
         if isinstance(step.get("content"), str):
             pattern = step.get("pattern")
-            exact = pattern.get("String") if isinstance(pattern, dict) else None
-            least = len(exact) if isinstance(exact, str) else 1  # of a regular expression
-            growth *= max(1.0, len(step["content"]) / max(least, 1))
+            literal = pattern.get("String") if isinstance(pattern, dict) else None
+            # A regular expression may match a single character.
+            pattern_length = len(literal) if isinstance(literal, str) else 1
+            growth *= max(1.0, len(step["content"]) / max(pattern_length, 1))
         if step.get("type") == "Precompiled":  # any character may become any text, but once
             growth *= _MOST_GROWTH**0.5
     # "pattern" is an object of its own.
@@ -234,16 +236,16 @@ def _check_growth(part: object, location: str) -> None:
 
 
 def _check_vocabulary(library: tokenizers.Tokenizer, path: Path) -> None:
-    own = library.get_vocab(with_added_tokens=False)
-    if not own:
+    base_vocabulary = library.get_vocab(with_added_tokens=False)
+    if not base_vocabulary:
         raise InputError(f"{path}: the vocabulary is empty", fix=COPY_AGAIN)
     vocabulary = library.get_vocab(with_added_tokens=True)
     ids = sorted(vocabulary.values())
-    double = next((i for i, j in itertools.pairwise(ids) if i == j), None)
-    if double is not None:
-        names = sorted(name for name, i in vocabulary.items() if i == double)
+    repeated_id = next((i for i, j in itertools.pairwise(ids) if i == j), None)
+    if repeated_id is not None:
+        names = sorted(name for name, i in vocabulary.items() if i == repeated_id)
         raise InputError(
-            f"{path}: several tokens have the id {double}",
+            f"{path}: several tokens have the id {repeated_id}",
             value=names[:4],
             rule="an id is one row of the model's embedding",
             fix=COPY_AGAIN,
