@@ -3,9 +3,9 @@ decodes weights from the file while they are loaded. Names alone need no NumPy."
 
 from pathlib import Path
 
-from rljax.gguf.names import is_gguf, weights_file
+from rljax.gguf.names import is_gguf, names_the_file, weights_file
 
-__all__ = ["gguf_folder", "is_gguf", "weights_file"]
+__all__ = ["gguf_folder", "is_gguf", "names_the_file", "weights_file"]
 
 
 def gguf_folder(path: str | Path) -> Path:

@@ -12,18 +12,13 @@ from rljax.errors import InputError
 from rljax.files import json_object, open_file, read_text
 from rljax.gguf.header import Header, read_header
 from rljax.gguf.model_config import hf_config, hf_tensors, kind_of
+from rljax.gguf.names import cache_folder
 from rljax.gguf.rows import StoredTensor, check_types
 from rljax.gguf.tokenizer import generation_config, tokenizer_files
 
 _FORM = 1  # version of the written folder: raise it when the same file becomes another folder
 _SOURCE = "gguf.json"
 _LARGEST_NOTE = 100_000  # bytes of it
-
-
-def cache_folder() -> Path:
-    """Returns the folder of all folders of GGUF files."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "rljax", "gguf")
 
 
 def cached_folder(path: str | Path) -> Path:

@@ -16,11 +16,11 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes
 from rljax.gguf.header import Header, Tensor
+from rljax.gguf.names import ANOTHER_FILE
 from rljax.gguf.rows import StoredTensor
 
 LOG = logging.getLogger("rljax")
 _LARGEST = 1e15  # of any number
-_ANOTHER = "take another file of the model, or its Hugging Face folder"
 # Keys below the architecture that change no result.
 _IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "mm.tokens_per_image"}
 _TOP = {
@@ -88,7 +88,7 @@ class Keys:
         name = self.prefix + key
         value = self.header.metadata.get(name, default)
         if value is None:
-            raise InputError(f"{self.header.path} has no {name}", fix=_ANOTHER)
+            raise InputError(f"{self.header.path} has no {name}", fix=ANOTHER_FILE)
         numeric = kind in (int, float) and type(value) in (int, float)
         valid = numeric and abs(value) <= _LARGEST if numeric else type(value) is kind
         if not valid or (kind is int and type(value) is not int):
@@ -111,7 +111,7 @@ class Keys:
     def wrong(self, key: str, value: object, rule: str) -> InputError:
         """Returns the error for a key whose value is not read."""
         subject = f"{self.header.path}: {self.prefix}{key}"
-        return InputError(subject, value=value, rule=rule, fix=_ANOTHER)
+        return InputError(subject, value=value, rule=rule, fix=ANOTHER_FILE)
 
     def check_all_read(self) -> None:
         """Raises InputError that names the keys of the architecture that nothing read."""
@@ -121,7 +121,7 @@ class Keys:
             raise InputError(
                 f"{self.header.path} sets {', '.join(unread)}",
                 rule="rljax does not read them, and they change what the model computes",
-                fix=_ANOTHER,
+                fix=ANOTHER_FILE,
             )
 
 
@@ -141,7 +141,7 @@ def _llama(keys: Keys, config: dict) -> dict:
         raise InputError(
             f"{keys.header.path} has a sliding window and biases",
             rule="a Mistral model has no biases, a Llama model no window",
-            fix=_ANOTHER,
+            fix=ANOTHER_FILE,
         )
     mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     return {**mistral, "sliding_window": window}
@@ -161,7 +161,10 @@ def _gemma(keys: Keys, config: dict) -> dict:
         "sliding_window": keys.get("attention.sliding_window", int, _GEMMA_WINDOW[keys.prefix]),
     }
     if keys.has("attention.scale"):
-        scalar = keys.get("attention.scale", float) ** -2
+        scale = keys.get("attention.scale", float)
+        if scale <= 0:
+            raise keys.wrong("attention.scale", scale, "a number above 0")
+        scalar = scale**-2
         scalar = round(scalar) if abs(scalar - round(scalar)) < 1e-3 else scalar
     elif config["num_hidden_layers"] == _GEMMA_27B[keys.prefix]:
         scalar = embed // heads
@@ -321,7 +324,7 @@ def _tensor(header: Header, name: str, axes: int) -> Tensor:
         raise InputError(
             f"{header.path} has no tensor {name} of {axes} axes",
             value=tensor.shape if tensor else None,
-            fix=_ANOTHER,
+            fix=ANOTHER_FILE,
         )
     return tensor
 
@@ -333,7 +336,7 @@ def _factors(header: Header, name: str) -> list[float]:
             f"{header.path}: tensor {name}",
             value=f"{tensor.type} {tensor.shape}",
             rule="at most 4096 values of F32",
-            fix=_ANOTHER,
+            fix=ANOTHER_FILE,
         )
     out = np.empty(tensor.shape, "<f4")
     file = open_file(header.path)
@@ -368,7 +371,7 @@ def _rope_scaling(kind: Kind, keys: Keys, config: dict) -> dict:
         raise InputError(
             f"{header.path} has the tensors {', '.join(present)} and rope.scaling.type {scaling}",
             rule=f"a {kind.model_type} model has them not, or with another type",
-            fix=_ANOTHER,
+            fix=ANOTHER_FILE,
         )
     if present:
         return {"rope_scaling": _llama3(header, config)}
@@ -434,7 +437,7 @@ def hf_tensors(header: Header) -> dict[str, StoredTensor]:
             raise InputError(
                 f"{header.path}: tensor {name} has shape {tensor.shape}",
                 rule=f"an even number of rows for each of {paired} heads",
-                fix=_ANOTHER,
+                fix=ANOTHER_FILE,
             )
         shift = -kind.norm_shift if name.endswith("norm.weight") else 0.0
         out[hf_name] = StoredTensor(

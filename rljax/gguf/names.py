@@ -1,11 +1,42 @@
 """Texts and folders that stand for a GGUF file: what a command that only looks at names needs."""
 
+import functools
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from rljax.errors import InputError
 
 SUFFIX = ".gguf"
+ANOTHER_FILE = "take another file of the model, or its Hugging Face folder"
+
+
+def cache_folder() -> Path:
+    """Returns the folder of all folders of GGUF files."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "rljax", "gguf")
+
+
+def names_the_file(read: Callable) -> Callable:
+    """Wraps a function that reads the folder of a model: an InputError about a folder of the cache
+    names the GGUF file it was made of, as the user has no config.json to correct."""
+
+    @functools.wraps(read)
+    def call(*args, **kwargs):
+        try:
+            return read(*args, **kwargs)
+        except InputError as error:
+            problem, _ = error.parts
+            pattern = rf"({re.escape(str(cache_folder()))}/[^\n]*?-[0-9a-f]{{16}})(/\w+\.json)?"
+            match = re.search(pattern, problem)
+            file = match and weights_file(match[1])
+            if not match or file is None:
+                raise
+            text = problem.replace(match[0], os.path.realpath(file)).replace(match[1], str(file))
+            raise InputError(text, fix=ANOTHER_FILE) from None
+
+    return call
 
 
 def is_gguf(path: str | os.PathLike) -> bool:

@@ -299,7 +299,10 @@ def _use(
         imports = ", AutoTokenizer" * tokenizer
         flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
     stop = f", stop_strings={stops!r}, tokenizer=tokenizer" if stops else ""
+    chat = run.data.get("conversations") is True
     return {
+        "of_messages": "" if chat else None,
+        "of_text": None if chat else "",
         "fence": _fence(" ".join((weights, repository, stop * generates)), 3),
         "peft": "" if adapter else None,
         "classes": loader + imports,

@@ -144,7 +144,8 @@ def check_request(
             "a prompt and its response do not fit a slot",
             value=f"{len(ids)} + {sampling.max_response_tokens} tokens",
             rule=f"at most the {room} of a slot",
-            fix="a shorter prompt, a lower max_response_tokens, or longer slots",
+            fix="a shorter prompt, a lower max_response_tokens (a request's max_tokens), or longer "
+            "slots",
         )
     if sampling.stop_strings and decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")

@@ -40,6 +40,13 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
         params, report = load_with_report(config.model, base_model)
         if record and hosts.first():
             record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+        if config.lora.rank and config.lora.base == "bfloat16" and "float32" in report.dtypes:
+            LOG.warning(
+                "lora.base=bfloat16, the default, rounds the frozen weights of %s, which are read "
+                "as float32: policy/ has the rounded ones, and adapter/ was trained on them. Fix: "
+                "lora.base=float32 keeps them, in twice the memory",
+                config.model,
+            )
     else:
         params = base_model.init(stream(key, "weights"))
     if model.config.lora is None:

@@ -162,10 +162,12 @@ def _sample(items: Sequence) -> Sequence:
 
 
 def data_page(data: Data, tokenizer: Tokenizer, *, seed: int = 0) -> dict:
-    """Returns the data page of a report, as JSON: `notes`, `counts`, `lengths`, and `rows` with a
-    title, fields and pieces [text, whether it is learned]."""
+    """Returns the data page of a report, as JSON: `notes`, `counts`, `lengths`, `conversations`
+    (whether the rows are), and `rows` with a title, fields and pieces [text, whether it is
+    learned]."""
     sequences, counts = shown_rows(data, rows=3, seed=seed)
     return {
+        "conversations": _are_conversations(data, sequences, tokenizer),
         "notes": [*turn_lines(tokenizer), *data.notes],
         "counts": counts,
         "lengths": lengths_of(data),
@@ -179,6 +181,18 @@ def data_page(data: Data, tokenizer: Tokenizer, *, seed: int = 0) -> dict:
             for sequence in sequences
         ],
     }
+
+
+def _are_conversations(data: Data, sequences: Sequence[Shown], tokenizer: Tokenizer) -> bool:
+    """Returns whether the chat template has made the rows: prompts are messages, or a turn ends
+    within a row."""
+    if not tokenizer.has_chat_template:
+        return False
+    records = [record for record in _sample(data.prompts) if isinstance(record, PromptRecord)]
+    if records:
+        return any(record.messages is not None for record in records)
+    ends = [end.id for end in tokenizer.turn_ends]
+    return any(np.isin(sequence.ids[:-1], ends).any() for sequence in sequences)
 
 
 def _runs(shown: Shown, tokenizer: Tokenizer) -> list[tuple[str, bool]]:

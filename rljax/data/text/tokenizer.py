@@ -36,6 +36,7 @@ from rljax.data.text.tokenizer_files import (
 )
 from rljax.errors import InputError
 from rljax.files import read_json_object
+from rljax.gguf import names_the_file
 from rljax.reasoning import MARKS
 
 MOST_CHARACTERS = 200_000  # of an alphabet; Unicode has 150,000
@@ -181,6 +182,7 @@ class Tokenizer(abc.ABC):
         stop alike."""
 
 
+@names_the_file
 def load_tokenizer(
     folder: str | Path,
     *,
@@ -363,6 +365,7 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         return token_id
 
+    @names_the_file
     def _stop_set(self) -> tuple[int, ...]:
         """Returns the tokenizer's own end token, then those of generation_config.json or
         config.json.

@@ -111,6 +111,7 @@ class LoadReport:
     unreadable: tuple[tuple[str, str], ...] = ()  # and their dtype
     ignored: tuple[str, ...] = ()  # they do not change the result
     zero: tuple[str, ...] = ()  # absent, and so started at zero: the head of a new critic
+    dtypes: tuple[str, ...] = ()  # as which the tensors are read
     files: dict[str, FileRecord] = dataclasses.field(default_factory=dict)
 
 
@@ -329,6 +330,7 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, TensorLoc
         ),
         ignored=ignored,
         zero=zero,
+        dtypes=tuple(sorted({str(p.dtype) for p in locations.values() if p.dtype is not None})),
     )
     files = {disk: tensors[disk].file.name for disk in on_disk.values() if disk in tensors}
     if any(name.startswith(_VALUE_HEAD) for name in ignored) and hosts.first():

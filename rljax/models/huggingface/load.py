@@ -22,6 +22,7 @@ from rljax import hosts, hub
 from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_bytes, read_json_object
+from rljax.gguf import names_the_file
 from rljax.gguf.rows import StoredTensor, decoded
 from rljax.models.config import DTYPES, ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
@@ -48,6 +49,7 @@ LOG = logging.getLogger("rljax")
 ADAPTER_CONFIG = "adapter_config.json"
 
 
+@names_the_file
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
     """Returns the ModelConfig of a Hugging Face folder, or of a repository of the hub, of which
     config.json alone is downloaded. Where it ties the head, and the weights beside it have another,
@@ -92,6 +94,7 @@ def look_for_adapter(folder: Path) -> None:
 # -- loading --
 
 
+@names_the_file
 def load_params(folder: str | Path, model: Model) -> dict:
     """Returns parameters of `model` from a Hugging Face folder or a repository of the hub,
     placed on its mesh.
@@ -103,6 +106,7 @@ def load_params(folder: str | Path, model: Model) -> dict:
     return _read(*checkpoint_folder.compare(here, model), model)
 
 
+@names_the_file
 def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport]:
     """Returns the parameters, as `load_params` does, and what was loaded: ignored tensors,
     revision, size and SHA-256 of each file.
