@@ -14,7 +14,7 @@ from rljax.doctor.finding import Finding, broken
 from rljax.doctor.packages import unmet_requirements, version_of
 from rljax.errors import InputError
 
-_HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump_to=")
+_HARMLESS_FLAGS = ("--xla_force_host_platform_device_count", "--xla_dump_to=")
 _PARSES_FLAGS = "from jaxlib import _jax; _jax.CompileOptions()"
 NO_DEVICE = "unset JAX_PLATFORMS, or install the plugin of this machine's devices"
 _VARIABLES, _DEVICES = (os.path.join("jax", "_src", f"{x}.py") for x in ("config", "xla_bridge"))
@@ -33,31 +33,31 @@ def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
     yield from unmet_requirements()
     yield from jax_ends(env)
     flags = env.get("XLA_FLAGS", "").split()
-    if "jax" in sys.modules or all(flag.startswith(_HARMLESS) for flag in flags):
+    if "jax" in sys.modules or all(flag.startswith(_HARMLESS_FLAGS) for flag in flags):
         return  # a process that has read them goes on; the others are known
     command = [sys.executable, "-P", "-c", _PARSES_FLAGS]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(env))
     except (OSError, subprocess.SubprocessError):
         return
-    if refused := result.returncode and refused_xla_flag(result.stderr):
-        yield refused
+    if refused_flag := result.returncode and refused_xla_flag(result.stderr):
+        yield refused_flag
 
 
-def refused_xla_flag(err: str) -> Finding | None:
+def refused_xla_flag(stderr: str) -> Finding | None:
     """Returns the finding of a process that ended at XLA_FLAGS, by what it printed; None for
     another end."""
-    if value := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", err):
-        name = f"--{value[2]}"
+    if match := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", stderr):
+        name = f"--{match[2]}"
         return broken(
             "xla_flag_value_wrong",
-            f"XLA_FLAGS holds {name}={value[1].strip()}, and {name} takes no such value: JAX does "
+            f"XLA_FLAGS holds {name}={match[1].strip()}, and {name} takes no such value: JAX does "
             "not start",
             f"correct the value, or take {name} out of XLA_FLAGS",
         )
-    if not (unknown := re.search("Unknown flag[^:]*:(.*)", err)):
+    if not (unknown_flags := re.search("Unknown flag[^:]*:(.*)", stderr)):
         return None
-    flags = unknown[1].strip()
+    flags = unknown_flags[1].strip()
     if flags.startswith(("--xla_tpu_", "--xla_jf_")):
         return broken(
             "xla_flags_of_tpu",
@@ -81,11 +81,11 @@ def no_device(error: BaseException) -> InputError | None:
             return InputError(finding.what, fix=finding.fix)
         return InputError(f"JAX finds no device: {message}", fix=NO_DEVICE)
     if files[-1].endswith(_VARIABLES) and any(name.startswith("JAX_") for name in os.environ):
-        return InputError(f"JAX does not start: {message}", fix=how_to_start(os.environ, message))
+        return InputError(f"JAX does not start: {message}", fix=start_fix(os.environ, message))
     return None
 
 
-def how_to_start(env: Mapping[str, str], error: str) -> str:
+def start_fix(env: Mapping[str, str], error: str) -> str:
     """Returns the fix for a JAX that does not start: an import that fails is a fault of the
     installation, everything else of the variables that JAX reads, if some are set."""
     names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))

@@ -37,18 +37,18 @@ def _platforms(env: Variables) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def _without_plugin(env: Variables) -> Iterator[tuple]:
-    for names, modules, devices, words in _PLUGINS:
+def _platforms_without_plugin(env: Variables) -> Iterator[tuple]:
+    for names, modules, device_files, messages in _PLUGINS:
         own_library = "libtpu" in modules and env.get("TPU_LIBRARY_PATH")
         if not own_library and not any(map(find_spec, modules)):
-            yield names, devices, words
+            yield names, device_files, messages
 
 
 def jax_ends(env: Variables) -> Iterator[Finding]:
     """Yields findings of variables that make JAX end, whatever the machine has."""
-    for names, _, (_, lack, install) in _without_plugin(env):
+    for names, _, (_, missing, install) in _platforms_without_plugin(env):
         for name in [name for name in _platforms(env) if name in names][:1]:
-            problem = f"JAX_PLATFORMS={name}, but {lack}"
+            problem = f"JAX_PLATFORMS={name}, but {missing}"
             yield broken("platform_not_installed", problem, f"{install}, or unset JAX_PLATFORMS")
     flags = env.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("--") and not os.path.isfile(flags):
@@ -58,13 +58,13 @@ def jax_ends(env: Variables) -> Iterator[Finding]:
             "which is not there",
             "write XLA_FLAGS='--xla_NAME=VALUE ...', or unset it",
         )
-    for word in flags.split():
-        name, _, count = word.partition("=")
+    for flag in flags.split():
+        name, _, count = flag.partition("=")
         # XLA itself accepts 0 and -1, at which JAX ends later.
         if name == _DEVICE_COUNT and not re.fullmatch("0*[1-9][0-9]{0,8}", count):
             yield broken(
                 "xla_flag_value_wrong",
-                f"XLA_FLAGS holds {word}, and {name} takes no such value: JAX does not start",
+                f"XLA_FLAGS holds {flag}, and {name} takes no such value: JAX does not start",
                 f"write {name}=1 or more, or take it out of XLA_FLAGS",
             )
 
@@ -91,9 +91,13 @@ def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
     """Yields findings of variables, of the cache of compiled programs, and of the room on
     the disk."""
     yield from jax_ends(env)
-    for _, devices, (device, lack, install) in () if _platforms(env) else _without_plugin(env):
-        if any(map(glob.glob, devices)):
-            yield broken("device_not_used", f"this machine has {device}, but {lack}", install)
+    for _, device_files, (device_name, missing, install) in (
+        () if _platforms(env) else _platforms_without_plugin(env)
+    ):
+        if any(map(glob.glob, device_files)):
+            yield broken(
+                "device_not_used", f"this machine has {device_name}, but {missing}", install
+            )
     yield from _proxy_for_loopback(env)
     cache = Path(Config().compilation_cache).expanduser()
     if reason := why_not_written(cache):

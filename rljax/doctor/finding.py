@@ -18,19 +18,19 @@ class Finding:
     fix: str = ""
 
 
-def broken(name: str, what: str, fix: str) -> Finding:
+def broken(name: str, problem: str, fix: str) -> Finding:
     """Returns a finding that ends a run or makes it wrong."""
-    return Finding(name, "broken", what, fix)
+    return Finding(name, "broken", problem, fix)
 
 
-def warning(name: str, what: str, fix: str) -> Finding:
+def warning(name: str, problem: str, fix: str) -> Finding:
     """Returns a finding that slows a run down, or may."""
-    return Finding(name, "warning", what, fix)
+    return Finding(name, "warning", problem, fix)
 
 
-def fine(name: str, what: str) -> Finding:
+def fine(name: str, text: str) -> Finding:
     """Returns a finding without a fault."""
-    return Finding(name, "fine", what)
+    return Finding(name, "fine", text)
 
 
 def why_not_written(folder: Path) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
-from rljax.doctor.before_jax import NO_DEVICE, how_to_start, refused_xla_flag
+from rljax.doctor.before_jax import NO_DEVICE, start_fix, refused_xla_flag
 from rljax.doctor.finding import Finding, broken, fine, warning
 from rljax.errors import InputError
 from rljax.runs.units import human_bytes
@@ -26,10 +26,10 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
             stdin=subprocess.DEVNULL,
             env={**env, "PYTHONPATH": path},
         )
-        code, out, err = result.returncode, result.stdout, result.stderr
+        code, stdout, stderr = result.returncode, result.stdout, result.stderr
     except subprocess.TimeoutExpired as expired:
-        code, out, err = None, (expired.stdout or b"").decode(errors="replace"), ""
-    yield from (Finding(**json.loads(x)) for x in out.splitlines() if x.startswith('{"name"'))
+        code, stdout, stderr = None, (expired.stdout or b"").decode(errors="replace"), ""
+    yield from (Finding(**json.loads(x)) for x in stdout.splitlines() if x.startswith('{"name"'))
     if code is None:
         yield broken(
             "jax_hangs",
@@ -38,14 +38,14 @@ def probe(env: Mapping[str, str], timeout_s: float) -> Iterator[Finding]:
             "end the process that has the devices "
             "(nvidia-smi, lsof /dev/accel0), or restart the machine",
         )
-    elif code and (refused := refused_xla_flag(err)):
-        yield refused
+    elif code and (refused_flag := refused_xla_flag(stderr)):
+        yield refused_flag
     elif code:
-        message = err.strip().rpartition("\n")[2].strip()[:300]
+        message = stderr.strip().rpartition("\n")[2].strip()[:300]
         yield broken(
             "jax_does_not_start",
             f"JAX does not start: {message or f'exit code {code}'}",
-            how_to_start(env, message),
+            start_fix(env, message),
         )
 
 
@@ -66,9 +66,12 @@ def _devices(jax) -> Iterator[Finding]:
     yield fine("devices", f"{len(devices)} x {devices[0].device_kind}")
     for device in devices:
         stats = device.memory_stats() or {}
-        limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
-        if limit:
-            yield fine("memory", f"{device}: {human_bytes(limit - used)} of {human_bytes(limit)}")
+        bytes_limit, bytes_used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
+        if bytes_limit:
+            yield fine(
+                "memory",
+                f"{device}: {human_bytes(bytes_limit - bytes_used)} of {human_bytes(bytes_limit)}",
+            )
 
 
 def _sandbox() -> Iterator[Finding]:

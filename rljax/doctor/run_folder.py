@@ -73,22 +73,22 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
             f"a save of {folder / unfinished[0]} was killed half-way",
             "nothing: the run removes it as it goes on",
         )
-    saved = Checkpoints(folder)
+    checkpoints = Checkpoints(folder)
     undamaged = []
-    for step in sorted(saved.steps()):
-        if problem := saved.damage(step):
+    for step in sorted(checkpoints.steps()):
+        if problem := checkpoints.damage(step):
             outcome = f"goes on from step {undamaged[-1]}" if undamaged else "begins anew"
             yield broken(
                 "checkpoint_torn",
                 f"the checkpoint of step {step} is damaged: {problem}",
-                f"restore a copy, or rm -r {saved.path(step)}: without it the run {outcome}",
+                f"restore a copy, or rm -r {checkpoints.path(step)}: without it the run {outcome}",
             )
         else:
             undamaged.append(step)
     if not undamaged:
         return
     yield fine("checkpoints", f"whole: {', '.join(map(str, undamaged))}")
-    recorded = saved.read_state(undamaged[-1]).get("fingerprints")
+    recorded = checkpoints.read_state(undamaged[-1]).get("fingerprints")
     if config is not None and isinstance(recorded, dict):
         try:
             check_fingerprints(recorded, {**recorded, **fingerprints(config)}, ())
