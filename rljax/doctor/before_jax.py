@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 
-from rljax.doctor.environment import jax_ends
+from rljax.doctor.environment import fatal_variables
 from rljax.doctor.finding import Finding, broken
 from rljax.doctor.packages import unmet_requirements, version_of
 from rljax.errors import InputError
@@ -24,14 +24,14 @@ _VARIABLES, _DEVICES = (os.path.join("jax", "_src", f"{x}.py") for x in ("config
 def refuse_what_ends_jax() -> None:
     """Raises InputError for a package that is missing or too old, and for a variable that would
     make JAX end the process without a message of ours."""
-    for finding in fatal(os.environ):
+    for finding in fatal_findings(os.environ):
         raise InputError(finding.what, fix=finding.fix)
 
 
-def fatal(env: Mapping[str, str]) -> Iterator[Finding]:
+def fatal_findings(env: Mapping[str, str]) -> Iterator[Finding]:
     """Yields the findings of packages and variables that end a process as JAX starts."""
     yield from unmet_requirements()
-    yield from jax_ends(env)
+    yield from fatal_variables(env)
     flags = env.get("XLA_FLAGS", "").split()
     if "jax" in sys.modules or all(flag.startswith(_HARMLESS_FLAGS) for flag in flags):
         return  # a process that has read them goes on; the others are known
@@ -49,26 +49,18 @@ def refused_xla_flag(stderr: str) -> Finding | None:
     another end."""
     if match := re.search(r"Couldn't interpret value (.*?) for flag (\w+)", stderr):
         name = f"--{match[2]}"
-        return broken(
-            "xla_flag_value_wrong",
-            f"XLA_FLAGS holds {name}={match[1].strip()}, and {name} takes no such value: JAX does "
-            "not start",
-            f"correct the value, or take {name} out of XLA_FLAGS",
-        )
-    if not (unknown_flags := re.search("Unknown flag[^:]*:(.*)", stderr)):
+        problem = f"XLA_FLAGS holds {name}={match[1].strip()}, and {name} takes no such value: "
+        fix = f"correct the value, or take {name} out of XLA_FLAGS"
+        return broken("xla_flag_value_wrong", f"{problem}JAX does not start", fix)
+    if not (match := re.search("Unknown flag[^:]*:(.*)", stderr)):
         return None
-    flags = unknown_flags[1].strip()
+    flags = match[1].strip()
+    problem = f"XLA_FLAGS holds {flags}, which"
     if flags.startswith(("--xla_tpu_", "--xla_jf_")):
-        return broken(
-            "xla_flags_of_tpu",
-            f"XLA_FLAGS holds {flags}, which libtpu alone knows: elsewhere the process ends at it",
-            "put flags of TPUs into LIBTPU_INIT_ARGS",
-        )
-    return broken(
-        "xla_flags_unknown",
-        f"XLA_FLAGS holds {flags}, which this jaxlib does not know: the process ends at it",
-        "take it out of XLA_FLAGS",
-    )
+        problem += " libtpu alone knows: elsewhere the process ends at it"
+        return broken("xla_flags_of_tpu", problem, "put flags of TPUs into LIBTPU_INIT_ARGS")
+    problem += " this jaxlib does not know: the process ends at it"
+    return broken("xla_flags_unknown", problem, "take it out of XLA_FLAGS")
 
 
 def no_device(error: BaseException) -> InputError | None:
@@ -77,7 +69,7 @@ def no_device(error: BaseException) -> InputError | None:
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     message = (str(error) or type(error).__name__).splitlines()[0][:300]
     if any(file.endswith(_DEVICES) for file in files):
-        for finding in jax_ends(os.environ):
+        for finding in fatal_variables(os.environ):
             return InputError(finding.what, fix=finding.fix)
         return InputError(f"JAX finds no device: {message}", fix=NO_DEVICE)
     if files[-1].endswith(_VARIABLES) and any(name.startswith("JAX_") for name in os.environ):
@@ -91,8 +83,6 @@ def start_fix(env: Mapping[str, str], error: str) -> str:
     names = sorted(name for name in env if name.startswith(("JAX_", "XLA_", "LIBTPU_")))
     if names and not error.startswith(("ImportError", "ModuleNotFoundError")):
         return f"unset {' '.join(names)}; the one that the error is about is enough"
-    packages = " ".join(
-        f"{name}=={version}" if (version := version_of(name)) else name
-        for name in ("jax", "jaxlib", "numpy")
-    )
+    versions = {name: version_of(name) for name in ("jax", "jaxlib", "numpy")}
+    packages = " ".join(f"{name}=={text}" if text else name for name, text in versions.items())
     return f"pip install --force-reinstall {packages}, for this Python"
