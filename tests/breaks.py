@@ -1302,8 +1302,8 @@ BREAKS |= {
     # -- serving
     "a stop string that begins anew within itself is missed": (
         "rljax/serving/text.py",
-        "                while at and stop[at] != character:\n",
-        "                if at and stop[at] != character:\n",
+        "                while count and stop[count] != character:\n",
+        "                if count and stop[count] != character:\n",
         ["tests/serving/test_serving.py", "-k", "within_itself"],
     ),
     "a name that ends with localhost is this machine": (

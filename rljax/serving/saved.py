@@ -105,8 +105,8 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
 
 def example_request(address: str, tokenizer: Tokenizer) -> str:
     """Returns a shell command that asks the server, in characters that its model knows."""
-    known = tokenizer.alphabet[:8] if isinstance(tokenizer, CharTokenizer) else "The answer is"
-    body = shlex.quote(json.dumps({"prompt": known, "max_tokens": 8}))
+    prompt = tokenizer.alphabet[:8] if isinstance(tokenizer, CharTokenizer) else "The answer is"
+    body = shlex.quote(json.dumps({"prompt": prompt, "max_tokens": 8}))
     return f"curl {address}/v1/completions -H 'content-type: application/json' -d {body}"
 
 
@@ -126,8 +126,10 @@ def serve(options: ServeOptions) -> None:
     from rljax.serving.connections import ConnectionLimits, connections_for
 
     limits = ConnectionLimits(connections=connections_for(options.slots + options.max_waiting))
-    of_hub = hub.model_name(options.model)
-    name = options.name or (of_hub.repository if of_hub else Path(options.model).resolve().name)
+    hub_model = hub.model_name(options.model)
+    name = options.name or (
+        hub_model.repository if hub_model else Path(options.model).resolve().name
+    )
     loading, worker, stop = Loading(), None, threading.Event()
     try:
         # At once, so that a port in use is an error before minutes of loading.
