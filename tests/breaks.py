@@ -877,13 +877,13 @@ BREAKS |= {
     ),
     "flags behind -- are a command's own": (
         "rljax/command/launch.py",
-        "own, others = arguments[:end], arguments[end:]",
-        "own, others = arguments, []",
+        "own_args, other_command = arguments[:separator], arguments[separator:]",
+        "own_args, other_command = arguments, []",
         ["tests/command/test_command.py", "-k", "two_dashes"],
     ),
     "commands that go on from a run do not ask for trust": (
         "rljax/command/train.py",
-        'trust = {n: " --trust_code" for n, config in used.items() if asks(config)}',
+        'trust = {n: " --trust_code" for n, config in configs.items() if asks(config)}',
         "pass",
         ["tests/command/test_next_steps.py"],
     ),
