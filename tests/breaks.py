@@ -1518,7 +1518,7 @@ BREAKS |= {
     ),
     "an answer of 32 bits is read with 64": (
         "rljax/config/answer_numbers.py",
-        "    return value if few and whole or far and (few or whole) else near\n",
+        "    return value if few_bits and is_whole or imprecise and (few_bits or is_whole) else nearest\n",
         "    return value\n",
         ["tests/data/test_array_rows.py", "-k", "few_bits"],
     ),

@@ -18,7 +18,7 @@ from rljax.config.answer_numbers import written_cells, written_rows
 from rljax.config.schema import DataConfig
 from rljax.errors import InputError
 
-# The most of what gives rows one by one and does not say how many.
+# Limits of an iterator that does not say how many rows it has.
 MOST_ROWS, MOST_BYTES = 1_000_000, 4 * 2**30
 SPLITS = ("train", "test")  # of a dict of splits, that are fields of the section data
 _OTHER_SPLITS = ("validation", "valid", "val", "dev", "eval", "unsupervised")  # are not read
@@ -81,7 +81,7 @@ def rows_of(value: object, what: str) -> Iterator[dict]:
     and column of any other value, and if there are no rows, or no end of them."""
     count = 0
     for count, (row, of_table) in enumerate(_dicts(value, what), 1):
-        yield _plain_row(row, what, count, of_table)
+        yield _json_row(row, what, count, of_table)
     if not count:
         raise InputError(
             f"{what} holds no rows", rule=KINDS, fix=f"{_argument(what)}=rows, one or more"
@@ -93,7 +93,8 @@ def _argument(what: str) -> str:
 
 
 def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
-    """(row, True where missing cells of a table are absent) of everything that holds rows."""
+    """Yields (row, True where missing cells of a table are absent) of everything that holds
+    rows."""
     if isinstance(value, Mapping):
         yield from ((row, True) for row in _of_columns(value, what))
         return
@@ -111,35 +112,35 @@ def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
     if not hasattr(value, "__iter__") and (endless or not hasattr(value, "__getitem__")):
         rule, fix = f"no rows come from it; {KINDS}", f"{_argument(what)}=list(rows)"
         raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
-    for number, item in enumerate(_given_one_by_one(value, what), 1):
+    for number, item in enumerate(_items_of_user(value, what), 1):
         if endless and number > MOST_ROWS:
-            raise _endless(what, f"more than {MOST_ROWS:,} rows")
+            raise _endless_error(what, f"more than {MOST_ROWS:,} rows")
         if isinstance(item, Mapping):
             yield written_rows([dict(item)], types)[0], of_table
             continue
         inside = None if isinstance(item, str) else _table_rows(item, what)
         if inside is None:  # neither a row nor a batch of rows
-            raise _no_row(what, number, item)
+            raise _row_error(what, number, item)
         yield from ((row, True) for row in inside)
 
 
-def _given_one_by_one(value: Iterable, what: str) -> Iterator:
-    """Yields what an iterator of the user gives. What it raises is an InputError that names the
-    row."""
-    given = 0
+def _items_of_user(value: Iterable, what: str) -> Iterator:
+    """Yields the items of an iterator of the user. Raises InputError that names the row if the
+    iterator raises."""
+    count = 0
     try:
         for item in value:
-            given += 1
+            count += 1
             yield item
     except Exception as error:
         raise InputError(
-            f"{what}: row {given + 1} was not given",
+            f"{what}: row {count + 1} was not given",
             rule=f"{type(error).__name__}: {error}",
             fix="list(rows) alone raises the same: mend what gives the rows",
         ) from error
 
 
-def _endless(what: str, how_many: str) -> InputError:
+def _endless_error(what: str, how_many: str) -> InputError:
     name = _argument(what)
     return InputError(
         f"{what} gives {how_many} and does not say how many there are",
@@ -149,7 +150,7 @@ def _endless(what: str, how_many: str) -> InputError:
     )
 
 
-def _no_row(what: str, number: int, item: object) -> InputError:
+def _row_error(what: str, number: int, item: object) -> InputError:
     shown = item if isinstance(item, str | int | float) or item is None else type(item).__name__
     fix = "a list of dicts: [{'prompt': ..., 'ground_truth': ...}, ...]"
     if isinstance(item, str) and item.endswith((".jsonl", ".parquet", ".csv", ".json", ".arrow")):
@@ -177,7 +178,7 @@ def _cells(column: object) -> Iterable:
 
 
 def _table_rows(value: object, what: str) -> Iterable[Mapping] | None:
-    """The rows of a DataFrame or a Table by its own method, None for what is neither."""
+    """Returns the rows of a DataFrame or a Table by its own method, None for anything else."""
     names = _names_of_columns(value)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -186,9 +187,9 @@ def _table_rows(value: object, what: str) -> Iterable[Mapping] | None:
         return written_rows(value.to_dicts(), {name: value[name].dtype for name in names})
     if hasattr(value, "to_pylist"):  # pyarrow: a Table, a RecordBatch, an Array of structs
         rows = value.to_pylist()
-        wrong = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
-        if wrong:
-            raise _no_row(what, wrong, rows[wrong - 1])
+        wrong_row = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
+        if wrong_row:
+            raise _row_error(what, wrong_row, rows[wrong_row - 1])
         fields = value.schema if hasattr(value, "schema") else getattr(value.type, "fields", ())
         return written_rows(rows, _types_of_fields(fields))
     if names and "orient" in _parameters(getattr(value, "to_dict", None)):  # pandas
@@ -205,7 +206,7 @@ def _types_of_fields(fields: Iterable) -> dict[str, object]:
 
 
 def _names_of_columns(value: object) -> list:
-    """The names of the columns of a table, [] of what is none."""
+    """Returns the names of the columns of a table, [] of anything else."""
     for name in ("column_names", "columns"):  # of datasets and pyarrow, of pandas and polars
         names = getattr(value, name, None)
         if names is not None:
@@ -220,8 +221,8 @@ def _parameters(function: object) -> Iterable[str]:
         return ()
 
 
-def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
-    out = {}
+def _json_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
+    plain_cells = {}
     for name, value in written_cells(row).items():
         if not isinstance(name, str):
             raise InputError(
@@ -233,8 +234,8 @@ def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
         if of_table and _is_missing(value):
             continue
         name = str.__str__(name)
-        out[name] = _plain(value, f"{what}: row {number}, column {name!r}")
-    return out
+        plain_cells[name] = _json_value(value, f"{what}: row {number}, column {name!r}")
+    return plain_cells
 
 
 def _is_missing(value: object) -> bool:
@@ -245,16 +246,19 @@ def _is_missing(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _plain(value: object, where: str, depth: int = 0) -> object:
-    """A value as JSON has it: numbers and arrays of NumPy, JAX or torch as numbers and lists."""
+def _json_value(value: object, location: str, depth: int = 0) -> object:
+    """Returns a value as JSON has it: numbers and arrays of NumPy, JAX or torch as numbers and
+    lists."""
     if depth > MOST_LEVELS:
-        raise InputError(where, rule=f"is nested deeper than {MOST_LEVELS}", fix="a flatter value")
+        raise InputError(
+            location, rule=f"is nested deeper than {MOST_LEVELS}", fix="a flatter value"
+        )
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                where, rule=f"{error}", fix="valid text, without halves of characters"
+                location, rule=f"{error}", fix="valid text, without halves of characters"
             ) from None
         return str.__str__(value)  # of a member of an enumeration the text that it is
     if value is None or isinstance(value, bool):
@@ -264,23 +268,29 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, float):
         if not math.isfinite(value):
             fix = "leave the cell out (a table's missing cells are absent), or give a number"
-            raise InputError(where, value=value, rule="JSON has no NaN and no infinity", fix=fix)
+            raise InputError(location, value=value, rule="JSON has no NaN and no infinity", fix=fix)
         return float(value)
     if isinstance(value, Mapping):
-        wrong = next((name for name in value if not isinstance(name, str)), None)
-        if wrong is not None:
+        wrong_name = next((name for name in value if not isinstance(name, str)), None)
+        if wrong_name is not None:
             raise InputError(
-                where, value=wrong, rule="names in a dict are texts", fix=f"{str(wrong)!r}"
+                location,
+                value=wrong_name,
+                rule="names in a dict are texts",
+                fix=f"{str(wrong_name)!r}",
             )
-        return {str.__str__(name): _plain(item, where, depth + 1) for name, item in value.items()}
+        return {
+            str.__str__(name): _json_value(item, location, depth + 1)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(item, where, depth + 1) for item in value]
+        return [_json_value(item, location, depth + 1) for item in value]
     of_numpy = getattr(getattr(value, "dtype", None), "kind", "")  # torch's have no kind
     date = isinstance(value, DATES) or of_numpy in ("m", "M")  # nanoseconds would be numbers
     if hasattr(value, "dtype") and hasattr(value, "tolist") and not date:  # an array, or a number
-        return _plain(value.tolist(), where, depth + 1)
+        return _json_value(value.tolist(), location, depth + 1)
     if hasattr(value, "as_py"):  # a value of pyarrow
-        return _plain(value.as_py(), where, depth + 1)
+        return _json_value(value.as_py(), location, depth + 1)
     kind = type(value).__name__
     if date:
         fix = "make it a text before: value.isoformat(), or str(value)"
@@ -291,7 +301,7 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
     else:
         fix = "text, numbers, lists and dicts; str(value) or float(value) make one of it"
     raise InputError(
-        where, value=value, rule=f"JSON has no {kind}: rows become a .jsonl file", fix=fix
+        location, value=value, rule=f"JSON has no {kind}: rows become a .jsonl file", fix=fix
     )
 
 
@@ -303,5 +313,5 @@ def lines_of(value: object, what: str) -> Iterator[str]:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
         size += len(line)
         if size > MOST_BYTES and not isinstance(value, Sized):
-            raise _endless(what, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
+            raise _endless_error(what, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
         yield line
