@@ -58,7 +58,8 @@ class _Comparison:
         self.alive: list = []  # an id belongs to one object for as long as this one lives
 
     def compare(self, original: object, copy: object, path: str) -> None:
-        """Raises Different if two objects are not the same; `path` leads to them from the function."""
+        """Raises Different if two objects are not the same; `path` leads to them from the
+        function."""
         if original is copy:
             return
         if original is Different or copy is Different:  # it is missing
