@@ -24,7 +24,8 @@ def error_body(message: str, kind: str, *, code: str | None = None):
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """What one piece adds to a choice: text, and its tokens with the offsets where each begins."""
+    """The addition of one piece to a choice: text, and its tokens with the offsets where each
+    begins."""
 
     choice: int
     text: str
