@@ -235,10 +235,10 @@ def http_client(address: str):
 
 
 @contextlib.contextmanager
-def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
+def child(command: Sequence[str], **options) -> Iterator[subprocess.Popen]:
     """Yields a process that ends with this one, unless SIGKILL ends this one."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **how
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
     )
 
     def kill_process(number, _) -> None:

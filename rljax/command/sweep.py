@@ -85,9 +85,9 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
     if not host:
         print(f"{sweep.write_result(rows, folder, writer)}:")
         Terminal().print(sweep.table(rows))
-    begun = [member.folder for member in members if member.folder.is_dir()]
-    if begun and not host and not writer:
-        print(write_pages(begun, folder / "comparison.html"))
+    started_folders = [member.folder for member in members if member.folder.is_dir()]
+    if started_folders and not host and not writer:
+        print(write_pages(started_folders, folder / "comparison.html"))
     print(stopped, end="\n" if stopped else "")
     finished = (
         question.answer(selected).known

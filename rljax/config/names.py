@@ -102,18 +102,18 @@ def field_names(config, prefix: str = "") -> list[str]:
     return names
 
 
-def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
+def nearest_fields(name: str, fields: Sequence[str]) -> list[str]:
     """Returns the fields that a name is likely to mean: those whose last part is the same, else
     those whose last part it misspells or begins; if there are any in its section, only these. None
     if it resembles none."""
-    last_parts = {field: field.rpartition(".")[2] for field in known}
+    last_parts = {field: field.rpartition(".")[2] for field in fields}
     section, _, last_part = name.rpartition(".")
-    matching = [field for field in known if last_parts[field] == last_part]
-    matching = [f for f in known if matching and f == OFTEN_MEANT.get(last_part)] + matching
+    matching = [field for field in fields if last_parts[field] == last_part]
+    matching = [f for f in fields if matching and f == OFTEN_MEANT.get(last_part)] + matching
     near_parts = near_names(last_part, last_parts.values(), 1) if not matching else []
-    begins = [field for field in known if last_parts[field].startswith(f"{last_part}_")]
+    begins = [field for field in fields if last_parts[field].startswith(f"{last_part}_")]
     matching = matching or begins * (not near_parts or near_parts[0].startswith(f"{last_part}_"))
-    matching = matching or [field for field in known if last_parts[field] in near_parts]
+    matching = matching or [field for field in fields if last_parts[field] in near_parts]
     inside = [field for field in matching if field.rpartition(".")[0] == section]
     return (inside or matching)[:4]
 

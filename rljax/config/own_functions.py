@@ -37,7 +37,7 @@ from rljax.runs.folder import removed_if_empty
 CONFIG_MODULE = "_rljax_config"
 
 
-def component_text(function: Callable, folder: Path, what: str = "function") -> str:
+def component_text(function: Callable, folder: Path, field: str = "function") -> str:
     """Returns the component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f"
     for which a file is written; the options of a functools.partial become those of the text.
 
@@ -49,19 +49,19 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
         if function.args:
             rule = "options are keywords"
             raise InputError(
-                f"{what}: a partial with positional arguments",
+                f"{field}: a partial with positional arguments",
                 rule=rule,
                 fix="give the options by name: functools.partial(f, option=value)",
             )
         function = function.func
-    if not (inspect.isfunction(function) or what == "trackers" and inspect.isclass(function)):
+    if not (inspect.isfunction(function) or field == "trackers" and inspect.isclass(function)):
         fix = "write a function: def my_function(...): ..."
-        raise InputError(f"{what} is no plain function", value=function, fix=fix)
+        raise InputError(f"{field} is no plain function", value=function, fix=fix)
     for name, value in options.items():
         if not _is_literal(value):
             rule = "options are numbers, strings, booleans, None or tuples of them"
             raise InputError(
-                f"{what}: option {name!r} of a partial",
+                f"{field}: option {name!r} of a partial",
                 value=value,
                 rule=rule,
                 fix="pass a literal, or write a function that sets the option itself",
@@ -71,15 +71,15 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
     if function.__module__ == CONFIG_MODULE and module_names.get(function.__name__) is function:
         text = f"{module_names['__file__']}:{function.__name__}"
     elif not _is_importable(function):
-        text = f"{_file_of(function, folder, what)}:{function.__name__}"
+        text = f"{_file_of(function, folder, field)}:{function.__name__}"
     listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
     return f"{text}({listed})" if listed else text
 
 
-def _file_of(function: Callable, folder: Path, what: str) -> Path:
+def _file_of(function: Callable, folder: Path, field: str) -> Path:
     """Writes the file of a function that no module has, checks that it defines the same function,
     and returns its path."""
-    carried = _Carried(what)
+    carried = _Carried(field)
     text = carried.text(function)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     path = folder / f"{function.__name__}_{digest}.py"
@@ -180,8 +180,8 @@ class _Carried:
     """Collects the text that a function needs in a file of its own, definitions before their
     readers."""
 
-    def __init__(self, what: str):
-        self.what = what
+    def __init__(self, field: str):
+        self.field = field
         self.known: set[str] = set()  # names that the file has, or is about to have
         self.names: dict[int, str] = {}  # of functions and classes of the notebook, by their ids
         self.aliases: dict[int, list[str]] = {}  # other names of those that are being written
@@ -370,12 +370,12 @@ class _Carried:
         return node
 
     def _in_a_module(self) -> str:
-        file = f"my_{self.what.rpartition('.')[2]}.py"
+        file = f"my_{self.field.rpartition('.')[2]}.py"
         return f"write it and all that it reads to a file, {file}, and import it from there"
 
     def _refusal(self, problem: str, fix: str = "") -> InputError:
         rule = "what runs it are other processes, to which the function is carried by its source"
-        return InputError(f"{self.what}: {problem}", rule=rule, fix=fix or self._in_a_module())
+        return InputError(f"{self.field}: {problem}", rule=rule, fix=fix or self._in_a_module())
 
 
 def _is_definition(value: object) -> bool:

@@ -76,32 +76,34 @@ def splits_of(value: Mapping) -> dict[str, object] | None:
     )
 
 
-def rows_of(value: object, what: str) -> Iterator[dict]:
+def rows_of(value: object, subject: str) -> Iterator[dict]:
     """Yields the rows of a value as dicts of values that JSON has. Raises InputError that names row
     and column of any other value, and if there are no rows, or no end of them."""
     count = 0
-    for count, (row, of_table) in enumerate(_dicts(value, what), 1):
-        yield _json_row(row, what, count, of_table)
+    for count, (row, of_table) in enumerate(_dicts(value, subject), 1):
+        yield _json_row(row, subject, count, of_table)
     if not count:
         raise InputError(
-            f"{what} holds no rows", rule=KINDS, fix=f"{_argument(what)}=rows, one or more"
+            f"{subject} holds no rows", rule=KINDS, fix=f"{_argument(subject)}=rows, one or more"
         )
 
 
-def _argument(what: str) -> str:
-    return {"data.train": "data"}.get(what.removeprefix("rljax.train: "), what.rpartition(".")[2])
+def _argument(subject: str) -> str:
+    return {"data.train": "data"}.get(
+        subject.removeprefix("rljax.train: "), subject.rpartition(".")[2]
+    )
 
 
-def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
+def _dicts(value: object, subject: str) -> Iterator[tuple[Mapping, bool]]:
     """Yields (row, True where missing cells of a table are absent) of everything that holds
     rows."""
     if isinstance(value, Mapping):
-        yield from ((row, True) for row in _of_columns(value, what))
+        yield from ((row, True) for row in _of_columns(value, subject))
         return
     if hasattr(value, "collect") and not hasattr(value, "__iter__"):  # a lazy frame
-        rule, fix = f"it holds no rows yet; {KINDS}", f"{_argument(what)}=frame.collect()"
-        raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
-    table = _table_rows(value, what)
+        rule, fix = f"it holds no rows yet; {KINDS}", f"{_argument(subject)}=frame.collect()"
+        raise InputError(subject, value=type(value).__name__, rule=rule, fix=fix)
+    table = _table_rows(value, subject)
     if table is not None:
         yield from ((row, True) for row in table)
         return
@@ -110,21 +112,21 @@ def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
     types = _types_of_fields(getattr(value.features, "arrow_schema", ())) if of_table else {}
     endless = not isinstance(value, Sized)
     if not hasattr(value, "__iter__") and (endless or not hasattr(value, "__getitem__")):
-        rule, fix = f"no rows come from it; {KINDS}", f"{_argument(what)}=list(rows)"
-        raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
-    for number, item in enumerate(_items_of_user(value, what), 1):
+        rule, fix = f"no rows come from it; {KINDS}", f"{_argument(subject)}=list(rows)"
+        raise InputError(subject, value=type(value).__name__, rule=rule, fix=fix)
+    for number, item in enumerate(_items_of_user(value, subject), 1):
         if endless and number > MOST_ROWS:
-            raise _endless_error(what, f"more than {MOST_ROWS:,} rows")
+            raise _endless_error(subject, f"more than {MOST_ROWS:,} rows")
         if isinstance(item, Mapping):
             yield written_rows([dict(item)], types)[0], of_table
             continue
-        inside = None if isinstance(item, str) else _table_rows(item, what)
+        inside = None if isinstance(item, str) else _table_rows(item, subject)
         if inside is None:  # neither a row nor a batch of rows
-            raise _row_error(what, number, item)
+            raise _row_error(subject, number, item)
         yield from ((row, True) for row in inside)
 
 
-def _items_of_user(value: Iterable, what: str) -> Iterator:
+def _items_of_user(value: Iterable, subject: str) -> Iterator:
     """Yields the items of an iterator of the user. Raises InputError that names the row if the
     iterator raises."""
     count = 0
@@ -134,37 +136,42 @@ def _items_of_user(value: Iterable, what: str) -> Iterator:
             yield item
     except Exception as error:
         raise InputError(
-            f"{what}: row {count + 1} was not given",
+            f"{subject}: row {count + 1} was not given",
             rule=f"{type(error).__name__}: {error}",
             fix="list(rows) alone raises the same: mend what gives the rows",
         ) from error
 
 
-def _endless_error(what: str, how_many: str) -> InputError:
-    name = _argument(what)
+def _endless_error(subject: str, how_many: str) -> InputError:
+    name = _argument(subject)
     return InputError(
-        f"{what} gives {how_many} and does not say how many there are",
+        f"{subject} gives {how_many} and does not say how many there are",
         rule="all rows are written to a file before the first step",
         fix=f"{name}=itertools.islice(rows, 10_000), {name}=dataset.take(10_000), or a .jsonl file "
         "with data={'train': FILE, 'stream': True}",
     )
 
 
-def _row_error(what: str, number: int, item: object) -> InputError:
+def _row_error(subject: str, number: int, item: object) -> InputError:
     shown = item if isinstance(item, str | int | float) or item is None else type(item).__name__
     fix = "a list of dicts: [{'prompt': ..., 'ground_truth': ...}, ...]"
     if isinstance(item, str) and item.endswith((".jsonl", ".parquet", ".csv", ".json", ".arrow")):
         fix = f"data={{'train': {item!r}, 'sources': [...]}} mixes several files"
     return InputError(
-        f"{what}: row {number} is no dict", value=shown, rule=f"must be a text, or {KINDS}", fix=fix
+        f"{subject}: row {number} is no dict",
+        value=shown,
+        rule=f"must be a text, or {KINDS}",
+        fix=fix,
     )
 
 
-def _of_columns(columns: Mapping, what: str) -> Iterator[dict]:
+def _of_columns(columns: Mapping, subject: str) -> Iterator[dict]:
     lengths = {str(name): len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         rule = "the columns of a table are equally long"
-        raise InputError(f"{what}: columns", value=lengths, rule=rule, fix="drop what has no row")
+        raise InputError(
+            f"{subject}: columns", value=lengths, rule=rule, fix="drop what has no row"
+        )
     types = {n: getattr(c, "dtype", getattr(c, "type", None)) for n, c in columns.items()}
     for cells in zip(*(_cells(column) for column in columns.values()), strict=True):
         yield written_rows([dict(zip(columns, cells, strict=True))], types)[0]
@@ -177,26 +184,26 @@ def _cells(column: object) -> Iterable:
     return column
 
 
-def _table_rows(value: object, what: str) -> Iterable[Mapping] | None:
+def _table_rows(value: object, subject: str) -> Iterable[Mapping] | None:
     """Returns the rows of a DataFrame or a Table by its own method, None for anything else."""
     names = _names_of_columns(value)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{what}: two columns are called {twice!r}", fix="rename one of them")
+        raise InputError(f"{subject}: two columns are called {twice!r}", fix="rename one of them")
     if hasattr(value, "to_dicts"):  # polars
         return written_rows(value.to_dicts(), {name: value[name].dtype for name in names})
     if hasattr(value, "to_pylist"):  # pyarrow: a Table, a RecordBatch, an Array of structs
         rows = value.to_pylist()
         wrong_row = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
         if wrong_row:
-            raise _row_error(what, wrong_row, rows[wrong_row - 1])
+            raise _row_error(subject, wrong_row, rows[wrong_row - 1])
         fields = value.schema if hasattr(value, "schema") else getattr(value.type, "fields", ())
         return written_rows(rows, _types_of_fields(fields))
     if names and "orient" in _parameters(getattr(value, "to_dict", None)):  # pandas
         rows = value.to_dict(orient="records")
         return written_rows(rows, {name: value[name].dtype for name in names})
     if hasattr(value, "to_table"):  # a dataset of pyarrow
-        return _table_rows(value.to_table(), what)
+        return _table_rows(value.to_table(), subject)
     return None
 
 
@@ -221,12 +228,12 @@ def _parameters(function: object) -> Iterable[str]:
         return ()
 
 
-def _json_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
+def _json_row(row: Mapping, subject: str, number: int, of_table: bool) -> dict:
     plain_cells = {}
     for name, value in written_cells(row).items():
         if not isinstance(name, str):
             raise InputError(
-                f"{what}: row {number}: the name of a column",
+                f"{subject}: row {number}: the name of a column",
                 value=name,
                 rule="must be a text",
                 fix="rename it: frame.columns = ['prompt', 'ground_truth', ...]",
@@ -234,7 +241,7 @@ def _json_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
         if of_table and _is_missing(value):
             continue
         name = str.__str__(name)
-        plain_cells[name] = _json_value(value, f"{what}: row {number}, column {name!r}")
+        plain_cells[name] = _json_value(value, f"{subject}: row {number}, column {name!r}")
     return plain_cells
 
 
@@ -305,13 +312,13 @@ def _json_value(value: object, location: str, depth: int = 0) -> object:
     )
 
 
-def lines_of(value: object, what: str) -> Iterator[str]:
+def lines_of(value: object, subject: str) -> Iterator[str]:
     """Yields the lines of the .jsonl file of a value's rows. Raises InputError as `rows_of`, and if
     an iterator gives more than MOST_BYTES."""
     size = 0
-    for row in rows_of(value, what):
+    for row in rows_of(value, subject):
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
         size += len(line)
         if size > MOST_BYTES and not isinstance(value, Sized):
-            raise _endless_error(what, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
+            raise _endless_error(subject, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
         yield line

@@ -104,8 +104,8 @@ def label_lines(
     searches = []
     for index, lines in enumerate(programs):
         step_ends = [j for j, line in enumerate(lines, start=1) if not is_neutral(line)]
-        done = passes is not None and passes[index]
-        searches.append(_Bisection(step_ends, 1, 0 if done else len(step_ends)))
+        passed = passes is not None and passes[index]
+        searches.append(_Bisection(step_ends, 1, 0 if passed else len(step_ends)))
 
     def key(index: int) -> Hashable:
         lines_kept = searches[index].ends[searches[index].middle - 1]
@@ -126,9 +126,9 @@ def label_lines(
             if search.open:
                 search.settle(search.asks and cache[key(index)])
     counts["probes"] = sum(len(s.probes) for s in searches)
-    done = passes or [False] * len(programs)
-    results = zip(programs, searches, done, strict=True)
-    return [_labels(*one, neutral, is_neutral) for one in results], counts
+    passed = passes or [False] * len(programs)
+    results = zip(programs, searches, passed, strict=True)
+    return [_labels(*program_result, neutral, is_neutral) for program_result in results], counts
 
 
 def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:

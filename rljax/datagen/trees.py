@@ -122,10 +122,10 @@ def _reason(number: int) -> str:
     return FinishReason(number).name.lower()
 
 
-def _worth(searcher: PolicyWithTests, end: tuple[Ids, str], score: float) -> bool:
+def _worth(searcher: PolicyWithTests, response: tuple[Ids, str], score: float) -> bool:
     """Returns whether a response passes: one that its limit cut is no program, whatever it
     scores."""
-    return end[1] == "stop" and searcher.passes([score])[0]
+    return response[1] == "stop" and searcher.passes([score])[0]
 
 
 def _score(scores: list[float]) -> float:

@@ -134,18 +134,18 @@ def serve(options: ServeOptions) -> None:
     try:
         # At once, so that a port in use is an error before minutes of loading.
         with in_background(loading, options.host, options.port, limits) as address:
-            how = dict(trust_code=options.trust_code, read=unscored)
-            policy = load_policy(options.model, options.step, **how)
+            arguments = dict(trust_code=options.trust_code, read=unscored)
+            policy = load_policy(options.model, options.step, **arguments)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
             # What ends a response of the run ends one of the server.
             stops = policy.config.sampler.stop_strings
             defaults = defaults_of(policy, API_TEMPERATURE)
-            how = dict(calls=options.calls, images=policy.images, stops=stops, **guard)
-            how["defaults"] = defaults.fields()
+            arguments = dict(calls=options.calls, images=policy.images, stops=stops, **guard)
+            arguments["defaults"] = defaults.fields()
             tokenizer = policy.tokenizer
             del policy  # with its weights, where decoding has others
-            loading.app = make_app(worker, tokenizer, name, **how)
+            loading.app = make_app(worker, tokenizer, name, **arguments)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
             print(f"serving {name} at {address}/v1")
