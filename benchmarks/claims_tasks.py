@@ -44,15 +44,15 @@ def bracketed(
         for number in numbers
     ]
 
-    def told(part):
+    def demonstrations(part):
         return [{"prompt": row["prompt"], "completion": f"[{row['ground_truth']}]"} for row in part]
 
     return Task(
         alphabet="0123456789>[]",
         train=rows[test:],
         test=rows[:test],
-        worked_examples=told(rows[test : test + worked_examples]),
-        worked_test=told(rows[:test]),
+        worked_examples=demonstrations(rows[test : test + worked_examples]),
+        worked_test=demonstrations(rows[:test]),
         reward="claims_tasks.bracketed_reward()",
     )
 
@@ -60,7 +60,7 @@ def bracketed(
 def first_digit(begins: int, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
     """ "2013>" -> "2" of prompts that all begin with one digit: alone they are solved without
     reading."""
-    numbers = [(begins, *rest) for rest in itertools.product(range(kinds), repeat=3)]
+    numbers = [(begins, *digits) for digits in itertools.product(range(kinds), repeat=3)]
     random.Random(seed).shuffle(numbers)
     rows = [
         {"prompt": "".join(map(str, number)) + ">", "ground_truth": str(begins)}
@@ -73,9 +73,9 @@ LETTERS = "abcdef"
 
 
 def wanted_on_device(responses, fields):
-    """As wanted_letters."""
-    wanted = (responses.text[:, :, None] == fields["wanted"][:, None, :]).any(axis=2)
-    return (wanted & inside(responses.text, responses.length))[:, :4].sum(axis=1) / 4
+    """Computes `wanted_letters` on the device."""
+    is_wanted = (responses.text[:, :, None] == fields["wanted"][:, None, :]).any(axis=2)
+    return (is_wanted & inside(responses.text, responses.length))[:, :4].sum(axis=1) / 4
 
 
 @contract(
@@ -91,17 +91,19 @@ def many_answers(prompts: int = 128, length: int = 4, seed: int = 0) -> Task:
     there are 81 best answers."""
     rng = random.Random(seed)
 
-    def word():
+    def random_word():
         return "".join(rng.choices(LETTERS, k=length))
 
-    names = list(dict.fromkeys(word() for _ in range(2 * prompts)))[:prompts]
+    names = list(dict.fromkeys(random_word() for _ in range(2 * prompts)))[:prompts]
     rows = [{"prompt": f"{name}>", "ground_truth": LETTERS[:3]} for name in names]
-    shown = [{"prompt": f"{rng.choice(names)}>", "completion": word()} for _ in range(512)]
+    demonstrations = [
+        {"prompt": f"{rng.choice(names)}>", "completion": random_word()} for _ in range(512)
+    ]
     return Task(
         alphabet=LETTERS + ">",
         train=rows[16:],
         test=rows[:16],
-        worked_examples=shown,
+        worked_examples=demonstrations,
         reward="claims_tasks.wanted_letters()",
     )
 
@@ -113,14 +115,15 @@ def sorted_pairs(digits: int = 6, prompts: int = 400, test: int = 64, seed: int 
     rows = []
     for number in rng.sample(range(10**digits), prompts + test):
         text = str(number).zfill(digits)
-        right = "".join(sorted(text))
-        places = [i for i in range(digits - 1) if right[i] != right[i + 1]]
-        if not places:
+        chosen = "".join(sorted(text))
+        positions = [i for i in range(digits - 1) if chosen[i] != chosen[i + 1]]
+        if not positions:
             continue
-        i = rng.choice(places)
-        wrong = right[:i] + right[i + 1] + right[i] + right[i + 2 :]
-        rows.append({"prompt": f"{text}>", "chosen": right, "rejected": wrong})
-    shown = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows[test:]]
+        i = rng.choice(positions)
+        rejected = chosen[:i] + chosen[i + 1] + chosen[i] + chosen[i + 2 :]
+        rows.append({"prompt": f"{text}>", "chosen": chosen, "rejected": rejected})
+    demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows[test:]]
     return dataclasses.replace(
-        Task(alphabet="0123456789>", train=rows[test:], test=rows[:test]), worked_examples=shown
+        Task(alphabet="0123456789>", train=rows[test:], test=rows[:test]),
+        worked_examples=demonstrations,
     )

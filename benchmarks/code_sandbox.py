@@ -30,12 +30,12 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
 def spent() -> float:
     """Processor seconds of this process, of its ended children and of those that live."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ended = sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, kinds))
-    living = 0
+    ended_s = sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
+    living_ticks = 0
     for pid in descendants(os.getpid())[1:]:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        living += sum(map(int, fields[11:15]))
-    return ended + living / os.sysconf("SC_CLK_TCK")
+        living_ticks += sum(map(int, fields[11:15]))
+    return ended_s + living_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def drop_zygotes() -> None:
@@ -49,16 +49,16 @@ def one_program(tier: str, warm: bool) -> None:
         assert process.wait().stdout == b"3\n"
 
 
-def rate(one, seconds: float) -> tuple[float, float]:
+def rate(run, seconds: float) -> tuple[float, float]:
     """(runs per second of wall time, processor seconds per run)."""
-    one()
+    run()
     drop_zygotes()
-    one()
-    before, began, count = spent(), time.monotonic(), 0
-    while time.monotonic() < began + seconds:
-        one()
+    run()
+    spent_before, started, count = spent(), time.monotonic(), 0
+    while time.monotonic() < started + seconds:
+        run()
         count += 1
-    return count / (time.monotonic() - began), (spent() - before) / count
+    return count / (time.monotonic() - started), (spent() - spent_before) / count
 
 
 def private_bytes(pids: list[int]) -> int:
@@ -82,8 +82,8 @@ def zygote_bytes(tier: str) -> int:
     return private_bytes(descendants(_idle[0].process.pid))
 
 
-def measure(name: str, tier: str, one, arguments) -> dict:
-    runs = [rate(one, arguments.seconds) for _ in range(arguments.repeats)]
+def measure(name: str, tier: str, run_one, arguments) -> dict:
+    runs = [rate(run_one, arguments.seconds) for _ in range(arguments.repeats)]
     row = {"what": name, "tier": tier}
     for index, key in enumerate(("per_s", "processor_s")):
         values = sorted(run[index] for run in runs)

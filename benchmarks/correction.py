@@ -46,8 +46,8 @@ VARIANTS = {
 
 def make_step(model, optimizer, correct):
     def step(params, opt_state, batch):
-        old, _ = model.logprobs(params, batch)
-        batch, metrics = correct(batch.replace(old_logprobs=old))
+        old_logprobs, _ = model.logprobs(params, batch)
+        batch, metrics = correct(batch.replace(old_logprobs=old_logprobs))
 
         def total(params):
             logprobs, entropy = model.logprobs(params, batch)
@@ -71,8 +71,8 @@ def make_batch():
         return jnp.asarray(rng.standard_normal((ROWS, COLUMNS)), jnp.float32)
 
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (ROWS, COLUMNS)), jnp.int32)
-    near = -jnp.log(VOCABULARY) + 0.05 * draw()  # what an untrained model says, and a little noise
-    return batch_from_rows(tokens, lengths, mask, sampler_logprobs=near, advantages=draw())
+    logprobs = -jnp.log(VOCABULARY) + 0.05 * draw()  # those of an untrained model, and some noise
+    return batch_from_rows(tokens, lengths, mask, sampler_logprobs=logprobs, advantages=draw())
 
 
 def memory_bytes(compiled) -> int:

@@ -11,12 +11,14 @@ from peer_worker import Worker
 def whole_weights(llama, source: str, target: Path) -> str:
     """A copy of a GGUF file with its weights written out as float32."""
     if not target.exists():
-        how = llama.llama_model_quantize_default_params()
-        how.ftype, how.allow_requantize = llama.LLAMA_FTYPE_ALL_F32, True
-        partial = target.with_suffix(".part")
-        if llama.llama_model_quantize(source.encode(), str(partial).encode(), ctypes.byref(how)):
+        parameters = llama.llama_model_quantize_default_params()
+        parameters.ftype, parameters.allow_requantize = llama.LLAMA_FTYPE_ALL_F32, True
+        draft = target.with_suffix(".part")
+        if llama.llama_model_quantize(
+            source.encode(), str(draft).encode(), ctypes.byref(parameters)
+        ):
             raise SystemExit(f"llama.cpp cannot write {source} as float32")
-        partial.rename(target)
+        draft.rename(target)
     return str(target)
 
 
@@ -28,16 +30,16 @@ class Decoder:
         self.model = llama.llama_model_load_from_file(
             file.encode(), llama.llama_model_default_params()
         )
-        how = llama.llama_context_default_params()
-        how.n_ctx = sum(map(len, prompts)) + len(prompts) * tokens
-        how.n_seq_max, how.n_batch = len(prompts), max(sum(map(len, prompts)), 512)
-        how.kv_unified = True  # sequences share the columns, whatever their lengths
-        how.n_threads = how.n_threads_batch = os.cpu_count()
-        self.context = llama.llama_init_from_model(self.model, how)
+        parameters = llama.llama_context_default_params()
+        parameters.n_ctx = sum(map(len, prompts)) + len(prompts) * tokens
+        parameters.n_seq_max, parameters.n_batch = len(prompts), max(sum(map(len, prompts)), 512)
+        parameters.kv_unified = True  # sequences share the columns, whatever their lengths
+        parameters.n_threads = parameters.n_threads_batch = os.cpu_count()
+        self.context = llama.llama_init_from_model(self.model, parameters)
         if not self.model or not self.context:
             raise SystemExit(f"llama.cpp cannot read {file}")
         self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
-        self.batch = llama.llama_batch_init(how.n_batch, 0, 1)
+        self.batch = llama.llama_batch_init(parameters.n_batch, 0, 1)
 
     def _read(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
         """Reads (token, position, sequence, whether its next token is asked for) and returns the
@@ -46,17 +48,17 @@ class Decoder:
 
         batch = self.batch
         batch.n_tokens = len(rows)
-        for i, (token, position, sequence, asked) in enumerate(rows):
+        for i, (token, position, sequence, is_read) in enumerate(rows):
             batch.token[i], batch.pos[i] = token, position
-            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, sequence, asked
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, sequence, is_read
         if self.llama.llama_decode(self.context, batch):
             raise SystemExit("llama_decode failed")
-        out = []
+        next_tokens = []
         for i, row in enumerate(rows):
             if row[3]:
                 logits = self.llama.llama_get_logits_ith(self.context, i)
-                out.append(int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax()))
-        return out
+                next_tokens.append(int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax()))
+        return next_tokens
 
     def decode(self) -> list[list[int]]:
         """`tokens` greedy tokens of every prompt, from an empty cache."""
@@ -68,29 +70,29 @@ class Decoder:
             for position, token in enumerate(ids)
         ]
         newest = self._read(rows)
-        out = [[token] for token in newest]
+        generated = [[token] for token in newest]
         for step in range(self.tokens - 1):
             rows = [(token, lengths[i] + step, i, True) for i, token in enumerate(newest)]
             newest = self._read(rows)
-            for ids, token in zip(out, newest, strict=True):
+            for ids, token in zip(generated, newest, strict=True):
                 ids.append(token)
-        return out
+        return generated
 
 
 def main() -> None:
     worker = Worker()
-    given = worker.given
+    options = worker.options
     try:
         import llama_cpp as llama
     except ImportError as error:
         worker.say({"ready": {"not_installed": str(error)}})
         return
-    file = given["gguf"]
+    file = options["gguf"]
     if not Path(file).is_file():
         raise SystemExit(f"--gguf: no such file: {file!r}")
-    if given["how"] == "float32":
-        file = whole_weights(llama, file, Path(given["scratch"]) / "float32.gguf")
-    decoder = Decoder(llama, file, given["prompts"], given["tokens"])
+    if options["how"] == "float32":
+        file = whole_weights(llama, file, Path(options["scratch"]) / "float32.gguf")
+    decoder = Decoder(llama, file, options["prompts"], options["tokens"])
     worker.say({"ready": {"versions": {"llama_cpp_python": llama.__version__}}})
     while True:
         worker.wait()

@@ -12,22 +12,22 @@ from rljax.keys import root_key
 from rljax.policies import load_policy, sample_all
 
 
-def sampler_fields(how: str) -> dict[str, str | int]:
+def sampler_fields(variant: str) -> dict[str, str | int]:
     """The fields of config.sampler of a way to decode."""
-    named = {"int8": {"weight_dtype": "int8"}, "drafts": {"draft_tokens": 4}}
-    return named.get(how, {"dtype": how})
+    fields = {"int8": {"weight_dtype": "int8"}, "drafts": {"draft_tokens": 4}}
+    return fields.get(variant, {"dtype": variant})
 
 
 def main() -> None:
     worker = Worker()
-    given = worker.given
-    saved = load_policy(given["model"])
-    fields = {**sampler_fields(given["how"]), "max_response_tokens": given["tokens"]}
+    options = worker.options
+    saved = load_policy(options["model"])
+    fields = {**sampler_fields(options["how"]), "max_response_tokens": options["tokens"]}
     sampler = dataclasses.replace(saved.config.sampler, **fields)
     config: Config = dataclasses.replace(saved.config, sampler=sampler)
     prompts = [
         PromptRecord("", np.array(ids, np.int32), "", "", {}, i)
-        for i, ids in enumerate(given["prompts"])
+        for i, ids in enumerate(options["prompts"])
     ]
     policy = dataclasses.replace(saved, config=config).ready(prompts).greedy()
     sampling = dataclasses.replace(policy.sampling, stop_ids=(), stop_strings=())

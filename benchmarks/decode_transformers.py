@@ -12,24 +12,26 @@ from transformers import AutoModelForCausalLM
 
 def main() -> None:
     worker = Worker()
-    given = worker.given
+    options = worker.options
     model = AutoModelForCausalLM.from_pretrained(
-        given["model"], dtype=getattr(torch, given["how"])
+        options["model"], dtype=getattr(torch, options["how"])
     ).eval()
-    longest = max(map(len, given["prompts"]))
-    ids = torch.zeros((len(given["prompts"]), longest), dtype=torch.long)
+    longest = max(map(len, options["prompts"]))
+    ids = torch.zeros((len(options["prompts"]), longest), dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for i, prompt in enumerate(given["prompts"]):
+    for i, prompt in enumerate(options["prompts"]):
         ids[i, longest - len(prompt) :] = torch.tensor(prompt)
         mask[i, longest - len(prompt) :] = 1
-    how = dict(max_new_tokens=given["tokens"], do_sample=False, eos_token_id=None, pad_token_id=0)
+    generation = dict(
+        max_new_tokens=options["tokens"], do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     versions = {name: version(name) for name in ("transformers", "torch")}
     worker.say({"ready": {"versions": {**versions, "threads": torch.get_num_threads()}}})
     while True:
         worker.wait()
         with torch.inference_mode():
-            out = model.generate(input_ids=ids, attention_mask=mask, **how)
-        tokens = out[:, longest:].tolist()
+            output = model.generate(input_ids=ids, attention_mask=mask, **generation)
+        tokens = output[:, longest:].tolist()
         worker.generated(sum(map(len, tokens)))
         worker.done(ids=tokens)
 

@@ -38,18 +38,18 @@ def with_gradients(product):
     """Both gradients of `product`, from a gradient that costs nothing to compute."""
 
     def run(x, w, g):
-        y, back = jax.vjp(product, x, w)
-        return y, *back(g)
+        y, backward = jax.vjp(product, x, w)
+        return y, *backward(g)
 
     return run
 
 
 def measure(product, x, w, g, repeats: int) -> dict:
-    both = jax.jit(with_gradients(product)).lower(x, w, g).compile()
+    gradient_program = jax.jit(with_gradients(product)).lower(x, w, g).compile()
     return {
         "forward_ms": best_ms(jax.jit(product), x, w, repeats=repeats),
-        "forward_backward_ms": best_ms(both, x, w, g, repeats=repeats),
-        "temporary_mb": round(both.memory_analysis().temp_size_in_bytes / 2**20, 1),
+        "forward_backward_ms": best_ms(gradient_program, x, w, g, repeats=repeats),
+        "temporary_mb": round(gradient_program.memory_analysis().temp_size_in_bytes / 2**20, 1),
     }
 
 
@@ -63,10 +63,10 @@ def layer(n: int, d: int, f: int, x: int, k: int, repeats: int) -> dict:
         return nnx.merge(graph, params)(x, mesh)[0]
 
     rows = jnp.asarray(np.random.default_rng(0).standard_normal((1, n, d)), jnp.float32)
-    both = jax.jit(with_gradients(forward))
+    gradient_program = jax.jit(with_gradients(forward))
     return {
         "forward_ms": best_ms(jax.jit(forward), params, rows, repeats=repeats),
-        "forward_backward_ms": best_ms(both, params, rows, rows, repeats=repeats),
+        "forward_backward_ms": best_ms(gradient_program, params, rows, rows, repeats=repeats),
     }
 
 

@@ -35,27 +35,27 @@ GAMMA, LAM = 0.99, 0.95
 
 def associative_sum(x, decay, mask, ids):
     """jax.lax.associative_scan of the maps y -> b + c y; ids is None."""
-    keep = mask > 0
-    maps = jnp.where(keep, x, 0.0), jnp.where(keep, decay, 1.0)
+    is_counted = mask > 0
+    maps = jnp.where(is_counted, x, 0.0), jnp.where(is_counted, decay, 1.0)
 
-    def compose(later, here):
-        return (here[0] + here[1] * later[0], here[1] * later[1])
+    def compose(later, earlier):
+        return (earlier[0] + earlier[1] * later[0], earlier[1] * later[1])
 
     sums = jax.lax.associative_scan(compose, maps, reverse=True, axis=1)
-    return jnp.where(keep, sums[0], 0.0)
+    return jnp.where(is_counted, sums[0], 0.0)
 
 
 def plain_gae(rewards, values, mask, ids, gamma, lam):
     """One column of all inputs at a time, from the right."""
 
-    def column(later, here):
+    def column(later, inputs):
         value, advantage, segment = later
-        r, v, m, id_t = here
+        r, v, m, id_t = inputs
         ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam[:, 0] * advantage), 0.0)
         advantage = jnp.where(m > 0, r - v + ahead, advantage)
         value, segment = jnp.where(m > 0, v, value), jnp.where(m > 0, id_t, segment)
-        out = jnp.where(m > 0, advantage, 0.0), jnp.where(m > 0, advantage + v, 0.0)
-        return (value, advantage, segment), out
+        outputs = jnp.where(m > 0, advantage, 0.0), jnp.where(m > 0, advantage + v, 0.0)
+        return (value, advantage, segment), outputs
 
     start = (jnp.zeros_like(rewards[:, 0]), jnp.zeros_like(rewards[:, 0]), ids[:, 0])
     columns = (rewards.T, values.T, mask.T, ids.T)
@@ -66,8 +66,8 @@ def plain_gae(rewards, values, mask, ids, gamma, lam):
 def plain_sum(x, decay, mask, ids):
     """As `plain_gae`; ids is None."""
 
-    def column(total, here):
-        x_t, m = here
+    def column(total, inputs):
+        x_t, m = inputs
         total = jnp.where(m > 0, x_t + decay[:, 0] * total, total)
         return total, jnp.where(m > 0, total, 0.0)
 
@@ -97,22 +97,22 @@ def arguments(name, rows, tokens):
     mask = (random.random((rows, tokens)) < 0.6).astype(np.float32)
     ids = np.broadcast_to(np.arange(tokens, dtype=np.int32) * 4 // tokens, mask.shape)
     gamma, lam = (np.full((rows, 1), number, np.float32) for number in (GAMMA, LAM))
-    given = (x, values, mask, ids, gamma, lam) if name == "gae" else (x, lam, mask, None)
-    return jax.device_put(given)
+    arrays = (x, values, mask, ids, gamma, lam) if name == "gae" else (x, lam, mask, None)
+    return jax.device_put(arrays)
 
 
-def milliseconds(program, given) -> float:
-    return 1000 * seconds_of(program, *given)
+def milliseconds(program, arrays) -> float:
+    return 1000 * seconds_of(program, *arrays)
 
 
 def on_this_machine(rows, tokens, repeats) -> dict:
     report = {}
     for name, forms in ON_CPU.items():
-        given = arguments(name, rows, tokens)
+        arrays = arguments(name, rows, tokens)
         programs = {form: jax.jit(function) for form, function in forms.items()}
         for program in programs.values():
-            milliseconds(program, given)
-        turns = [{k: milliseconds(p, given) for k, p in programs.items()} for _ in range(repeats)]
+            milliseconds(program, arrays)
+        turns = [{k: milliseconds(p, arrays) for k, p in programs.items()} for _ in range(repeats)]
         report[name] = {"plain_ms": spread([turn["plain"] for turn in turns])}
         for form in list(programs)[1:]:
             report[name][form] = spread([turn[form] / turn["plain"] for turn in turns])
@@ -128,9 +128,9 @@ def on_chip(chip, rows, tokens) -> dict:
     from jax.experimental import topologies
 
     devices = topologies.get_topology_desc(chip, platform="tpu").devices
-    whole = NamedSharding(make_mesh(1, 1, 1, devices=devices[:1]), PartitionSpec())
+    replicated = NamedSharding(make_mesh(1, 1, 1, devices=devices[:1]), PartitionSpec())
     x, ids = (
-        jax.ShapeDtypeStruct((rows, tokens), dtype, sharding=whole)
+        jax.ShapeDtypeStruct((rows, tokens), dtype, sharding=replicated)
         for dtype in (jnp.float32, jnp.int32)
     )
 
@@ -141,22 +141,22 @@ def on_chip(chip, rows, tokens) -> dict:
         return discounted_sum(x, GAMMA, mask, ids)
 
     report = {}
-    for name, function, given in (
+    for name, function, shapes in (
         ("gae", packed, (x, x, x, ids)),
         ("discounted_sum", total, (x, x, ids)),
         ("gae_xla", functools.partial(packed, impl="xla"), (x, x, x, ids)),
     ):
         start = time.perf_counter()
-        program = jax.jit(function).lower(*given).compile()
+        program = jax.jit(function).lower(*shapes).compile()
         seconds = time.perf_counter() - start
         memory = program.memory_analysis()
-        least = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        necessary = memory.argument_size_in_bytes + memory.output_size_in_bytes
         report[name] = {
             "compile_seconds": round(seconds, 1),
-            "inputs_and_outputs_mb": round(least / 1e6, 1),
+            "inputs_and_outputs_mb": round(necessary / 1e6, 1),
             "temporary_mb": round(memory.temp_size_in_bytes / 1e6, 1),
             # A loop's body is counted once.
-            "moved": round(program.cost_analysis()["bytes accessed"] / least, 3),
+            "moved": round(program.cost_analysis()["bytes accessed"] / necessary, 3),
         }
     return report
 

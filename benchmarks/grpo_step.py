@@ -98,10 +98,10 @@ class Steps:
         self.metrics = self.run.step()
         jax.block_until_ready(self.run.roles)
         after = spent()
-        whole, learn = after.since(before), after.since(self._generated)
-        whole.peak_mb = max(whole.peak_mb, self.laps["generate"][-1].peak_mb)
+        step, learn = after.since(before), after.since(self._generated)
+        step.peak_mb = max(step.peak_mb, self.laps["generate"][-1].peak_mb)
         self.laps["learn"].append(learn)
-        self.laps["step"].append(whole)
+        self.laps["step"].append(step)
 
     def logprobs_laps(self, repeats: int) -> list[Cost]:
         """Laps of the actor's log-probs of the last batch, after one that compiles."""
@@ -115,20 +115,20 @@ class Steps:
         return [lap(call) for _ in range(repeats)]
 
 
-def needed(batch, samples: int) -> dict[str, int]:
+def needed_tokens(batch, samples: int) -> dict[str, int]:
     """Tokens of a batch whose rows are prompts and responses in groups of `samples`, and pairs of a
     token and one that it sees: with the prompt of a group once, and once for every response."""
     mask, real = fetch(batch.mask) > 0, fetch(batch.segment_ids) > 0
     response = mask.sum(axis=1)
     prompt = real.sum(axis=1) - response
-    own = response * prompt + response * (response + 1) // 2
-    read = prompt * (prompt + 1) // 2
+    response_pairs = response * prompt + response * (response + 1) // 2
+    prompt_pairs = prompt * (prompt + 1) // 2
     return {
         "response_tokens": int(response.sum()),
         "positions": int(prompt[::samples].sum() + response.sum()),
-        "pairs": int(read[::samples].sum() + own.sum()),
+        "pairs": int(prompt_pairs[::samples].sum() + response_pairs.sum()),
         "row_positions": int(real.sum()),
-        "row_pairs": int((read + own).sum()),
+        "row_pairs": int((prompt_pairs + response_pairs).sum()),
         "padded_positions": mask.size,
     }
 
@@ -177,7 +177,7 @@ class Compiles:
 
     def __init__(self):
         compiles.watch()
-        self.begun, self.seconds, self.start = compiles.count(), {}, spent()
+        self.compiles_before, self.seconds, self.start = compiles.count(), {}, spent()
         jax.monitoring.register_event_duration_secs_listener(self._note)
 
     def _note(self, event: str, seconds: float, **_) -> None:
@@ -187,28 +187,28 @@ class Compiles:
 
     def so_far(self) -> dict:
         return {
-            "compiles": compiles.count() - self.begun,
+            "compiles": compiles.count() - self.compiles_before,
             "seconds": dict(self.seconds),
             "wall_s": spent().since(self.start).wall_s,
-            "programs": compiles.names(self.begun),
+            "programs": compiles.names(self.compiles_before),
         }
 
 
 def learning(shape: Shape, tokens: dict, laps: list[Cost], matmul: MatmulRate) -> dict:
     """Useful FLOPs of learning, their rate, and its share of the matmul's median rate, by the wall
     and by CPU seconds, which other processes disturb less."""
-    out = {}
-    for name, at in (("", ""), ("_with_a_prompt_for_every_response", "row_")):
-        sizes = tokens[f"{at}positions"], tokens["response_tokens"], tokens[f"{at}pairs"]
+    figures = {}
+    for name, prefix in (("", ""), ("_with_a_prompt_for_every_response", "row_")):
+        sizes = tokens[f"{prefix}positions"], tokens["response_tokens"], tokens[f"{prefix}pairs"]
         flops = 3 * shape.decoder.forward_flops(*sizes)
-        out[f"useful_gflop{name}"] = flops / 1e9
+        figures[f"useful_gflop{name}"] = flops / 1e9
         for clock in CLOCKS:
             reached = rates(flops, laps, clock)
             median = matmul.gflop_per(clock)["median"]
-            out[f"useful_gflop_per_{clock}{name}"] = reached
-            share = {at: rate / median for at, rate in reached.items()}
-            out[f"share_of_matmul_by_{clock}{name}"] = share
-    return out
+            figures[f"useful_gflop_per_{clock}{name}"] = reached
+            share = {statistic: rate / median for statistic, rate in reached.items()}
+            figures[f"share_of_matmul_by_{clock}{name}"] = share
+    return figures
 
 
 def measure(shape: Shape, repeats: int, tokens_per_microbatch: int = 0) -> dict:
@@ -224,13 +224,15 @@ def measure(shape: Shape, repeats: int, tokens_per_microbatch: int = 0) -> dict:
         matmul = MatmulRate(shape)
         for laps in steps.laps.values():
             laps.clear()
-        known, how = compiles.count(), run.phase.algorithm.steps
+        compiles_before, steps_of_learning = compiles.count(), run.phase.algorithm.steps
         for _ in range(repeats):
             steps.take()
-            computed = {"computed_positions": computed_positions(steps.batch, how)}
-            counts.append(needed(steps.batch, shape.samples) | computed)
+            computed = {"computed_positions": computed_positions(steps.batch, steps_of_learning)}
+            counts.append(needed_tokens(steps.batch, shape.samples) | computed)
             matmul.read()
-        later = [name for name in compiles.names(known) if name != "jit(_microbatches)"]
+        late_compiles = [
+            name for name in compiles.names(compiles_before) if name != "jit(_microbatches)"
+        ]
         logprobs = steps.logprobs_laps(repeats)
     tokens = {name: sum(x[name] for x in counts) / repeats for name in counts[0]}
     laps, response = steps.laps, [x["response_tokens"] for x in counts]
@@ -244,13 +246,16 @@ def measure(shape: Shape, repeats: int, tokens_per_microbatch: int = 0) -> dict:
         "shape": dataclasses.asdict(shape),
         "repeats": repeats,
         "tokens": tokens,
-        **{name: spreads(each) for name, each in {**laps, "logprobs": logprobs}.items()},
+        **{
+            name: spreads(laps_of_part)
+            for name, laps_of_part in {**laps, "logprobs": logprobs}.items()
+        },
         "response_tokens_per_s": tokens_per_s("step"),
         "generated_tokens_per_s": tokens_per_s("generate"),
         **{f"matmul_gflop_per_{clock}": matmul.gflop_per(clock) for clock in CLOCKS},
         "learning": learning(shape, tokens, laps["learn"], matmul),
         "before_the_second_step": before_second,
-        "compiled_later": later,
+        "compiled_later": late_compiles,
     }
 
 

@@ -31,42 +31,42 @@ PARTS = ("generate", "learn", "logprobs", "step")
 
 
 def git(tree: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(tree), *arguments], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"history: git {' '.join(arguments)} in {tree}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    result = subprocess.run(["git", "-C", str(tree), *arguments], capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"history: git {' '.join(arguments)} in {tree}: {result.stderr.strip()}")
+    return result.stdout.strip()
 
 
 def commit_of(tree: Path) -> dict:
-    """Which commit a tree has, and whether its code differs from it."""
+    """Returns the commit of a tree, and whether its code differs from it."""
     changed = git(tree, "status", "--porcelain", "--untracked-files=no", "--", "rljax")
-    short, date = git(tree, "log", "-1", "--format=%h %cI").split()
-    return {"commit": short, "commit_date": date, "changed": bool(changed)}
+    commit, date = git(tree, "log", "-1", "--format=%h %cI").split()
+    return {"commit": commit, "commit_date": date, "changed": bool(changed)}
 
 
 def parts_of(result: dict) -> dict:
-    """{part: CPU seconds and cost} of what benchmarks/grpo_step.py printed."""
+    """Returns {part: CPU seconds and cost} of the result of benchmarks/grpo_step.py."""
     rate = result["matmul_gflop_per_cpu_s"]["median"]
-    found = {}
+    parts = {}
     for part in PARTS:
         seconds = result[part]["cpu_s"]
-        found[part] = {
+        parts[part] = {
             "cpu_s": {name: round(value, 3) for name, value in seconds.items()},
             "cost": round(seconds["median"] * rate, 1),
         }
-    return found
+    return parts
 
 
 def measured(tree: Path, response: int, repeats: int) -> dict:
-    """A line of the history."""
+    """Measures a tree; returns a line of the history."""
     before = os.getloadavg()[0]
     command = [sys.executable, "benchmarks/grpo_step.py"]
     command += [f"--response={response}", f"--repeats={repeats}"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"history: {' '.join(command)} in {tree} failed:\n{done.stderr[-2000:]}")
-    result = json.loads(done.stdout)
+    process = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"history: {' '.join(command)} in {tree} failed:\n{process.stderr[-2000:]}")
+    result = json.loads(process.stdout)
     return {
         **commit_of(tree),
         "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -86,35 +86,35 @@ def read(file: Path) -> list[dict]:
 
 
 def costs(lines: list[dict]) -> list[dict]:
-    """For each commit (and command), oldest first: {"commit", "commit_date", part: costs}."""
-    found: dict[tuple, dict] = {}
+    """Returns {"commit", "commit_date", part: costs} for each commit and command, oldest first."""
+    by_commit: dict[tuple, dict] = {}
     for line in lines:
         key = (line["commit_date"], line["commit"], line["command"])
         names = {name: line[name] for name in ("commit", "commit_date", "command")}
-        one = found.setdefault(key, {**names, **{part: [] for part in PARTS}})
+        row = by_commit.setdefault(key, {**names, **{part: [] for part in PARTS}})
         for part in PARTS:
-            one[part].append(line["parts"][part]["cost"])
-    return [found[key] for key in sorted(found)]
+            row[part].append(line["parts"][part]["cost"])
+    return [by_commit[key] for key in sorted(by_commit)]
 
 
 def draw(lines: list[dict], file: str) -> None:
-    """The cost of each part over the commits of the newest command."""
+    """Draws the cost of each part over the commits of the newest command."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "rljax"
     from matplotlib import pyplot
 
-    points = [one for one in costs(lines) if one["command"] == lines[-1]["command"]]
+    points = [point for point in costs(lines) if point["command"] == lines[-1]["command"]]
     figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    at = range(len(points))
+    positions = range(len(points))
     for part in PARTS:
-        middle = [statistics.median(one[part]) for one in points]
-        low = [m - min(one[part]) for m, one in zip(middle, points, strict=True)]
-        high = [max(one[part]) - m for m, one in zip(middle, points, strict=True)]
-        axes.errorbar(at, middle, yerr=(low, high), marker="o", capsize=3, label=part)
-    labels = [f"{one['commit']}\n{one['commit_date'][:10]}" for one in points]
-    axes.set_xticks(list(at), labels)
+        middle = [statistics.median(point[part]) for point in points]
+        low = [m - min(point[part]) for m, point in zip(middle, points, strict=True)]
+        high = [max(point[part]) - m for m, point in zip(middle, points, strict=True)]
+        axes.errorbar(positions, middle, yerr=(low, high), marker="o", capsize=3, label=part)
+    labels = [f"{point['commit']}\n{point['commit_date'][:10]}" for point in points]
+    axes.set_xticks(list(positions), labels)
     axes.set_ylim(bottom=0)
     axes.set(ylabel="GFLOP of plain products", title=f"{lines[-1]['command']}: less is faster")
     axes.legend(frameon=False)

@@ -43,16 +43,16 @@ def config_of(folder: str, steps: int, prompts: int, samples: int):
 
 
 def union_s(spans: list[tuple[float, float]]) -> float:
-    """Seconds that are in any of the spans (begin, end) of nanoseconds."""
-    total, until = 0.0, -1.0
-    for begin, end in sorted(spans):
-        total += max(end - max(begin, until), 0.0)
-        until = max(until, end)
+    """Returns the seconds that are in any of the spans (start, end) of nanoseconds."""
+    total, covered = 0.0, -1.0
+    for start, end in sorted(spans):
+        total += max(end - max(start, covered), 0.0)
+        covered = max(covered, end)
     return total / 1e9
 
 
 def read_profile(path: Path) -> list[dict]:
-    """Of every profiled step of a host: seconds, and those in which a program ran."""
+    """Returns the seconds of every profiled step of a host, and those in which a program ran."""
     import jax
 
     steps, programs = [], []
@@ -64,11 +64,11 @@ def read_profile(path: Path) -> list[dict]:
                     steps.append(span)
                 elif line.name == _MODULES or event.name.startswith(_PROGRAM):
                     programs.append(span)
-    out = []
-    for begin, end in sorted(steps):
-        inside = [(max(a, begin), min(b, end)) for a, b in programs if b > begin and a < end]
-        out.append({"step_s": (end - begin) / 1e9, "programs_s": union_s(inside)})
-    return out
+    rows = []
+    for start, end in sorted(steps):
+        inside = [(max(a, start), min(b, end)) for a, b in programs if b > start and a < end]
+        rows.append({"step_s": (end - start) / 1e9, "programs_s": union_s(inside)})
+    return rows
 
 
 def spread(values: list[float]) -> dict:
@@ -77,14 +77,14 @@ def spread(values: list[float]) -> dict:
 
 
 def summary(steps: list[dict]) -> dict:
-    """Of the steps of one host, or of all."""
-    overhead = [one["step_s"] - one["programs_s"] for one in steps]
+    """Returns figures of the steps of one host, or of all."""
+    overhead = [step["step_s"] - step["programs_s"] for step in steps]
     return {
         "steps": len(steps),
-        "step_s": spread([one["step_s"] for one in steps]),
-        "programs_s": spread([one["programs_s"] for one in steps]),
+        "step_s": spread([step["step_s"] for step in steps]),
+        "programs_s": spread([step["programs_s"] for step in steps]),
         "overhead_s": spread(overhead),
-        "overhead_share": sum(overhead) / sum(one["step_s"] for one in steps),
+        "overhead_share": sum(overhead) / sum(step["step_s"] for step in steps),
     }
 
 
@@ -95,7 +95,7 @@ def free_port() -> int:
 
 
 def measure(hosts: int, devices: int, flags) -> dict:
-    """One run on `hosts` processes of `devices` devices each."""
+    """Measures one run on `hosts` processes of `devices` devices each."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
@@ -113,10 +113,10 @@ def measure(hosts: int, devices: int, flags) -> dict:
         codes = [process.wait() for process in processes]
         if any(codes):
             raise SystemExit(f"exit codes of the hosts: {codes}")
-        every = [read_profile(path) for path in sorted(Path(folder).rglob("*.xplane.pb"))]
+        profiles = [read_profile(path) for path in sorted(Path(folder).rglob("*.xplane.pb"))]
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][WARM:]
-    assert len(every) == hosts and all(len(steps) == flags.steps for steps in every), every
+    assert len(profiles) == hosts and all(len(steps) == flags.steps for steps in profiles), profiles
     parts = [
         name
         for name in rows[0]
@@ -125,8 +125,8 @@ def measure(hosts: int, devices: int, flags) -> dict:
     return {
         "hosts": hosts,
         "devices_of_each": devices,
-        "all_hosts": summary([step for steps in every for step in steps]),
-        "each_host": [summary(steps)["overhead_s"] for steps in every],
+        "all_hosts": summary([step for steps in profiles for step in steps]),
+        "each_host": [summary(steps)["overhead_s"] for steps in profiles],
         "parts_of_the_first_host": {n: spread([row[n] for row in rows]) for n in parts},
     }
 
@@ -147,14 +147,14 @@ def main() -> None:
     import jax
 
     several = measure(flags.hosts, flags.devices, flags)
-    one = measure(1, flags.devices, flags)
+    single = measure(1, flags.devices, flags)
     result = {
         "jax": jax.__version__,
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "machine": platform.machine(),
         "several_hosts": several,
-        "one_host": one,
+        "one_host": single,
     }
     print(json.dumps(result, indent=2))
 

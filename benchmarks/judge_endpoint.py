@@ -29,12 +29,12 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self, latency_s: float):
         super().__init__(("127.0.0.1", 0), Handler)
         self.latency_s, self.lock = latency_s, threading.Lock()
-        self.now = self.most = 0
+        self.in_flight = self.most_in_flight = 0
 
     def count(self, step: int) -> None:
         with self.lock:
-            self.now += step
-            self.most = max(self.most, self.now)
+            self.in_flight += step
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -59,18 +59,18 @@ def measure(server: Server, workers: int, samples: int, repeats: int) -> dict:
     rates, failed = [], 0
     with RewardPool(f"judge(base_url={url!r}, model='m')", workers=workers) as pool:
         pool.score(items[: 2 * workers])
-        server.most = 0
+        server.most_in_flight = 0
         for _ in range(repeats):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             scores = pool.score(items)
-            rates.append(samples / (time.perf_counter() - begun))
+            rates.append(samples / (time.perf_counter() - started))
             failed += sum(score.status != "ok" for score in scores)
     return {
         "workers": workers,
         "requests_per_s": statistics.median(rates),
         "spread": [min(rates), max(rates)],
         "of_the_floor": statistics.median(rates) * server.latency_s / workers,
-        "most_in_flight": server.most,
+        "most_in_flight": server.most_in_flight,
         "failed": failed,
     }
 

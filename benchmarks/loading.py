@@ -25,48 +25,50 @@ from pathlib import Path
 import numpy as np
 
 
-def write_checkpoint(folder: Path, size: int, shard: int, form: str) -> dict:
-    """config.json and safetensors of about `size` bytes in files of at most `shard`."""
+def write_checkpoint(folder: Path, size: int, shard: int, storage: str) -> dict:
+    """Writes config.json and safetensors of about `size` bytes in files of at most `shard`."""
     from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE
 
-    config, one_layer, rest = (_gpt_oss if form == "mxfp4" else _qwen3)(size)
+    config, one_layer, other_tensors = (_gpt_oss if storage == "mxfp4" else _qwen3)(size)
 
     def stored(tensors):
-        return dict(_stored(tensors, form))
+        return dict(_stored(tensors, storage))
 
     def bytes_of(kind, shape):
         return {"BF16": 2, "F32": 4}.get(kind, 1) * math.prod(shape)
 
-    layer = sum(bytes_of(*each) for each in stored(one_layer).values())
-    around = sum(bytes_of(*each) for each in stored(rest).values())
-    if form == "fp8":
+    layer_bytes = sum(bytes_of(*tensor) for tensor in stored(one_layer).values())
+    other_bytes = sum(bytes_of(*tensor) for tensor in stored(other_tensors).values())
+    if storage == "fp8":
         config["quantization_config"] = dict(quant_method="fp8", weight_block_size=[128, 128])
-    config["num_hidden_layers"] = max((size - around) // layer, 1)
+    config["num_hidden_layers"] = max((size - other_bytes) // layer_bytes, 1)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = stored(rest)
+    tensors = stored(other_tensors)
     for i in range(config["num_hidden_layers"]):
-        tensors |= {f"model.layers.{i}.{n}": each for n, each in stored(one_layer).items()}
-    shards, at = [{}], 0
+        tensors |= {f"model.layers.{i}.{n}": tensor for n, tensor in stored(one_layer).items()}
+    shards, offset = [{}], 0
     for name, (kind, shape) in tensors.items():
-        if shards[-1] and at + bytes_of(kind, shape) > shard:
+        if shards[-1] and offset + bytes_of(kind, shape) > shard:
             shards.append({})
-            at = 0
+            offset = 0
         shards[-1][name] = (kind, shape)
-        at += bytes_of(kind, shape)
+        offset += bytes_of(kind, shape)
     rng, largest, names = np.random.default_rng(0), 0, {}
     for i, kinds in enumerate(shards):
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else WHOLE
-        entries, at = {}, 0
+        entries, offset = {}, 0
         for name, (kind, shape) in kinds.items():
             entries[name] = dict(
-                dtype=kind, shape=shape, data_offsets=[at, at := at + bytes_of(kind, shape)]
+                dtype=kind,
+                shape=shape,
+                data_offsets=[offset, offset := offset + bytes_of(kind, shape)],
             )
         header = json.dumps(entries).encode()
-        with open(folder / file, "wb") as out:
-            out.write(len(header).to_bytes(8, "little") + header)
+        with open(folder / file, "wb") as stream:
+            stream.write(len(header).to_bytes(8, "little") + header)
             for name, (kind, shape) in kinds.items():
-                out.write(_random(rng, name, kind, math.prod(shape)))
+                stream.write(_random(rng, name, kind, math.prod(shape)))
         largest = max(largest, (folder / file).stat().st_size)
         names |= dict.fromkeys(kinds, file)
     if len(shards) > 1:
@@ -84,7 +86,7 @@ def _random(rng, name: str, kind: str, count: int) -> np.ndarray:
 
 
 def _stored(tensors: dict[str, tuple[int, ...]], form: str):
-    """(name, (type, shape)) in a file."""
+    """Yields (name, (type, shape)) of the tensors in a file."""
     for name, shape in tensors.items():
         if form == "fp8" and name.endswith("_proj.weight"):
             yield name, ("F8_E4M3", shape)
@@ -183,12 +185,12 @@ def _gpt_oss(size: int) -> tuple[dict, dict, dict]:
 
 
 def _around(vocab: int, d: int) -> dict[str, tuple[int, ...]]:
-    ends = ("model.embed_tokens.weight", "lm_head.weight")
-    return dict.fromkeys(ends, (vocab, d)) | {"model.norm.weight": (d,)}
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    return dict.fromkeys(names, (vocab, d)) | {"model.norm.weight": (d,)}
 
 
 class PeakMemory:
-    """The most bytes of anonymous memory of this process while the block ran."""
+    """Measures the most bytes of anonymous memory of this process while the block runs."""
 
     def __enter__(self):
         self.start = self.peak = self._now()
@@ -212,7 +214,7 @@ class PeakMemory:
 
 
 def measure(folder: Path, tensor: int, dtype: str, hashed: bool) -> dict:
-    """Load `folder` here; what it took."""
+    """Loads `folder` in this process; returns its seconds and bytes."""
     import jax
 
     from rljax.mesh import make_mesh
@@ -227,15 +229,17 @@ def measure(folder: Path, tensor: int, dtype: str, hashed: bool) -> dict:
         loaded = load(folder, model)
         seconds = time.perf_counter() - start
     params = loaded[0] if hashed else loaded
-    held = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards)
-    read = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    parameter_bytes = sum(
+        s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards
+    )
+    checkpoint_bytes = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
     return {
         "devices": jax.device_count(),
         "seconds": seconds,
-        "gb_per_s": read / 1e9 / seconds,
-        "checkpoint_bytes": read,
-        "parameter_bytes": held,
-        "host_bytes": memory.peak - memory.start - held,
+        "gb_per_s": checkpoint_bytes / 1e9 / seconds,
+        "checkpoint_bytes": checkpoint_bytes,
+        "parameter_bytes": parameter_bytes,
+        "host_bytes": memory.peak - memory.start - parameter_bytes,
     }
 
 
@@ -261,7 +265,7 @@ def main() -> None:
 
 
 def in_a_process(folder: Path, sizes: dict, args) -> dict:
-    """`measure` in a fresh interpreter, with the ratio."""
+    """Runs `measure` in a fresh interpreter; adds the ratio."""
     env = dict(os.environ)
     if args.devices:
         count = f"--xla_force_host_platform_device_count={args.devices}"

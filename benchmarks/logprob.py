@@ -53,8 +53,8 @@ FORMS = {"plain": plain, "fused": fused}
 
 def with_gradients(form, soft_cap):
     def run(hidden, head, targets, g_logprob, g_entropy):
-        out, back = jax.vjp(lambda h, w: form(h, w, targets, soft_cap), hidden, head)
-        return out, back((g_logprob, g_entropy))
+        outputs, backward = jax.vjp(lambda h, w: form(h, w, targets, soft_cap), hidden, head)
+        return outputs, backward((g_logprob, g_entropy))
 
     return jax.jit(run)
 

@@ -123,8 +123,8 @@ def argument_bytes(tree) -> dict[str, int]:
     """Bytes on one device, by the memory that holds them."""
     sizes = {"device": 0, "pinned_host": 0}
     for x in jax.tree.leaves(tree):
-        here = int(np.prod(x.sharding.shard_shape(x.shape))) * jnp.dtype(x.dtype).itemsize
-        sizes[x.sharding.memory_kind or "device"] += here
+        bytes_of_array = int(np.prod(x.sharding.shard_shape(x.shape))) * jnp.dtype(x.dtype).itemsize
+        sizes[x.sharding.memory_kind or "device"] += bytes_of_array
     return sizes
 
 
@@ -133,16 +133,18 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
     actor, reference = abstract_roles(model, optimizer_on_host, reference_on_host)
     start = time.perf_counter()
     key = jax.eval_shape(lambda: jax.random.key(0))
-    given, static = grpo.arguments(batch, key, cfg, actor=actor, reference=reference)
-    program = grpo.run.lower(*given, **static).compile()
+    arguments, static = grpo.arguments(batch, key, cfg, actor=actor, reference=reference)
+    program = grpo.run.lower(*arguments, **static).compile()
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
     # A donated argument and the output that takes its place are counted once.
-    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    new_output_bytes = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return program, {
         "temp_bytes": memory.temp_size_in_bytes,
         "argument_bytes": argument_bytes((actor.state, reference.params, batch)),
-        "device_bytes": memory.argument_size_in_bytes + new + memory.temp_size_in_bytes,
+        "device_bytes": memory.argument_size_in_bytes
+        + new_output_bytes
+        + memory.temp_size_in_bytes,
         "host_argument_bytes": memory.host_argument_size_in_bytes,
         "host_temp_bytes": memory.host_temp_size_in_bytes,
         "compile_s": seconds,
@@ -152,13 +154,13 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
 def concrete_roles(model: Model, params, optimizer_on_host: bool, reference_on_host: bool):
     layout = abstract_roles(model, optimizer_on_host, reference_on_host)[1].params
 
-    def copy(x, like):
-        return jax.device_put(jnp.copy(x).astype(like.dtype), like.sharding)
+    def copy(x, target):
+        return jax.device_put(jnp.copy(x).astype(target.dtype), target.sharding)
 
-    own = jax.tree.map(jnp.copy, params)  # donated
-    state = start_training(model, own, OPTIMIZER, optimizer_on_host=optimizer_on_host)
-    frozen = jax.tree.map(copy, params, layout)
-    return Actor(state, model, OPTIMIZER, 1.0), Reference(frozen, model, 1.0)
+    copied = jax.tree.map(jnp.copy, params)  # donated
+    state = start_training(model, copied, OPTIMIZER, optimizer_on_host=optimizer_on_host)
+    reference_params = jax.tree.map(copy, params, layout)
+    return Actor(state, model, OPTIMIZER, 1.0), Reference(reference_params, model, 1.0)
 
 
 def measure_steps(cases: dict, batch, repeats: int) -> dict[str, list[float]]:
@@ -168,13 +170,13 @@ def measure_steps(cases: dict, batch, repeats: int) -> dict[str, list[float]]:
     for i in range(repeats + 1):
         for name, (program, actor, reference) in cases.items():
             start = time.perf_counter()
-            given, _ = grpo.arguments(
+            arguments, _ = grpo.arguments(
                 batch, jax.random.key(i), None, actor=actor, reference=reference
             )
-            new, _ = program(*given)
-            jax.block_until_ready(new)
-            shared = given[3]["actor"]
-            cases[name] = (program, new["actor"].joined(shared), reference)
+            roles, _ = program(*arguments)
+            jax.block_until_ready(roles)
+            shared = arguments[3]["actor"]
+            cases[name] = (program, roles["actor"].joined(shared), reference)
             if i:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
@@ -216,9 +218,11 @@ def main() -> None:
     cfg = recipe(args.rows, args.microbatch_rows or row_shards(mesh))
     batch = host_batch(args.rows, args.columns, MODELS[args.model].vocab_size)
     rows = row_sharding(mesh)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
-    out, live, params = {}, {}, None
-    for remat, *places in CASES:
+    abstract_batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch
+    )
+    cases, programs, params = {}, {}, None
+    for remat, *moved_to_host in CASES:
         if args.remat and remat not in args.remat.split(","):
             continue
         config = dataclasses.replace(
@@ -228,28 +232,28 @@ def main() -> None:
             kinds=(),
         )
         model = Model(config, mesh)
-        wishes = (" optimizer_on_host", " reference_on_host")
-        name = remat + "".join(w for w, on in zip(wishes, places, strict=True) if on)
-        program, out[name] = compiled(model, like, cfg, *places)
-        print(name, out[name], file=sys.stderr, flush=True)  # a compile may take minutes
+        suffixes = (" optimizer_on_host", " reference_on_host")
+        name = remat + "".join(w for w, on in zip(suffixes, moved_to_host, strict=True) if on)
+        program, cases[name] = compiled(model, abstract_batch, cfg, *moved_to_host)
+        print(name, cases[name], file=sys.stderr, flush=True)  # a compile may take minutes
         if not args.topology:
             params = params or model.init(jax.random.key(0))
-            live[name] = (program, *concrete_roles(model, params, *places))
-    if live:
-        seconds = measure_steps(live, jax.device_put(batch, rows), args.repeats)
-        first = next(iter(seconds.values()))  # of remat="none", unless --remat leaves it out
+            programs[name] = (program, *concrete_roles(model, params, *moved_to_host))
+    if programs:
+        seconds = measure_steps(programs, jax.device_put(batch, rows), args.repeats)
+        base = next(iter(seconds.values()))  # of remat="none", unless --remat leaves it out
         for name, values in seconds.items():
-            ratios = [a / b for a, b in zip(values, first, strict=True)]
-            out[name]["step_s"] = statistics.median(values)
-            out[name]["step_over_first"] = statistics.median(ratios)
-            out[name]["step_over_first_spread"] = [min(ratios), max(ratios)]
+            ratios = [a / b for a, b in zip(values, base, strict=True)]
+            cases[name]["step_s"] = statistics.median(values)
+            cases[name]["step_over_first"] = statistics.median(ratios)
+            cases[name]["step_over_first_spread"] = [min(ratios), max(ratios)]
     machine = {
         "device": f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
         "mesh": {k: v for k, v in mesh.shape.items() if v > 1},
         "jax": jax.__version__,
         **{k: getattr(args, k) for k in ("model", "rows", "columns", "repeats")},
         "microbatch_rows": cfg.steps.microbatch_rows,
-        "cases": out,
+        "cases": cases,
     }
     print(json.dumps(machine, indent=2))
 

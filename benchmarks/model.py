@@ -79,18 +79,18 @@ def measure(model: Model, rows: int, repeats: int) -> dict:
         seconds_of(function, params, batch)  # compiles
     seconds_of(product, x, w)
     flops = forward_flops(model, rows)
-    counted = {"forward": flops, "forward_backward": 3 * flops}
+    flops_of_pass = {"forward": flops, "forward_backward": 3 * flops}
     rates = {name: [] for name in ("matmul", *functions)}
     shares = {name: [] for name in functions}
     for _ in range(repeats):
         before = matmul_seconds(product, x, w)
         for name, function in functions.items():
-            rate = counted[name] / seconds_of(function, params, batch)
+            rate = flops_of_pass[name] / seconds_of(function, params, batch)
             after = matmul_seconds(product, x, w)
-            here = product_flops / ((before + after) / 2)
-            rates["matmul"].append(here)
+            matmul_rate = product_flops / ((before + after) / 2)
+            rates["matmul"].append(matmul_rate)
             rates[name].append(rate)
-            shares[name].append(rate / here)
+            shares[name].append(rate / matmul_rate)
             before = after
 
     def spread(values):
@@ -107,9 +107,11 @@ def compile_seconds(model: Model, rows: int, layers: int) -> dict:
     """Tracing, lowering and compiling forward and backward at one depth, from shapes alone."""
     config = dataclasses.replace(model.config, layers=layers, kinds=())
     deep = dataclasses.replace(model, config=config)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(rows, config))
+    abstract_batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(rows, config)
+    )
     start = time.perf_counter()
-    lowered = passes(deep)["forward_backward"].lower(deep.abstract(), like)
+    lowered = passes(deep)["forward_backward"].lower(deep.abstract(), abstract_batch)
     traced = time.perf_counter()
     lowered.compile()
     return {"trace_s": traced - start, "compile_s": time.perf_counter() - traced}

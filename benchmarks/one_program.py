@@ -90,12 +90,13 @@ def descendants() -> list[int]:
         except OSError:  # it has ended
             continue
         parents[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    found, todo = [], [os.getpid()]
-    while todo:
-        parent = todo.pop()
-        todo += (mine := [child for child, of in parents.items() if of == parent])
-        found += mine
-    return found
+    processes, pending = [], [os.getpid()]
+    while pending:
+        parent = pending.pop()
+        children = [child for child, above in parents.items() if above == parent]
+        pending += children
+        processes += children
+    return processes
 
 
 def clocks(children: list[int]) -> tuple[float, float, float]:
@@ -107,38 +108,40 @@ def lap(*runs: Run, steps: int) -> tuple[list[float], list[float]]:
     """Takes steps of runs, of several in one program. Returns their losses, and seconds of a step
     of a run by CLOCKS."""
     children = descendants()
-    begun = clocks(children)
+    started = clocks(children)
     if len(runs) > 1:
         numbered = dict(enumerate(runs))
         JointProgram(numbered, len(runs)).take_next(numbered)
     losses = [float(one_step(run)["loss"]) for run in runs for _ in range(steps)]
     ended = clocks(children)
     count = steps * len(runs)
-    return losses, [(b - a) / count for a, b in zip(begun, ended, strict=True)]
+    return losses, [(b - a) / count for a, b in zip(started, ended, strict=True)]
 
 
-def compared_laps(names: Sequence[str], of: Sequence[Sequence[Run]], options) -> dict:
+def compared_laps(names: Sequence[str], groups: Sequence[Sequence[Run]], options) -> dict:
     """Laps of two groups of runs, in turns behind a first one that compiles: medians of the seconds
     of a step of a run, and how many times less the second group takes."""
     seconds: dict[str, list] = {name: [] for name in names}
     losses: dict[str, list] = {name: [] for name in names}
     for number in range(options.laps + 1):
-        for name, runs in zip(names, of, strict=True):
-            found, taken = lap(*runs, steps=options.steps)
-            losses[name] += found[: options.steps]
+        for name, runs in zip(names, groups, strict=True):
+            lap_losses, lap_seconds = lap(*runs, steps=options.steps)
+            losses[name] += lap_losses[: options.steps]
             if number:
-                seconds[name].append(taken)
-    out = {"device": jax.devices()[0].device_kind, **vars(options)}
-    first, second = names
-    out["same"] = bool(np.allclose(losses[first], losses[second], rtol=1e-4, atol=1e-6))
-    out["bitwise"] = losses[first] == losses[second]
+                seconds[name].append(lap_seconds)
+    figures = {"device": jax.devices()[0].device_kind, **vars(options)}
+    first_name, second_name = names
+    figures["same"] = bool(
+        np.allclose(losses[first_name], losses[second_name], rtol=1e-4, atol=1e-6)
+    )
+    figures["bitwise"] = losses[first_name] == losses[second_name]
     for index, clock in enumerate(CLOCKS):
         times = {name: np.array(rows)[:, index] for name, rows in seconds.items()}
-        ratios = times[first] / times[second]
-        out[clock] = {name: round(float(np.median(x)), 5) for name, x in times.items()}
+        ratios = times[first_name] / times[second_name]
+        figures[clock] = {name: round(float(np.median(x)), 5) for name, x in times.items()}
         spread = [round(float(x), 2) for x in (ratios.min(), ratios.max())]
-        out[clock] |= {"ratio": round(float(np.median(ratios)), 2), "ratio_spread": spread}
-    return out
+        figures[clock] |= {"ratio": round(float(np.median(ratios)), 2), "ratio_spread": spread}
+    return figures
 
 
 def compiled(config: Config, topology: str, count: int) -> dict:
@@ -148,18 +151,20 @@ def compiled(config: Config, topology: str, count: int) -> dict:
     setup = build(config, devices)
     source = make_source(setup, setup.main, None, jax.random.key(0))
     programs = ProgramSteps(setup, setup.main, source, jax.random.key(0))
-    begun = time.monotonic()
+    started = time.monotonic()
     roles = abstract_roles(setup)
     lowered = lower_together(programs, roles, count) if count else programs.lower(roles)
     program = lowered.compile()
     memory, cost = program.memory_analysis(), program.cost_analysis()
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    held_bytes = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    )
     return {
         "topology": topology,
         "runs": count or 1,
         "steps": config.program_steps,
         "rows": config.batch.prompts_per_step * config.batch.samples_per_prompt,
-        "held_bytes": held,
+        "held_bytes": held_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "gflops": round(cost["flops"] / 1e9, 3),
         "gbytes": round(cost["bytes accessed"] / 1e9, 3),
@@ -167,7 +172,7 @@ def compiled(config: Config, topology: str, count: int) -> dict:
             name: len(re.findall(rf"= \S+ {name}(?:-start)?\(", program.as_text()))
             for name in ("all-reduce", "all-gather", "reduce-scatter", "collective-permute")
         },
-        "compile_s": round(time.monotonic() - begun, 1),
+        "compile_s": round(time.monotonic() - started, 1),
     }
 
 
@@ -177,27 +182,30 @@ def sweep(config: str, seeds: int, steps: int, folder: str, *flags: str) -> dict
     command += [f"--out={folder}", f"--config.compilation_cache={folder}/programs"]
     command += [f"--config.program_steps={steps}", f"--config.steps={2 * steps}"]
     command += ["--config.checkpoint.every_steps=0", "--config.trackers="]
-    begun, used = time.monotonic(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    started, cpu_before = time.monotonic(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((Path(folder) / "sweep.json").read_text())
     return {
-        "wall_s": round(time.monotonic() - begun, 1),
-        "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - used, 1),
+        "wall_s": round(time.monotonic() - started, 1),
+        "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - cpu_before, 1),
         "accuracy": [row["accuracy_after"]["value"] for row in rows],
     }
 
 
 def compared_sweeps(config: str, seeds: int, steps: int) -> dict:
     """A sweep of one run after the other, and one whose runs are trained together."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        out = {
-            "apart": sweep(config, seeds, steps, one),
-            "together": sweep(config, seeds, steps, other, "--together"),
+    with (
+        tempfile.TemporaryDirectory() as apart_folder,
+        tempfile.TemporaryDirectory() as together_folder,
+    ):
+        figures = {
+            "apart": sweep(config, seeds, steps, apart_folder),
+            "together": sweep(config, seeds, steps, together_folder, "--together"),
         }
     for clock in ("wall_s", "cpu_s"):
-        out[f"{clock}_ratio"] = round(out["apart"][clock] / out["together"][clock], 2)
+        figures[f"{clock}_ratio"] = round(figures["apart"][clock] / figures["together"][clock], 2)
     fields = {"config": config, "seeds": seeds, "steps": 2 * steps}
-    return {"device": jax.devices()[0].device_kind, **fields, **out}
+    return {"device": jax.devices()[0].device_kind, **fields, **figures}
 
 
 def main() -> None:
@@ -221,16 +229,19 @@ def main() -> None:
         return
     with contextlib.ExitStack() as stack:
 
-        def one(program_steps: int) -> Run:
+        def new_run(program_steps: int) -> Run:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             return stack.enter_context(make_run(program_steps, *sizes, folder))
 
         if options.together:
             names = ("alone", "together")
-            of = ([one(options.steps)], [one(options.steps) for _ in range(options.together)])
+            groups = (
+                [new_run(options.steps)],
+                [new_run(options.steps) for _ in range(options.together)],
+            )
         else:
-            names, of = ("host", "program"), ([one(1)], [one(options.steps)])
-        print(json.dumps(compared_laps(names, of, options), indent=1))
+            names, groups = ("host", "program"), ([new_run(1)], [new_run(options.steps)])
+        print(json.dumps(compared_laps(names, groups, options), indent=1))
 
 
 if __name__ == "__main__":

@@ -47,22 +47,22 @@ def main(options: argparse.Namespace) -> None:
     prompts = [rng.integers(0, vocab, n) for n in rng.integers(20, 120, options.prompts)]
     lengths = np.minimum(rng.geometric(0.03, (options.prompts, options.samples)), 128)
     engines = {}
-    for name, how in SETTINGS.items():
-        how = dict(how)
-        if share := how.pop("share", 0):
-            whole = -(-options.tokens // how["page_tokens"]) * options.slots
-            how["pages"] = int(share * whole)
-        engines[name] = Engine(model, options.slots, options.tokens, steps=16, **how)
+    for name, engine_options in SETTINGS.items():
+        engine_options = dict(engine_options)
+        if share := engine_options.pop("share", 0):
+            all_pages = -(-options.tokens // engine_options["page_tokens"]) * options.slots
+            engine_options["pages"] = int(share * all_pages)
+        engines[name] = Engine(model, options.slots, options.tokens, steps=16, **engine_options)
     seconds = {name: [] for name in engines}
     for repeat in range(1 + options.repeats):  # the first one compiles
         for name, engine in engines.items():
-            taken, sampler = run(model, params, engine, prompts, lengths)
-            seconds[name] += [taken] if repeat else []
+            cpu_s, sampler = run(model, params, engine, prompts, lengths)
+            seconds[name] += [cpu_s] if repeat else []
             if repeat < options.repeats:
                 continue
             size = slots_bytes(model, engine.slots, engine.tokens, pool=engine.pool)
             static = np.resize(lengths, -(-lengths.size // engine.slots) * engine.slots)
-            told = {
+            row = {
                 "setting": name,
                 "cpu_s": [round(s, 2) for s in seconds[name]],
                 "cpu_ratio": round(min(seconds[name]) / min(seconds["contiguous"]), 3),
@@ -71,7 +71,7 @@ def main(options: argparse.Namespace) -> None:
                 "static_steps": int(static.reshape(-1, engine.slots).max(axis=1).sum()),
                 "read_again": sampler.reread_tokens,
             }
-            print(json.dumps(told | sampler.page_metrics()), flush=True)
+            print(json.dumps(row | sampler.page_metrics()), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import tempfile
 
 import jax
-from grpo_step import make_run, needed
+from grpo_step import make_run, needed_tokens
 from peer_worker import Worker
 
 
@@ -14,7 +14,7 @@ def main() -> None:
 
         def watched(step, roles):
             batch, metrics = jax.block_until_ready(generate(step, roles))
-            worker.generated(needed(batch, worker.shape.samples)["response_tokens"])
+            worker.generated(needed_tokens(batch, worker.shape.samples)["response_tokens"])
             return batch, metrics
 
         source.next = watched

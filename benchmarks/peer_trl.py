@@ -47,8 +47,8 @@ def make_model(shape) -> Qwen3ForCausalLM:
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Words are ids; its end of sequence is an id that the model does not have."""
-    words = {str(i): i for i in range(vocabulary)} | {"<eos>": vocabulary}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    ids = {str(i): i for i in range(vocabulary)} | {"<eos>": vocabulary}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="0", eos_token="<eos>", padding_side="left"
@@ -66,9 +66,9 @@ def main() -> None:
 
     class Trainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
-            out = super()._generate_and_score_completions(inputs)
-            worker.generated(int(out["completion_mask"].sum()))
-            return out
+            outputs = super()._generate_and_score_completions(inputs)
+            worker.generated(int(outputs["completion_mask"].sum()))
+            return outputs
 
     class Laps(TrainerCallback):
         def on_train_begin(self, *_, **__):

@@ -122,13 +122,13 @@ def main() -> None:
         reward_fns=lambda prompts, completions, **_: [reward(x.split()) for x in completions],
     )
     generate, update = cluster.generate, cluster.update_actor
-    left = parts = shape.rows // shape.microbatch
+    left = microbatches = shape.rows // shape.microbatch
 
     def watched_generate(*args, **options):
-        out = generate(*args, **options)
+        outputs = generate(*args, **options)
         # Its tokens come without the one that ended the response.
-        worker.generated(sum(min(len(x) + 1, shape.response) for x in out.tokens))
-        return out
+        worker.generated(sum(min(len(x) + 1, shape.response) for x in outputs.tokens))
+        return outputs
 
     def watched_update(*args, **options):
         nonlocal left
@@ -138,7 +138,7 @@ def main() -> None:
             jax.block_until_ready(jax.tree.leaves(nnx.state(cluster.actor_trainer.model)))
             worker.done()
             worker.wait()
-            left = parts
+            left = microbatches
 
     cluster.generate, cluster.update_actor = watched_generate, watched_update
     worker.say({"ready": {name: version(name) for name in ("google-tunix", "jax", "flax")}})

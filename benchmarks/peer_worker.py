@@ -17,12 +17,12 @@ class Worker:
     def __init__(self):
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self.given = json.loads(sys.argv[1])
+        self.options = json.loads(sys.argv[1])
 
     @functools.cached_property
     def shape(self) -> Shape:
         """Returns the options as a shape."""
-        return Shape(**{**self.given, "decoder": Decoder(**self.given["decoder"])})
+        return Shape(**{**self.options, "decoder": Decoder(**self.options["decoder"])})
 
     def say(self, message: dict) -> None:
         print(json.dumps(message), file=self._out, flush=True)
@@ -32,24 +32,25 @@ class Worker:
         if sys.stdin.readline().strip() != "step":
             os._exit(0)  # libraries' threads would keep it alive
         forget_peak()
-        self._begun = self._middle = spent()
+        self._started = self._middle = spent()
         self._tokens = 0
 
     def generated(self, tokens: int) -> None:
-        """Says that `tokens` more tokens of responses are there, and that all may be."""
+        """Notes that `tokens` more tokens of responses have been generated. The last call of a lap
+        ends its generation."""
         self._middle = spent()
         self._peak, self._tokens = self._middle.peak_mb, self._tokens + tokens
         forget_peak()
 
-    def done(self, **more) -> None:
-        """Ends the lap, of which `more` is said."""
-        end = spent()
-        generate, update = self._middle.since(self._begun), end.since(self._middle)
-        whole = end.since(self._begun)
-        whole.peak_mb = max(update.peak_mb, self._peak)
-        parts = {"generate": generate, "update": update, "step": whole}
+    def done(self, **fields) -> None:
+        """Ends the lap, and reports its costs with these `fields`."""
+        ended = spent()
+        generate, update = self._middle.since(self._started), ended.since(self._middle)
+        step = ended.since(self._started)
+        step.peak_mb = max(update.peak_mb, self._peak)
+        parts = {"generate": generate, "update": update, "step": step}
         costs = {name: dataclasses.asdict(cost) for name, cost in parts.items()}
-        self.say({**costs, "response_tokens": self._tokens, **more})
+        self.say({**costs, "response_tokens": self._tokens, **fields})
 
 
 def reward(response_ids: list[int]) -> float:

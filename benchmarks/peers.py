@@ -48,25 +48,25 @@ def python_of(system: str, folder: Path) -> str:
     if not PACKAGES[system]:
         return sys.executable
     python = folder / system / "bin" / "python"
-    done = folder / system / "installed.txt"
+    installed = folder / system / "installed.txt"
     packages = [x.format(jax=version("jax")) for x in PACKAGES[system]]
-    if done.exists() and done.read_text().split() == packages:
+    if installed.exists() and installed.read_text().split() == packages:
         return str(python)
     try:
         subprocess.run([sys.executable, "-m", "venv", folder / system], check=True)
         command = [python, "-m", "pip", "install", "-q", *packages]
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip()[-1000:]
-        raise Failed(f"its environment cannot be made: {said}") from error
-    done.write_text("\n".join(packages))
+        message = (getattr(error, "stderr", None) or str(error)).strip()[-1000:]
+        raise Failed(f"its environment cannot be made: {message}") from error
+    installed.write_text("\n".join(packages))
     return str(python)
 
 
 class Process:
-    """A system that takes steps: a script beside this one, with `given` as its only argument."""
+    """A system that takes steps: a script beside this one, with `options` as its only argument."""
 
-    def __init__(self, script: str, python: str, given: dict, log: Path):
+    def __init__(self, script: str, python: str, options: dict, log: Path):
         self.log = log
         paths = [str(HERE), str(HERE.parent)] if python == sys.executable else [str(HERE)]
         environment = {
@@ -76,7 +76,7 @@ class Process:
             # Threads of one system that wait do not disturb the others.
             "OMP_WAIT_POLICY": "PASSIVE",
         }
-        command = [python, HERE / script, json.dumps(given)]
+        command = [python, HERE / script, json.dumps(options)]
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 command,
@@ -111,38 +111,43 @@ class Process:
 
 def summary(laps: list[dict]) -> dict:
     """The spread of every cost of a system's laps, and of its response tokens per second."""
-    out = {}
+    figures = {}
     for part in PARTS:
         costs = [lap[part] for lap in laps]
-        out[part] = {name: spread([x[name] for x in costs]) for name in costs[0]}
+        figures[part] = {name: spread([cost[name] for cost in costs]) for name in costs[0]}
         for clock in CLOCKS:
             rates = [lap["response_tokens"] / lap[part][clock] for lap in laps]
-            out[part][f"response_tokens_per_{clock}"] = spread(rates)
+            figures[part][f"response_tokens_per_{clock}"] = spread(rates)
     tokens = [lap["response_tokens"] for lap in laps]
-    return {**out, "response_tokens": spread(tokens), "laps": len(laps)}
+    return {**figures, "response_tokens": spread(tokens), "laps": len(laps)}
 
 
 def compared(systems: dict[str, dict]) -> dict:
     """Ratios of rljax to the best of the peers that took part, above 1 where rljax is ahead."""
-    peers = {name: x for name, x in systems.items() if name != "rljax" and "step" in x}
+    peers = {
+        name: system for name, system in systems.items() if name != "rljax" and "step" in system
+    }
     if not peers or "step" not in systems.get("rljax", {}):
         return {}
-    ours, out = systems["rljax"], {}
+    ours, figures = systems["rljax"], {}
     for part in PARTS:
         for clock in CLOCKS:
             name = f"response_tokens_per_{clock}"
-            rates = {peer: x[part][name]["median"] for peer, x in peers.items()}
+            rates = {peer: system[part][name]["median"] for peer, system in peers.items()}
             best = max(rates, key=rates.get)
-            mine, theirs = ours[part][name], peers[best][part][name]
-            out[f"{part}_by_{clock}"] = {
+            our_rate, peer_rate = ours[part][name], peers[best][part][name]
+            figures[f"{part}_by_{clock}"] = {
                 "best_peer": best,
-                "ratio": mine["median"] / theirs["median"],
-                "ratio_of_the_extremes": [mine["min"] / theirs["max"], mine["max"] / theirs["min"]],
+                "ratio": our_rate["median"] / peer_rate["median"],
+                "ratio_of_the_extremes": [
+                    our_rate["min"] / peer_rate["max"],
+                    our_rate["max"] / peer_rate["min"],
+                ],
             }
-    memory = {peer: x["step"]["peak_mb"]["max"] for peer, x in peers.items()}
+    memory = {peer: system["step"]["peak_mb"]["max"] for peer, system in peers.items()}
     best = min(memory, key=memory.get)
     ratio = memory[best] / ours["step"]["peak_mb"]["max"]
-    return {**out, "peak_memory": {"best_peer": best, "ratio": ratio}}
+    return {**figures, "peak_memory": {"best_peer": best, "ratio": ratio}}
 
 
 def progress(shape: Shape, moment: str, system: str, costs: dict) -> None:
@@ -155,25 +160,25 @@ def measure(
 ) -> dict:
     """One shape: {"systems": {name: its summary, or why there is none}, "ratios"}. No round but the
     first begins that would end after `seconds`, were it as long as the one before."""
-    begun = time.monotonic()
+    started = time.monotonic()
     running, laps, results = {}, {}, {}
     for system, python in pythons.items():
         try:
             log = folder / f"{system}_{shape.name}.log"
-            given = dataclasses.asdict(shape)
-            process = running[system] = Process(f"peer_{system}.py", python, given, log)
-            first = process.step()
-            results[system] = {"versions": process.ready, "first_step": first}
-            progress(shape, "first step", system, first)
+            fields = dataclasses.asdict(shape)
+            process = running[system] = Process(f"peer_{system}.py", python, fields, log)
+            first_lap = process.step()
+            results[system] = {"versions": process.ready, "first_step": first_lap}
+            progress(shape, "first step", system, first_lap)
         except Failed as error:
             running.pop(system, None)
             results[system] = {"failed": str(error)}
-    before = begun
+    last_start = started
     for number in range(1, rounds + 1):
-        now = time.monotonic()
-        if number > 1 and now - begun + (now - before) > seconds:
+        round_start = time.monotonic()
+        if number > 1 and round_start - started + (round_start - last_start) > seconds:
             break
-        before = now
+        last_start = round_start
         for system, process in list(running.items()):
             try:
                 laps.setdefault(system, []).append(process.step())
@@ -183,8 +188,8 @@ def measure(
                 results[system]["failed"] = str(error)
     for process in running.values():
         process.end()
-    for system, each in laps.items():
-        results[system] |= summary(each)
+    for system, system_laps in laps.items():
+        results[system] |= summary(system_laps)
     return {"shape": dataclasses.asdict(shape), "systems": results, "ratios": compared(results)}
 
 
@@ -204,9 +209,9 @@ def main() -> None:
         except Failed as error:
             missing[system] = {"failed": str(error)}
     shapes = [SHAPES[name] for name in flags.shapes.split(",")]
-    results, end = {}, time.monotonic() + 60 * flags.minutes
-    for left, shape in zip(range(len(shapes), 0, -1), shapes, strict=True):
-        share = (end - time.monotonic()) / left
+    results, deadline = {}, time.monotonic() + 60 * flags.minutes
+    for shapes_left, shape in zip(range(len(shapes), 0, -1), shapes, strict=True):
+        share = (deadline - time.monotonic()) / shapes_left
         results[shape.name] = measure(shape, flags.rounds, pythons, folder, share)
     print(json.dumps({**results, "not_installed": missing}, indent=2))
 

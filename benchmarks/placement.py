@@ -75,7 +75,7 @@ def config_of(args, folder: Path, seconds: float, groups: tuple[str, ...]):
 def placements(devices: int) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Name -> (how many of the devices, config.placement)."""
     half, quarter = devices // 2, devices // 4
-    found = {
+    settings = {
         "together": (devices, ()),
         "half": (half, ()),
         "split": (devices, (f"reference=group(devices={half})",)),
@@ -83,8 +83,8 @@ def placements(devices: int) -> dict[str, tuple[int, tuple[str, ...]]]:
     }
     if quarter:
         groups = tuple(f"{role}=group(devices={quarter})" for role in ("reference", "reward_model"))
-        found["apart"] = (half + 2 * quarter, groups)
-    return found
+        settings["apart"] = (half + 2 * quarter, groups)
+    return settings
 
 
 def write_scorer(folder: Path, args) -> None:
@@ -99,10 +99,10 @@ def write_scorer(folder: Path, args) -> None:
     from rljax.models.model import Model
     from rljax.setup import build
 
-    words = build(config_of(args, folder, 0.0, ()), jax.devices()[:1]).tokenizer.vocab_size
+    vocabulary = build(config_of(args, folder, 0.0, ()), jax.devices()[:1]).tokenizer.vocab_size
     sizes = dict(embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32)
-    facts = dataclasses.replace(decoder(words, layers=args.layers, **sizes), labels=1)
-    model = Model(facts, make_mesh(1, 1, 1, devices=jax.devices()[:1]), "scalar")
+    model_config = dataclasses.replace(decoder(vocabulary, layers=args.layers, **sizes), labels=1)
+    model = Model(model_config, make_mesh(1, 1, 1, devices=jax.devices()[:1]), "scalar")
     params = jax.tree.map(lambda x: x + 0.1, model.init(jax.random.key(1)))
     save_params(folder / "scorer", model, params, bos_id=None, eos_ids=(1,), pad_id=0)
 
@@ -112,26 +112,26 @@ def alone_s(run, batch) -> float:
     import jax
 
     role = run.roles["reference"]
-    plain = batch.replace(ref_logprobs=None)
-    jax.block_until_ready(role.filled(plain).ref_logprobs)
-    begun = time.perf_counter()
-    jax.block_until_ready(role.filled(plain).ref_logprobs)
-    return time.perf_counter() - begun
+    unscored = batch.replace(ref_logprobs=None)
+    jax.block_until_ready(role.filled(unscored).ref_logprobs)
+    started = time.perf_counter()
+    jax.block_until_ready(role.filled(unscored).ref_logprobs)
+    return time.perf_counter() - started
 
 
 def lap(run) -> dict[str, float]:
     from rljax.tracking.timing import collect
 
     with collect() as timings:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         metrics = run.step()
-        took = time.perf_counter() - begun
+        step_s = time.perf_counter() - started
     moves = timings.moves.get("reference", {})
     parts = {name: timings.seconds.get(name, 0.0) for name in ("generate", "reward", "learn")}
     moved = sum(sums["moved_bytes"] for sums in timings.moves.values())
-    own = {"step": took, **parts, "waited": moves.get("waited_s", 0.0), "moved_bytes": moved}
-    own["moved"] = sum(sums["moved_s"] for sums in timings.moves.values())
-    return {**own, **{name: float(metrics[name]) for name in COMPARED}}
+    costs = {"step": step_s, **parts, "waited": moves.get("waited_s", 0.0), "moved_bytes": moved}
+    costs["moved"] = sum(sums["moved_s"] for sums in timings.moves.values())
+    return {**costs, **{name: float(metrics[name]) for name in COMPARED}}
 
 
 def measured(args, seconds: float, folder: Path) -> dict:
@@ -147,9 +147,9 @@ def measured(args, seconds: float, folder: Path) -> dict:
         runs = {}
         for name, (devices, groups) in placements(args.devices).items():
             config = config_of(args, folder, seconds, groups)
-            (own := folder / f"{name}-{seconds}").mkdir()
+            (run_folder := folder / f"{name}-{seconds}").mkdir()
             setup = build(config, jax.devices()[:devices])
-            run = runs[name] = stack.enter_context(Run(setup, own))
+            run = runs[name] = stack.enter_context(Run(setup, run_folder))
             run.begin(run.phase, initial_params(config, setup.model))
         for _ in range(args.steps + 2):
             for name, run in runs.items():
@@ -158,27 +158,27 @@ def measured(args, seconds: float, folder: Path) -> dict:
             if isinstance(run.roles["reference"], PlacedReference):
                 batch, _ = run.source.next(args.steps + 2, run.roles)
                 alone[name] = alone_s(run, batch)
-    out: dict = {"devices": args.devices, "reward_s": seconds, "placements": {}}
-    for name, every in laps.items():
-        steady = every[2:]  # the first two compile
+    result: dict = {"devices": args.devices, "reward_s": seconds, "placements": {}}
+    for name, run_laps in laps.items():
+        steady = run_laps[2:]  # the first two compile
         row = {
-            key: round(statistics.median(one[key] for one in steady), 5)
+            key: round(statistics.median(lap_of_run[key] for lap_of_run in steady), 5)
             for key in steady[0]
             if key not in COMPARED
         }
         row["difference"] = max(
-            abs(one[key] - want[key])
-            for one, want in zip(every, laps["half"], strict=True)
+            abs(lap_of_run[key] - expected[key])
+            for lap_of_run, expected in zip(run_laps, laps["half"], strict=True)
             for key in COMPARED
         )
         if name in alone:
             row["reference"] = round(alone[name], 5)
-        out["placements"][name] = row
-    steps = {name: row["step"] for name, row in out["placements"].items()}
-    out["ratios"] = {
+        result["placements"][name] = row
+    steps = {name: row["step"] for name, row in result["placements"].items()}
+    result["ratios"] = {
         f"{name} / together": round(step / steps["together"], 3) for name, step in steps.items()
     }
-    return out
+    return result
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Prints what `rljax plan` says of real models on this machine, and what runs take: bytes of
-the process at its peak, and seconds of a step.
+"""Compares the estimates of `rljax plan` for real models on this machine with runs: bytes of the
+process at its peak, and seconds of a step. Prints JSON.
 
 python benchmarks/plan_real.py --model=MODEL_FOLDER --model=ANOTHER --out=plan_real.json
 
@@ -30,7 +30,8 @@ CASES = {
 
 
 def rows(folder: str, path: Path) -> int:
-    """Writes prompts, as chat messages where the model has a template -> their most tokens."""
+    """Writes prompts, as chat messages where the model has a template; returns the tokens of the
+    longest."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -77,11 +78,11 @@ def command(*arguments) -> list[str]:
 
 
 def planned(case: list[str], folder: Path, env: dict) -> dict:
-    out = folder / "plan.json"
-    call = command("plan", "grpo_gsm8k", *case, f"--json={out}")
+    file = folder / "plan.json"
+    call = command("plan", "grpo_gsm8k", *case, f"--json={file}")
     subprocess.run(call, env=env, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    plan = json.loads(out.read_text())
-    programs = {one["name"]: one["expected_s"] for one in plan["programs"]}
+    plan = json.loads(file.read_text())
+    programs = {program["name"]: program["expected_s"] for program in plan["programs"]}
     return {
         "peak_bytes": plan["process_peak_bytes"],
         "process_bytes": plan["process_bytes"],
@@ -95,38 +96,42 @@ def planned(case: list[str], folder: Path, env: dict) -> dict:
 def measured(case: list[str], folder: Path, env: dict) -> dict:
     """Runs a case, and reads the process's counters as its steps end."""
     run = folder / "run"
-    more = (f"--config.steps={STEPS}", f"--config.run_dir={run}")
-    begun = time.monotonic()
+    run_flags = (f"--config.steps={STEPS}", f"--config.run_dir={run}")
+    started = time.monotonic()
     with (folder / "out.txt").open("w") as log:
-        call = command("train", "grpo_gsm8k", *case, *more)
+        call = command("train", "grpo_gsm8k", *case, *run_flags)
         process = subprocess.Popen(call, env=env, cwd=folder, stdout=log, stderr=log)
     cpu, peak, tick = {}, 0, os.sysconf("SC_CLK_TCK")
     while process.poll() is None:
         try:
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
             status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            ended = len((run / "metrics.jsonl").read_text().splitlines())
+            steps_done = len((run / "metrics.jsonl").read_text().splitlines())
         except FileNotFoundError:
-            ended = 0
+            steps_done = 0
         else:
-            cpu.setdefault(ended, (int(fields[11]) + int(fields[12])) / tick)
+            cpu.setdefault(steps_done, (int(fields[11]) + int(fields[12])) / tick)
             sizes = [int(line.split()[1]) for line in status if line.startswith("VmHWM")]
             peak = max([peak, *(1024 * size for size in sizes)])
         time.sleep(0.05)
     if process.returncode:
         raise SystemExit((folder / "out.txt").read_text())
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    counted = steps[1 : STEPS - 1]
-    parts = {name: [one[f"time/{name}_s"] for one in counted] for name in ("generate", "learn")}
-    last = STEPS - 1
+    counted_rows = steps[1 : STEPS - 1]
+    parts = {
+        name: [row[f"time/{name}_s"] for row in counted_rows] for name in ("generate", "learn")
+    }
+    last_step = STEPS - 1
     return {
         "peak_bytes": peak,
-        "step_s": sum(map(sum, parts.values())) / len(counted),
-        "programs_s": {name: sum(each) / len(each) for name, each in parts.items()},
-        "cpu_s": (cpu[last] - cpu[1]) / (last - 1) if {1, last} <= set(cpu) else None,
+        "step_s": sum(map(sum, parts.values())) / len(counted_rows),
+        "programs_s": {name: sum(seconds) / len(seconds) for name, seconds in parts.items()},
+        "cpu_s": (cpu[last_step] - cpu[1]) / (last_step - 1)
+        if {1, last_step} <= set(cpu)
+        else None,
         "cpu_s_to_step_1": cpu.get(1),
-        "wall_s": time.monotonic() - begun,
-        "positions": [one["positions"] for one in counted if "positions" in one],
+        "wall_s": time.monotonic() - started,
+        "positions": [row["positions"] for row in counted_rows if "positions" in row],
     }
 
 
@@ -137,7 +142,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="of a step")
     parser.add_argument("--out", default="", help="where the JSON is written, too")
     options = parser.parse_args()
-    found = []
+    results = []
     for model in options.model:
         for name in options.case or CASES:
             with tempfile.TemporaryDirectory() as text:
@@ -152,10 +157,12 @@ def main() -> None:
                 ratio = {key: plan[key] / run[key] for key in ("peak_bytes", "step_s")}
                 if run["cpu_s"]:
                     ratio["step_cpu"] = plan["cpu_s"] / run["cpu_s"]
-                found.append(dict(model=model, case=name, planned=plan, measured=run, ratio=ratio))
-                print(json.dumps(found[-1]), flush=True)
+                results.append(
+                    dict(model=model, case=name, planned=plan, measured=run, ratio=ratio)
+                )
+                print(json.dumps(results[-1]), flush=True)
     if options.out:
-        Path(options.out).write_text(json.dumps(found, indent=2) + "\n")
+        Path(options.out).write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -80,31 +80,31 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not there cannot be read back from the cache on disk.
     jax.config.update("jax_enable_compilation_cache", False)
-    out = []
+    runs = []
     for topology in args.topologies.split(","):
         devices, chip = topology_devices(topology)
         config = scaled(load_config_file(args.config), len(devices), args)
         names = tuple(args.programs.split(","))
         plan = make_plan(config, devices, chip, topology, only=names)
-        for one in plan.reports:
-            out.append(
+        for report in plan.reports:
+            runs.append(
                 {
                     "topology": topology,
                     "chips": len(devices),
                     "mesh": plan.mesh,
-                    "program": one.name,
-                    "compile_s": one.compile_s,
-                    "error": one.error,
-                    "sent_bytes": one.sent_bytes,
-                    "seconds": one.seconds,
-                    "flops": one.flops,
-                    "total_bytes": one.total,
+                    "program": report.name,
+                    "compile_s": report.compile_s,
+                    "error": report.error,
+                    "sent_bytes": report.sent_bytes,
+                    "seconds": report.seconds,
+                    "flops": report.flops,
+                    "total_bytes": report.total,
                 }
             )
-            print(json.dumps(out[-1]), file=sys.stderr, flush=True)  # a compile may take minutes
+            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)  # a compile may take minutes
     if args.figure:
-        draw(out, args.figure, f"{args.config}: {args.rows_per_chip} rows per chip")
-    print(json.dumps({"jax": jax.__version__, "config": args.config, "runs": out}, indent=2))
+        draw(runs, args.figure, f"{args.config}: {args.rows_per_chip} rows per chip")
+    print(json.dumps({"jax": jax.__version__, "config": args.config, "runs": runs}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far the sampler's log-probs are from the trainer's, by the types of numbers: prints JSON.
+"""Differences of the sampler's log-probs to the trainer's, by the types of numbers: prints JSON.
 
 python benchmarks/precision.py MODEL_FOLDER... [--prompts=8] [--samples=4] [--prompt_tokens=16] [--new_tokens=32] [--types=kv int8,weights int8] [--rows=FILE.jsonl]
 
@@ -74,34 +74,36 @@ def prompts_of(args, vocab: int):
 
 
 def measured(model: Model, params, args, **decoding) -> dict:
-    """The mismatch metrics of one batch of samples, and how many tokens it has."""
+    """Returns the mismatch metrics of one batch of samples, and the number of its tokens."""
     batch = sampled(model, params, args, jax.random.key(1), **decoding)
     logprobs = jax.jit(lambda params, batch: model.logprobs(params, batch)[0])(params, batch)
     metrics = rollout_correction(batch.replace(old_logprobs=logprobs))[1]
-    found = {name: float(metrics[f"mismatch/{key}"]) for name, key in SHOWN.items()}
-    return {"tokens": int(jnp.sum(batch.mask)), **found}
+    figures = {name: float(metrics[f"mismatch/{key}"]) for name, key in SHOWN.items()}
+    return {"tokens": int(jnp.sum(batch.mask)), **figures}
 
 
 def sampled(model: Model, params, args, key, **decoding):
     tokens, lengths = prompts_of(args, model.config.vocab_size)
-    asked = Sampling(max_response_tokens=args.new_tokens)
-    how = Decoding(**decoding)
-    return generate(model, params, tokens, lengths, key, asked, n=args.samples, decoding=how)
+    sampling = Sampling(max_response_tokens=args.new_tokens)
+    decoding_options = Decoding(**decoding)
+    return generate(
+        model, params, tokens, lengths, key, sampling, n=args.samples, decoding=decoding_options
+    )
 
 
 def cost(folder: Path, mesh, args) -> dict:
     """CPU seconds with batch-invariant sums over without: medians of ratios of neighbours."""
-    plain = Model(load_config(folder), mesh)
+    usual = Model(load_config(folder), mesh)
     exact = Model(load_config(folder, batch_invariant=True), mesh)
-    params = load_params(folder, plain)
+    params = load_params(folder, usual)
     key = jax.random.key(1)
-    batch = sampled(plain, params, args, key)
+    batch = sampled(usual, params, args, key)
 
     def loss(model, params):
         return jnp.sum(model.logprobs(params, batch)[0] * batch.mask)
 
     gradients = {
-        model: jax.jit(jax.grad(lambda p, m=model: loss(m, p))) for model in (plain, exact)
+        model: jax.jit(jax.grad(lambda p, m=model: loss(m, p))) for model in (usual, exact)
     }
     halves = {
         "sampling": lambda model: sampled(model, params, args, key),
@@ -109,16 +111,16 @@ def cost(folder: Path, mesh, args) -> dict:
     }
     ratios = {}
     for name, half in halves.items():
-        seconds = {plain: [], exact: []}
+        seconds = {usual: [], exact: []}
         for turn in range(args.repeats + 1):
             for model, times in seconds.items():
-                begin = time.process_time()
+                started = time.process_time()
                 jax.block_until_ready(half(model))
-                times += [time.process_time() - begin] * (turn > 0)  # the first compiles
-        each = [b / a for a, b in zip(seconds[plain], seconds[exact], strict=True)]
-        low, high = min(each), max(each)
-        ratios[name] = {"ratio": statistics.median(each), "lowest": low, "highest": high}
-        ratios[name]["plain_cpu_s"] = statistics.median(seconds[plain])
+                times += [time.process_time() - started] * (turn > 0)  # the first compiles
+        step_ratios = [b / a for a, b in zip(seconds[usual], seconds[exact], strict=True)]
+        low, high = min(step_ratios), max(step_ratios)
+        ratios[name] = {"ratio": statistics.median(step_ratios), "lowest": low, "highest": high}
+        ratios[name]["plain_cpu_s"] = statistics.median(seconds[usual])
     return ratios
 
 
@@ -143,11 +145,11 @@ def main() -> None:
         if args.cost:
             print(json.dumps({"model": folder.name, **cost(folder, mesh, args)}), flush=True)
             continue
-        plain = Model(load_config(folder), mesh)
-        params = load_params(folder, plain)
+        usual = Model(load_config(folder), mesh)
+        params = load_params(folder, usual)
         for name in args.types.split(","):
             of_model, of_decoding = TYPES[name]
-            model = dataclasses.replace(plain, config=dataclasses.replace(plain.config, **of_model))
+            model = dataclasses.replace(usual, config=dataclasses.replace(usual.config, **of_model))
             row = measured(model, params, args, **of_decoding)
             print(json.dumps({"model": folder.name, "types": name, **row}), flush=True)
 

@@ -62,35 +62,35 @@ SYSTEMS = {  # script, and what is kept of the forward pass
 PARTS = ("generate", "update", "step")
 
 
-def one_seed(systems: list[str], given: dict, folder: Path) -> dict[str, dict]:
+def one_seed(systems: list[str], options: dict, folder: Path) -> dict[str, dict]:
     """{system: {"ready", "start_mb", "laps": of the first step and of all others} or {"failed"}} of
     a seed and a dtype, steps in turns."""
-    running, out = {}, {}
+    running, results = {}, {}
     for name in systems:
         script, remat = SYSTEMS[name]
         try:
             running[name] = Process(
-                script, sys.executable, {**given, "remat": remat}, folder / f"{name}.log"
+                script, sys.executable, {**options, "remat": remat}, folder / f"{name}.log"
             )
             start = resident_mb(running[name].process.pid)
-            out[name] = {"ready": running[name].ready, "start_mb": start, "laps": []}
+            results[name] = {"ready": running[name].ready, "start_mb": start, "laps": []}
         except Failed as error:
-            out[name] = {"failed": str(error)}
-    for number in range(given["steps"] + 1):
+            results[name] = {"failed": str(error)}
+    for number in range(options["steps"] + 1):
         for name, process in list(running.items()):
             try:
                 lap = process.step()
             except Failed as error:
                 del running[name]
-                out[name] = {"failed": str(error)}
+                results[name] = {"failed": str(error)}
                 continue
-            out[name]["laps"].append(lap)
+            results[name]["laps"].append(lap)
             seconds, reward = lap["step"]["wall_s"], np.mean(lap["rewards"])
-            what = f"seed {given['seed']}, {given['dtype']}, step {number + 1}: {name}"
-            print(f"{what} {seconds:.1f} s, reward {reward:.3f}", file=sys.stderr, flush=True)
+            label = f"seed {options['seed']}, {options['dtype']}, step {number + 1}: {name}"
+            print(f"{label} {seconds:.1f} s, reward {reward:.3f}", file=sys.stderr, flush=True)
     for process in running.values():
         process.end()
-    return out
+    return results
 
 
 def resident_mb(pid: int) -> float:
@@ -107,27 +107,28 @@ def cost(lap: dict, part: str, name: str) -> float:
 
 def summary(seeds: list[dict]) -> dict:
     """A system over seeds: costs of all steps but the first, of the first, and rewards."""
-    first, later = [x["laps"][0] for x in seeds], [lap for x in seeds for lap in x["laps"][1:]]
-    out = {"versions": seeds[0]["ready"], "laps": len(later)}
+    first_laps = [run["laps"][0] for run in seeds]
+    later_laps = [lap for run in seeds for lap in run["laps"][1:]]
+    figures = {"versions": seeds[0]["ready"], "laps": len(later_laps)}
     for part in PARTS:
-        out[part] = {
-            name: spread([cost(lap, part, name) for lap in later])
+        figures[part] = {
+            name: spread([cost(lap, part, name) for lap in later_laps])
             for name in ("wall_s", "cpu_s", "peak_mb")
         }
     for clock in ("wall_s", "cpu_s"):
-        rates = [lap["response_tokens"] / cost(lap, "step", clock) for lap in later]
-        out[f"response_tokens_per_{clock}"] = spread(rates)
-    out["response_tokens"] = spread([lap["response_tokens"] for lap in later])
-    out["prompt_tokens"] = spread([lap["prompt_tokens"] for lap in later])
+        rates = [lap["response_tokens"] / cost(lap, "step", clock) for lap in later_laps]
+        figures[f"response_tokens_per_{clock}"] = spread(rates)
+    figures["response_tokens"] = spread([lap["response_tokens"] for lap in later_laps])
+    figures["prompt_tokens"] = spread([lap["prompt_tokens"] for lap in later_laps])
     for clock in ("wall_s", "cpu_s"):
-        out[f"first_step_{clock}"] = spread([cost(lap, "step", clock) for lap in first])
-    out["peak_mb"] = {
-        "start": max(x["start_mb"] for x in seeds),
-        "first_step": max(cost(lap, "step", "peak_mb") for lap in first),
-        "later_steps": max(cost(lap, "step", "peak_mb") for lap in later),
-        "of_which_workers": max(lap["workers"]["peak_mb"] for lap in first + later),
+        figures[f"first_step_{clock}"] = spread([cost(lap, "step", clock) for lap in first_laps])
+    figures["peak_mb"] = {
+        "start": max(run["start_mb"] for run in seeds),
+        "first_step": max(cost(lap, "step", "peak_mb") for lap in first_laps),
+        "later_steps": max(cost(lap, "step", "peak_mb") for lap in later_laps),
+        "of_which_workers": max(lap["workers"]["peak_mb"] for lap in first_laps + later_laps),
     }
-    return {**out, "reward": [interval(x) for x in rewards(seeds)]}
+    return {**figures, "reward": [interval(step) for step in rewards(seeds)]}
 
 
 def rewards(seeds: list[dict]) -> np.ndarray:
@@ -137,66 +138,66 @@ def rewards(seeds: list[dict]) -> np.ndarray:
 
 def compared(ours: list[dict], theirs: list[dict]) -> dict:
     """Ratios of a peer's cost to rljax's, of the same step and seed, and differences of rewards."""
-    out = {}
+    figures = {}
     for name in ("wall_s", "cpu_s", "peak_mb"):
         costs = [
-            np.array([[cost(lap, "step", name) for lap in x["laps"][1:]] for x in system])
+            np.array([[cost(lap, "step", name) for lap in run["laps"][1:]] for run in system])
             for system in (ours, theirs)
         ]
         # Each step's own ratio: both saw the same machine.
-        out[f"{name}_ratio"] = interval(costs[1] / costs[0])
+        figures[f"{name}_ratio"] = interval(costs[1] / costs[0])
     per_token = [
         np.array(
             [
-                [cost(lap, "step", "wall_s") / lap["response_tokens"] for lap in x["laps"][1:]]
-                for x in system
+                [cost(lap, "step", "wall_s") / lap["response_tokens"] for lap in run["laps"][1:]]
+                for run in system
             ]
         )
         for system in (ours, theirs)
     ]
-    out["wall_s_per_response_token_ratio"] = interval(per_token[1] / per_token[0])
+    figures["wall_s_per_response_token_ratio"] = interval(per_token[1] / per_token[0])
     pairs = list(zip(ours, theirs, strict=True))
-    out["other_prompts"] = sum(
+    figures["other_prompts"] = sum(
         a["prompts_sha256"] != b["prompts_sha256"]
-        for x, y in pairs
-        for a, b in zip(x["laps"], y["laps"], strict=True)
+        for our_run, their_run in pairs
+        for a, b in zip(our_run["laps"], their_run["laps"], strict=True)
     )
-    if not out["other_prompts"]:
+    if not figures["other_prompts"]:
         differences = rewards(ours) - rewards(theirs)
-        out["reward_difference"] = [interval(x) for x in differences]
-        last = differences[-max(len(differences) // 4, 1) :].mean(axis=0)
-        out["reward_difference_of_the_last_quarter"] = interval(last)
-    return out
+        figures["reward_difference"] = [interval(step) for step in differences]
+        last_quarter = differences[-max(len(differences) // 4, 1) :].mean(axis=0)
+        figures["reward_difference_of_the_last_quarter"] = interval(last_quarter)
+    return figures
 
 
-def measure(flags: argparse.Namespace, given: dict, folder: Path) -> dict:
+def measure(flags: argparse.Namespace, options: dict, folder: Path) -> dict:
     """Every dtype: each system's summary, and each peer's ratios to rljax."""
-    out = {}
+    results = {}
     for dtype in flags.dtypes.split(","):
         systems = flags.systems.split(",")
         runs: dict[str, list[dict]] = {name: [] for name in systems}
         for seed in map(int, flags.seeds.split(",")):
-            for name, one in one_seed(
-                systems, {**given, "dtype": dtype, "seed": seed}, folder
+            for name, run in one_seed(
+                systems, {**options, "dtype": dtype, "seed": seed}, folder
             ).items():
-                runs[name].append(one)
+                runs[name].append(run)
         failed = {
-            name: next(x["failed"] for x in seeds if "failed" in x)
+            name: next(run_result["failed"] for run_result in seeds if "failed" in run_result)
             for name, seeds in runs.items()
-            if any("failed" in x for x in seeds)
+            if any("failed" in run_result for run_result in seeds)
         }
-        whole = {name: seeds for name, seeds in runs.items() if name not in failed}
-        first = next(iter(whole), None)
-        out[dtype] = {
-            "systems": {name: summary(seeds) for name, seeds in whole.items()},
+        complete = {name: seeds for name, seeds in runs.items() if name not in failed}
+        base = next(iter(complete), None)
+        results[dtype] = {
+            "systems": {name: summary(seeds) for name, seeds in complete.items()},
             "failed": failed,
-            f"against_{first}": {
-                name: compared(whole[first], seeds)
-                for name, seeds in whole.items()
-                if name != first
+            f"against_{base}": {
+                name: compared(complete[base], seeds)
+                for name, seeds in complete.items()
+                if name != base
             },
         }
-    return out
+    return results
 
 
 def main() -> None:
@@ -218,8 +219,8 @@ def main() -> None:
     parser.add_argument("--reward", default=f"{real_rows.__file__}:last_number")
     flags = parser.parse_args()
     names = ("steps", "prompts", "samples", "max_prompt_tokens", "max_response_tokens")
-    given = {name: getattr(flags, name) for name in (*names, "microbatch", "lr")}
-    given |= {"model": str(Path(flags.model).resolve()), "reward": flags.reward}
+    options = {name: getattr(flags, name) for name in (*names, "microbatch", "lr")}
+    options |= {"model": str(Path(flags.model).resolve()), "reward": flags.reward}
     if unknown := set(flags.systems.split(",")) - set(SYSTEMS):
         parser.error(f"--systems: {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
     if flags.steps < 1 or (flags.microbatch and flags.prompts * flags.samples % flags.microbatch):
@@ -230,9 +231,9 @@ def main() -> None:
             path = Path(folder) / "sums.jsonl"
             real_rows.write_rows(path, real_rows.sums()[0])
         before = os.getloadavg()
-        results = measure(flags, {**given, "rows": str(path)}, Path(folder))
+        results = measure(flags, {**options, "rows": str(path)}, Path(folder))
         machine = {"cores": os.cpu_count(), "load": [before, os.getloadavg()]}
-    print(json.dumps({"given": {**given, "task": flags.task}, "machine": machine, **results}))
+    print(json.dumps({"given": {**options, "task": flags.task}, "machine": machine, **results}))
 
 
 if __name__ == "__main__":

@@ -42,8 +42,7 @@ SYSTEMS = {
 
 
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict:
-    """Counts which sequences are the same, and takes the mean length of their common
-    beginnings."""
+    """Returns how many sequences are the same, and the mean length of their common beginnings."""
     shared = []
     for a, b in zip(ours, theirs, strict=True):
         differ = (i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
@@ -54,25 +53,27 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> dict:
 
 def summary(ready: dict, laps: list[dict], sequences: int, tokens: int) -> dict:
     """The spread of a system's laps, the first one apart."""
-    first, later = laps[0], laps[1:]
+    first_lap, later_laps = laps[0], laps[1:]
     count = sequences * tokens
-    out = {"versions": ready["versions"], "laps": len(later)}
+    figures = {"versions": ready["versions"], "laps": len(later_laps)}
     for clock in ("wall_s", "cpu_s"):
-        out[clock] = spread([lap["step"][clock] for lap in later])
-        out[f"tokens_per_{clock}"] = spread([count / lap["step"][clock] for lap in later])
-        out[f"first_lap_{clock}"] = first["step"][clock]
-    return {**out, "peak_mb": max(lap["step"]["peak_mb"] for lap in laps)}
+        figures[clock] = spread([lap["step"][clock] for lap in later_laps])
+        figures[f"tokens_per_{clock}"] = spread([count / lap["step"][clock] for lap in later_laps])
+        figures[f"first_lap_{clock}"] = first_lap["step"][clock]
+    return {**figures, "peak_mb": max(lap["step"]["peak_mb"] for lap in laps)}
 
 
-def measure(systems: list[str], given: dict, flags: argparse.Namespace, folder: Path) -> dict:
-    """Laps of `given["sequences"]` sequences: {"systems": {name: summary or {"failed"}}}."""
+def measure(systems: list[str], options: dict, flags: argparse.Namespace, folder: Path) -> dict:
+    """Takes laps of `options["sequences"]` sequences; returns {name: summary or {"failed"}}."""
     running, results, laps = {}, {}, {}
     for name in systems:
-        kind, _, how = name.partition(":")
+        kind, _, variant = name.partition(":")
         python = flags.llama_python if kind == "llama_cpp" else sys.executable
         try:
-            own = {**given, "how": how, "scratch": str(folder)}
-            process = Process(SYSTEMS[kind][0], python, own, folder / f"{kind}_{how}.log")
+            system_options = {**options, "how": variant, "scratch": str(folder)}
+            process = Process(
+                SYSTEMS[kind][0], python, system_options, folder / f"{kind}_{variant}.log"
+            )
             if "not_installed" in process.ready:
                 process.end()
                 raise Failed(f"not installed: {process.ready['not_installed']}")
@@ -84,17 +85,17 @@ def measure(systems: list[str], given: dict, flags: argparse.Namespace, folder: 
             try:
                 laps[name].append(process.step())
                 seconds = laps[name][-1]["step"]["wall_s"]
-                what = f"{given['sequences']} sequences, lap {number}: {name} {seconds:.2f} s"
-                print(what, file=sys.stderr, flush=True)
+                label = f"{options['sequences']} sequences, lap {number}: {name} {seconds:.2f} s"
+                print(label, file=sys.stderr, flush=True)
             except Failed as error:
                 del running[name], laps[name]
                 results[name] = {"failed": str(error)}
-    first = next(iter(laps), None)
+    base = next(iter(laps), None)
     for name, process in running.items():
-        results[name] = summary(process.ready, laps[name], given["sequences"], given["tokens"])
-        if name != first:
-            results[name][f"tokens_like_{first}"] = agreement(
-                laps[first][-1]["ids"], laps[name][-1]["ids"]
+        results[name] = summary(process.ready, laps[name], options["sequences"], options["tokens"])
+        if name != base:
+            results[name][f"tokens_like_{base}"] = agreement(
+                laps[base][-1]["ids"], laps[name][-1]["ids"]
             )
         process.end()
     return {name: results[name] for name in systems}
@@ -109,15 +110,15 @@ def prompt_ids(model: str, count: int, rows: str = "") -> list[list[int]]:
         texts = [row["question"] for row in real_rows.read_rows(rows)]
     else:
         texts = [row["prompt"][0]["content"] for row in real_rows.sums()[1]]
-    out = []
+    all_ids = []
     for text in texts[:count]:
         if tokenizer.chat_template:
             text = tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
             )
-        special = not tokenizer.chat_template  # a template writes its own
-        out.append(tokenizer(text, add_special_tokens=special)["input_ids"])
-    return out
+        add_special_tokens = not tokenizer.chat_template  # a template writes its own
+        all_ids.append(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+    return all_ids
 
 
 def main() -> None:
@@ -131,25 +132,31 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of each sequence")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", default="", help="a .jsonl file with a question in each row")
-    known = [f"{kind}:{how}" for kind, (_, hows) in SYSTEMS.items() for how in hows]
-    parser.add_argument("--systems", default=",".join(known))
+    choices = [
+        f"{kind}:{variant}" for kind, (_, variants) in SYSTEMS.items() for variant in variants
+    ]
+    parser.add_argument("--systems", default=",".join(choices))
     flags = parser.parse_args()
     systems = flags.systems.split(",")
-    if unknown := [name for name in systems if name not in known]:
-        parser.error(f"--systems: {', '.join(unknown)}; there are {', '.join(known)}")
+    if unknown := [name for name in systems if name not in choices]:
+        parser.error(f"--systems: {', '.join(unknown)}; there are {', '.join(choices)}")
     if flags.repeats < 1 or flags.tokens < 1:
         parser.error("--repeats and --tokens are at least 1")
     counts = [int(x) for x in flags.sequences.split(",")]
-    given = {"model": str(Path(flags.model).resolve()), "tokens": flags.tokens, "rows": flags.rows}
-    given["gguf"] = str(Path(flags.gguf).resolve()) if flags.gguf else ""
+    options = {
+        "model": str(Path(flags.model).resolve()),
+        "tokens": flags.tokens,
+        "rows": flags.rows,
+    }
+    options["gguf"] = str(Path(flags.gguf).resolve()) if flags.gguf else ""
     before, results = os.getloadavg(), {}
     with tempfile.TemporaryDirectory() as folder:
         for count in counts:
-            ids = prompt_ids(given["model"], count, flags.rows)
-            own = {**given, "sequences": count, "prompts": ids}
-            results[f"{count} sequences"] = measure(systems, own, flags, Path(folder))
+            ids = prompt_ids(options["model"], count, flags.rows)
+            case_options = {**options, "sequences": count, "prompts": ids}
+            results[f"{count} sequences"] = measure(systems, case_options, flags, Path(folder))
     machine = {"cores": os.cpu_count(), "load": [before, os.getloadavg()]}
-    print(json.dumps({"given": given, "machine": machine, **results}))
+    print(json.dumps({"given": options, "machine": machine, **results}))
 
 
 if __name__ == "__main__":

@@ -22,29 +22,31 @@ from rljax.setup import build, initial_params
 from rljax.training.run import Run
 
 
-def make_config(given: dict, folder: str) -> Config:
+def make_config(options: dict, folder: str) -> Config:
     """The run: the defaults of Config but for what real.py gives to both systems."""
-    rows = given["prompts"] * given["samples"]
-    columns = given["max_prompt_tokens"] + given["max_response_tokens"]
-    task = f"{real_rows.__file__}:task(path={given['rows']!r}, reward={given['reward']!r})"
+    rows = options["prompts"] * options["samples"]
+    columns = options["max_prompt_tokens"] + options["max_response_tokens"]
+    task = f"{real_rows.__file__}:task(path={options['rows']!r}, reward={options['reward']!r})"
     config = Config(
-        model=given["model"],
+        model=options["model"],
         steps=10**6,
-        seed=given["seed"],
+        seed=options["seed"],
         run_dir=folder,
         export=False,
         compilation_cache="",
-        data=DataConfig(train=task, max_prompt_tokens=given["max_prompt_tokens"], overlong="error"),
-        batch=BatchConfig(
-            prompts_per_step=given["prompts"],
-            samples_per_prompt=given["samples"],
-            sequences_per_optimizer_step=rows,
-            tokens_per_microbatch=(given["microbatch"] or rows) * columns,
+        data=DataConfig(
+            train=task, max_prompt_tokens=options["max_prompt_tokens"], overlong="error"
         ),
-        sampler=SamplerConfig(max_response_tokens=given["max_response_tokens"]),
-        reward=RewardConfig(function=given["reward"], workers=1),
-        model_settings=ModelSettings(dtype=given["dtype"], remat=given["remat"]),
-        actor_optimizer=OptimizerConfig(lr=given["lr"]),
+        batch=BatchConfig(
+            prompts_per_step=options["prompts"],
+            samples_per_prompt=options["samples"],
+            sequences_per_optimizer_step=rows,
+            tokens_per_microbatch=(options["microbatch"] or rows) * columns,
+        ),
+        sampler=SamplerConfig(max_response_tokens=options["max_response_tokens"]),
+        reward=RewardConfig(function=options["reward"], workers=1),
+        model_settings=ModelSettings(dtype=options["dtype"], remat=options["remat"]),
+        actor_optimizer=OptimizerConfig(lr=options["lr"]),
     )
     config.algorithm.advantage = "group_relative(std='sample', eps=1e-4)"
     config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.2)"
@@ -64,7 +66,7 @@ def prompts_of(batch) -> list[tuple[int, ...]]:
 def main() -> None:
     worker = RealWorker()
     with tempfile.TemporaryDirectory() as folder:
-        setup = build(make_config(worker.given, folder))
+        setup = build(make_config(worker.options, folder))
         with Run(setup, Path(folder)) as run:
             run.begin(run.phase, initial_params(setup.config, setup.model))
             source, generate = run.source, run.source.next

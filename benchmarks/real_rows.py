@@ -53,8 +53,8 @@ def _order(count: int, number: int) -> list[int]:
 
 def row_at(rows: Sequence[dict], index: int) -> dict:
     """Row `index` of an endless series: the rows in an order of their own for each pass."""
-    number, place = divmod(index, len(rows))
-    return rows[_order(len(rows), number)[place]]
+    pass_number, position = divmod(index, len(rows))
+    return rows[_order(len(rows), pass_number)[position]]
 
 
 def rows_of_seed(path: str, seed: int, count: int) -> list[dict]:

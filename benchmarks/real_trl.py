@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-def make_settings(given: dict, folder: str) -> GRPOConfig:
+def make_settings(options: dict, folder: str) -> GRPOConfig:
     """The trainer's settings: its defaults but for what real.py gives to both systems."""
-    rows = given["prompts"] * given["samples"]
-    microbatch = given["microbatch"] or rows
+    rows = options["prompts"] * options["samples"]
+    microbatch = options["microbatch"] or rows
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
@@ -26,16 +26,16 @@ def make_settings(given: dict, folder: str) -> GRPOConfig:
         disable_tqdm=True,
         logging_strategy="no",
         save_strategy="no",
-        max_steps=given["steps"] + 1,
-        seed=given["seed"],
+        max_steps=options["steps"] + 1,
+        seed=options["seed"],
         shuffle_dataset=False,
         dataloader_pin_memory=False,
-        bf16=given["dtype"] == "bfloat16",
-        gradient_checkpointing=given["remat"] == "full",
+        bf16=options["dtype"] == "bfloat16",
+        gradient_checkpointing=options["remat"] == "full",
         per_device_train_batch_size=microbatch,
         gradient_accumulation_steps=rows // microbatch,
-        num_generations=given["samples"],
-        max_completion_length=given["max_response_tokens"],
+        num_generations=options["samples"],
+        max_completion_length=options["max_response_tokens"],
         temperature=1.0,
         top_p=1.0,
         top_k=0,
@@ -45,7 +45,7 @@ def make_settings(given: dict, folder: str) -> GRPOConfig:
         beta=0.0,
         epsilon=0.2,
         num_iterations=1,
-        learning_rate=given["lr"],
+        learning_rate=options["lr"],
         lr_scheduler_type="constant",
         warmup_steps=0,
         adam_beta1=0.9,
@@ -58,39 +58,39 @@ def make_settings(given: dict, folder: str) -> GRPOConfig:
 
 def main() -> None:
     worker = RealWorker()
-    given, earned = worker.given, []
-    score = real_rows.reward_function(given["reward"])
+    options, rewards = worker.options, []
+    score = real_rows.reward_function(options["reward"])
 
     def reward(completions, ground_truth, **_):
         texts = [x if isinstance(x, str) else x[0]["content"] for x in completions]
-        earned[:] = [score(text, truth) for text, truth in zip(texts, ground_truth, strict=True)]
-        return list(earned)
+        rewards[:] = [score(text, truth) for text, truth in zip(texts, ground_truth, strict=True)]
+        return list(rewards)
 
     class Trainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
-            out = super()._generate_and_score_completions(inputs)
-            kept = zip(out["prompt_ids"], out["prompt_mask"].bool(), strict=True)
-            worker.prompts = [tuple(ids[mask].tolist()) for ids, mask in kept]
-            worker.generated(int(out["completion_mask"].sum()))
-            return out
+            outputs = super()._generate_and_score_completions(inputs)
+            masked_ids = zip(outputs["prompt_ids"], outputs["prompt_mask"].bool(), strict=True)
+            worker.prompts = [tuple(ids[mask].tolist()) for ids, mask in masked_ids]
+            worker.generated(int(outputs["completion_mask"].sum()))
+            return outputs
 
     class Laps(TrainerCallback):
         def on_train_begin(self, *_, **__):
             worker.wait()
 
         def on_step_end(self, *_, **__):
-            worker.learned(worker.prompts, earned)
+            worker.learned(worker.prompts, rewards)
             worker.wait()
 
     with tempfile.TemporaryDirectory() as folder:
         rows = real_rows.rows_of_seed(
-            given["rows"], given["seed"], (given["steps"] + 1) * given["prompts"]
+            options["rows"], options["seed"], (options["steps"] + 1) * options["prompts"]
         )
         trainer = Trainer(
-            model=AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(given["model"]),
+            model=AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(options["model"]),
             reward_funcs=reward,
-            args=make_settings(given, folder),
+            args=make_settings(options, folder),
             train_dataset=Dataset.from_list(rows),
             callbacks=[Laps()],
         )

@@ -1,5 +1,5 @@
-"""Shared parts of the processes of real.py: a lap with the processes it started, and what it read
-and earned."""
+"""Shared parts of the processes of real.py: laps that count the processes below, and report the
+prompts and their rewards."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def descendants(pid: int | str = "self") -> list[int]:
     """The processes below one, without those that end meanwhile."""
-    found = []
+    processes = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = [int(child) for child in file.read_text().split()]
         except OSError:
             continue
         for child in children:
-            found += [child, *descendants(child)]
-    return found
+            processes += [child, *descendants(child)]
+    return processes
 
 
 def workers_spent() -> tuple[float, float]:
@@ -50,11 +50,11 @@ class RealWorker(Worker):
     def learned(self, prompts: list[tuple[int, ...]], rewards: list[float]) -> None:
         """Ends the lap. prompts: the token ids of each row's prompt; rewards: of each row."""
         seconds, megabytes = workers_spent()
-        earned: dict[tuple[int, ...], list[float]] = {}
+        rewards_of_prompts: dict[tuple[int, ...], list[float]] = {}
         for ids, reward in zip(prompts, rewards, strict=True):
-            earned.setdefault(tuple(ids), []).append(float(reward))
-        means = [sum(x) / len(x) for _, x in sorted(earned.items())]
-        digest = hashlib.sha256(json.dumps(sorted(earned)).encode()).hexdigest()
+            rewards_of_prompts.setdefault(tuple(ids), []).append(float(reward))
+        means = [sum(x) / len(x) for _, x in sorted(rewards_of_prompts.items())]
+        digest = hashlib.sha256(json.dumps(sorted(rewards_of_prompts)).encode()).hexdigest()
         self.done(
             workers={"cpu_s": seconds - self._workers_cpu, "peak_mb": megabytes},
             prompts_sha256=digest,

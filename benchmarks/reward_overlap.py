@@ -4,8 +4,8 @@
 
 Prints one JSON object per reward time, in seconds, medians of `repeats` that take turns:
 `decoding` of generate alone; `after` of generate and then score, `overlapped` of `sample`;
-`own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which
-is what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding.
+`own` of scoring the whole batch alone. `waited`: of either, the part after the last token, which
+scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding.
 The reward sleeps, so that it takes no processor from decoding.
 """
 
@@ -108,19 +108,19 @@ def seconds(function) -> dict[str, float]:
 
 def measured(actor, args, reward_s: float) -> dict:
     data, key = prompts(args.prompts), jax.random.key(1)
-    how = Sampling(max_response_tokens=args.max_tokens, stop_ids=(EOS,))
+    sampling = Sampling(max_response_tokens=args.max_tokens, stop_ids=(EOS,))
     text = f"overlap_rewards.sleep(seconds={reward_s})"
     with RewardPool(text, workers=args.workers, timeout_s=60) as pool:
         reward = Reward(pool, Words, actor.model.mesh)
 
         def generate():
-            return actor.generate(data, key, how, n=args.samples)
+            return actor.generate(data, key, sampling, n=args.samples)
 
         ways = {
             "decoding": generate,
             "after": lambda: reward(generate(), data)[0].scores,
             "overlapped": lambda: (
-                make_sample(actor, reward, how)(data, key, n=args.samples)[0].scores
+                make_sample(actor, reward, sampling)(data, key, n=args.samples)[0].scores
             ),
         }
         batch = ways["decoding"]()
@@ -131,12 +131,12 @@ def measured(actor, args, reward_s: float) -> dict:
             for name, way in ways.items():
                 times[name].append(seconds(way))
 
-    def middle(name: str, what: str = "all") -> float:
-        return round(statistics.median(each[what] for each in times[name]), 3)
+    def middle(name: str, part: str = "all") -> float:
+        return round(statistics.median(lap[part] for lap in times[name]), 3)
 
-    def spread(name: str, what: str = "all") -> list[float]:
-        every = [each[what] for each in times[name]]
-        return [round(min(every), 3), round(max(every), 3)]
+    def spread(name: str, part: str = "all") -> list[float]:
+        laps = [lap[part] for lap in times[name]]
+        return [round(min(laps), 3), round(max(laps), 3)]
 
     tokens = np.asarray(batch.mask).sum(axis=1)
     return {

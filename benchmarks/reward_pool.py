@@ -29,9 +29,9 @@ def seconds(pool: RewardPool, samples: list[dict], repeats: int) -> list[float]:
     """Seconds of scoring all samples, `repeats` times after one that is not counted."""
     times = []
     for _ in range(repeats + 1):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         assert all(score.status == "ok" for score in pool.score(samples))
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return times[1:]
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         slow = [{"response": "0.25"}] * (2 * args.workers)
         with RewardPool("slow_rewards.sleep", workers=args.workers) as pool:
             times = seconds(pool, slow, args.repeats)
-            many = seconds(pool, [{"response": "0.25"}] * (8 * args.workers), 1)
+            longer_times = seconds(pool, [{"response": "0.25"}] * (8 * args.workers), 1)
     print(
         json.dumps(
             {
@@ -59,7 +59,7 @@ def main() -> None:
                 "fast_all": [round(rate) for rate in rates],
                 "slow_s": round(statistics.median(times), 3),
                 "slow_all_s": [round(s, 3) for s in times],
-                "slow_8_each_s": round(many[0], 3),
+                "slow_8_each_s": round(longer_times[0], 3),
             }
         )
     )

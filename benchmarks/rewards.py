@@ -49,16 +49,16 @@ def _samples(answers: list[str], count: int) -> list[dict]:
 
 def throughput(reward: str, samples: list[dict], workers: int, repeats: int) -> dict:
     """Samples per second of one reward, in chunks that no worker has seen before."""
-    began = time.monotonic()
+    started = time.monotonic()
     with RewardPool(reward, workers=workers, timeout_s=30.0) as pool:
-        start_s = time.monotonic() - began
+        start_s = time.monotonic() - started
         speeds, scores = [], []
         size = len(samples) // repeats
         for turn in range(repeats):
             chunk = samples[turn * size : (turn + 1) * size]
-            began = time.monotonic()
+            started = time.monotonic()
             scores += pool.score(chunk)
-            speeds.append(size / (time.monotonic() - began))
+            speeds.append(size / (time.monotonic() - started))
     return {
         "samples_per_s": round(statistics.median(speeds), 1),
         "least": round(min(speeds), 1),
@@ -79,12 +79,12 @@ def main() -> None:
     rules = ("gsm8k()", "format_tags()", "repetition()", "length_under(max_tokens=1000)")
     numbers = _samples(_NUMBERS, args.samples)
     mixed = _samples([*_NUMBERS, *_OTHERS], args.samples)
-    plain = _samples(["@"], args.samples)
+    integers = _samples(["@"], args.samples)
     cases = {
         "math_numbers": ("math_verify()", numbers),
         "math_answers": ("math_verify()", mixed),
-        "gsm8k": ("gsm8k()", plain),
-        "mixture": (f"mixture(rewards={rules})", plain),
+        "gsm8k": ("gsm8k()", integers),
+        "mixture": (f"mixture(rewards={rules})", integers),
     }
     row = {
         name: throughput(reward, samples, args.workers, args.repeats)

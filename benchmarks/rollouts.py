@@ -54,35 +54,36 @@ class Bench:
     def ids(self, count: int) -> list[int]:
         return self.rng.integers(0, self.config.vocab_size, count).tolist()
 
-    def sampler(self, **how) -> Sampler:
+    def sampler(self, **options) -> Sampler:
         engine = Engine(self.model, self.options.slots, self.tokens, steps=STEPS)
-        return Sampler(engine, chunk_tokens=PROMPT, prefill_rows=self.options.slots, **how)
+        return Sampler(engine, chunk_tokens=PROMPT, prefill_rows=self.options.slots, **options)
 
     def filled(self, limits: list[int], hold: bool) -> Sampler:
-        """A sampler with a sample in every slot, each with its limit of tokens."""
+        """Returns a sampler with a sample in every slot, each with its limit of tokens."""
         sampler = self.sampler()
         for limit in limits:
             sampler.submit(self.ids(PROMPT), Sampling(max_response_tokens=limit), hold=hold)
         return sampler
 
     def limits(self) -> list[int]:
-        """Limits of which `replies` are reached in each dispatch."""
+        """Returns limits of which `replies` are reached in each dispatch."""
         return [(1 + i // self.options.replies) * STEPS for i in range(self.options.slots)]
 
     def steps(self, sampler: Sampler, between) -> dict:
-        """Seconds of a dispatch with what comes before it, after those that fill and compile."""
+        """Returns the seconds of a dispatch with the calls before it, after the dispatches that
+        fill the slots and compile."""
         rows = {"wall_s": [], "host_ms": [], "cpu_s": []}
-        ended, full = [], 0
+        ended, full_dispatches = [], 0
         while len(rows["wall_s"]) < self.options.repeats:
-            start, used, host = time.perf_counter(), time.process_time(), sampler.host_s
+            start, cpu_before, host = time.perf_counter(), time.process_time(), sampler.host_s
             between(sampler, ended)
             outside = time.perf_counter() - start
             events = sampler.step(self.params)
             ended = [e.sample for e in events if e.sample.finish_reason is not None]
-            full += len(events) == self.options.slots
-            if full > 2:
+            full_dispatches += len(events) == self.options.slots
+            if full_dispatches > 2:
                 rows["wall_s"].append(time.perf_counter() - start)
-                rows["cpu_s"].append(time.process_time() - used)
+                rows["cpu_s"].append(time.process_time() - cpu_before)
                 rows["host_ms"].append(1e3 * (sampler.host_s - host + outside))
         return {name: statistics.median(values) for name, values in rows.items()} | {
             "wall_range_s": [min(rows["wall_s"]), max(rows["wall_s"])],
@@ -99,52 +100,54 @@ class Bench:
             sampler.submit(self.ids(PROMPT), turn)
 
     def replies(self) -> dict:
-        """(a) and (b)."""
+        """Measures (a) and (b)."""
         before = compiles.count()
         turns = self.steps(self.filled(self.limits(), hold=True), self.deliver)
         programs = compiles.names(before)
-        whole = [self.tokens - PROMPT] * self.options.slots
-        plain = self.steps(self.filled(whole, hold=False), lambda sampler, ended: None)
-        new = self.steps(self.filled(self.limits(), hold=False), self.refill)
-        for row in (plain, turns, new):
+        full_limits = [self.tokens - PROMPT] * self.options.slots
+        without_replies = self.steps(
+            self.filled(full_limits, hold=False), lambda sampler, ended: None
+        )
+        with_new_prompts = self.steps(self.filled(self.limits(), hold=False), self.refill)
+        for row in (without_replies, turns, with_new_prompts):
             row["host_share_of_0.3_s"] = row["host_ms"] / 1e3 / DISPATCH_S
         return {
-            "plain": plain,
+            "plain": without_replies,
             "with_replies": turns,
-            "with_new_prompts": new,
-            "replies_over_plain": turns["wall_s"] / plain["wall_s"],
+            "with_new_prompts": with_new_prompts,
+            "replies_over_plain": turns["wall_s"] / without_replies["wall_s"],
             "compiles": len(programs),
             "programs": programs,
         }
 
     def parking(self) -> dict:
-        """(c)."""
-        slots, owed, left = self.options.slots, [], {}
+        """Measures (c)."""
+        slots, due_replies, turns_left = self.options.slots, [], {}
         sampler = self.sampler(parked_tokens=slots // 2 * self.tokens)
-        first = Sampling(max_response_tokens=STEPS)
+        sampling = Sampling(max_response_tokens=STEPS)
         for i in self.rng.permutation(2 * slots).tolist():
-            [sample] = sampler.submit(self.ids(PROMPT), first, request_ids=[i], hold=True)
-            left[sample] = 2
-        most = {"held": 0, "parked": 0}
+            [sample] = sampler.submit(self.ids(PROMPT), sampling, request_ids=[i], hold=True)
+            turns_left[sample] = 2
+        greatest = {"held": 0, "parked": 0}
         start = time.perf_counter()
-        while left:
+        while turns_left:
             events = sampler.step(self.params) if sampler.pending else []
-            most = {name: max(most[name], getattr(sampler, name)) for name in most}
-            owed.append([e.sample for e in events if e.sample.finish_reason is not None])
-            for sample in owed.pop(0) if len(owed) > 2 else ():
-                left[sample] -= 1
-                if left[sample]:
-                    sampler.deliver([(sample, self.ids(self.options.reply_tokens), first)])
+            greatest = {name: max(greatest[name], getattr(sampler, name)) for name in greatest}
+            due_replies.append([e.sample for e in events if e.sample.finish_reason is not None])
+            for sample in due_replies.pop(0) if len(due_replies) > 2 else ():
+                turns_left[sample] -= 1
+                if turns_left[sample]:
+                    sampler.deliver([(sample, self.ids(self.options.reply_tokens), sampling)])
                 else:
                     sampler.release(sample)
-                    del left[sample]
+                    del turns_left[sample]
         return {
             "episodes": 2 * slots,
             "turns": 2,
             "wall_s": time.perf_counter() - start,
             "dispatches": sampler.dispatches,
-            "most_held": most["held"],
-            "most_parked": most["parked"],
+            "most_held": greatest["held"],
+            "most_parked": greatest["parked"],
             "reread_tokens": sampler.reread_tokens,
             "occupancy": sampler.live_slot_steps / sampler.slot_steps,
         }

@@ -68,12 +68,12 @@ def floors_s(config, params, rates: dict, slots: int, context: float) -> tuple[f
     """Seconds of the products and of the memory of one decode step at the machine's rates, with
     `context` cached tokens per slot."""
     weights = sum(x.size for x in jax.tree.leaves(params))
-    read = weights - (0 if config.tie_embeddings else config.vocab_size * config.embed)
+    read_weights = weights - (0 if config.tie_embeddings else config.vocab_size * config.embed)
     cached = slots * context * 2 * config.kv_heads * config.head_dim * config.layers
     group = config.heads // config.kv_heads
-    compute = 2 * slots * read + 2 * cached * group
-    held = slots * cache.slot_bytes(config, 1) * context
-    memory = read * jnp.dtype(config.weight_dtype).itemsize + held
+    compute = 2 * slots * read_weights + 2 * cached * group
+    cache_bytes = slots * cache.slot_bytes(config, 1) * context
+    memory = read_weights * jnp.dtype(config.weight_dtype).itemsize + cache_bytes
     return compute / rates["flops_per_s"], memory / rates["bytes_per_s"]
 
 
@@ -82,10 +82,10 @@ def measured(function, repeats: int) -> dict:
     jax.block_until_ready(function())
     wall, cpu = [], []
     for _ in range(repeats):
-        start, used = time.perf_counter(), time.process_time()
+        start, cpu_before = time.perf_counter(), time.process_time()
         jax.block_until_ready(function())
         wall.append(time.perf_counter() - start)
-        cpu.append(time.process_time() - used)
+        cpu.append(time.process_time() - cpu_before)
     return {
         "wall_s": statistics.median(wall),
         "wall_range_s": [min(wall), max(wall)],
@@ -110,12 +110,12 @@ class Bench:
         return ids, np.full(count, tokens, np.int32)
 
     def fixed(self, slots: int, prompt: int) -> dict:
-        """(a) and (c): every slot decodes NEW tokens."""
+        """Measures (a) and (c): every slot decodes NEW tokens."""
         prompts = self.prompts(slots, prompt)
-        how = Sampling(max_response_tokens=NEW)
+        sampling = Sampling(max_response_tokens=NEW)
 
         def run():
-            return generate(self.model, self.params, *prompts, jax.random.key(1), how).tokens
+            return generate(self.model, self.params, *prompts, jax.random.key(1), sampling).tokens
 
         engine = Engine(self.model, slots, prompt + NEW, steps=NEW)
         row = measured(run, self.repeats)
@@ -139,66 +139,66 @@ class Bench:
         }
 
     def ragged(self) -> dict:
-        """(b): refilled slots against batches that wait."""
+        """Measures (b): refilled slots against batches that wait."""
         count, n, slots = 32, 8, 32
         prompts, lengths = self.prompts(count, PROMPT)
         # A random model's tokens are nearly equally likely: 1 in 32 of them ends a response.
         stops = tuple(range(0, self.config.vocab_size, 32))
-        how = Sampling(max_response_tokens=NEW, stop_ids=stops)
+        sampling = Sampling(max_response_tokens=NEW, stop_ids=stops)
         key, tokens = jax.random.key(2), {}
 
-        def whole(loop):
+        def refilled(loop):
             decoding = Decoding(slots=slots, loop=loop)
-            out = generate(
-                self.model, self.params, prompts, lengths, key, how, n=n, decoding=decoding
+            batch = generate(
+                self.model, self.params, prompts, lengths, key, sampling, n=n, decoding=decoding
             )
-            tokens[loop] = float(out.mask.sum())
-            return out.tokens
+            tokens[loop] = float(batch.mask.sum())
+            return batch.tokens
 
-        def waiting():
-            total, out = 0.0, []
-            for at in range(0, count, slots // n):
-                part = slice(at, at + slots // n)
-                one = generate(
+        def static_batches():
+            total, batches = 0.0, []
+            for start in range(0, count, slots // n):
+                part = slice(start, start + slots // n)
+                batch = generate(
                     self.model,
                     self.params,
                     prompts[part],
                     lengths[part],
-                    jax.random.fold_in(key, at),
-                    how,
+                    jax.random.fold_in(key, start),
+                    sampling,
                     n=n,
                 )
-                total += float(one.mask.sum())
-                out.append(one.tokens)
+                total += float(batch.mask.sum())
+                batches.append(batch.tokens)
             tokens["static"] = total
-            return out
+            return batches
 
         rows = {}
         for name, run in (
-            ("device", lambda: whole("device")),
-            ("host", lambda: whole("host")),
-            ("static", waiting),
+            ("device", lambda: refilled("device")),
+            ("host", lambda: refilled("host")),
+            ("static", static_batches),
         ):
             times = measured(run, self.repeats)
             rows[name] = times | {"tokens_per_s": tokens[name] / times["wall_s"]}
         sampler = self.sampler(slots, PROMPT + NEW, stops=len(stops))
         before = compiles.count()
         for p in range(count):
-            sampler.submit(prompts[p], how, n=n)
-        waiting = [0, 0]  # slot-steps, and tokens of them, while requests wait for a slot
+            sampler.submit(prompts[p], sampling, n=n)
+        while_waiting = [0, 0]  # slot-steps, and tokens of them, while requests wait for a slot
         while sampler.pending:
-            more = sampler.pending > slots
+            requests_wait = sampler.pending > slots
             counted = sampler.slot_steps, sampler.live_slot_steps
             sampler.step(self.params)
-            if more:
-                waiting[0] += sampler.slot_steps - counted[0]
-                waiting[1] += sampler.live_slot_steps - counted[1]
+            if requests_wait:
+                while_waiting[0] += sampler.slot_steps - counted[0]
+                while_waiting[1] += sampler.live_slot_steps - counted[1]
         static = rows["static"]["tokens_per_s"]
         return rows | {
             "requests": count * n,
             "slots": slots,
             "mean_tokens": tokens["device"] / (count * n),
-            "occupancy_while_requests_wait": waiting[1] / waiting[0],
+            "occupancy_while_requests_wait": while_waiting[1] / while_waiting[0],
             "occupancy": sampler.live_slot_steps / sampler.slot_steps,
             "host_share": sampler.host_s / (sampler.host_s + sampler.device_s),
             "dispatches": sampler.dispatches,
@@ -213,7 +213,7 @@ class Bench:
         return Sampler(engine, chunk_tokens=chunk)
 
     def first_token(self) -> dict:
-        """(d): one request in an empty sampler of 32 slots, a step per dispatch."""
+        """Measures (d): one request in an empty sampler of 32 slots, a step per dispatch."""
         rows = {}
         for tokens in (PROMPT, LONG):
             sampler = self.sampler(32, LONG + NEW, steps=1, chunk=256)
@@ -231,10 +231,12 @@ class Bench:
         return rows
 
     def drafted(self) -> dict:
-        """(e): one slot and eight, with drafts of 0, 4 and 8 tokens in turn. Text that repeats
-        itself: greedy, of a model without attention, whose next token depends on the newest alone,
-        so that it goes round in a circle, behind a prompt that holds the circle, as what is copied
-        stands in a prompt. Text that does not: temperature 1 of the random model."""
+        """Measures (e): one slot and eight, with drafts of 0, 4 and 8 tokens in turn.
+
+        Text that repeats itself: greedy, of a model without attention, whose next token depends on
+        the newest alone, so that it goes round in a circle, behind a prompt that holds the circle,
+        as text that is copied does. Text that does not repeat itself: temperature 1 of the random
+        model."""
 
         def zero(path, x):
             return x * ("['o']" not in jax.tree_util.keystr(path))
@@ -244,52 +246,60 @@ class Bench:
         rows: dict = {name: [] for name in texts}
         for (name, (params, temperature)), slots in itertools.product(texts.items(), (1, 8)):
             prompts = list(self.prompts(slots, PROMPT)[0])
-            how = Sampling(max_response_tokens=NEW, temperature=temperature)
+            sampling = Sampling(max_response_tokens=NEW, temperature=temperature)
             if name == "repeats":
                 prompts = self._circles(params, prompts)
-            runs = {d: self._drafting(params, prompts, how, d) for d in (0, 4, 8)}
+            runs = {
+                draft_tokens: self._drafting(params, prompts, sampling, draft_tokens)
+                for draft_tokens in (0, 4, 8)
+            }
             for run in runs.values():
                 run()  # compiles
-            found = {d: [] for d in runs}
+            results = {draft_tokens: [] for draft_tokens in runs}
             for _ in range(self.repeats):
-                for d, run in runs.items():
-                    found[d].append(run())
-            for d, all_runs in found.items():
-                wall, cpu = (statistics.median(one[i] for one in all_runs) for i in (0, 1))
-                plain = [statistics.median(one[i] for one in found[0]) for i in (0, 1)]
+                for draft_tokens, run in runs.items():
+                    results[draft_tokens].append(run())
+            for draft_tokens, all_runs in results.items():
+                wall, cpu = (
+                    statistics.median(run_result[i] for run_result in all_runs) for i in (0, 1)
+                )
+                without_drafts = [
+                    statistics.median(run_result[i] for run_result in results[0]) for i in (0, 1)
+                ]
                 rows[name].append(
                     {
                         "slots": slots,
-                        "draft_tokens": d,
+                        "draft_tokens": draft_tokens,
                         "steps_of_a_slot": all_runs[0][2] / slots,
                         "wall_s": wall,
-                        "plain_over_wall": plain[0] / wall,
-                        "plain_over_cpu": plain[1] / cpu,
+                        "plain_over_wall": without_drafts[0] / wall,
+                        "plain_over_cpu": without_drafts[1] / cpu,
                     }
                 )
         return rows
 
     def _circles(self, params, prompts) -> list:
-        """What the model writes behind each prompt once it goes round: COPIED tokens."""
+        """Returns COPIED tokens that the model writes behind each prompt once it goes round."""
         sampler = Sampler(Engine(self.model, len(prompts), PROMPT + 3 * COPIED))
-        how = Sampling(max_response_tokens=3 * COPIED, temperature=0.0)
-        samples = [sampler.submit(prompt, how)[0] for prompt in prompts]
+        sampling = Sampling(max_response_tokens=3 * COPIED, temperature=0.0)
+        samples = [sampler.submit(prompt, sampling)[0] for prompt in prompts]
         list(sampler.run(params))
         return [sample.tokens[-COPIED:] for sample in samples]
 
-    def _drafting(self, params, prompts, how: Sampling, draft_tokens: int):
-        """A run of one sample of each prompt: -> (wall seconds, CPU seconds, slot-steps)."""
+    def _drafting(self, params, prompts, sampling: Sampling, draft_tokens: int):
+        """Returns a function that samples once of each prompt, and returns (wall seconds, CPU
+        seconds, slot-steps)."""
         slots, length = len(prompts), len(prompts[0])
         engine = Engine(self.model, slots, length + NEW, steps=NEW, draft_tokens=draft_tokens)
 
         def run():
             sampler = Sampler(engine, chunk_tokens=length, prefill_rows=slots)
             for prompt in prompts:
-                sampler.submit(prompt, how)
-            start, used = time.perf_counter(), time.process_time()
+                sampler.submit(prompt, sampling)
+            start, cpu_s = time.perf_counter(), time.process_time()
             list(sampler.run(params))
-            used = time.process_time() - used
-            return time.perf_counter() - start, used, sampler.live_slot_steps
+            cpu_s = time.process_time() - cpu_s
+            return time.perf_counter() - start, cpu_s, sampler.live_slot_steps
 
         return run
 

@@ -30,7 +30,7 @@ from rljax.search.problem import SearchProblem
 FORMS = ("copies", "columns")
 
 
-class Kept:
+class RecordingEvaluator:
     """An evaluator that keeps the calls that it passes on."""
 
     def __init__(self, evaluator):
@@ -40,19 +40,19 @@ class Kept:
         self.calls.append((leaves,))
         return self.evaluator(leaves)
 
-    def move_root(self, *how):
-        self.calls.append(how)
-        self.evaluator.move_root(*how)
+    def move_root(self, *arguments):
+        self.calls.append(arguments)
+        self.evaluator.move_root(*arguments)
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptTask(SearchProblem):
+class RecordedTask(SearchProblem):
     """A task that gives one evaluator, which has read its prompts."""
 
-    given: Kept | None = None
+    recorder: RecordingEvaluator | None = None
 
     def evaluator(self, *_, **__):
-        return self.given
+        return self.recorder
 
 
 def models(vocab: int = 2048):
@@ -68,9 +68,9 @@ def task_of(policy, params, value, prompt: int, options) -> SearchProblem:
     rng, rows = np.random.default_rng(prompt), options.sentences
     tokens = rng.integers(0, policy.config.vocab_size, (rows, prompt)).astype(np.int32)
     keys = fetch(request_keys(jax.random.key(3), rows))
-    asked = Sampling(max_response_tokens=options.new, temperature=0.0)
+    sampling = Sampling(max_response_tokens=options.new, temperature=0.0)
     lengths = np.full(rows, prompt, np.int32)
-    return SearchProblem(policy, params, tokens, lengths, keys, asked, Decoding(), value)
+    return SearchProblem(policy, params, tokens, lengths, keys, sampling, Decoding(), value)
 
 
 def evaluator_of(task: SearchProblem, form: str, options):
@@ -78,52 +78,56 @@ def evaluator_of(task: SearchProblem, form: str, options):
 
 
 def answered(evaluator, calls) -> tuple[float, float, list]:
-    """(CPU seconds, wall seconds, what it said) of the calls of a search."""
-    said, wall, cpu = [], time.perf_counter(), time.process_time()
+    """Returns (CPU seconds, wall seconds, answers) of the calls of a search."""
+    answers, wall, cpu = [], time.perf_counter(), time.process_time()
     for call in calls:
         if len(call) == 1:
-            said.append((call[0].live, fetch(evaluator(*call))))
+            answers.append((call[0].live, fetch(evaluator(*call))))
         else:
             evaluator.move_root(*call)
-    return time.process_time() - cpu, time.perf_counter() - wall, said
+    return time.process_time() - cpu, time.perf_counter() - wall, answers
 
 
-def difference(said) -> float:
-    """The largest difference of log-probs and values between the forms, at equal tokens."""
+def difference(answers) -> float:
+    """Returns the largest difference of log-probs and values between the forms, at equal tokens."""
     largest = 0.0
-    for (live, ours), (_, theirs) in zip(*said, strict=True):
+    for (live, ours), (_, theirs) in zip(*answers, strict=True):
         np.testing.assert_array_equal(ours.tokens[live], theirs.tokens[live])
         for name in ("logprobs", "value"):
-            apart = getattr(ours, name)[live] - getattr(theirs, name)[live]
-            largest = max(largest, float(np.abs(apart).max(initial=0)))
+            differences = getattr(ours, name)[live] - getattr(theirs, name)[live]
+            largest = max(largest, float(np.abs(differences).max(initial=0)))
     return largest
 
 
 def measure(task: SearchProblem, options) -> dict:
-    kept = Kept(evaluator_of(task, "columns", options))
+    recorder = RecordingEvaluator(evaluator_of(task, "columns", options))
     fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
-    mcts(KeptTask(**fields, given=kept), simulations=options.simulations, width=options.width)
-    looks = [call[0] for call in kept.calls if len(call) == 1]
-    found = {form: [] for form in FORMS}
+    mcts(
+        RecordedTask(**fields, recorder=recorder),
+        simulations=options.simulations,
+        width=options.width,
+    )
+    searched = [call[0] for call in recorder.calls if len(call) == 1]
+    seconds = {form: [] for form in FORMS}
     for repeat in range(1 + options.repeats):  # the first one compiles
-        said = []
+        answers = []
         for form in FORMS:
-            *taken, what = answered(evaluator_of(task, form, options), kept.calls)
-            found[form] += [taken] if repeat else []
-            said.append(what)
-    medians = {form: np.median(found[form], axis=0) / len(looks) for form in FORMS}
+            *times, answer = answered(evaluator_of(task, form, options), recorder.calls)
+            seconds[form] += [times] if repeat else []
+            answers.append(answer)
+    medians = {form: np.median(seconds[form], axis=0) / len(searched) for form in FORMS}
     ratio = medians["columns"] / medians["copies"]
     return {
         "prompt_tokens": int(task.prompts.shape[1]),
-        "simulations": len(looks),
-        "mean_depth": round(float(np.mean([x.depth[x.live].mean() for x in looks])), 2),
-        "largest_depth": int(max(x.depth.max() for x in looks)),
+        "simulations": len(searched),
+        "mean_depth": round(float(np.mean([x.depth[x.live].mean() for x in searched])), 2),
+        "largest_depth": int(max(x.depth.max() for x in searched)),
         "ms_per_simulation": {
             form: {"cpu": round(1e3 * x[0], 2), "wall": round(1e3 * x[1], 2)}
             for form, x in medians.items()
         },
         "ratio": {"cpu": round(float(ratio[0]), 3), "wall": round(float(ratio[1]), 3)},
-        "largest_difference": difference(said),
+        "largest_difference": difference(answers),
     }
 
 

@@ -20,24 +20,32 @@ from rljax.report.comparison import run_folders
 from rljax.report.run_folder import RecordedRun, read_run
 
 
-def mean_of(run: RecordedRun, metric: str, last: int | None) -> float:
+def mean_of(run: RecordedRun, metric: str, last_steps: int | None) -> float:
     """The mean of a metric over its last steps, None for all."""
     values = run.columns(metric)[1]
-    return float(np.mean(values if last is None else values[-last:]))
+    return float(np.mean(values if last_steps is None else values[-last_steps:]))
 
 
-def row_of(arm: Arm, first: Arm, metric: str, last: int | None) -> dict:
-    values = {id(run): mean_of(run, metric, last) for one in (arm, first) for run in one.runs}
-    own = [values[id(run)] for run in arm.runs]
-    row = {"steps": last or "all", **_short(interval(own)), "of_seeds": [round(x, 3) for x in own]}
-    if arm is first:
+def row_of(arm: Arm, base: Arm, metric: str, last_steps: int | None) -> dict:
+    values = {
+        id(run): mean_of(run, metric, last_steps)
+        for compared_arm in (arm, base)
+        for run in compared_arm.runs
+    }
+    arm_values = [values[id(run)] for run in arm.runs]
+    row = {
+        "steps": last_steps or "all",
+        **_short(interval(arm_values)),
+        "of_seeds": [round(x, 3) for x in arm_values],
+    }
+    if arm is base:
         return row
-    gains = paired(arm, first, values)
+    gains = paired(arm, base, values)
     return {**row, "difference": _short(interval(gains)), "seeds_needed": seeds_needed(gains)}
 
 
-def _short(found: dict) -> dict:
-    return {name: round(value, 4) for name, value in found.items()}
+def _short(interval_fields: dict) -> dict:
+    return {name: round(value, 4) for name, value in interval_fields.items()}
 
 
 def curve(arm: Arm, metric: str, window: int) -> tuple[np.ndarray, list[dict]]:
@@ -62,9 +70,9 @@ def draw(arms: list[Arm], metrics: list[str], window: int, file: str) -> None:
     )
     for axis, metric in zip(axes[0], metrics, strict=True):
         for arm in arms:
-            steps, found = curve(arm, metric, window)
+            steps, intervals = curve(arm, metric, window)
             value, low, high = (
-                np.array([one.get(key, np.nan) for one in found])
+                np.array([interval_fields.get(key, np.nan) for interval_fields in intervals])
                 for key in ("value", "low", "high")
             )
             (line,) = axis.plot(steps, value, label=arm.name)
@@ -91,9 +99,9 @@ def main() -> None:
     if options.figure:
         draw(arms, metrics, options.window, options.figure)
     rows = [
-        {"metric": metric, "setting": arm.name, **row_of(arm, arms[0], metric, last)}
+        {"metric": metric, "setting": arm.name, **row_of(arm, arms[0], metric, last_steps)}
         for metric in metrics
-        for last in (options.last, None)
+        for last_steps in (options.last, None)
         for arm in arms
     ]
     print("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")

@@ -68,16 +68,16 @@ class Arm:
         self.decoding, self.steps, self.metrics = [], [], []
 
     def _next(self, step: int, roles: dict):
-        begun = clocks()
+        started = clocks()
         batch, metrics = self.next(step, roles)
-        self.decoding.append(clocks() - begun)
+        self.decoding.append(clocks() - started)
         self.metrics.append({**metrics, "tokens": float(np.asarray(batch.mask).sum())})
         return batch, metrics
 
     def step(self) -> None:
-        begun = clocks()
+        started = clocks()
         self.run.step()
-        self.steps.append(clocks() - begun)
+        self.steps.append(clocks() - started)
 
     def column(self, name: str) -> np.ndarray:
         return np.array([row[name] for row in self.metrics[FIRST:]])
@@ -104,18 +104,20 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace, arms: list[Arm]) -> dict:
-    first, lengths = arms[0], functools.partial(draws.geometric, mean=WORDS, cap=CAP)
+    base, lengths = arms[0], functools.partial(draws.geometric, mean=WORDS, cap=CAP)
     load = Load(options.prompts, options.samples, options.slots, lengths)
-    counts = [first.column(name) for name in ("slots/dispatches", "slots/decode_steps")]
+    counts = [base.column(name) for name in ("slots/dispatches", "slots/decode_steps")]
     rows = []
     for clock in (0, 1):
-        decoding = np.array(first.decoding[FIRST:])[:, clock]
-        rest = np.array(first.steps[FIRST:])[:, clock] - decoding
-        rows.append(fitted(*counts, decoding, rest))
+        decoding = np.array(base.decoding[FIRST:])[:, clock]
+        other_seconds = np.array(base.steps[FIRST:])[:, clock] - decoding
+        rows.append(fitted(*counts, decoding, other_seconds))
     table = []
     for arm in arms:
-        ours = [simulate(load, one, arm.eta, arm.eta, steps=200) for one in rows]
-        took = np.mean(arm.steps[FIRST:], axis=0)
+        ours = [
+            simulate(load, fitted_seconds, arm.eta, arm.eta, steps=200) for fitted_seconds in rows
+        ]
+        mean_s = np.mean(arm.steps[FIRST:], axis=0)
         decoded = np.mean(arm.decoding[FIRST:], axis=0)[1]
         table.append(
             {
@@ -126,9 +128,9 @@ def report(options: argparse.Namespace, arms: list[Arm]) -> dict:
                 },
                 **{
                     f"{name}_s": {
-                        "measured": took[i],
+                        "measured": mean_s[i],
                         "simulated": ours[i].step_s,
-                        "ratio": ours[i].step_s / took[i],
+                        "ratio": ours[i].step_s / mean_s[i],
                     }
                     for i, name in enumerate(("wall", "cpu"))
                 },

@@ -1,4 +1,4 @@
-"""What staleness buys on one mesh: useful tokens per second where responses differ in length, where
+"""Gains by staleness on one mesh: useful tokens per second where responses differ in length, where
 half of the groups are dead, and where tools sleep. Prints JSON.
 
 python benchmarks/staleness.py [--mode=lengths|dead|tools] [--eta=0,1,2,4] [--model=small]
@@ -65,9 +65,9 @@ counted = dict.fromkeys(COUNTS, 0)  # by all samplers
 
 
 class Counting(Sampler):
-    def step(self, *args, **how):
+    def step(self, *args, **options):
         before = [getattr(self, name) for name in COUNTS]
-        events = super().step(*args, **how)
+        events = super().step(*args, **options)
         for name, value in zip(COUNTS, before, strict=True):
             counted[name] += getattr(self, name) - value
         return events
@@ -75,7 +75,7 @@ class Counting(Sampler):
 
 def config_of(options: argparse.Namespace, parts: Path, name: str) -> Config:
     """The config of an arm."""
-    bounds, *how = name.split("+")
+    bounds, *flags = name.split("+")
     device = bounds == "device"
     eta, ahead = (0, 0) if device else map(int, (bounds.split("/") * 2)[:2])
     config = Config(dataflow="grpo", steps=1_000_000, export=False)
@@ -101,9 +101,9 @@ def config_of(options: argparse.Namespace, parts: Path, name: str) -> Config:
         config.environment.function, config.environment.workers = f"{parts}:slow_tool", 1
         config.environment.max_turns, config.environment.max_tokens = 8, 256
     config.rollouts.max_staleness, config.rollouts.ahead = eta, ahead if eta else -1
-    if "reread" in how:
+    if "reread" in flags:
         config.rollouts.in_flight_cache = "reread"
-    if "split" in how:
+    if "split" in flags:
         config.rollouts.sampler_devices = options.devices // 2
     return config
 
@@ -115,28 +115,28 @@ class Arm:
         self.name, self.run, self.rows = name, run, []
         run.checkpoints.prepare()
         run.begin(run.phase, initial_params(run.config, run.setup.model, run.folder / "model.json"))
-        self.tokens, self.rollout_s, self.rollout_cpu_s, take = 0, 0.0, 0.0, run.source.next
+        self.tokens, self.rollout_s, self.rollout_cpu_s, next_batch = 0, 0.0, 0.0, run.source.next
 
         def summed(step, roles):
-            begun, used = time.perf_counter(), time.process_time()
-            batch, metrics = take(step, roles)
+            started, cpu_before = time.perf_counter(), time.process_time()
+            batch, metrics = next_batch(step, roles)
             self.tokens += int(np.sum(np.asarray(batch.mask) > 0))
-            self.rollout_s += time.perf_counter() - begun
-            self.rollout_cpu_s += time.process_time() - used
+            self.rollout_s += time.perf_counter() - started
+            self.rollout_cpu_s += time.process_time() - cpu_before
             return batch, metrics
 
         run.source.next = summed
 
     def turn(self, steps: int) -> dict:
-        """So many steps."""
+        """Takes so many steps; returns their figures."""
         before, stale = dict(counted), []
         self.tokens, self.rollout_s, self.rollout_cpu_s = 0, 0.0, 0.0
-        begun, used = time.perf_counter(), time.process_time()
+        started, cpu_before = time.perf_counter(), time.process_time()
         for _ in range(steps):
             metrics = self.run.step()
             stale.append([metrics.get(f"staleness/steps_{x}", 0.0) for x in ("mean", "max")])
-        wall, cpu = time.perf_counter() - begun, time.process_time() - used
-        slot, live, dispatches = (counted[name] - before[name] for name in COUNTS)
+        wall, cpu = time.perf_counter() - started, time.process_time() - cpu_before
+        slot_steps, live_slot_steps, dispatches = (counted[name] - before[name] for name in COUNTS)
         tokens = self.tokens
         row = {
             "tokens_per_s": tokens / wall,
@@ -146,31 +146,33 @@ class Arm:
             "step_s": wall / steps,
             "rollout_share": self.rollout_s / wall,
             "staleness_mean": statistics.mean(mean for mean, _ in stale),
-            "staleness_max": max(most for _, most in stale),
+            "staleness_max": max(oldest for _, oldest in stale),
         }
-        if slot:
+        if slot_steps:
             row |= {
-                "live_share": live / slot,
-                "tokens_per_slot_step": tokens / slot,
+                "live_share": live_slot_steps / slot_steps,
+                "tokens_per_slot_step": tokens / slot_steps,
                 "dispatches_per_step": dispatches / steps,
             }
         return row
 
 
-def middle(rows: list[dict]) -> dict:
-    """{figure: [median, least, most]}."""
-    out = {}
+def median_and_range(rows: list[dict]) -> dict:
+    """Returns {figure: [median, least, most]}."""
+    figures = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        out[name] = [round(f(values), 4) for f in (statistics.median, min, max)]
-    return out
+        figures[name] = [round(statistic(values), 4) for statistic in (statistics.median, min, max)]
+    return figures
 
 
-def over(rows: list[dict], base: list[dict]) -> dict:
-    """The speed-up of each round over the base in the same round."""
+def speed_ups(rows: list[dict], base: list[dict]) -> dict:
+    """Returns the speed-up of each round over the base in the same round."""
     pairs = list(zip(rows, base, strict=True))
     names = [name for name in rows[0] if name.partition("_per_")[0].endswith("tokens")]
-    return middle([{name: row[name] / plain[name] for name in names} for row, plain in pairs])
+    return median_and_range(
+        [{name: row[name] / base_row[name] for name in names} for row, base_row in pairs]
+    )
 
 
 def measured(options: argparse.Namespace) -> dict:
@@ -180,11 +182,11 @@ def measured(options: argparse.Namespace) -> dict:
         (folder / "parts.py").write_text(PARTS)
         for name in options.eta.split(","):
             config = config_of(options, folder / "parts.py", name)
-            place = folder / name.replace("/", "-")
+            run_dir = folder / name.replace("/", "-")
             setup = build(
-                dataclasses.replace(config, run_dir=str(place)), jax.devices()[: options.devices]
+                dataclasses.replace(config, run_dir=str(run_dir)), jax.devices()[: options.devices]
             )
-            arms[name] = Arm(name, stack.enter_context(Run(setup, place)))
+            arms[name] = Arm(name, stack.enter_context(Run(setup, run_dir)))
         for arm in arms.values():
             arm.turn(arm.run.config.rollouts.max_staleness + 2)
         for _ in range(options.rounds):
@@ -192,7 +194,7 @@ def measured(options: argparse.Namespace) -> dict:
                 arm.rows.append(arm.turn(options.steps))
         base = arms["0"].rows
         return {
-            name: middle(arm.rows) | {"over_eta_0": over(arm.rows, base)}
+            name: median_and_range(arm.rows) | {"over_eta_0": speed_ups(arm.rows, base)}
             for name, arm in arms.items()
         }
 

@@ -1,4 +1,4 @@
-"""How staleness changed what was learned: the table and the figure of configs/sweep_staleness.py.
+"""Effects of staleness on learning: the table and the figure of configs/sweep_staleness.py.
 
 python benchmarks/staleness_sweep.py SWEEP_FOLDER [--last=20] [--figure=docs/figures/staleness.svg]
 
@@ -39,12 +39,12 @@ def read_run(folder: Path) -> dict | None:
     }
 
 
-def row_of(runs: list[dict], last: int) -> dict:
+def row_of(runs: list[dict], last_steps: int) -> dict:
     """One line of the table: the runs of one arm, by seed."""
     rewards = np.array([run["rewards"] for run in runs])
     return {
-        "last": interval(rewards[:, -last:]),
-        "last_of_seeds": rewards[:, -last:].mean(axis=1).round(3).tolist(),
+        "last": interval(rewards[:, -last_steps:]),
+        "last_of_seeds": rewards[:, -last_steps:].mean(axis=1).round(3).tolist(),
         "all_steps": interval(rewards),
         "all_of_seeds": rewards.mean(axis=1).round(3).tolist(),
         "accuracy_of_seeds": [run["accuracy"] for run in runs],
@@ -54,7 +54,7 @@ def row_of(runs: list[dict], last: int) -> dict:
     }
 
 
-def draw(table: dict, last: int, file: str) -> None:
+def draw(table: dict, last_steps: int, file: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -62,16 +62,19 @@ def draw(table: dict, last: int, file: str) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
-    columns = {"last": f"last {last} steps", "all_steps": "all steps"}
+    columns = {"last": f"last {last_steps} steps", "all_steps": "all steps"}
     for axis, (column, title) in zip(axes, columns.items(), strict=True):
         for weighed, name in NAMES.items():
-            arms = sorted(eta for on, eta in table if on == weighed)
-            found = [table[weighed, eta][column] for eta in arms]
+            arms = sorted(eta for has_weight, eta in table if has_weight == weighed)
+            intervals = [table[weighed, eta][column] for eta in arms]
             value, low, high = (
-                np.array([one[key] for one in found]) for key in ("value", "low", "high")
+                np.array([interval_fields[key] for interval_fields in intervals])
+                for key in ("value", "low", "high")
             )
-            at = np.arange(len(arms)) + (0.12 if weighed else -0.12)
-            axis.errorbar(at, value, [value - low, high - value], fmt="o", capsize=3, label=name)
+            positions = np.arange(len(arms)) + (0.12 if weighed else -0.12)
+            axis.errorbar(
+                positions, value, [value - low, high - value], fmt="o", capsize=3, label=name
+            )
         axis.set_xticks(np.arange(len(arms)), [str(eta) for eta in arms])
         axis.set(title=f"mean reward, {title}", xlabel="max_staleness", ylim=(0, 1.02))
     axes[0].legend(loc="lower left")

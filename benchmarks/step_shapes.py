@@ -1,4 +1,4 @@
-"""What the benchmarks of a whole training step share: the shapes, their prompts, and laps.
+"""Shapes, prompts and laps that the benchmarks of a whole training step share.
 
 Imports neither rljax nor JAX when it is read: the environments of the peers and the processes of
 the reward read it, too.
@@ -76,9 +76,9 @@ class Shape:
     def prompt_ids(self, index: int) -> list[int]:
         """Prompt `index` of an endless series, the same in every framework, without a stop id."""
         draw = random.Random(f"prompt {index}")
-        first = max((END, *self.stop_ids())) + 1
+        first_id = max((END, *self.stop_ids())) + 1
         count = draw.randint(self.shortest_prompt, self.longest_prompt)
-        return [draw.randrange(first, self.decoder.vocabulary) for _ in range(count)]
+        return [draw.randrange(first_id, self.decoder.vocabulary) for _ in range(count)]
 
 
 SHAPES = {
@@ -90,7 +90,7 @@ SHAPES = {
 
 @dataclasses.dataclass
 class Cost:
-    """What the process has spent so far, or between two moments."""
+    """The costs of the process so far, or between two moments."""
 
     wall_s: float
     cpu_s: float  # user and system seconds of all threads
@@ -99,26 +99,27 @@ class Cost:
     peak_mb: float  # largest resident set since `forget_peak`
 
     def since(self, before: "Cost") -> "Cost":
-        """What was spent from `before` on."""
+        """Returns the costs from `before` on."""
         spent = {name: value - vars(before)[name] for name, value in vars(self).items()}
         return Cost(**{**spent, "peak_mb": self.peak_mb})
 
 
 def spent() -> Cost:
-    """What the process has spent so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    wall, cpu = time.perf_counter(), used.ru_utime + used.ru_stime
-    return Cost(wall, cpu, used.ru_stime, used.ru_minflt, _peak_mb())
+    """Returns the costs of the process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    wall, cpu = time.perf_counter(), usage.ru_utime + usage.ru_stime
+    return Cost(wall, cpu, usage.ru_stime, usage.ru_minflt, _peak_mb())
 
 
 def forget_peak() -> None:
-    """The peak of the resident set begins anew, where the system allows it."""
+    """Begins the peak of the resident set anew, where the system allows it."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
 
 def _peak_mb() -> float:
-    """Of the whole process where the system has no /proc."""
+    """Returns the peak of the resident set in MB: that of the whole process where the system has no
+    /proc."""
     if os.path.exists("/proc/self/status"):
         with open("/proc/self/status") as file:
             return next(int(x.split()[1]) / 1024 for x in file if x.startswith("VmHWM"))
@@ -126,7 +127,7 @@ def _peak_mb() -> float:
 
 
 def lap(function) -> Cost:
-    """What a call of `function`, which waits for its results, costs."""
+    """Returns the costs of a call of `function`, which waits for its results."""
     forget_peak()
     before = spent()
     function()

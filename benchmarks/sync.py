@@ -1,4 +1,4 @@
-"""What it costs to decode in another layout than training's, and what it spares: prints JSON.
+"""Costs and savings of decoding in another layout than training's: prints JSON.
 
 python benchmarks/sync.py [--train="mesh(fsdp=8)"] [--decode="mesh(data=4, tensor=2)"]
     [--weight_dtype=] [--rows=64] [--new=32] [--repeats=5] [--layers=4] [--embed=256]
@@ -37,9 +37,10 @@ PROMPT, GROUP = 32, 8
 
 
 def colocated(model, params, decoding):
-    """(the model that decodes, its weights, bytes written on devices, bytes through the host)."""
-    own = Decoding()
-    return own.of(model), own.weights(model, params), 0, 0
+    """Returns (the model that decodes, its weights, bytes written on devices, bytes through the
+    host)."""
+    training_decoding = Decoding()
+    return training_decoding.of(model), training_decoding.weights(model, params), 0, 0
 
 
 def resharded(model, params, decoding):
@@ -49,7 +50,8 @@ def resharded(model, params, decoding):
 
 
 def naive(model, params, decoding):
-    """In the type of training: an engine of its own narrows them where they arrive."""
+    """Moves the weights in the type of training: an engine of its own narrows them where they
+    arrive."""
     target = Decoding(layout=decoding.layout).of(model)
     host = jax.device_get(params)
     weights = jax.block_until_ready(jax.tree.map(jax.device_put, host, target.shardings()))
@@ -61,87 +63,93 @@ WAYS = (colocated, resharded, naive)
 
 
 def measured(model: Model, decoding: Decoding, *, rows: int, new: int, repeats: int) -> dict:
-    """{way: {sync_s, rollout_s, written_bytes, host_bytes}}, a list of `repeats` numbers each."""
+    """Returns {way: {sync_s, rollout_s, written_bytes, host_bytes}}, a list of `repeats` numbers
+    each."""
     params, key = model.init(jax.random.key(0)), jax.random.key(1)
     update = jax.jit(lambda p: jax.tree.map(lambda x: x * 0.999, p), donate_argnums=0)
     tokens = np.random.default_rng(0).integers(2, 64, (rows // GROUP, PROMPT)).astype(np.int32)
-    lengths, asked = np.full(len(tokens), PROMPT, np.int32), Sampling(max_response_tokens=new)
+    lengths, sampling = np.full(len(tokens), PROMPT, np.int32), Sampling(max_response_tokens=new)
     rounds: dict = {way.__name__: [] for way in WAYS}
     for turn in range(repeats + 1):
         for way in WAYS:
             params = jax.block_until_ready(update(params))
-            begun = time.perf_counter()
-            target, weights, written, through = way(model, params, decoding)
+            started = time.perf_counter()
+            target, weights, written, host_bytes = way(model, params, decoding)
             synced = time.perf_counter()
-            jax.block_until_ready(generate(target, weights, tokens, lengths, key, asked, n=GROUP))
+            jax.block_until_ready(
+                generate(target, weights, tokens, lengths, key, sampling, n=GROUP)
+            )
             ended = time.perf_counter()
             if turn:  # the first one compiles
-                one = dict(sync_s=synced - begun, rollout_s=ended - begun)
-                one |= dict(written_bytes=written, host_bytes=through)
-                rounds[way.__name__].append(one)
+                costs = dict(sync_s=synced - started, rollout_s=ended - started)
+                costs |= dict(written_bytes=written, host_bytes=host_bytes)
+                rounds[way.__name__].append(costs)
     return {
-        name: {field: [one[field] for one in every] for field in every[0]}
-        for name, every in rounds.items()
+        name: {field: [costs[field] for costs in laps] for field in laps[0]}
+        for name, laps in rounds.items()
     }
 
 
-def summary(found: dict) -> dict:
-    """Medians with least and most, and the ratios of medians."""
+def summary(laps: dict) -> dict:
+    """Returns medians with least and most, and the ratios of medians."""
 
     def spread(x):
         return [round(f(x), 5) for f in (statistics.median, min, max)]
 
-    out = {
+    figures = {
         name: {
             field: spread(values) if field.endswith("_s") else values[-1]
             for field, values in fields.items()
         }
-        for name, fields in found.items()
+        for name, fields in laps.items()
     }
 
     def median(name, field):
-        return statistics.median(found[name][field])
+        return statistics.median(laps[name][field])
 
     def share(a, b, field):
         return round(median(a, field) / median(b, field), 4)
 
-    sent = {name: one["written_bytes"] + one["host_bytes"] for name, one in out.items()}
-    out["ratios"] = {
+    sent = {
+        name: figures_of_way["written_bytes"] + figures_of_way["host_bytes"]
+        for name, figures_of_way in figures.items()
+    }
+    figures["ratios"] = {
         "rollout: resharded / colocated": share("resharded", "colocated", "rollout_s"),
         "rollout: naive / colocated": share("naive", "colocated", "rollout_s"),
         "rollout: naive / resharded": share("naive", "resharded", "rollout_s"),
         "sync: naive / resharded": share("naive", "resharded", "sync_s"),
         "bytes: naive / resharded": round(sent["naive"] / max(sent["resharded"], 1), 3),
     }
-    return out
+    return figures
 
 
 def main() -> None:
-    args = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    args.add_argument("--train", default="mesh(fsdp=8)")
-    args.add_argument("--decode", default="mesh(data=4, tensor=2)")
-    args.add_argument("--weight_dtype", default="")
+    parser.add_argument("--train", default="mesh(fsdp=8)")
+    parser.add_argument("--decode", default="mesh(data=4, tensor=2)")
+    parser.add_argument("--weight_dtype", default="")
     sizes = dict(rows=64, new=32, repeats=5, layers=4, embed=256)
     for name, default in sizes.items():
-        args.add_argument(f"--{name}", type=int, default=default)
-    asked = args.parse_args()
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
     devices = make_mesh()
-    mesh = parsed(asked.train).mesh(devices)
+    mesh = parsed(options.train).mesh(devices)
     config = decoder(
         4096,
-        layers=asked.layers,
-        embed=asked.embed,
-        mlp=3 * asked.embed,
+        layers=options.layers,
+        embed=options.embed,
+        mlp=3 * options.embed,
         heads=8,
         kv_heads=4,
-        head_dim=asked.embed // 8,
+        head_dim=options.embed // 8,
     )
-    decoding = Decoding(layout=parsed(asked.decode), weight_dtype=asked.weight_dtype)
-    how = dict(rows=asked.rows, new=asked.new, repeats=asked.repeats)
-    found = summary(measured(Model(config, mesh), decoding, **how))
-    print(json.dumps({"settings": vars(asked), "load": os.getloadavg()[0], **found}, indent=1))
+    decoding = Decoding(layout=parsed(options.decode), weight_dtype=options.weight_dtype)
+    sizes_of_run = dict(rows=options.rows, new=options.new, repeats=options.repeats)
+    figures = summary(measured(Model(config, mesh), decoding, **sizes_of_run))
+    print(json.dumps({"settings": vars(options), "load": os.getloadavg()[0], **figures}, indent=1))
 
 
 if __name__ == "__main__":

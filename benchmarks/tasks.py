@@ -31,13 +31,13 @@ def timed(function) -> tuple[float, object]:
 
 def measured(call, seconds: float) -> dict[str, float]:
     """call(0), call(1), ... for this long: milliseconds of one."""
-    taken, ends = [], time.perf_counter() + seconds
-    while len(taken) < 10 or (time.perf_counter() < ends and len(taken) < 10_000):
-        taken.append(timed(lambda: call(len(taken)))[0])
+    milliseconds, deadline = [], time.perf_counter() + seconds
+    while len(milliseconds) < 10 or (time.perf_counter() < deadline and len(milliseconds) < 10_000):
+        milliseconds.append(timed(lambda: call(len(milliseconds)))[0])
     return {
-        "median_ms": round(statistics.median(taken), 4),
-        "p90_ms": round(statistics.quantiles(taken, n=10)[-1], 4),
-        "count": len(taken),
+        "median_ms": round(statistics.median(milliseconds), 4),
+        "p90_ms": round(statistics.quantiles(milliseconds, n=10)[-1], 4),
+        "count": len(milliseconds),
     }
 
 
@@ -49,8 +49,8 @@ def of_task(spec: str, seconds: float) -> dict:
         reward = resolve(task.reward, HOME)
 
         def score(i: int) -> float:
-            at = i % len(rows)
-            sample = {**rows[at], "response": worked[at]["completion"], "prompt": ""}
+            index = i % len(rows)
+            sample = {**rows[index], "response": worked[index]["completion"], "prompt": ""}
             return call_reward(reward, sample)[0]
 
         row["score"] = measured(score, seconds)

@@ -64,60 +64,60 @@ class Step(Timed):
     """The instructions of one step of the loop that ends by its data."""
 
     def steps(self):
-        for name, one, times, _ in self.instructions():
+        for name, node, times, _ in self.instructions():
             if times >= 0.9 * self.trips:
-                yield name, one, times / self.trips
+                yield name, node, times / self.trips
 
 
 def step_of(text: str, mesh, trips: int, chip, args) -> dict[str, float]:
-    """Of one step: milliseconds by kind, megabytes by limit, the number of collectives."""
+    """Returns of one step: milliseconds by kind, megabytes by limit, the number of collectives."""
     walk = Step(text, mesh, 0)
     walk.trips = trips
-    out, rows = defaultdict(float), []
-    for name, one, times in walk.steps():
-        if one.op == "custom-call" and "ragged_paged_attention" in one.name:
+    figures, rows = defaultdict(float), []
+    for name, node, times in walk.steps():
+        if node.op == "custom-call" and "ragged_paged_attention" in node.name:
             continue  # by its bytes
-        kind, seconds = walk.seconds(name, one, times, chip, CLOCK_HZ[chip.name])
+        kind, seconds = walk.seconds(name, node, times, chip, CLOCK_HZ[chip.name])
         if not kind:
             continue
-        out[f"{kind}_ms"] += seconds * 1e3
-        rows.append((seconds * 1e6, kind, times, one.name, one.types[:70]))
-        if _kind(one.op):
-            out["collectives"] += times
-            sent = walk._collective(name, one, times, True)
-            out[f"ici_mb {' x '.join(sent.axes)}"] += sent.bytes_sent * times / 1e6
+        figures[f"{kind}_ms"] += seconds * 1e3
+        rows.append((seconds * 1e6, kind, times, node.name, node.types[:70]))
+        if _kind(node.op):
+            figures["collectives"] += times
+            sent = walk._collective(name, node, times, True)
+            figures[f"ici_mb {' x '.join(sent.axes)}"] += sent.bytes_sent * times / 1e6
         else:
-            out["hbm_mb"] += walk._hbm_bytes(name, one) * times / 1e6
+            figures["hbm_mb"] += walk._hbm_bytes(name, node) * times / 1e6
     for row in sorted(rows, reverse=True)[: args.top]:
         print("{:9.1f} us {:9} x{:<7g} {:44} {}".format(*row))
-    return out
+    return figures
 
 
 def compiled(args, layers: int, layout: str, devices, chip):
     """({figure of a step}, figures of the programs) of the config with so many layers."""
     setup = abstract_setup(config_of(args, layers), devices)
     actor, decoding = abstract_roles(setup)["actor"], setup.decoding
-    how = dict(layout=None, weight_dtype="")
+    changes = dict(layout=None, weight_dtype="")
     if layout != "training":
-        how = dict(layout=parsed(layout), weight_dtype=args.weights)
-    decoding = dataclasses.replace(decoding, **how)
+        changes = dict(layout=parsed(layout), weight_dtype=args.weights)
+    decoding = dataclasses.replace(decoding, **changes)
     batch, sampling = setup.config.batch, setup.rollouts.sampling
     prompts = np.zeros((batch.prompts_per_step, setup.data.prompt_tokens), np.int32)
     weights = actor.state.weights
     programs, _ = planned_rollout(
         actor.model, weights, prompts, sampling, n=batch.samples_per_prompt, decoding=decoding
     )
-    model, facts, step = decoding.of(actor.model), {}, {}
+    model, program_figures, step = decoding.of(actor.model), {}, {}
     for name, (function, arguments, trips) in programs.items():
-        begun = time.perf_counter()
+        started = time.perf_counter()
         program = function.trace(*arguments).lower().compile()
         text, memory = program.as_text(), program.memory_analysis()
         if args.text:
-            where = Path(args.text) / f"{name}.{layers}.{re.sub('[^a-z0-9]+', '_', layout)}.hlo"
-            where.write_text(text)
+            path = Path(args.text) / f"{name}.{layers}.{re.sub('[^a-z0-9]+', '_', layout)}.hlo"
+            path.write_text(text)
         mesh = model.mesh if name == "generate" else actor.model.mesh
-        facts[name] = {
-            "compile_s": round(time.perf_counter() - begun, 1),
+        program_figures[name] = {
+            "compile_s": round(time.perf_counter() - started, 1),
             "arguments_gib": round(memory.argument_size_in_bytes / GIB, 3),
             "temporaries_gib": round(memory.temp_size_in_bytes / GIB, 3),
         }
@@ -125,15 +125,15 @@ def compiled(args, layers: int, layout: str, devices, chip):
             step = step_of(text, mesh, trips, chip, args)
             rows = prompts.shape[0] * batch.samples_per_prompt
             slots = min(decoding.slots or rows, rows)
-            held = prompts.shape[1] + sampling.max_response_tokens // 2
-            kv = slots_bytes(model, slots, held, decoding.kv_dtype)
+            held_tokens = prompts.shape[1] + sampling.max_response_tokens // 2
+            kv = slots_bytes(model, slots, held_tokens, decoding.kv_dtype)
             step["kv_ms"] = kv / chip.hbm_bytes_per_s * 1e3
             step["hbm_mb"] += kv / 1e6
-            facts["steps"] = trips
+            program_figures["steps"] = trips
         else:
             sent = Timed(text, mesh, 0).traffic.by_axis()
-            facts[name]["ici_mb"] = {k: round(v / 1e6, 1) for k, v in sent.items()}
-    return step, facts
+            program_figures[name]["ici_mb"] = {k: round(v / 1e6, 1) for k, v in sent.items()}
+    return step, program_figures
 
 
 def main():
@@ -141,18 +141,20 @@ def main():
     # What is compiled for chips that are not there cannot be read back from the cache on disk.
     jax.config.update("jax_enable_compilation_cache", False)
     devices, chip = topology_devices(args.topology)
-    few, many = map(int, args.layers.split(","))
+    low_layers, high_layers = map(int, args.layers.split(","))
     for layout in args.layouts.split(";"):
-        (low, _), (high, facts) = (compiled(args, n, layout, devices, chip) for n in (few, many))
-        layer = {k: (high[k] - low.get(k, 0.0)) / (many - few) for k in high}
-        rest = {k: high[k] - many * layer[k] for k in high}
-        whole = {k: rest[k] + args.to * layer[k] for k in high}
-        step = sum(v for k, v in whole.items() if k.endswith("_ms") and k != "async_ici_ms")
-        steps = facts.pop("steps")
-        late = whole.get("collectives", 0.0) * args.latency_us / 1e3
+        (low, _), (high, program_figures) = (
+            compiled(args, n, layout, devices, chip) for n in (low_layers, high_layers)
+        )
+        layer = {k: (high[k] - low.get(k, 0.0)) / (high_layers - low_layers) for k in high}
+        other_parts = {k: high[k] - high_layers * layer[k] for k in high}
+        at_layers = {k: other_parts[k] + args.to * layer[k] for k in high}
+        step = sum(v for k, v in at_layers.items() if k.endswith("_ms") and k != "async_ici_ms")
+        steps = program_figures.pop("steps")
+        latency_ms = at_layers.get("collectives", 0.0) * args.latency_us / 1e3
 
-        def rounded(d):
-            return {k: round(v, 3) for k, v in sorted(d.items())}
+        def rounded(figures):
+            return {k: round(v, 3) for k, v in sorted(figures.items())}
 
         print(
             json.dumps(
@@ -162,13 +164,13 @@ def main():
                     "topology": args.topology,
                     "set": args.set,
                     "a_layer": rounded(layer),
-                    "the_rest": rounded(rest),
-                    f"at_{args.to}_layers": rounded(whole),
+                    "the_rest": rounded(other_parts),
+                    f"at_{args.to}_layers": rounded(at_layers),
                     "step_ms": round(step, 3),
                     "rollout_s": round(step * steps / 1e3, 2),
                     "steps": steps,
-                    "latency_s": round(late * steps / 1e3, 2),
-                    f"programs_of_{many}_layers": facts,
+                    "latency_s": round(latency_ms * steps / 1e3, 2),
+                    f"programs_of_{high_layers}_layers": program_figures,
                 },
                 indent=1,
             ),

@@ -83,8 +83,8 @@ def with_layers(model: str, layers: int) -> str:
     """A copy of the folder of a model, whose config has so many layers."""
     folder = Path(tempfile.mkdtemp()) / "model"
     shutil.copytree(model, folder)
-    facts = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(facts | {"num_hidden_layers": layers}))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": layers}))
     return str(folder)
 
 
@@ -105,8 +105,8 @@ def update_program(setup, roles):
     batch = batch.replace(old_logprobs=number, ref_logprobs=number, advantages=number)
 
     def update(actor, batch):
-        new, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options())
-        return new.pinned(), metrics
+        updated, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options())
+        return updated.pinned(), metrics
 
     return jax.jit(update, donate_argnums=0), (roles["actor"], batch)
 
@@ -126,60 +126,65 @@ class Timed(hlo._Walk):
         self.layers = layers
 
     def instructions(self, name=None, times=1.0, of_layers=False):
-        for one in self.parts[name or self.entry]:
-            if one.op == "while":
-                body, turns, _ = self._loop(one)
+        for node in self.parts[name or self.entry]:
+            if node.op == "while":
+                body, turns, _ = self._loop(node)
                 inside = of_layers or turns == self.layers
                 yield from self.instructions(body, times * turns, inside)
-            elif one.op == "conditional":
-                branches = [list(self.instructions(c, times, of_layers)) for c in self._called(one)]
+            elif node.op == "conditional":
+                branches = [
+                    list(self.instructions(c, times, of_layers)) for c in self._called(node)
+                ]
                 yield from min(branches, key=len, default=[])
-            elif one.op in ("call", "call-start", "async-start") and self._called(one):
-                for called in self._called(one):
+            elif node.op in ("call", "call-start", "async-start") and self._called(node):
+                for called in self._called(node):
                     yield from self.instructions(called, times, of_layers)
             else:
-                stacked = f"[{self.layers}," in self.all_types(name or self.entry, one)
-                yield name or self.entry, one, times, of_layers or stacked
+                stacked = f"[{self.layers}," in self.all_types(name or self.entry, node)
+                yield name or self.entry, node, times, of_layers or stacked
 
-    def all_types(self, name, one) -> str:
+    def all_types(self, name, node) -> str:
         """The types of an instruction's result and operands."""
-        return " ".join([one.types, *(self._type(self.types[name], o) for o in one.operands)])
+        return " ".join(
+            [node.types, *(self._type(self.types[name], operand) for operand in node.operands)]
+        )
 
-    def seconds(self, name, one, times, chip, clock) -> tuple[str, float]:
+    def seconds(self, name, node, times, chip, clock) -> tuple[str, float]:
         """(kind, seconds) of one instruction in all its turns; kind "" if it takes none."""
-        cycles = re.search(r'"estimated_cycles":"?(\d+)', one.rest)
+        cycles = re.search(r'"estimated_cycles":"?(\d+)', node.rest)
         if cycles:
             return "cycles", int(cycles[1]) / clock * times
-        if one.op == "custom-call" and '"tpu_custom_call"' in one.rest:
-            return "kernels", self.kernel_flops(name, one) * OVER_PEAK / chip.flops_per_s * times
-        if hlo._kind(one.op):
-            sent = self._collective(name, one, times, False).bytes_sent
-            kind = "async_ici" if one.op.endswith("-start") or "async" in name else "sync_ici"
+        if node.op == "custom-call" and '"tpu_custom_call"' in node.rest:
+            return "kernels", self.kernel_flops(name, node) * OVER_PEAK / chip.flops_per_s * times
+        if hlo._kind(node.op):
+            sent = self._collective(name, node, times, False).bytes_sent
+            kind = "async_ici" if node.op.endswith("-start") or "async" in name else "sync_ici"
             return kind, sent * times / (2 * chip.link_bytes_per_s)
-        if one.op in hlo._FREE or one.op.endswith(("-start", "-done", "-update")):
+        if node.op in hlo._FREE or node.op.endswith(("-start", "-done", "-update")):
             return "", 0.0
-        return "copies", self._hbm_bytes(name, one) * times / chip.hbm_bytes_per_s
+        return "copies", self._hbm_bytes(name, node) * times / chip.hbm_bytes_per_s
 
-    def kernel_flops(self, name, one) -> float:
-        """Of one call, every pass of a product counted: of log-probs as declared; of attention 3/4
-        of the scores (causal, blocks of 512), heads of fewer than 128 padded to it."""
-        if "splash" not in one.name and "attention" not in one.name:
-            stated = re.search(r"mxu_flops\D+(\d+)", one.rest) or re.search(
-                r'"flops":"?(\d+)', one.rest
+    def kernel_flops(self, name, node) -> float:
+        """Returns the FLOPs of one call, every pass of a product counted: of log-probs as declared;
+        of attention 3/4 of the scores (causal, blocks of 512), heads of fewer than 128 padded to
+        it."""
+        if "splash" not in node.name and "attention" not in node.name:
+            stated = re.search(r"mxu_flops\D+(\d+)", node.rest) or re.search(
+                r'"flops":"?(\d+)', node.rest
             )
             return float(stated[1]) if stated else 0.0
         shapes = [
             [int(n) for n in dims.split(",")]
-            for dims in re.findall(r"bf16\[([\d,]+)\]", self.all_types(name, one))
+            for dims in re.findall(r"bf16\[([\d,]+)\]", self.all_types(name, node))
         ]
         sizes = [(math.prod(x[:-2]), x[-2], x[-1]) for x in shapes if len(x) >= 3]
         heads, tokens, size = max(sizes, key=math.prod)
-        products = 2 if "fwd" in one.name else 3 if "dq" in one.name else 4
+        products = 2 if "fwd" in node.name else 3 if "dq" in node.name else 4
         return products * 2 * heads * tokens * tokens * 0.75 * max(size, 128)
 
 
 def measured(name, program, arguments, mesh, chip, args) -> dict:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     compiled = program.trace(*arguments).lower().compile()
     text, memory = compiled.as_text(), compiled.memory_analysis()
     if args.text:
@@ -187,30 +192,30 @@ def measured(name, program, arguments, mesh, chip, args) -> dict:
     walk = Timed(text, mesh, args.layers)
     parts = {part: defaultdict(float) for part in ("layers", "rest")}
     rows = []
-    for where, one, times, of_layers in walk.instructions():
-        kind, seconds = walk.seconds(where, one, times, chip, CLOCK_HZ[chip.name])
+    for part_name, node, times, of_layers in walk.instructions():
+        kind, seconds = walk.seconds(part_name, node, times, chip, CLOCK_HZ[chip.name])
         if kind:
             parts["layers" if of_layers else "rest"][kind] += seconds * 1e3
-            rows.append((seconds * 1e3, kind, times, one.name, one.types[:60]))
+            rows.append((seconds * 1e3, kind, times, node.name, node.types[:60]))
     sent = defaultdict(float)
-    for one in walk.traffic.collectives:
-        sent[one.op] += one.bytes_sent * one.trips / 1e9
+    for node in walk.traffic.collectives:
+        sent[node.op] += node.bytes_sent * node.trips / 1e9
     scale = args.to / args.layers
     kinds = sorted(set(parts["layers"]) | set(parts["rest"]))
-    whole = {k: round(parts["layers"][k] * scale + parts["rest"][k], 1) for k in kinds}
+    at_layers = {k: round(parts["layers"][k] * scale + parts["rest"][k], 1) for k in kinds}
     counted = [k for k in kinds if k != "async_ici"]
-    for size, kind, times, what, types in sorted(rows, reverse=True)[: args.top]:
-        print(f"{size:9.2f} ms {kind:9} x{times:<7g} {what:44} {types}")
+    for size, kind, times, label, types in sorted(rows, reverse=True)[: args.top]:
+        print(f"{size:9.2f} ms {kind:9} x{times:<7g} {label:44} {types}")
     return {
         "program": name,
-        "compile_s": round(time.perf_counter() - begun, 1),
+        "compile_s": round(time.perf_counter() - started, 1),
         "arguments_gib": round(memory.argument_size_in_bytes / GIB, 3),
         "temporaries_gib": round(memory.temp_size_in_bytes / GIB, 3),
         "ici_gb": {k: round(v, 3) for k, v in sorted(sent.items())},
         "hbm_gb": round(walk.traffic.hbm_bytes / 1e9, 2),
         **{f"{part}_ms": {k: round(v, 2) for k, v in parts[part].items()} for part in parts},
-        "at_layers": {"layers": args.to, **whole},
-        "at_layers_ms": round(sum(whole[k] for k in counted), 1),
+        "at_layers": {"layers": args.to, **at_layers},
+        "at_layers_ms": round(sum(at_layers[k] for k in counted), 1),
     }
 
 
@@ -229,7 +234,7 @@ def main():
     setup = fewest_microbatches(abstract_setup(config_of(args), devices), chip.hbm_bytes)
     roles, mesh = abstract_roles(setup), setup.model.mesh
     makers = {"update": update_program, "logprobs": logprobs_program}
-    out = {
+    report = {
         "topology": args.topology,
         "mesh": {k: n for k, n in mesh.shape.items() if n > 1},
         "layers": args.layers,
@@ -242,8 +247,8 @@ def main():
     }
     for name in args.programs.split(","):
         program, arguments = makers[name](setup, roles)
-        out["programs"].append(measured(name, program, arguments, mesh, chip, args))
-    print(json.dumps(out, indent=1))
+        report["programs"].append(measured(name, program, arguments, mesh, chip, args))
+    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

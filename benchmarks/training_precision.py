@@ -1,4 +1,4 @@
-"""What a run's numbers change: the tiny variants of presets in each precision, over seeds.
+"""Effects of the precision of a run: the tiny variants of presets in each precision, over seeds.
 
 python benchmarks/training_precision.py [--presets=presets/grpo,presets/ppo,offline/sft] [--seeds=3]
 
@@ -31,7 +31,7 @@ MISMATCH = ("abs_logprob_diff_mean", "abs_logprob_diff_p99", "mismatch_k3_kl")
 
 
 def measured(preset: str, precision: str, seed: int) -> dict[str, float]:
-    """The final metrics of a run."""
+    """Returns the final metrics of a run."""
     config = load_config_file(str(REPO / "configs" / f"{preset}.py") + ":tiny")
     for name, value in PRECISIONS[precision].items():
         setattr(config.model_settings, name, value)
@@ -43,21 +43,21 @@ def measured(preset: str, precision: str, seed: int) -> dict[str, float]:
         text = (Path(config.run_dir) / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
 
-    def of(name, over):
-        return [float(row[name]) for row in rows[over:] if name in row]
+    def values_of(name, start):
+        return [float(row[name]) for row in rows[start:] if name in row]
 
-    found = {}
+    metrics = {}
     for name in ("reward/mean", "loss"):
-        if values := of(name, -LAST):
-            found[name] = float(np.mean(values))
+        if values := values_of(name, -LAST):
+            metrics[name] = float(np.mean(values))
     for name in ("eval/accuracy", "eval/loss"):
-        if values := of(name, 0):
-            found[name] = values[-1]
+        if values := values_of(name, 0):
+            metrics[name] = values[-1]
     for name in MISMATCH:
-        if values := of(f"mismatch/{name}", 0):
-            found[f"mismatch/{name}"] = float(np.mean(values))
+        if values := values_of(f"mismatch/{name}", 0):
+            metrics[f"mismatch/{name}"] = float(np.mean(values))
     counts = ("skipped_steps", "overflow_steps", "critic/overflow_steps")
-    return found | {name: float(sum(of(name, 0))) for name in counts if of(name, 0)}
+    return metrics | {name: float(sum(values_of(name, 0))) for name in counts if values_of(name, 0)}
 
 
 def main() -> None:
@@ -66,16 +66,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     for preset in args.presets.split(","):
-        exact = {}
+        base = {}
         for precision in PRECISIONS:
             runs = [measured(preset, precision, seed) for seed in range(args.seeds)]
-            exact = exact or dict(enumerate(runs))
+            base = base or dict(enumerate(runs))
             row = {"preset": preset, "precision": precision}
             for name in runs[0]:
                 row[name] = interval([run[name] for run in runs])
-                if name in exact[0] and precision != "float32":
-                    less = [run[name] - exact[seed][name] for seed, run in enumerate(runs)]
-                    row[f"{name} - float32"] = interval(less)
+                if name in base[0] and precision != "float32":
+                    differences = [run[name] - base[seed][name] for seed, run in enumerate(runs)]
+                    row[f"{name} - float32"] = interval(differences)
             print(json.dumps(row), flush=True)
 
 

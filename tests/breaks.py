@@ -877,13 +877,13 @@ BREAKS |= {
     ),
     "flags behind -- are a command's own": (
         "rljax/command/launch.py",
-        "own, others = arguments[:end], arguments[end:]",
-        "own, others = arguments, []",
+        "own_args, other_command = arguments[:separator], arguments[separator:]",
+        "own_args, other_command = arguments, []",
         ["tests/command/test_command.py", "-k", "two_dashes"],
     ),
     "commands that go on from a run do not ask for trust": (
         "rljax/command/train.py",
-        'trust = {n: " --trust_code" for n, config in used.items() if asks(config)}',
+        'trust = {n: " --trust_code" for n, config in configs.items() if asks(config)}',
         "pass",
         ["tests/command/test_next_steps.py"],
     ),
@@ -929,14 +929,14 @@ BREAKS |= {
     # -- datagen
     "the line of the first error is right": (
         "rljax/datagen/first_error.py",
-        "labels.append(1.0 if first is None or j < first else -1.0)",
-        "labels.append(1.0 if first is None or j <= first else -1.0)",
+        "labels.append(1.0 if first_error is None or number < first_error else -1.0)",
+        "labels.append(1.0 if first_error is None or number <= first_error else -1.0)",
         ["tests/datagen/test_labelling.py"],
     ),
     "a completed program may be longer than a written one": (
         "rljax/datagen/steps.py",
-        'fits = [len(ids) <= limit and reason == "stop" for ids, reason in whole]',
-        'fits = [reason == "stop" for ids, reason in whole]',
+        'fits = [len(ids) <= limit and reason == "stop" for ids, reason in responses]',
+        'fits = [reason == "stop" for ids, reason in responses]',
         ["tests/datagen/test_process_labels.py", "-k", "room"],
     ),
     "the probability of a pair is always that of the first": (
@@ -1302,8 +1302,8 @@ BREAKS |= {
     # -- serving
     "a stop string that begins anew within itself is missed": (
         "rljax/serving/text.py",
-        "                while at and stop[at] != character:\n",
-        "                if at and stop[at] != character:\n",
+        "                while count and stop[count] != character:\n",
+        "                if count and stop[count] != character:\n",
         ["tests/serving/test_serving.py", "-k", "within_itself"],
     ),
     "a name that ends with localhost is this machine": (
@@ -1372,14 +1372,14 @@ BREAKS |= {
     # -- validation
     "what a shipped config sets is said to be set in vain": (
         "rljax/validation/unread.py",
-        "if all(value != value_of(one, name) for one in usual):",
-        "if any(value != value_of(one, name) for one in usual):",
+        "if all(value != value_of(base, name) for base in bases):",
+        "if any(value != value_of(base, name) for base in bases):",
         ["tests/validation/test_unread.py"],
     ),
     "what a dataflow of rows does not read is said of one that samples": (
         "rljax/validation/unread.py",
-        '        why["rows"] = ',
-        '        why["samples"] = ',
+        '        reasons["rows"] = ',
+        '        reasons["samples"] = ',
         ["tests/validation/test_unread.py"],
     ),
     "one episode of a prompt is enough to compare": (
@@ -1390,8 +1390,8 @@ BREAKS |= {
     ),
     "a judge may take as long as the pool allows": (
         "rljax/validation/judges.py",
-        "            own < reward.timeout_s,\n",
-        "            own <= reward.timeout_s,\n",
+        "            timeout_s < reward.timeout_s,\n",
+        "            timeout_s <= reward.timeout_s,\n",
         ["tests/validation/test_config.py", "-k", "each_rule"],
     ),
     # -- workers
@@ -1518,7 +1518,7 @@ BREAKS |= {
     ),
     "an answer of 32 bits is read with 64": (
         "rljax/config/answer_numbers.py",
-        "    return value if few and whole or far and (few or whole) else near\n",
+        "    return value if few_bits and is_whole or imprecise and (few_bits or is_whole) else nearest\n",
         "    return value\n",
         ["tests/data/test_array_rows.py", "-k", "few_bits"],
     ),

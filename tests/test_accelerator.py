@@ -107,7 +107,7 @@ def test_no_part_begins_behind_the_end(parts):
     ],
 )
 def test_other_versions_of_jax_are_refused(version, said):
-    found = accelerator.refused({"jax": version})
+    found = accelerator.version_problem({"jax": version})
     assert said in found if said else found == ""
 
 

@@ -66,7 +66,7 @@ def test_useful_work_counts_a_prompt_once_in_its_group_and_no_padding():
         positions=np.zeros((4, 6), np.int32),
     )
     every = [(p + r) * (p + r + 1) // 2 for p, r in rows]
-    assert grpo_step.needed(batch, 2) == {
+    assert grpo_step.needed_tokens(batch, 2) == {
         "response_tokens": 5,
         "positions": 3 + 2 + 5,
         "pairs": sum(every) - 6 - 3,  # the second reading of each prompt
@@ -258,13 +258,13 @@ worker = RealWorker()
 spin = "import time, sys\\nwhile sys.stdin.readline():\\n  end = time.process_time() + 0.3\\n"
 spin += "  while time.process_time() < end: pass\\n  print(flush=True)"
 child = subprocess.Popen([sys.executable, "-c", spin], stdin=-1, stdout=-1, text=True)
-worker.say({"ready": {"name": worker.given["remat"]}})
-for number in range(2 if worker.given["fails"] == worker.given["remat"] else 9):
+worker.say({"ready": {"name": worker.options["remat"]}})
+for number in range(2 if worker.options["fails"] == worker.options["remat"] else 9):
     worker.wait()
     worker.generated(6)
     print(file=child.stdin, flush=True)
     child.stdout.readline()
-    worker.learned([(2, 3), (2, 3), (1,), (1,)], [1, 0, worker.given["seed"], 1])
+    worker.learned([(2, 3), (2, 3), (1,), (1,)], [1, 0, worker.options["seed"], 1])
 sys.exit("no more steps")
 """
 

@@ -1,18 +1,18 @@
 """The command line: `rljax COMMAND ...`, and launchers/*.py, which are the same commands.
 
-Each module of this folder is one command: its docstring is its help, and main(options, given)
+Each module of this folder is one command: its docstring is its help, and main(options, source)
 runs it.
 """
 
 import os
 import sys
 
-_NAMES = {"absl": "absl-py", "yaml": "pyyaml"}  # of packages, by what is imported
+_DISTRIBUTIONS = {"absl": "absl-py", "yaml": "pyyaml"}  # of packages, by what is imported
 
 try:
     from rljax.command.commands import COMMANDS, main, run
 except (ImportError, AttributeError) as _error:
-    _LACKS = (_error.name or "").partition(".")[0] if isinstance(_error, ImportError) else ""
+    _MISSING = (_error.name or "").partition(".")[0] if isinstance(_error, ImportError) else ""
     # A file named as a module of Python itself, before which PYTHONPATH puts it, breaks libraries.
     _FILES = [
         os.path.join(folder, name)
@@ -21,15 +21,15 @@ except (ImportError, AttributeError) as _error:
         for name in sorted(os.listdir(folder))
         if name.endswith(".py") and name[:-3] in sys.stdlib_module_names
     ]
-    if not _FILES and isinstance(_error, ModuleNotFoundError) and _LACKS not in ("", "rljax"):
+    if not _FILES and isinstance(_error, ModuleNotFoundError) and _MISSING not in ("", "rljax"):
         _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        _OWN = os.path.join(_ROOT, ".venv", "bin", "python")
-        _FIX = f"{sys.executable} -m pip install {_NAMES.get(_LACKS, _LACKS)}"
+        _VENV_PYTHON = os.path.join(_ROOT, ".venv", "bin", "python")
+        _FIX = f"{sys.executable} -m pip install {_DISTRIBUTIONS.get(_MISSING, _MISSING)}"
         if os.path.isfile(os.path.join(_ROOT, "pyproject.toml")):
             _FIX = f"{sys.executable} -m pip install -e {_ROOT}"
-        if os.path.isfile(_OWN) and _OWN != sys.executable:
-            _FIX = f"start with {_OWN}, or {_FIX}"
-        sys.stderr.write(f"error: {sys.executable} has no package {_LACKS!r}. Fix: {_FIX}\n")
+        if os.path.isfile(_VENV_PYTHON) and _VENV_PYTHON != sys.executable:
+            _FIX = f"start with {_VENV_PYTHON}, or {_FIX}"
+        sys.stderr.write(f"error: {sys.executable} has no package {_MISSING!r}. Fix: {_FIX}\n")
         sys.exit(2)
     if not _FILES:
         raise

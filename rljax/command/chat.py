@@ -53,7 +53,7 @@ def _lines() -> Iterator[str]:
 
 
 def _show(console, pieces: Iterable[tuple[str, str]]) -> None:
-    """Prints what comes while it comes: texts as they are, the others on lines of their own."""
+    """Prints each piece as it arrives: texts as they are, the others on lines of their own."""
     inside = False  # a line
     for kind, text in pieces:
         if kind == "text":

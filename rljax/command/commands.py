@@ -21,7 +21,7 @@ from rljax.suggest import near_names
 from rljax.tracking.screen import printable_streams
 from rljax.tracking.signals import quit_now
 
-_here = functools.partial(Command, one_host=True)
+_local = functools.partial(Command, one_host=True)
 _light = functools.partial(Command, jax=False)
 _COMMANDS = (
     Command(
@@ -53,7 +53,7 @@ _COMMANDS = (
         module="inspect_data",
         data_with="model",
     ),
-    _here(
+    _local(
         "play",
         "one episode of a config's environment: by hand, or by a policy",
         policies.PlayOptions,
@@ -65,7 +65,7 @@ _COMMANDS = (
         runs.PlanOptions,
         "needed",
     ),
-    _here(
+    _local(
         "evaluate", "accuracy, pass@k and majority@k of a run or model", policies.EvaluateOptions
     ),
     _light("report", "write the report of a run anew, or compare several", runs.ReportOptions),
@@ -74,17 +74,17 @@ _COMMANDS = (
         "curves and completions of runs in the terminal, while they go on",
         runs.WatchOptions,
     ),
-    _here(
+    _local(
         "push",
         "put a run's policy or adapter on the Hugging Face Hub, with a model card",
         runs.PushOptions,
         jax=False,
     ),
-    _here("replay", "find what made a step's loss or gradient not finite", runs.ReplayOptions),
-    _here("serve", "an OpenAI-compatible endpoint for a run or model", services.ServeOptions),
-    _here("chat", "talk to a run or model, with tools", services.ChatOptions),
+    _local("replay", "find what made a step's loss or gradient not finite", runs.ReplayOptions),
+    _local("serve", "an OpenAI-compatible endpoint for a run or model", services.ServeOptions),
+    _local("chat", "talk to a run or model, with tools", services.ChatOptions),
     Command("sweep", "run what a config's sweep() yields", runs.SweepOptions, "needed"),
-    _here(
+    _local(
         "pipeline",
         "chain the stages that a config's pipeline() yields: SFT, RM, RL",
         runs.PipelineOptions,
@@ -105,17 +105,17 @@ _COMMANDS = (
         module="inspect_data",
         data_with="model",
     ),
-    _here(
+    _local(
         "sample",
         "rejection sampling: the best of K samples as a file; RAFT",
         policies.RejectionOptions,
         "optional",
         module="rejection_sample",
     ),
-    _here("label steps", "find the first wrong line of programs", policies.LabelOptions),
-    _here("label preferences", "have a judge label pairs", policies.PreferenceOptions),
-    _here("score steps", "a process reward model on labelled lines", policies.ScoreOptions),
-    _here(
+    _local("label steps", "find the first wrong line of programs", policies.LabelOptions),
+    _local("label preferences", "have a judge label pairs", policies.PreferenceOptions),
+    _local("score steps", "a process reward model on labelled lines", policies.ScoreOptions),
+    _local(
         "compare",
         "offline algorithms on one file of samples",
         policies.ComparisonOptions,
@@ -136,22 +136,22 @@ COMMANDS = {command.name: command for command in _COMMANDS}
 @printable_streams()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `rljax COMMAND ...` and ends the process with the command's exit code."""
-    last = arguments is None
+    is_last = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["--version"]:
         print(f"rljax {rljax.__version__}")
         sys.exit(0)
     if arguments[:1] == ["help"] and len(arguments) > 1:  # rljax help train
         arguments = [*arguments[1:], "--help"]
-    asked = [word for word in arguments if word not in ("--help", "-h", "help")]
-    group = {k: c for k, c in COMMANDS.items() if not asked or k.startswith(f"{asked[0]} ")}
-    if not arguments or (group and len(asked) < 2 and len(asked) < len(arguments)):
-        print(_overview(group))  # of all, or of a word that begins several: rljax data --help
+    words = [argument for argument in arguments if argument not in ("--help", "-h", "help")]
+    group = {k: c for k, c in COMMANDS.items() if not words or k.startswith(f"{words[0]} ")}
+    if not arguments or (group and len(words) < 2 and len(words) < len(arguments)):
+        print(_overview(group))  # all commands, or those of a group: rljax data --help
         sys.exit(0 if arguments else 2)
-    for words in (2, 1):
-        name = " ".join(arguments[:words])
+    for count in (2, 1):
+        name = " ".join(arguments[:count])
         if name in COMMANDS:
-            run(name, arguments[words:], f"rljax {name}", last=last)
+            run(name, arguments[count:], f"rljax {name}", last=is_last)
     sys.exit(complain(_unknown(arguments)))
 
 
@@ -173,11 +173,11 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     if last and "jax" in sys.modules:
-        _leave(code)
+        _end_process(code)
     sys.exit(code)
 
 
-def _leave(code: int) -> None:
+def _end_process(code: int) -> None:
     """Ends the process as sys.exit does, but without taking Python down: a thread of XLA or of
     TensorStore that frees an array at that moment would abort it, after a command that was done."""
     threading._shutdown()
@@ -190,19 +190,21 @@ def _leave(code: int) -> None:
 
 def _unknown(arguments: Sequence[str]) -> InputError:
     word = arguments[0]
-    longer = [name for name in COMMANDS if name.startswith(f"{word} ")]
-    said = " ".join(arguments[:2]) if longer else word
-    close = (longer if said == word else []) or [n for n in COMMANDS if n.startswith(said)]
-    close = close or near_names(said, COMMANDS, 1)
-    close = close or longer
-    close = close or [name for name in COMMANDS if word in name.split()]
-    hint = f"did you mean rljax {' or '.join(close)}? " if close else ""
-    return InputError("no such command", value=said, fix=f"{hint}`rljax --help` lists them")
+    subcommands = [name for name in COMMANDS if name.startswith(f"{word} ")]
+    command = " ".join(arguments[:2]) if subcommands else word
+    near = (subcommands if command == word else []) or [
+        n for n in COMMANDS if n.startswith(command)
+    ]
+    near = near or near_names(command, COMMANDS, 1)
+    near = near or subcommands
+    near = near or [name for name in COMMANDS if word in name.split()]
+    hint = f"did you mean rljax {' or '.join(near)}? " if near else ""
+    return InputError("no such command", value=command, fix=f"{hint}`rljax --help` lists them")
 
 
 def _overview(commands: Mapping[str, Command]) -> str:
-    wide = max(map(len, commands))
-    listed = "\n".join(f"  {name:<{wide}}  {one.about}" for name, one in commands.items())
+    width = max(map(len, commands))
+    listed = "\n".join(f"  {name:<{width}}  {command.about}" for name, command in commands.items())
     return (
         "usage: rljax COMMAND [arguments]\n\n"
         f"{listed}\n\n"

@@ -6,7 +6,7 @@ prints greedy and sampled accuracy on held-out prompts with 95 % intervals. The 
 goes on: finished cells are kept. --capabilities prints what the dataflows need and can use.
 """
 
-from rljax.command.launch import Given, print_table
+from rljax.command.launch import ConfigSource, print_table
 from rljax.config.flags import config_module, load_config_file
 from rljax.config.policy_options import ComparisonOptions
 from rljax.errors import InputError
@@ -15,7 +15,7 @@ _DEFAULT = "compare_offline"  # ships with the library
 _CAPABILITIES_OF = {"PPO": "ppo", "DPO": "preference", "KTO": "kto", "DQO": "dqo"}
 
 
-def main(options: ComparisonOptions, given: Given) -> None:
+def main(options: ComparisonOptions, source: ConfigSource) -> None:
     """Trains and measures the methods of a config file, and prints the table. Raises InputError for
     a file without methods()."""
     if options.capabilities:
@@ -27,8 +27,8 @@ def main(options: ComparisonOptions, given: Given) -> None:
         return
     from rljax.experiments.comparison import compare, read_methods
 
-    path = given.path or _DEFAULT
-    config = given.config or load_config_file(path)
+    path = source.path or _DEFAULT
+    config = source.config or load_config_file(path)
     module = config_module(path)
     if not callable(vars(module).get("methods")):
         fix = 'define methods() that yields {"name": ..., "rows": ..., "dataflow": ...}'
@@ -45,8 +45,8 @@ def main(options: ComparisonOptions, given: Given) -> None:
 
 
 def _print_cell(cell: dict) -> None:
-    known = [[x for x in cell[name] if x is not None] for name in ("greedy", "sampled")]
-    greedy, sampled = (sum(values) / max(len(values), 1) for values in known)
+    accuracies = [[x for x in cell[name] if x is not None] for name in ("greedy", "sampled")]
+    greedy, sampled = (sum(values) / max(len(values), 1) for values in accuracies)
     print(f"seed {cell['seed']}: {cell['method']}: {greedy:.3f} / {sampled:.3f}", flush=True)
 
 

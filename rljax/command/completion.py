@@ -28,15 +28,15 @@ def main(options: CompletionOptions) -> None:
 
 
 def words() -> dict[str, list[str]]:
-    """Returns {what is asked: the words that may stand there}: "" for the first word, "data" for
+    """Returns {key: the words that may stand there}. The keys are "" for the first word, "data" for
     the second word of `rljax data`, "train -" for the flags of a command, "train +" for its
     words without a flag, "pod --api=" for the values of a flag, "--config." and "--config.seed="
     for fields."""
-    firsts = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
-    table = {"": [*firsts, "--help", "--version"]}
-    for first in firsts:
-        if seconds := [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{first} ")]:
-            table[first] = seconds
+    groups = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
+    table = {"": [*groups, "--help", "--version"]}
+    for group in groups:
+        if others := [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{group} ")]:
+            table[group] = others
     configs = list(shipped_configs())
     for name, command in COMMANDS.items():
         flags = option_words(command.options)
@@ -61,19 +61,20 @@ def words() -> dict[str, list[str]]:
 
 
 def _cases(table: Mapping[str, Iterable[str]], fish: bool) -> str:
-    """The branches of a `case` of bash and zsh, or of a `switch` of fish, that print the words of a
-    key, one a line."""
+    """Returns the branches of a `case` of bash and zsh, or of a `switch` of fish, that print the
+    words of a key, one a line."""
     lines = []
-    for key, listed in table.items():
-        shown = " ".join(shlex.quote(word) for word in listed)
+    for key, values in table.items():
+        quoted = " ".join(shlex.quote(word) for word in values)
         if fish:
-            lines.append(f"        case {shlex.quote(key)}\n            printf '%s\\n' {shown}")
+            lines.append(f"        case {shlex.quote(key)}\n            printf '%s\\n' {quoted}")
         else:
-            lines.append(f"    {shlex.quote(key)}) printf '%s\\n' {shown} ;;")
+            lines.append(f"    {shlex.quote(key)}) printf '%s\\n' {quoted} ;;")
     return "\n".join(lines)
 
 
-# What a shell asks for, by the words before the one that is typed, is the same in all three:
+# The key that a shell asks for, by the words before the one that is typed, is the same in all of
+# them:
 #   flag with a value: "--config.FIELD=", "--config=", else "COMMAND --flag="
 #   begins with --config.: the fields; begins with -: "COMMAND -"; else "COMMAND +", and files.
 _BASH = """\

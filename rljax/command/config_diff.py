@@ -26,11 +26,11 @@ def main(options: DiffOptions) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
     elif rows:
-        named = (*options.configs, "default")
-        wide = max(map(len, named))
+        labels = (*options.configs, "default")
+        width = max(map(len, labels))
         for name, values in rows.items():
             print(name)
-            for of, value in zip(named, values.values(), strict=True):
-                print(f"  {of:<{wide}}  {shown(value)}")
+            for label, value in zip(labels, values.values(), strict=True):
+                print(f"  {label:<{width}}  {shown(value)}")
     else:
         print("no field differs")

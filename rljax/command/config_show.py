@@ -10,23 +10,23 @@ file, a run folder, or a config that ships. Nothing that it names is run, checke
 
 import json
 
-from rljax.command.launch import Given, config_as_data
+from rljax.command.launch import ConfigSource, config_as_data
 from rljax.config import Config, changed_fields, field_names, value_of
 from rljax.config.data_files import to_yaml
 from rljax.config.run_options import ShowOptions
 
 
-def main(options: ShowOptions, given: Given) -> None:
+def main(options: ShowOptions, source: ConfigSource) -> None:
     """Prints the fields of a config."""
     if options.yaml or options.json:
-        values = config_as_data(given.config, only_changed=options.changed)
+        values = config_as_data(source.config, only_changed=options.changed)
         print(to_yaml(values).rstrip() if options.yaml else json.dumps(values, indent=2))
         return
-    changed, default = changed_fields(given.config), Config()
+    changed, default = changed_fields(source.config), Config()
     names = list(changed) if options.changed else field_names(Config)
-    wide = max(map(len, names), default=0)
+    width = max(map(len, names), default=0)
     for name in names:
-        text = f"{name:<{wide}}  {shown(value_of(given.config, name))}"
+        text = f"{name:<{width}}  {shown(value_of(source.config, name))}"
         if name in changed:
             text += f"  (default: {shown(value_of(default, name))})"
         print(text)

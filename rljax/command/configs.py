@@ -23,11 +23,11 @@ def main(_: Options) -> None:
     for name, file in files.items():
         doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         rows.append((name, first_sentence(doc)))
-    wide = max(len(name) for name, _ in rows) + 2
-    width = max(shutil.get_terminal_size().columns, wide + 40)
+    indent = max(len(name) for name, _ in rows) + 2
+    width = max(shutil.get_terminal_size().columns, indent + 40)
     width = width if sys.stdout.isatty() else 10_000  # a line each, for grep
     for name, text in rows:
-        print(f"{name:<{wide}}" + ("\n" + " " * wide).join(textwrap.wrap(text, width - wide)))
+        print(f"{name:<{indent}}" + ("\n" + " " * indent).join(textwrap.wrap(text, width - indent)))
     print(f"\nThe files are in {files['quickstart'].parent}")
 
 

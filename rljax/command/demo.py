@@ -15,7 +15,7 @@ The figures are printed as a table and written to demo.json in the run folder.
 import dataclasses
 
 from rljax.command import train
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config.flags import load_config_file
 from rljax.config.run_options import DemoOptions, TrainOptions
 from rljax.config.texts import with_texts
@@ -23,24 +23,24 @@ from rljax.config.texts import with_texts
 SHORT = "quickstart:demo"  # the config where none is given
 
 
-def main(options: DemoOptions, given: Given) -> int:
+def main(options: DemoOptions, source: ConfigSource) -> int:
     """Trains the demo; returns the exit code."""
-    fields = {**given.fields, **options.fields()}
-    path = "real/sums" if options.real and given.path == SHORT else given.path
+    fields = {**source.fields, **options.fields()}
+    path = "real/sums" if options.real and source.path == SHORT else source.path
     loaded = load_config_file(path)
     config = with_texts(loaded, fields, "these flags cannot be used", "--config.")
-    given = dataclasses.replace(given, path=path, fields=fields, config=config, loaded=loaded)
+    source = dataclasses.replace(source, path=path, fields=fields, config=config, loaded=loaded)
     if options.real:
         from rljax.command.real_demo import run_real  # with JAX: --help answers without it
 
-        return run_real(given, options.answers)
+        return run_real(source, options.answers)
     from rljax.data.rows.sources import load_prompts
 
-    row = load_prompts(given.config.data.train, "test")[0]
+    row = load_prompts(source.config.data.train, "test")[0]
     print(
         f'The task: how often is there an "a"? {row["prompt"]!r} is answered by '
         f"{row['ground_truth']!r}. A small model is shown some examples (SFT), then learns from "
         "its own answers by a reward for the right ones (GRPO).",
         flush=True,
     )
-    return train.main(TrainOptions(), given)
+    return train.main(TrainOptions(), source)

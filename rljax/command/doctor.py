@@ -19,15 +19,15 @@ def main(options: DoctorOptions) -> int:
     from rljax.doctor import examine
 
     findings = list(dict.fromkeys(examine(options)))
-    count = {status: sum(f.status == status for f in findings) for status in _MARK}
+    counts = {status: sum(f.status == status for f in findings) for status in _MARK}
     if options.json:
-        listed = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"broken": count["broken"], "findings": listed}, indent=2))
-        return 1 if count["broken"] else 0
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        print(json.dumps({"broken": counts["broken"], "findings": rows}, indent=2))
+        return 1 if counts["broken"] else 0
     for status in _MARK:
         for finding in findings:
             if finding.status == status:
                 print(f"{_MARK[status]:<8} {finding.name}: {finding.what}")
                 print(f"{'':<8} Fix: {finding.fix}\n" * bool(finding.fix), end="")
-    print(f"{count['broken']} broken, {count['warning']} warnings")
-    return 1 if count["broken"] else 0
+    print(f"{counts['broken']} broken, {counts['warning']} warnings")
+    return 1 if counts["broken"] else 0

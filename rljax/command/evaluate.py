@@ -30,8 +30,10 @@ def main(options: EvaluateOptions) -> None:
     if options.suites:
         result = evaluate_suites(options)
         for suite in result["suites"]:
-            how = f"{suite['samples']} x {suite['prompts']} at temperature {suite['temperature']}"
-            _print(f"{suite['suite']}: {_title(result)}, {how}", suite["metrics"])
+            details = (
+                f"{suite['samples']} x {suite['prompts']} at temperature {suite['temperature']}"
+            )
+            _print(f"{suite['suite']}: {_title(result)}, {details}", suite["metrics"])
     else:
         result = evaluate_saved(options)
         _print(_title(result), result["metrics"])

@@ -8,13 +8,13 @@ the variables of the chat template, lengths in percentiles, and what was dropped
 tokenizer and the data, no weights.
 """
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config.checks import refuse_early
 from rljax.config.data_options import InspectOptions
 from rljax.errors import InputError
 
 
-def main(options: InspectOptions, given: Given) -> None:
+def main(options: InspectOptions, source: ConfigSource) -> None:
     """Prints rows of the data as the model reads them. Raises InputError for --kind without
     --model, and for a config that `validate` refuses."""
     if options.kind and not options.model:
@@ -22,14 +22,14 @@ def main(options: InspectOptions, given: Given) -> None:
             "--kind is read with --model alone", fix="rljax inspect DATA --model=MODEL"
         )
     if not options.model:
-        refuse_early(given.config)  # before JAX is imported
+        refuse_early(source.config)  # before JAX is imported
     from rljax.data.rows.show import config_of_data, show
     from rljax.tracking.screen import Terminal
     from rljax.validation import validate
 
-    config = given.config
+    config = source.config
     if options.model:
-        config = config_of_data(given.data, options.model, options.kind, given.config)
+        config = config_of_data(source.data, options.model, options.kind, source.config)
     else:
         validate(config)
     show(config, Terminal(), rows=options.rows, split=options.split, ids=options.ids)

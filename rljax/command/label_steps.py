@@ -19,7 +19,7 @@ def main(options: LabelOptions) -> None:
     result = label_saved(options)
     metrics = result["checkpoints"]
     names = next(iter(metrics.values()))
-    rows = [(name, *(f"{one[name]:.4g}" for one in metrics.values())) for name in names]
+    rows = [(name, *(f"{values[name]:.4g}" for values in metrics.values())) for name in names]
     print_table(("metric", *metrics), rows)
     counts = ", ".join(f"{count} rows in {name}.jsonl" for name, count in result["rows"].items())
     print(f"{options.out}: {counts}; {result['wall_s']:.0f} s")

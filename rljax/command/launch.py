@@ -34,7 +34,7 @@ from rljax.doctor.before_jax import no_device, refuse_what_ends_jax
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 
-_FLAGS = "these flags cannot be used"
+_FLAG_ERROR = "these flags cannot be used"
 _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 
@@ -65,8 +65,9 @@ class Command:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """Arguments of the command line beside the options: --config and what it makes."""
+class ConfigSource:
+    """The arguments of the command line beside the options: --config, and the config that it
+    gives."""
 
     path: str | None
     fields: Mapping[str, str]  # --config.FIELD=TEXT
@@ -84,44 +85,44 @@ class Given:
 def launch(command: Command, arguments: list[str], program: str) -> int:
     """Runs a command; returns its exit code. An InputError is printed, with exit code 2, or 171 if
     hosts are late."""
-    _quiet()
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if asked := [index for index, argument in enumerate(own) if argument in _HELP]:
-        words = [word for word in own[asked[0] :] if not word.startswith("-")]
+    _quieten_libraries()
+    own_args = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if positions := [index for index, argument in enumerate(own_args) if argument in _HELP]:
+        words = [word for word in own_args[positions[0] :] if not word.startswith("-")]
         text = _help_about(command, words) if words else _help(command, program)
         if not text:
-            what = f"no flag and no field has {' and '.join(words)} in its name or its help"
-            return complain(InputError(what, fix="--help alone prints all of them"))
+            problem = f"no flag and no field has {' and '.join(words)} in its name or its help"
+            return complain(InputError(problem, fix="--help alone prints all of them"))
         print(text)
         return 0
     try:
-        _modules_of_the_user(command.name == "doctor")
-        path, fields, others = config_flags(arguments)
-        shown, others = _print_config(others)
+        _hold_back_working_folder(command.name == "doctor")
+        path, fields, remaining = config_flags(arguments)
+        printed_fields, remaining = _print_config(remaining)
         flag_values = flags.FlagValues()
         define_flags(command.options, flag_values)
         parse_config = config_flag if command.config else None
-        words = [program, *others]
+        words = [program, *remaining]
         positional = parse_flags(command.options, flag_values, words, parse_config)[1:]
         if command.data_with and flag_values[command.data_with].value:
             if len(positional) != 1 or path:
                 fix = f"rljax {command.name} DATA --{command.data_with}=..."
                 raise InputError(f"--{command.data_with} is for one file of rows", fix=fix)
             (data,), positional = positional, []
-            config = with_texts(Config(), fields, _FLAGS, "--config.")
-            given = Given(None, fields, config, data=data)
+            config = with_texts(Config(), fields, _FLAG_ERROR, "--config.")
+            source = ConfigSource(None, fields, config, data=data)
         else:
             if command.config not in ("", "optional") and positional and not path:
                 path, *positional = positional
-            given = _given(command, path, fields)
-        if shown is not None and given.config is not None:
-            values = config_as_data(given.config, only_changed=shown == "changed")
+            source = _read_source(command, path, fields)
+        if printed_fields is not None and source.config is not None:
+            values = config_as_data(source.config, only_changed=printed_fields == "changed")
             print(json.dumps(values, indent=2))
             return 0
         options = parsed_options(command.options, positional, flag_values)
         if path and not command.prints_config:
             trust_code = isinstance(options, TrustOptions) and options.trust_code
-            require_trust(path, given.loaded, trust_code)
+            require_trust(path, source.loaded, trust_code)
         if command.jax:
             refuse_what_ends_jax()
         if command.one_host:
@@ -134,16 +135,16 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             compiles.use_cache(options.compilation_cache)
         absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
         main = importlib.import_module(f"rljax.command.{command.file()}").main
-        return (main(options, given) if command.config else main(options)) or 0
+        return (main(options, source) if command.config else main(options)) or 0
     except InputError as error:
         return complain(error)
     except (RuntimeError, AssertionError, ValueError) as error:
-        if (known := no_device(error)) is None:
+        if (device_error := no_device(error)) is None:
             raise
-        return complain(known)
+        return complain(device_error)
 
 
-def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Given:
+def _read_source(command: Command, path: str | None, fields: Mapping[str, str]) -> ConfigSource:
     if (path or fields) and not command.config:
         raise InputError(f"{command.name} takes no --config", fix="--help lists the flags")
     if not path and command.config not in ("", "optional", "needed"):
@@ -153,35 +154,39 @@ def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Giv
     loaded = load_config_file(path, fields) if path else None
     config = loaded
     if loaded is not None:
-        config = with_texts(loaded, fields, _FLAGS, "--config.")
-    return Given(path, fields, config, loaded)
+        config = with_texts(loaded, fields, _FLAG_ERROR, "--config.")
+    return ConfigSource(path, fields, config, loaded)
 
 
-def _modules_of_the_user(examines: bool) -> None:
-    """The working folder, which may be a stranger's, leaves sys.path until something of it is named
-    and trusted (rljax.components). One that PYTHONPATH names, or that holds this very package,
-    comes last: a tokenizers.py in it then hides no library. A library that a folder of PYTHONPATH
-    hides is named, but to the command that examines that."""
-    here = os.getcwd()
-    named = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    wanted = here in named or Path(__file__).resolve().parents[2] == Path(here).resolve()
-    sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here] + [here] * wanted
+def _hold_back_working_folder(examines: bool) -> None:
+    """Removes the working folder, which may be a stranger's, from sys.path until something of it is
+    named and trusted (rljax.components). One that PYTHONPATH names, or that holds this very
+    package, comes last: a tokenizers.py in it then hides no library. Raises InputError for a
+    library that a folder of PYTHONPATH hides, unless the command itself `examines` that."""
+    cwd = os.getcwd()
+    folders = [
+        os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path
+    ]
+    is_named = cwd in folders or Path(__file__).resolve().parents[2] == Path(cwd).resolve()
+    others = [path for path in sys.path if path and os.path.abspath(path) != cwd]
+    sys.path[:] = [*others, cwd] if is_named else others
     for file, name in hidden_libraries(os.environ) if not examines else ():
         raise InputError(f"{file} hides the library {name!r}", fix="rename that file")
 
 
 def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Returns (fields that --print_config asks for, the other arguments)."""
-    end = list(arguments).index("--") if "--" in arguments else len(arguments)
-    own, others = arguments[:end], arguments[end:]  # behind -- stands another command
-    asked = [a for a in own if a.partition("=")[0] == "--print_config"]
-    if not asked:
+    separator = list(arguments).index("--") if "--" in arguments else len(arguments)
+    # Behind -- stands another command.
+    own_args, other_command = arguments[:separator], arguments[separator:]
+    flags_given = [a for a in own_args if a.partition("=")[0] == "--print_config"]
+    if not flags_given:
         return None, list(arguments)
-    shown = asked[-1].partition("=")[2] or "all"
-    if shown not in ("all", "changed"):
+    fields = flags_given[-1].partition("=")[2] or "all"
+    if fields not in ("all", "changed"):
         fix = "--print_config or --print_config=changed"
-        raise InputError("--print_config", value=shown, rule="all or changed", fix=fix)
-    return shown, [*(a for a in own if a not in asked), *others]
+        raise InputError("--print_config", value=fields, rule="all or changed", fix=fix)
+    return fields, [*(a for a in own_args if a not in flags_given), *other_command]
 
 
 def config_as_data(config: Config, *, only_changed: bool) -> dict:
@@ -189,18 +194,18 @@ def config_as_data(config: Config, *, only_changed: bool) -> dict:
     --config reads have it."""
     if not only_changed:
         return to_dict(config)
-    out: dict = {}
+    values: dict = {}
     for name, value in changed_fields(config).items():
-        *sections, last = name.split(".")
-        node = out
+        *sections, field = name.split(".")
+        node = values
         for section in sections:
             node = node.setdefault(section, {})
-        node[last] = list(value) if isinstance(value, tuple) else value
-    return out
+        node[field] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
-def _quiet() -> None:
-    """One line per warning of ours; libraries speak from ERROR on."""
+def _quieten_libraries() -> None:
+    """Shows each warning of ours on one line, and of libraries only errors."""
     form = "%(asctime)s %(levelname)s: %(message)s"
     logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.ERROR)
     logging.getLogger("rljax").setLevel(logging.WARNING)
@@ -217,10 +222,12 @@ def complain(error: InputError) -> int:
 
 
 def _help_about(command: Command, words: Sequence[str]) -> str:
-    """The flags and fields whose name or help holds the words that stand behind --help."""
-    found = options_help(command.options, _width(), words)
+    """Returns the flags and fields whose name or help holds the words behind --help."""
+    options = options_help(command.options, _width(), words)
     fields = "\n".join(config_help(Config(), _width(), words)).strip("\n") if command.config else ""
-    return "\n".join([*found, *([""] if found and fields else []), *([fields] if fields else [])])
+    return "\n".join(
+        [*options, *([""] if options and fields else []), *([fields] if fields else [])]
+    )
 
 
 def _width() -> int:
@@ -229,8 +236,8 @@ def _width() -> int:
 
 def _help(command: Command, program: str) -> str:
     width = _width()
-    takes = {"": "", "optional": "", "needed": " CONFIG"}.get(command.config, " [CONFIG]")
-    usage = f"usage: {program}{takes}{options_usage(command.options)} [--flags]"
+    config_usage = {"": "", "optional": "", "needed": " CONFIG"}.get(command.config, " [CONFIG]")
+    usage = f"usage: {program}{config_usage}{options_usage(command.options)} [--flags]"
     lines = [usage, "", command.doc(), ""]
     if options := options_help(command.options, width):
         lines += ["Flags:", *options, ""]

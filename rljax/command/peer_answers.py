@@ -10,23 +10,23 @@ import sys
 
 def main() -> None:
     """Answers the prompts on standard input."""
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(asked["folder"])
-    model = AutoModelForCausalLM.from_pretrained(asked["folder"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(request["folder"])
+    model = AutoModelForCausalLM.from_pretrained(request["folder"], dtype=torch.float32)
     texts = []
-    for prompt in asked["prompts"]:
+    for prompt in request["prompts"]:
         if isinstance(prompt, str):
             ids = tokenizer(prompt, return_tensors="pt")
         else:
             ids = tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt"
             )
-        out = model.generate(**ids, do_sample=False, max_new_tokens=asked["max_tokens"])
-        new = out[0, ids["input_ids"].shape[1] :]
-        texts.append(tokenizer.decode(new, skip_special_tokens=True))
+        output = model.generate(**ids, do_sample=False, max_new_tokens=request["max_tokens"])
+        answer_ids = output[0, ids["input_ids"].shape[1] :]
+        texts.append(tokenizer.decode(answer_ids, skip_special_tokens=True))
     json.dump(texts, sys.stdout)
 
 

@@ -13,13 +13,13 @@ import shlex
 import time
 from pathlib import Path
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config.flags import is_data, listed, split_config
 from rljax.config.run_options import PipelineOptions
 from rljax.runs.units import interval_text
 
 
-def main(options: PipelineOptions, given: Given) -> int:
+def main(options: PipelineOptions, source: ConfigSource) -> int:
     """Runs the stages; returns the exit code."""
     from rljax.experiments.pipeline import run_stages
     from rljax.experiments.stages import make_stages
@@ -27,31 +27,31 @@ def main(options: PipelineOptions, given: Given) -> int:
     from rljax.report.pipeline import PAGE
     from rljax.tracking import compiles
 
-    file, variant = split_config(given.path)
+    file, variant = split_config(source.path)
     fix = 'define pipeline() that yields {"stage": "sft", "command": "train", ...} for each'
-    entries = listed(given.path, "pipeline", fix, variant)
-    trusted = options.trust_code or not is_data(given.path)
-    arguments = given.config_arguments(trust_code=options.trust_code)
-    home = Path(options.out or Path("runs") / Path(file).stem)
-    stages = make_stages(given.config, entries, home, given.path, arguments, trusted)
+    entries = listed(source.path, "pipeline", fix, variant)
+    trusted = options.trust_code or not is_data(source.path)
+    arguments = source.config_arguments(trust_code=options.trust_code)
+    folder = Path(options.out or Path("runs") / Path(file).stem)
+    stages = make_stages(source.config, entries, folder, source.path, arguments, trusted)
     trained = [(stage.name, stage.values) for stage in stages if stage.config is not None]
-    require_unset(given.fields, trained, "stage", given.path)
+    require_unset(source.fields, trained, "stage", source.path)
     if options.dry_run:
         for stage in stages:
             print(f"{stage.name}: {shlex.join(stage.command_line())}")
         return 0
-    compiles.use_cache(given.config.compilation_cache)
-    begun = time.monotonic()
+    compiles.use_cache(source.config.compilation_cache)
+    stage_started = time.monotonic()
     try:
-        for stage, record, was_finished in run_stages(stages, given.path, options.redo):
-            seconds = f"{time.monotonic() - begun:.0f} s"
+        for stage, record, was_finished in run_stages(stages, source.path, options.redo):
+            seconds = f"{time.monotonic() - stage_started:.0f} s"
             state = "was finished" if was_finished else seconds
             print(f"{stage.name}: {state}{_score(record['metrics'])}", flush=True)
-            begun = time.monotonic()
+            stage_started = time.monotonic()
     except Stopped as signal:
         print(f"stopped by {signal}; the same command goes on")
         return 3
-    print(home / PAGE)
+    print(folder / PAGE)
     return 0
 
 

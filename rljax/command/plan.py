@@ -12,16 +12,16 @@ one mesh and split, and how old the tokens are (docs/guides/asynchronous.md).
 import json
 from pathlib import Path
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config.checks import refuse_early
 from rljax.config.run_options import PlanOptions
 from rljax.errors import InputError
 
 
-def main(options: PlanOptions, given: Given) -> int:
+def main(options: PlanOptions, source: ConfigSource) -> int:
     """Prints the plan; returns the exit code. Raises InputError for a --json file in no folder, and
     for --search on a chip without known figures."""
-    refuse_early(given.config)
+    refuse_early(source.config)
     if options.json and not Path(options.json).absolute().parent.is_dir():  # before the compiles
         raise InputError("--json", value=options.json, rule="no such folder", fix="make it first")
     import jax  # only now: a mistyped path is answered without loading JAX
@@ -31,10 +31,10 @@ def main(options: PlanOptions, given: Given) -> int:
     from rljax.plan import alternatives, chips, compiled, expected, simulated, table
     from rljax.validation import validate_sizes
 
-    config, topology = given.config, options.topology
+    config, topology = source.config, options.topology
     validate_sizes(config)
     if topology and not options.simulate and (options.compile or options.search):
-        # What is compiled for chips that are not there cannot be read back from the cache on disk.
+        # Programs for chips that are not there cannot be read back from the cache on disk.
         jax.config.update("jax_enable_compilation_cache", False)
         devices, chip = chips.topology_devices(topology)
     else:
@@ -43,22 +43,26 @@ def main(options: PlanOptions, given: Given) -> int:
     if options.simulate:
         outcome = simulated.simulated(config, devices, chip, topology, options)
         print(expected.expected_text(outcome))
-        out, fits = expected.expected_json(outcome), True
+        result, fits = expected.expected_json(outcome), True
     elif options.search:
         if chip is None:
             raise InputError("--search needs a chip whose figures are known", fix="--topology=...")
         limits = dict(compiles=options.compiles, seconds=options.seconds, only=options.programs)
-        found, tried, left = alternatives.fitting_candidates(
+        candidates, tried, remaining = alternatives.fitting_candidates(
             config, devices, chip, topology, **limits
         )
-        print(table.candidates_text(found, tried, left))
-        out = [{"changes": one.changes, **table.plan_json(one.plan)} for one in found]
-        fits = bool(found)
+        print(table.candidates_text(candidates, tried, remaining))
+        result = [
+            {"changes": candidate.changes, **table.plan_json(candidate.plan)}
+            for candidate in candidates
+        ]
+        fits = bool(candidates)
     else:
-        how = dict(compile=options.compile, only=options.programs, measure=not options.topology)
-        plan = compiled.make_plan(config, devices, chip, topology, **how)
+        measure = not options.topology
+        choices = dict(compile=options.compile, only=options.programs, measure=measure)
+        plan = compiled.make_plan(config, devices, chip, topology, **choices)
         print(table.plan_text(plan))
-        out, fits = table.plan_json(plan), plan.fits
+        result, fits = table.plan_json(plan), plan.fits
     if options.json:
-        Path(options.json).write_text(json.dumps(out, indent=2) + "\n")
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     return 0 if fits else 1

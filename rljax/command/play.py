@@ -6,15 +6,15 @@ the tokens. Who plays: you (--human), a run or model folder (--policy=RUN), or a
 parted by lines of --- (--script=FILE).
 """
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config.checks import refuse_early
 from rljax.config.policy_options import PlayOptions
 from rljax.errors import InputError
 
 
-def main(options: PlayOptions, given: Given) -> None:
+def main(options: PlayOptions, source: ConfigSource) -> None:
     """Plays an episode and prints it. Raises InputError for a config without an environment."""
-    config = given.config
+    config = source.config
     refuse_early(config)  # before JAX is imported
     if not config.environment.function:
         raise InputError(
@@ -22,7 +22,7 @@ def main(options: PlayOptions, given: Given) -> None:
             fix='set environment.function, such as --config.environment.function="guess_number()"',
         )
     from rljax.data.online.encoded import load_run_tokenizer
-    from rljax.evaluation import play as of
+    from rljax.evaluation import play
     from rljax.files import read_text
     from rljax.policies import load_named_policy
     from rljax.tracking.screen import Terminal
@@ -33,11 +33,11 @@ def main(options: PlayOptions, given: Given) -> None:
     if options.policy:
         saved = load_named_policy(options.policy, trust_code=options.trust_code)
         tokenizer = saved.tokenizer
-        player = of.of_policy(saved, config, greedy=options.greedy, seed=options.seed)
+        player = play.of_policy(saved, config, greedy=options.greedy, seed=options.seed)
     else:
         tokenizer = load_run_tokenizer(config)
-        player = of.by_hand(tokenizer, input, console)
+        player = play.by_hand(tokenizer, input, console)
     if options.script:
-        player = of.scripted(of.replies_in(read_text(options.script)), tokenizer)
-    record = of.row_of(config, tokenizer, options.row, options.split)
-    of.play(config, tokenizer, record, player, console, seed=options.seed)
+        player = play.scripted(play.replies_in(read_text(options.script)), tokenizer)
+    record = play.row_of(config, tokenizer, options.row, options.split)
+    play.play(config, tokenizer, record, player, console, seed=options.seed)

@@ -28,7 +28,7 @@ from rljax.files import yaml_text
 def main(options: PodOptions) -> int:
     """Runs a verb; returns the exit code."""
     if options.verb in ("slurm", "jobset", "sky"):
-        print(_text(options), end="")
+        print(_template_text(options), end="")
         return 0
     if options.verb == "local":
         from rljax.pods.local import run_local
@@ -53,8 +53,8 @@ def _accept(options: PodOptions) -> int:
     else:
         folder = Path(options.out or "runs/accept")
         manifest = accept_here(options.hosts, options.devices, folder)
-    for check, holds in manifest["checks"].items():
-        print(f"{'yes' if holds else 'NO':<4} {check}")
+    for check, passed in manifest["checks"].items():
+        print(f"{'yes' if passed else 'NO':<4} {check}")
     return 0 if all(manifest["checks"].values()) else 1
 
 
@@ -91,20 +91,20 @@ def _of_this_python(command: list[str]) -> list[str]:
     return [sys.executable, *command[1:]] if command[0] in ("python", "python3") else command
 
 
-def _text(options: PodOptions) -> str:
+def _template_text(options: PodOptions) -> str:
     from rljax.pods import read_pod, templates
 
-    def given(*names: str) -> dict[str, object]:
+    def values_of(*names: str) -> dict[str, object]:
         return {name: getattr(options, name) for name in names}
 
     pod, command = read_pod(options.type, options.slices) if options.type else None, options.command
     if options.verb == "slurm":
-        how = given("name", "nodes", "gpus", "time", "partition", "account")
-        return templates.slurm(command, **how)
+        fields = values_of("name", "nodes", "gpus", "time", "partition", "account")
+        return templates.slurm(command, **fields)
     if options.verb == "sky":
-        how = given("name", "accelerators", "nodes", "bucket", "spot")
-        return yaml_text(templates.sky(command, pod=pod, **how), blocks=True)
+        fields = values_of("name", "accelerators", "nodes", "bucket", "spot")
+        return yaml_text(templates.sky(command, pod=pod, **fields), blocks=True)
     if pod is None:
         raise InputError("no --type", fix="such as --type=v5litepod-64")
-    how = given("name", "image", "queue", "spot")
-    return yaml_text(templates.jobset(pod, command, **how), blocks=True)
+    fields = values_of("name", "image", "queue", "spot")
+    return yaml_text(templates.jobset(pod, command, **fields), blocks=True)

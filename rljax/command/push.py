@@ -16,7 +16,7 @@ def main(options: PushOptions) -> None:
     """Pushes the model and prints the files."""
     from rljax.report.publish import publish
 
-    how = dataclasses.asdict(options)
-    done = publish(how.pop("run"), how.pop("to"), **how)
-    print_table(("file",), [(name,) for name in done.files], f"{done.part} of {options.run}")
-    print(f"pushed: {done.url}" if done.url else f"written to {options.out}; nothing is pushed")
+    arguments = dataclasses.asdict(options)
+    pushed = publish(arguments.pop("run"), arguments.pop("to"), **arguments)
+    print_table(("file",), [(name,) for name in pushed.files], f"{pushed.part} of {options.run}")
+    print(f"pushed: {pushed.url}" if pushed.url else f"written to {options.out}; nothing is pushed")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rljax import DISTRIBUTION
 from rljax.command import peer_answers, train
-from rljax.command.launch import Given, print_table
+from rljax.command.launch import ConfigSource, print_table
 from rljax.data.rows.sources import load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.errors import InputError
@@ -36,10 +36,10 @@ _SHOWN = 3  # answers that differ, and answers at the end
 Prompt = str | list[dict]
 
 
-def run_real(given: Given, count: int) -> int:
+def run_real(source: ConfigSource, count: int) -> int:
     """Trains by the config, compares `count` answers, and prints the results; returns the exit
     code. Raises InputError if the model of the demo is not installed."""
-    config = given.config
+    config = source.config
     if not config.model:
         raise InputError(
             "the model of this demo is not installed",
@@ -57,7 +57,7 @@ def run_real(given: Given, count: int) -> int:
         flush=True,
     )
     with stages.timed("evaluation, training, evaluation, export"):
-        run, code = train.train_and_tell(given)
+        run, code = train.train_and_tell(source)
     if code or run.policy is None:
         return code
     policy, prompts = str(run.policy), [row["prompt"] for row in rows[:count]]
@@ -65,14 +65,17 @@ def run_real(given: Given, count: int) -> int:
     print(f"\n{len(prompts)} held-out prompts, answered greedily by the exported policy:")
     with stages.timed("rljax answers"):
         ours, longest = rljax_answers(policy, rows[:count], limit)
-    others = {}
+    answers = {}
     with stages.timed("transformers answers"):
-        others["transformers"] = transformers_answers(policy, prompts, limit)
+        answers["transformers"] = transformers_answers(policy, prompts, limit)
     with stages.timed("serve answers"):
-        others["serve"] = served_answers(policy, prompts, limit, longest + limit)
-    others = {name: theirs for name, theirs in others.items() if theirs is not None}
-    others = {name: compare(name, prompts, ours, theirs) for name, theirs in others.items()}
-    _show(run, stages, others, list(zip(prompts, ours, strict=True)))
+        answers["serve"] = served_answers(policy, prompts, limit, longest + limit)
+    comparisons = {
+        name: compare(name, prompts, ours, theirs)
+        for name, theirs in answers.items()
+        if theirs is not None
+    }
+    _show(run, stages, comparisons, list(zip(prompts, ours, strict=True)))
     return 0
 
 
@@ -86,9 +89,9 @@ class Stages:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Adds the seconds of the block under a name."""
-        begun = time.monotonic()
+        started = time.monotonic()
         yield
-        self.seconds[name] = time.monotonic() - begun
+        self.seconds[name] = time.monotonic() - started
 
     def total(self) -> float:
         """Returns the seconds since the start."""
@@ -136,16 +139,16 @@ def transformers_answers(folder: str, prompts: Sequence[Prompt], limit: int) -> 
             f"`pip install {' '.join(absent)}` shows it"
         )
         return None
-    asked = json.dumps({"folder": folder, "prompts": list(prompts), "max_tokens": limit})
+    request = json.dumps({"folder": folder, "prompts": list(prompts), "max_tokens": limit})
     command = [sys.executable, "-P", peer_answers.__file__]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with child(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=offline) as process:
-        out, err = process.communicate(asked)
+        stdout, stderr = process.communicate(request)
     if process.returncode:
-        last = (err.strip().splitlines() or ["nothing was said"])[-1]
-        print(f"transformers: not compared, it ended with an error: {last}")
+        last_line = (stderr.strip().splitlines() or ["nothing was said"])[-1]
+        print(f"transformers: not compared, it ended with an error: {last_line}")
         return None
-    return json.loads(out)
+    return json.loads(stdout)
 
 
 def served_answers(
@@ -163,12 +166,12 @@ def served_answers(
         with server(folder, tokens) as address:
             ask = http_client(address) if missing("openai") else openai_client(address)
             return [ask(Path(folder).name, prompt, limit) for prompt in prompts]
-    except _NotServed as error:
+    except _ServerEnded as error:
         print(f"serve: not compared, {error}")
         return None
 
 
-class _NotServed(Exception):
+class _ServerEnded(Exception):
     """The server ended before it was ready."""
 
 
@@ -180,17 +183,17 @@ def server(folder: str, tokens: int) -> Iterator[str]:
     with child([*command, f"--tokens={tokens}"], stderr=subprocess.STDOUT) as process:
         timer = threading.Timer(_START_S, process.kill)
         timer.start()
-        said = []
+        lines = []
         try:
             for line in process.stdout:
-                said.append(line.strip())
+                lines.append(line.strip())
                 if line.startswith("serving ") and " at http://" in line:
                     break
             else:
-                raise _NotServed(f"the server ended: {' '.join(said[-3:])}")
+                raise _ServerEnded(f"the server ended: {' '.join(lines[-3:])}")
         finally:
             timer.cancel()
-        yield said[-1].rpartition(" at ")[2]
+        yield lines[-1].rpartition(" at ")[2]
 
 
 def openai_client(address: str):
@@ -202,10 +205,10 @@ def openai_client(address: str):
     client = openai.OpenAI(base_url=address, api_key="none", http_client=http, timeout=_ANSWER_S)
 
     def ask(model: str, prompt: Prompt, limit: int) -> str:
-        how = dict(model=model, max_tokens=limit, temperature=0)
+        request = dict(model=model, max_tokens=limit, temperature=0)
         if isinstance(prompt, str):
-            return client.completions.create(prompt=prompt, **how).choices[0].text
-        answer = client.chat.completions.create(messages=prompt, **how)
+            return client.completions.create(prompt=prompt, **request).choices[0].text
+        answer = client.chat.completions.create(messages=prompt, **request)
         return answer.choices[0].message.content or ""
 
     return ask
@@ -232,20 +235,20 @@ def http_client(address: str):
 
 
 @contextlib.contextmanager
-def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
+def child(command: Sequence[str], **options) -> Iterator[subprocess.Popen]:
     """Yields a process that ends with this one, unless SIGKILL ends this one."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **how
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
     )
 
-    def end(number, _) -> None:
+    def kill_process(number, _) -> None:
         process.kill()
         if number == signal.SIGINT:
             quit_now()
         os._exit(128 + number)
 
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in handled}
+    handlers = {number: signal.signal(number, kill_process) for number in handled}
     try:
         yield process
     finally:
@@ -257,7 +260,7 @@ def child(command: Sequence[str], **how) -> Iterator[subprocess.Popen]:
             process.wait()
         for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
             stream.close()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -268,17 +271,17 @@ def compare(
     different ones."""
     triples = zip(prompts, ours, theirs, strict=True)
     different = [(p, a, b) for p, a, b in triples if a != b]
-    same = len(ours) - len(different)
-    print(f"{name}: {same} of {len(ours)} answers are the same as rljax's")
+    same_count = len(ours) - len(different)
+    print(f"{name}: {same_count} of {len(ours)} answers are the same as rljax's")
     for prompt, a, b in different[:_SHOWN]:
         print(f"  {_last_text(prompt)!r}: rljax {a!r}, {name} {b!r}")
-    return {"same": same, "of": len(ours)}
+    return {"same": same_count, "of": len(ours)}
 
 
-# -- what came of it --
+# -- the result --
 
 
-def _show(run, stages: Stages, others: dict, answers: Sequence[tuple[Prompt, str]]) -> None:
+def _show(run, stages: Stages, comparisons: dict, answers: Sequence[tuple[Prompt, str]]) -> None:
     summary = run.summary
     own, children = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {
@@ -287,9 +290,9 @@ def _show(run, stages: Stages, others: dict, answers: Sequence[tuple[Prompt, str
         "seed": summary["seed"],
         "steps": summary["steps"],
         "step_s": summary.get("step_s"),
-        "same_answers": others,
+        "same_answers": comparisons,
         "seconds": {**stages.seconds, "all": stages.total()},
-        "cpu_seconds": sum(u.ru_utime + u.ru_stime for u in (own, children)),
+        "cpu_seconds": sum(usage.ru_utime + usage.ru_stime for usage in (own, children)),
         # Of the largest process: those after training are one at a time, and a child begins with
         # the size that this one had when it was forked.
         "peak_memory_bytes": max(own.ru_maxrss, children.ru_maxrss) * _KILOBYTE,
@@ -316,8 +319,8 @@ def _rows(result: dict) -> Iterator[tuple[str, ...]]:
         if value := result[name]:
             interval = "[{low:.3f}, {high:.3f}]".format(**value)
             yield title, f"{value['value']:.3f}", interval, str(value["n"])
-    for name, same in result["same_answers"].items():
-        yield f"the same answers in {name}", f"{same['same']} of {same['of']}", "", ""
+    for name, comparison in result["same_answers"].items():
+        yield f"the same answers in {name}", f"{comparison['same']} of {comparison['of']}", "", ""
     if result["step_s"]:
         yield "seconds of a step", f"{result['step_s']:.1f}", "", ""
     for name, seconds in result["seconds"].items():

@@ -6,12 +6,12 @@ write what DPO, KTO, DRO and DQO read. With --iterations=N and --config (how SFT
 sample, select, SFT, N times, in the folder --out.
 """
 
-from rljax.command.launch import Given, print_table
+from rljax.command.launch import ConfigSource, print_table
 from rljax.config.policy_options import RejectionOptions
 from rljax.errors import InputError
 
 
-def main(options: RejectionOptions, given: Given) -> None:
+def main(options: RejectionOptions, source: ConfigSource) -> None:
     """Samples and selects, once or by iterations of RAFT, and prints the counts. Raises InputError
     for RAFT without a config."""
     from rljax.datagen.rejection import raft, rejection_sample
@@ -19,9 +19,9 @@ def main(options: RejectionOptions, given: Given) -> None:
     if not options.iterations:
         _show([rejection_sample(options)])
         return
-    if given.config is None:
+    if source.config is None:
         raise InputError("RAFT trains", fix="--config says how")
-    _show(raft(given.config, options, options.out))
+    _show(raft(source.config, options, options.out))
 
 
 def _show(metas: list[dict]) -> None:

@@ -14,6 +14,6 @@ def main(options: ReplayOptions) -> int:
     from rljax.training.replay import replay
 
     step = None if options.step == "first" else int(options.step)
-    found = replay(options.run, step, trust_code=options.trust_code)
-    print("\n".join(found.lines()))
-    return 0 if found.origins else 3
+    result = replay(options.run, step, trust_code=options.trust_code)
+    print("\n".join(result.lines()))
+    return 0 if result.origins else 3

@@ -27,7 +27,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config.flags import is_data, listed, split_config
 from rljax.config.run_options import SweepOptions
 from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failure
@@ -35,69 +35,73 @@ from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failur
 TOGETHER = 8  # seeds that a sweep with --together and --until trains before it looks
 
 
-def main(options: SweepOptions, given: Given) -> int:
+def main(options: SweepOptions, source: ConfigSource) -> int:
     """Runs the members and prints the table; returns the exit code."""
     from rljax.experiments import sweep, until
     from rljax.hosts.cluster import find
     from rljax.report.comparison import write_pages
     from rljax.tracking.screen import Terminal
 
-    path, arguments = given.path, given.config_arguments(trust_code=options.trust_code)
+    path, arguments = source.path, source.config_arguments(trust_code=options.trust_code)
     fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
     trusted = options.trust_code or not is_data(path)
     entries = listed(path, "sweep", fix, default=[{}] if options.seeds else None)
-    seeds = range(given.config.seed, given.config.seed + options.seeds)
+    seeds = range(source.config.seed, source.config.seed + options.seeds)
     cluster = None if options.member_of else find(os.environ)
     host, share = cluster.host if cluster else 0, options.share()
     folder = Path(options.out or Path("runs") / Path(split_config(path)[0]).stem)
-    members = sweep.make_members(given.config, entries, folder, path, trusted, seeds)
-    counted = {"seed"} if options.seeds else set()  # --seeds counts from --config.seed on
+    members = sweep.make_members(source.config, entries, folder, path, trusted, seeds)
+    counted_fields = {"seed"} if options.seeds else set()  # --seeds counts from --config.seed on
     entries = [(member.name, member.overrides) for member in members]
-    sweep.require_unset(given.fields.keys() - counted, entries, "member", path)
-    own = members[share[0] :: share[1]] if share else members
+    sweep.require_unset(source.fields.keys() - counted_fields, entries, "member", path)
+    selected = members[share[0] :: share[1]] if share else members
     question = until.question_of(options.until, members) if options.until else None
     if options.dry_run:
-        for member in own:
+        for member in selected:
             print(shlex.join(sweep.command(arguments, member)))
         return 0
-    at_once = TOGETHER if options.together else 1
-    stopped, again = "", 0
+    group_size = TOGETHER if options.together else 1
+    stopped, exit_code = "", 0
     writer = share[0] if share else 0
-    words = Path(tempfile.mkdtemp(prefix="rljax-")) / "words"
+    words_file = Path(tempfile.mkdtemp(prefix="rljax-")) / "words"
     try:
-        env = sweep.ALONE if share else {LAST_WORDS: str(words)} if cluster else {}
-        how = dict(arguments=arguments, host=host, env=env)
-        run = functools.partial(sweep.run_members, **how)
+        env = sweep.ALONE if share else {LAST_WORDS: str(words_file)} if cluster else {}
+        run = functools.partial(sweep.run_members, arguments=arguments, host=host, env=env)
         if options.together:
             run = functools.partial(sweep.run_together, env=env)
-        runs = until.run_until(question, own, run, at_once) if question else run(own)
+        runs = until.run_until(question, selected, run, group_size) if question else run(selected)
         for member, code in runs:
             print(f"{member.name}: " + ("was finished" if code is None else f"exit code {code}"))
             if not host:
                 sweep.write_result(sweep.result_rows(members), folder, writer)
-            if cluster and (again := _start_again(code, words)):
-                stopped = f"{member.name} can go on: exit code {again}"
+            if cluster and (exit_code := _start_again(code, words_file)):
+                stopped = f"{member.name} can go on: exit code {exit_code}"
                 break
-            words.unlink(missing_ok=True)
+            words_file.unlink(missing_ok=True)
     except sweep.Stopped as signal:
         stopped = f"stopped by {signal}; the same command goes on"
-        again = sweep.STOPPED if cluster and str(signal) == "SIGTERM" else 0
+        exit_code = sweep.STOPPED if cluster and str(signal) == "SIGTERM" else 0
     finally:
-        shutil.rmtree(words.parent, ignore_errors=True)
+        shutil.rmtree(words_file.parent, ignore_errors=True)
     rows = sweep.result_rows(members)
     if not host:
         print(f"{sweep.write_result(rows, folder, writer)}:")
         Terminal().print(sweep.table(rows))
-    begun = [member.folder for member in members if member.folder.is_dir()]
-    if begun and not host and not writer:
-        print(write_pages(begun, folder / "comparison.html"))
+    started_folders = [member.folder for member in members if member.folder.is_dir()]
+    if started_folders and not host and not writer:
+        print(write_pages(started_folders, folder / "comparison.html"))
     print(stopped, end="\n" if stopped else "")
-    done = question.answer(own).known if question else all(member.finished() for member in own)
-    return again or (0 if done else 3)
+    finished = (
+        question.answer(selected).known
+        if question
+        else all(member.finished() for member in selected)
+    )
+    return exit_code or (0 if finished else 3)
 
 
-def _start_again(code: int | None, words: Path) -> int:
-    """The exit code of a member of several hosts where a new start can mend it; else 0. What one
-    host refused ends the others with 171: all of them go on to the next member."""
+def _start_again(code: int | None, words_file: Path) -> int:
+    """Returns the exit code of a member of several hosts where a new start can mend it; else 0. An
+    error of the input on one host ends the others with 171: all of them go on to the next
+    member."""
     code = 128 - code if code and code < 0 else code or 0
-    return code if code in RESTARTS and code_of_the_failure(str(words)) != INPUT else 0
+    return code if code in RESTARTS and code_of_the_failure(str(words_file)) != INPUT else 0

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.config import Config
 from rljax.config.checks import refuse_early
 from rljax.config.flags import load_config_file, shipped_config
@@ -24,33 +24,34 @@ from rljax.runs.mirror import local_copy
 from rljax.runs.store import Store, is_url
 from rljax.runs.units import interval_text
 
-# What is printed of the metrics of held-out rows, as far as the dataflow has them.
+# Metrics of held-out rows that are printed, as far as the dataflow has them.
 _HELD_OUT = ("loss", "accuracy", "token_accuracy", "rewards/accuracies", "rewards/margins")
-# Where one host of several may lack a file, all hear of it, from validate, once they are connected.
-_OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_NUM_NODES"}
+# Variables of runs of several hosts. One of these may lack a file; validate tells all of them, once
+# they are connected.
+_SEVERAL_HOSTS = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_NUM_NODES"}
 
 
-def main(options: TrainOptions, given: Given) -> int:
+def main(options: TrainOptions, source: ConfigSource) -> int:
     """Trains, or with --dry_run shows what a run would begin with; returns the exit code."""
     if not options.dry_run:
-        return train_and_tell(given, options.trust_code)[1]
-    _refuse_early(given)
+        return train_and_tell(source, options.trust_code)[1]
+    _refuse_early(source)
     from rljax.tracking.screen import Terminal
     from rljax.training.preview import preview
 
-    preview(given.config, Terminal(), shipped=shipped_config(given.path or ""))
+    preview(source.config, Terminal(), shipped=shipped_config(source.path or ""))
     _say("dry run: nothing was trained")
     return 0
 
 
-def _refuse_early(given: Given) -> None:
-    if not _OF_SEVERAL.intersection(os.environ):
-        refuse_early(given.config)
+def _refuse_early(source: ConfigSource) -> None:
+    if not _SEVERAL_HOSTS.intersection(os.environ):
+        refuse_early(source.config)
 
 
-def train_and_tell(given: Given, trust_code: bool = False) -> tuple:
+def train_and_tell(source: ConfigSource, trust_code: bool = False) -> tuple:
     """Trains, and prints the results; returns (the TrainedRun, the exit code)."""
-    _refuse_early(given)
+    _refuse_early(source)
     # Only now: a mistyped path is answered without loading JAX.
     from rljax.report.run_warnings import fault_lines
     from rljax.training import RunStopped
@@ -59,9 +60,9 @@ def train_and_tell(given: Given, trust_code: bool = False) -> tuple:
     code = 3  # where not all files could be kept
     try:
         run = train(
-            given.config,
+            source.config,
             on_start=lambda folder: _say(f"run folder: {folder}"),
-            shipped=shipped_config(given.path or ""),
+            shipped=shipped_config(source.path or ""),
         )
     except RunStopped as stop:
         run, code = stop.run, stop.code
@@ -76,12 +77,12 @@ def train_and_tell(given: Given, trust_code: bool = False) -> tuple:
         _say(f"warning: {warning}")
     _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
-    _say("\n".join(next_steps(run.folder, given, finished, trust_code)))
+    _say("\n".join(next_steps(run.folder, source, finished, trust_code)))
     return run, 0 if finished else code
 
 
 def _say(text: str) -> None:
-    """Prints on the first host: what it says is of the whole run."""
+    """Prints on the first host alone: the text is about the whole run."""
     from rljax import hosts  # with JAX, which is there by now
 
     if hosts.first():
@@ -91,26 +92,30 @@ def _say(text: str) -> None:
 def measured_lines(summary: Mapping) -> Iterator[str]:
     """Yields lines about the evaluations, each number with its step. "After the last update" is
     said of an evaluation that came after it."""
-    first, steps = summary["sft_steps"], summary["steps"]
-    last = summary["last_evaluation"] or {"step": first, "accuracy": None, "eval": None}
-    came_after = steps - last["step"]
+    first_step, steps = summary["sft_steps"], summary["steps"]
+    unmeasured = {"step": first_step, "accuracy": None, "eval": None}
+    evaluation = summary["last_evaluation"] or unmeasured
+    last_step, last_accuracy = evaluation["step"], evaluation["accuracy"]
+    came_after = steps - last_step
     behind = f"the last evaluation; steps taken since: {came_after}" if came_after else ""
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     if before:
-        yield f"accuracy_before: {_interval(before)}, at step {first}"
+        yield f"accuracy_before: {_interval(before)}, at step {first_step}"
     if after:
         yield f"accuracy_after: {_interval(after)}, at step {steps}"
-    elif behind and last["accuracy"] and last["step"] > first:
-        yield f"accuracy: {_interval(last['accuracy'])}, at step {last['step']}, {behind}"
-    elif before and steps > first:
+    elif behind and last_accuracy and last_step > first_step:
+        yield f"accuracy: {_interval(last_accuracy)}, at step {last_step}, {behind}"
+    elif before and steps > first_step:
         yield "accuracy_after: not measured after the last update"
-    losses = {first: summary["eval_before"], last["step"]: last["eval"]}
+    losses = {first_step: summary["eval_before"], last_step: evaluation["eval"]}
     for step, metrics in sorted(losses.items()):
-        if known := [
-            f"{n} {metrics[f'eval/{n}']:.4g}" for n in _HELD_OUT if f"eval/{n}" in (metrics or {})
+        if shown_metrics := [
+            f"{name} {metrics[f'eval/{name}']:.4g}"
+            for name in _HELD_OUT
+            if f"eval/{name}" in (metrics or {})
         ]:
-            late = f", {behind}" if behind and step == last["step"] else ""
-            yield f"held-out rows: {', '.join(known)}, at step {step}{late}"
+            behind_text = f", {behind}" if behind and step == last_step else ""
+            yield f"held-out rows: {', '.join(shown_metrics)}, at step {step}{behind_text}"
 
 
 def _interval(accuracy: Mapping) -> str:
@@ -118,11 +123,11 @@ def _interval(accuracy: Mapping) -> str:
 
 
 def next_steps(
-    folder: Path | str, given: Given, finished: bool, trust_code: bool = False
+    folder: Path | str, source: ConfigSource, finished: bool, trust_code: bool = False
 ) -> Iterator[str]:
     """Yields lines that name the files that a run has written, into a folder or a URL, and the
     commands that go on from there."""
-    there, checkpoints = _written(folder)
+    files, checkpoints = _written_files(folder)
     for name, path in (
         ("report", "report.html"),
         ("policy", "policy"),
@@ -130,31 +135,31 @@ def next_steps(
         ("checkpoint", f"checkpoints/{checkpoints[-1]}" if checkpoints else ""),
         ("rewards said", "rewards.log"),
     ):
-        if path.partition("/")[0] in there:
+        if path.partition("/")[0] in files:
             look = "  (open it in a browser)" if name == "report" else ""
             yield f"{name + ':':<14}{folder}/{path}{look}"
     if not finished:
         run_dir = f"--config.run_dir={folder}"
-        others = given.config_arguments(trust_code=trust_code)
-        others = [a for a in others if not a.startswith("--config.run_dir=")]
-        yield f"{'resume:':<14}rljax train {shlex.join([*others, run_dir])}"
-    if checkpoints and "policy" in there:
-        more, trust = "", {}
-        with local_copy(folder) as here:
-            if (here / "config.json").is_file():
-                made = load_config_file(str(here / "config.json"))
-                if not vouched(made, f"{folder}/config.json", here):
-                    used = {"evaluate": untrained(made), "serve": unscored(made)}
-                    trust = {n: " --trust_code" for n, config in used.items() if asks(config)}
-                more = _limits(made, here) + _left_to_say(made)
+        arguments = source.config_arguments(trust_code=trust_code)
+        arguments = [a for a in arguments if not a.startswith("--config.run_dir=")]
+        yield f"{'resume:':<14}rljax train {shlex.join([*arguments, run_dir])}"
+    if checkpoints and "policy" in files:
+        flags, trust = "", {}
+        with local_copy(folder) as local_folder:
+            if (local_folder / "config.json").is_file():
+                saved = load_config_file(str(local_folder / "config.json"))
+                if not vouched(saved, f"{folder}/config.json", local_folder):
+                    configs = {"evaluate": untrained(saved), "serve": unscored(saved)}
+                    trust = {n: " --trust_code" for n, config in configs.items() if asks(config)}
+                flags = _limit_flags(saved, local_folder) + _missing_flags(saved)
         quoted = shlex.quote(str(folder))
-        yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust.get('evaluate', '')}{more}"
+        yield f"{'evaluate:':<14}rljax evaluate {quoted}{trust.get('evaluate', '')}{flags}"
         yield f"{'serve:':<14}rljax serve {quoted}{trust.get('serve', '')}"
 
 
-def _left_to_say(config: Config) -> str:
-    """The flags of `rljax evaluate` for what a run does not say: rows, where it held out none, and
-    a reward, where only a model scored it."""
+def _missing_flags(config: Config) -> str:
+    """Returns the flags of `rljax evaluate` that a run does not determine: rows, where it held out
+    none, and a reward, where only a model scored it."""
     from rljax.data.online.default_rewards import evaluation_text
     from rljax.data.rows.sources import load_prompts
     from rljax.data.rows.split import held_out_fraction
@@ -169,13 +174,13 @@ def _left_to_say(config: Config) -> str:
         data = ""
     if data:
         return reward
-    why = "prompts with answers, which it was not trained on; it held out none"
-    return f" --data=FILE{reward}  (FILE: {why})"
+    explanation = "prompts with answers, which it was not trained on; it held out none"
+    return f" --data=FILE{reward}  (FILE: {explanation})"
 
 
-def _limits(config: Config, folder: Path) -> str:
-    """The flags of `rljax evaluate` with which prompts and responses fit into the model's context:
-    a run that samples nothing has not been held to it."""
+def _limit_flags(config: Config, folder: Path) -> str:
+    """Returns the flags of `rljax evaluate` with which prompts and responses fit into the model's
+    context: a run that samples nothing has not been held to it."""
     from rljax.data.kinds import SAMPLED
     from rljax.evaluation.saved import kind_of_data
 
@@ -191,11 +196,11 @@ def _limits(config: Config, folder: Path) -> str:
     return f" --max_prompt_tokens={prompt} --max_response_tokens={context - prompt}"
 
 
-def _written(folder: Path | str) -> tuple[set[str], list[str]]:
-    """Lists the files of a run folder, and the names of its checkpoints."""
+def _written_files(folder: Path | str) -> tuple[set[str], list[str]]:
+    """Returns (the names in a run folder, the names of its checkpoints)."""
     if is_url(folder):
         store = Store(str(folder))
-        there = {name.partition("/")[0] for name in store.sizes()}
-        return there, [name for name in store.folders("checkpoints") if is_whole_number(name)]
-    there = {path.name for path in Path(folder).iterdir()}
-    return there, sorted(p.name for p in Path(folder, "checkpoints").glob("[0-9]*"))
+        files = {name.partition("/")[0] for name in store.sizes()}
+        return files, [name for name in store.folders("checkpoints") if is_whole_number(name)]
+    files = {path.name for path in Path(folder).iterdir()}
+    return files, sorted(p.name for p in Path(folder, "checkpoints").glob("[0-9]*"))

@@ -35,17 +35,17 @@ def written(value: float, width: type) -> float:
     """
     if not math.isfinite(value):
         return value
-    about = ml_dtypes.finfo(width)
+    precision = ml_dtypes.finfo(width)
     with np.errstate(over="ignore"):  # 7e4, on the way to 65504 of 16 bits
         for digits in range(1, 18):
-            near = float(f"{value:.{digits - 1}e}")
-            if float(width(near)) == value:
+            nearest = float(f"{value:.{digits - 1}e}")
+            if float(width(nearest)) == value:
                 break
     numerator = abs(value.as_integer_ratio()[0])
     bits = (numerator // max(numerator & -numerator, 1)).bit_length()
-    few, whole = bits <= (about.nmant + 1) * 2 // 3, value.is_integer()
-    far = digits > about.precision
-    return value if few and whole or far and (few or whole) else near
+    few_bits, is_whole = bits <= (precision.nmant + 1) * 2 // 3, value.is_integer()
+    imprecise = digits > precision.precision
+    return value if few_bits and is_whole or imprecise and (few_bits or is_whole) else nearest
 
 
 def rows_of_table(table) -> list[dict]:
@@ -79,15 +79,15 @@ def written_cells(row: Mapping) -> Mapping:
 
 
 def _answer_columns(names: Iterable[str]) -> list[str]:
-    """The columns that hold an answer, of those with these names."""
+    """Returns the columns that hold an answer, of those with these names."""
     names = set(names)
-    of_openrlhf = names & {"input", "context_messages"} and not names & {"output", *_PROMPTS}
-    return [name for name in (*ANSWERS, *(["label"] if of_openrlhf else [])) if name in names]
+    is_openrlhf = names & {"input", "context_messages"} and not names & {"output", *_PROMPTS}
+    return [name for name in (*ANSWERS, *(["label"] if is_openrlhf else [])) if name in names]
 
 
 def _form(kind: object) -> type | dict | None:
-    """The width of the numbers of a type, or {field: form} of an object; None if they have none of
-    fewer bits. The form of a list is that of its items."""
+    """Returns the width of the numbers of a type, or {field: form} of an object; None if these have
+    as many bits as Python's. The form of a list is that of its items."""
     width = _WIDTHS.get(str(kind).lower().removeprefix("torch.").removesuffix("[pyarrow]"))
     if width is not None:
         return width
@@ -126,8 +126,9 @@ def _cell(value: object, depth: int = 0) -> object:
     form = _form(kind)
     if form is None and str(kind) != "object":
         return value
-    made = next((m for m in ("as_py", "to_pylist", "to_list", "tolist") if hasattr(value, m)), None)
-    if made is None:
+    methods = ("as_py", "to_pylist", "to_list", "tolist")
+    method = next((name for name in methods if hasattr(value, name)), None)
+    if method is None:
         return value
-    made = getattr(value, made)()
-    return _cell(made, depth + 1) if form is None else _written(made, form)
+    converted = getattr(value, method)()
+    return _cell(converted, depth + 1) if form is None else _written(converted, form)

@@ -107,20 +107,20 @@ def check_paths(config: Config, problems: Problems) -> None:
                 _check_files(field, spec, file, problems)
     for field in (name for name, spec in FIELDS.items() if spec.path == "written"):
         path = value_of(config, field)
-        free = not os.path.exists(path) or os.path.isdir(path)
-        problems.check(free, field, path, "is a file", "name a folder")
-    stored = config.offline.reference_logprobs
+        is_free = not os.path.exists(path) or os.path.isdir(path)
+        problems.check(is_free, field, path, "is a file", "name a folder")
+    logprob_folder = config.offline.reference_logprobs
     rule = "must be a folder of a disk; under a URL there are run_dir and what lies in it"
     problems.check(
-        not is_url(stored),
+        not is_url(logprob_folder),
         "offline.reference_logprobs",
-        stored,
+        logprob_folder,
         rule,
         fix="name a folder of the machine, or '' to compute them in the run",
     )
 
 
-def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
+def _check_files(field: str, spec: str, path: str, problems: Problems) -> None:
     if is_url(spec):
         problems.add(
             field,
@@ -130,7 +130,7 @@ def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
         )
         return
     try:
-        files = data_files(named)
+        files = data_files(path)
     except InputError as error:
         problems.add(field, spec, error)
         return
@@ -138,8 +138,8 @@ def _check_files(field: str, spec: str, named: str, problems: Problems) -> None:
     fix = how_to_get_data(spec) or "give the path of a file"
     if missing and len(files) > 1:
         fix = f"correct {missing[0]!r}, or leave it out"
-    if missing and (near := near_path(missing[0])):
-        fix = f"did you mean {near!r}?"
+    if missing and (similar := near_path(missing[0])):
+        fix = f"did you mean {similar!r}?"
     problems.check(not missing, field, spec, "does not exist", fix)
 
 
@@ -154,10 +154,10 @@ def is_no_component(spec: str) -> bool:
         return True
     if len(parts) == 1:
         return False
-    here = os.getcwd()
+    cwd = os.getcwd()
     try:
-        own = [os.path.join(here, parts[0]), os.path.join(here, f"{parts[0]}.py")]
-        return not any(map(os.path.exists, own)) and importlib.util.find_spec(parts[0]) is None
+        paths = [os.path.join(cwd, parts[0]), os.path.join(cwd, f"{parts[0]}.py")]
+        return not any(map(os.path.exists, paths)) and importlib.util.find_spec(parts[0]) is None
     except (ImportError, ValueError):
         return True
 
@@ -167,53 +167,54 @@ def _check_gguf(field: str, file: str, problems: Problems) -> None:
         fix = "an adapter is a folder with adapter_config.json"
         problems.add(field, file, f"is no adapter. Fix: {fix}")
         return
-    near = near_path(file)
-    fix = f"did you mean {near!r}?" if near else "give the path of the .gguf file"
+    similar = near_path(file)
+    fix = f"did you mean {similar!r}?" if similar else "give the path of the .gguf file"
     problems.check(os.path.isfile(file), field, file, "does not exist", fix)
 
 
 def _check_model_folder(field: str, folder: str, problems: Problems) -> None:
-    """A folder that is to hold a model has its config.json, which is not that of a run."""
-    holds = set(os.listdir(folder))
-    if "starts.jsonl" in holds or "checkpoints" in holds:
-        written = [name for name in ("policy", "reward_model") if name in holds]
+    """Checks that the folder of a model has its config.json, which is not that of a run."""
+    names = set(os.listdir(folder))
+    if "starts.jsonl" in names or "checkpoints" in names:
+        written = [name for name in ("policy", "reward_model") if name in names]
         rule, fix = "is a run, not a model", "train it to its end: then it has RUN/policy"
         fix = f"its model is {os.path.join(folder, written[0])}" if written else fix
         problems.check(False, field, folder, rule, fix)
         return
-    rule = "is a folder without a config.json, so no model" if holds else "is an empty folder"
-    known = not holds.isdisjoint(("config.json", "tokenizer.json")) or any(map(is_gguf, holds))
-    problems.check(known, field, folder, rule, MODEL_FIX)
+    rule = "is a folder without a config.json, so no model" if names else "is an empty folder"
+    has_model = not names.isdisjoint(("config.json", "tokenizer.json")) or any(map(is_gguf, names))
+    problems.check(has_model, field, folder, rule, MODEL_FIX)
 
 
-def _check_on_hub(field: str, spec: str, named: Callable, problems: Problems) -> None:
-    """A text that is no local path names a repository of the hub, and there is the client for it.
-    Whether the repository is there is asked when the run begins."""
+def _check_on_hub(field: str, spec: str, hub_name: Callable, problems: Problems) -> None:
+    """Checks that a text that is no local path names a repository of the hub, and that its client
+    is installed. The existence of the repository is checked when the run begins."""
     try:
-        name = named(spec)
+        name = hub_name(spec)
     except InputError as error:
         problems.add(field, spec, error)
         return
     fix = MODEL_FIX if field != "tokenizer" else "a folder with tokenizer.json, or OWNER/NAME"
     if problems.check(name is not None, field, spec, "is not a folder", fix):
-        there = importlib.util.find_spec("huggingface_hub") is not None
+        has_client = importlib.util.find_spec("huggingface_hub") is not None
         fix = "pip install 'huggingface_hub>=2.4'"
         fix += "" if is_hub(spec) else ", or give the path of a folder"
         rule = "is no folder here, and the hub is read by huggingface_hub, which is not installed"
-        problems.check(there, field, spec, rule, fix)
+        problems.check(has_client, field, spec, rule, fix)
 
 
 def check_names(config: Config, problems: Problems) -> None:
     """Adds a problem for every name in checkpoint.allow_changed that is no field."""
     choices = ("data", *FIELDS)
     for name in config.checkpoint.allow_changed:
-        close = near_names(name, choices, 1)
-        fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
+        near = near_names(name, choices, 1)
+        fix = f"did you mean {near[0]!r}?" if near else f"such as {choices[0]!r}"
         problems.check(name in choices, "checkpoint.allow_changed", name, "no such name", fix)
 
 
 def _check_bare_names(config: Config, problems: Problems) -> None:
-    """A component without a dot is a function of its namespace, whose source says which it has."""
+    """Checks that a component without a dot is a function of its namespace, by the source of the
+    namespace."""
     for field, spec in FIELDS.items():
         for text in texts_of(config, field) if spec.component else ():
             check_bare_name(field, text, problems)
@@ -231,26 +232,26 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
         return True
     if name in _names_in(home) and _declares_contract(home, name):  # one file is read for it
         return True
-    known = components_of(home) + ["console"] * (field == "trackers")
-    if not known or name in known:
+    components = components_of(home) + ["console"] * (field == "trackers")
+    if not components or name in components:
         return True
-    if field == "model" and "(" not in text and not near_names(name, known):
+    if field == "model" and "(" not in text and not near_names(name, components):
         return problems.check(False, field, text, "is not a folder", MODEL_FIX)
-    others = [
+    other_fields = [
         other
         for other, spec in FIELDS.items()
         if spec.component not in ("", stage) and name in components_of(NAMESPACES[spec.component])
     ]
-    rule, near = f"{home} has no {name!r}", near_names(name, known, 2)
-    if said := other_value(field, name):
-        fix = f"use {said}"
-    elif others:
+    rule, similar = f"{home} has no {name!r}", near_names(name, components, 2)
+    if replacement := other_value(field, name):
+        fix = f"use {replacement}"
+    elif other_fields:
         # Not sft.optimizer.name where actor_optimizer.name will do; tasks are called like rewards.
-        meant = min(others, key=lambda other: (other in DATA, other.count(".")))
-        fix = f"{name} is a value of {meant}"
+        likely_field = min(other_fields, key=lambda other: (other in DATA, other.count(".")))
+        fix = f"{name} is a value of {likely_field}"
     else:
-        own = DATA_FIX if stage == "data" else f"{OWN_NAME}.{name}'"
-        fix = f"did you mean {' or '.join(near)}?" if near else own
+        own_fix = DATA_FIX if stage == "data" else f"{OWN_NAME}.{name}'"
+        fix = f"did you mean {' or '.join(similar)}?" if similar else own_fix
     return problems.check(False, field, text, rule, fix)
 
 

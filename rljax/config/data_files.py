@@ -54,11 +54,13 @@ def read_entries(file: str, name: str, default: list[dict] | None = None) -> lis
     if entries is None:
         fix = f"write {name}: and behind it a list of fields and their values, an entry for each"
         raise InputError(f"{file} has no {name}", fix=fix)
-    if not isinstance(entries, list) or not all(isinstance(one, Mapping) for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         rule = "a list of mappings of fields and their values"
         fix = f"write {name}: and below it lines such as - {{seed: 1}}"
         raise InputError(f"{file}: {name}", value=entries, rule=rule, fix=fix)
-    return [_entry(one, f"{file}: {name}[{i}]", _is_json(file)) for i, one in enumerate(entries)]
+    return [
+        _entry(entry, f"{file}: {name}[{i}]", _is_json(file)) for i, entry in enumerate(entries)
+    ]
 
 
 def to_yaml(values: Config | Mapping) -> str:
@@ -72,27 +74,28 @@ def _is_json(file: str) -> bool:
 
 
 def _entry(values: Mapping, location: str, typed: bool) -> dict:
-    """A member of a sweep, or a stage of a pipeline."""
-    out, problems = {}, []
+    """Returns a member of a sweep, or a stage of a pipeline. Raises InputError that lists every
+    value that cannot be read."""
+    fields, problems = {}, []
     read = value_of_json if typed else value_of_text
-    of_config = values.get("command", "train") == "train"
-    for name, value in (flat_fields(values, Config) if of_config else values).items():
+    trains = values.get("command", "train") == "train"
+    for name, value in (flat_fields(values, Config) if trains else values).items():
         try:
-            if of_config and name in FIELDS:
-                out[name] = read(value, FIELDS[name].kind)
+            if trains and name in FIELDS:
+                fields[name] = read(value, FIELDS[name].kind)
             elif typed:
-                out[name] = tuple(value) if isinstance(value, list) else value
+                fields[name] = tuple(value) if isinstance(value, list) else value
             else:
-                out[name] = _scalar(value)
+                fields[name] = _scalar(value)
         except ValueError as error:
             problems.append(f"{name}={shown_value(value, read)}: {error}")
     if problems:
         raise InputError(f"{location}:\n  " + "\n  ".join(problems), fix=FIELDS_LISTED)
-    return out
+    return fields
 
 
 def _scalar(value: object) -> object:
-    """A text of YAML as JSON would have it: true, false, a number, else the text."""
+    """Returns a text of YAML as JSON would have it: true, false, a number, else the text."""
     if isinstance(value, list):
         return tuple(map(_scalar, value))
     if not isinstance(value, str):
@@ -108,16 +111,17 @@ def _scalar(value: object) -> object:
 
 
 def _read(file: str) -> Mapping:
-    """The mapping of a file. In YAML every scalar is a text, or None where it is null."""
+    """Returns the mapping of a file. In YAML every scalar is a text, or None where it is null."""
     text = read_text(file, _LARGEST)
     try:
         values = parse_json(text, file, unique=True) if _is_json(file) else _yaml(text, file)
     except InputError as error:
-        what, fix = error.parts
-        raise InputError(what, fix="; ".join(filter(None, (fix, _example(file))))) from None
+        problem, fix = error.parts
+        raise InputError(problem, fix="; ".join(filter(None, (fix, _example(file))))) from None
     if not isinstance(values, Mapping):
-        got = {list: "a list", str: "a text", type(None): "nothing"}.get(type(values), "a number")
-        rule = f"it holds {got}, not fields of a config and their values"
+        kinds = {list: "a list", str: "a text", type(None): "nothing"}
+        found_kind = kinds.get(type(values), "a number")
+        rule = f"it holds {found_kind}, not fields of a config and their values"
         raise InputError(f"{file} is no config", rule=rule, fix=_example(file))
     return values
 
@@ -145,23 +149,23 @@ def _yaml(text: str, file: str) -> object:
             return None if node.style is None and value.lower() in ("null", "~") else value
 
         def construct_mapping(self, node, deep=False):
-            construct, own, merged = self.construct_object, [], {}
+            construct, pairs, merged = self.construct_object, [], {}
             for key, item in node.value:
                 value = construct(item, True)
                 if key.value != "<<" or key.style is not None:
-                    own.append((construct(key), value))
+                    pairs.append((construct(key), value))
                     continue
                 # YAML's merge key: own fields win, then those of the first of several mappings.
-                for one in value if isinstance(value, list) else [value]:
-                    if not isinstance(one, Mapping):
+                for mapping in value if isinstance(value, list) else [value]:
+                    if not isinstance(mapping, Mapping):
                         location = f"{file}: line {key.start_mark.line + 1}"
                         fix = "<<: *ANCHOR of a mapping"
-                        raise InputError(f"{location}: << merges mappings", value=one, fix=fix)
-                    self.copied += len(one)
+                        raise InputError(f"{location}: << merges mappings", value=mapping, fix=fix)
+                    self.copied += len(mapping)
                     if self.copied > MOST_VALUES:
                         raise ValueError(f"merge keys copy more than {MOST_VALUES} fields")
-                    merged = {**one, **merged}
-            return {**merged, **once(own, file)}
+                    merged = {**mapping, **merged}
+            return {**merged, **once(pairs, file)}
 
     Loader.add_constructor(f"{_CORE}map", lambda loader, node: loader.construct_mapping(node))
     return parse_yaml(text, file, Loader)

@@ -16,10 +16,10 @@ _PASS_RATE = {
 
 def _takes_target(instruction: str) -> bool:
     try:
-        asked = instruction.format(target_tokens=1)
+        filled = instruction.format(target_tokens=1)
     except (KeyError, IndexError, ValueError, AttributeError):
         return False
-    return "{target_tokens}" in instruction and bool(asked)
+    return "{target_tokens}" in instruction and bool(filled)
 
 
 @dataclasses.dataclass

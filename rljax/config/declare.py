@@ -21,7 +21,7 @@ from rljax.files import DATA_FILES, data_files, is_whole_number, require_replace
 from rljax.runs.store import is_url
 from rljax.suggest import near_names
 
-# What a value of a type is called in an error.
+# Names of the values of a type in an error.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -55,22 +55,22 @@ def type_problem(value: object, kind: type, name: str) -> tuple[str, str]:
         fix = f"set {name} to a {kind.__name__}(), or its fields one by one"
         return ("", "") if isinstance(value, kind) else (f"must be a {kind.__name__}", fix)
     items = typing.get_args(kind)
-    of_kind, example = f"must be {kind_name(kind)}", EXAMPLES.get(kind)
+    rule, example = f"must be {kind_name(kind)}", EXAMPLES.get(kind)
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         fits = number and abs(value) <= sys.float_info.max  # false for NaN
-        of_kind, kind_text = "must be a finite number", "a number"
+        rule, kind_text = "must be a finite number", "a number"
     elif items:
-        wanted = (int, float) if items[0] is float else items[0]
+        item_kind = (int, float) if items[0] is float else items[0]
         listed = isinstance(value, tuple | list)
-        fits = listed and all(isinstance(v, wanted) and not isinstance(v, bool) for v in value)
+        fits = listed and all(isinstance(v, item_kind) and not isinstance(v, bool) for v in value)
         kind_text, example = kind_name(kind), f"({EXAMPLES[items[0]]},)"
     else:
         fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         kind_text = kind_name(kind)
         if fits and kind is int and abs(value) > _MOST:
             return f"must be below {_MOST + 1}", f"write {_MOST} or less"
-    return ("", "") if fits else (of_kind, f"write {kind_text}, such as {example}")
+    return ("", "") if fits else (rule, f"write {kind_text}, such as {example}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Spec:
     below: float | None = None
     choices: tuple[str, ...] = ()
     fits: Callable[[typing.Any], bool] | None = None
-    rule: str = ""  # what `fits` or the range asks for
+    rule: str = ""  # of `fits` or of the range, as an error says it
     fix: str = ""  # of an error; "" = by the choices or the range
     # Of options of commands.
     required: bool = False
@@ -126,9 +126,9 @@ class Spec:
         """Help of the option, which says whether it is needed."""
         return f"{self.help} (needed)" if self.required else self.help
 
-    def problem(self, value, most: int | None = None) -> str:
+    def problem(self, value, default_high: int | None = None) -> str:
         """Returns why `value` cannot be used, "" if it can. None stands for the default and always
-        can. `most` is the limit of whole numbers that have none of their own."""
+        can. `default_high` is the limit of whole numbers that have none of their own."""
         if value is None:
             return ""
         if self.required and not value:
@@ -139,17 +139,17 @@ class Spec:
             return self.rule
         if isinstance(value, bool) or not isinstance(value, int | float):
             return ""
-        high = most if self.high is None and isinstance(value, int) else self.high
-        wrong = Range(self.low, high, self.above, self.below).problem(value)
-        return wrong and (self.rule or wrong)
+        high = default_high if self.high is None and isinstance(value, int) else self.high
+        range_problem = Range(self.low, high, self.above, self.below).problem(value)
+        return range_problem and (self.rule or range_problem)
 
     def fix_of(self, name: str, value) -> str:
         """Returns the fix of a value that has a problem; `name` is that of the field."""
         if self.fix or not self.choices:
             return self.fix or f"write {self.low} or more"
-        near = difflib.get_close_matches(value, filter(None, self.choices), n=1)
-        other = f"{name}={self.choices[0]!r}, or another one"
-        return f"did you mean {near[0]!r}?" if near else other
+        similar = difflib.get_close_matches(value, filter(None, self.choices), n=1)
+        first_choice = f"{name}={self.choices[0]!r}, or another one"
+        return f"did you mean {similar[0]!r}?" if similar else first_choice
 
 
 def option(default: object, help: str, **spec) -> typing.Any:
@@ -159,8 +159,8 @@ def option(default: object, help: str, **spec) -> typing.Any:
 
 
 def section(make: Callable[[], object], needs: str = "", read_by: str = "") -> typing.Any:
-    """Declares a section of the config; nothing reads it while its field `needs` is off, or in a
-    run without what `read_by` names."""
+    """Declares a section of the config. Nothing reads it while its field `needs` is off, or in a
+    run that lacks `read_by`."""
     spec = Spec("", needs=needs, read_by=read_by)
     return dataclasses.field(default_factory=make, metadata={"spec": spec})
 
@@ -170,18 +170,19 @@ def declared(
 ) -> dict[str, Spec]:
     """Returns {dotted name: declaration} of every field of a class and of its sections, in
     their order."""
-    out = {}
+    specs = {}
     for field in dataclasses.fields(kind):
         name, spec = prefix + field.name, field.metadata["spec"]
         if dataclasses.is_dataclass(field.type):
-            inside = (f"{name}.{spec.needs}",) if spec.needs else ()
-            out |= declared(field.type, f"{name}.", switches + inside, spec.read_by or read_by)
+            switch = (f"{name}.{spec.needs}",) if spec.needs else ()
+            readers = spec.read_by or read_by
+            specs |= declared(field.type, f"{name}.", switches + switch, readers)
         else:
-            own = (prefix + spec.needs,) if spec.needs else ()
-            facts = dict(kind=field.type, flag=spec.flag or name, switches=switches + own)
-            facts["read_by"] = spec.read_by or read_by
-            out[name] = dataclasses.replace(spec, **facts)
-    return out
+            switch = (prefix + spec.needs,) if spec.needs else ()
+            changes = dict(kind=field.type, flag=spec.flag or name, switches=switches + switch)
+            changes["read_by"] = spec.read_by or read_by
+            specs[name] = dataclasses.replace(spec, **changes)
+    return specs
 
 
 def is_interval(limits: Sequence[int]) -> bool:
@@ -242,43 +243,44 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
                 if os.path.isfile(path) or spec.path or spec.component or spec.positional:
                     read[os.path.realpath(path)] = shown
                 if "data" in (spec.path, spec.component) and os.path.isdir(path):
-                    inside = (os.path.join(path, file) for file in os.listdir(path))
-                    rows = (file for file in inside if file.endswith(DATA_FILES))
+                    files = (os.path.join(path, file) for file in os.listdir(path))
+                    rows = (file for file in files if file.endswith(DATA_FILES))
                     read |= dict.fromkeys(map(os.path.realpath, rows), shown)
     for name, spec in specs.items():
         path = getattr(options, name)
         if spec.path != "written" or not path or is_url(path):
             continue
-        real = os.path.realpath(path)
-        above = next(p for p in Path(os.path.abspath(path)).parents if os.path.lexists(p))
-        rule = f"it is {read[real]}, which is read" if real in read else ""
-        if real in written:
-            rule = rule or f"--{written[real]} is written there, too"
-        if not os.path.isdir(above):
-            rule = rule or f"{above} is a file, not a folder"
+        real_path = os.path.realpath(path)
+        existing_parent = next(p for p in Path(os.path.abspath(path)).parents if os.path.lexists(p))
+        rule = f"it is {read[real_path]}, which is read" if real_path in read else ""
+        if real_path in written:
+            rule = rule or f"--{written[real_path]} is written there, too"
+        if not os.path.isdir(existing_parent):
+            rule = rule or f"{existing_parent} is a file, not a folder"
         try:
             require_replaceable(path)
         except InputError as error:
             rule = rule or error.parts[0].removeprefix(f"{path} ")
-        written[real] = spec.flag
+        written[real_path] = spec.flag
         yield name, path, rule
 
 
 def _paths_in(text: object) -> list[str]:
-    """The paths that exist among the files that a text may name: a path, several with commas, a
-    pattern, those of both splits, the file of a function, and texts in quotes inside a call."""
+    """Returns the paths that exist among the files that a text may name: a path, several with
+    commas, a pattern, those of both splits, the file of a function, and texts in quotes inside a
+    call."""
     if not isinstance(text, str) or not text or is_url(text):
         return []
-    named = [text, *text.split(","), *re.findall(r"""['"]([^'"]+)['"]""", text)]
-    named += [one.partition(":")[0] for one in named]
-    named += [one.replace("{split}", split) for one in named for split in ("train", "test")]
-    found = []
-    for one in dict.fromkeys(part.strip() for part in named):
+    names = [text, *text.split(","), *re.findall(r"""['"]([^'"]+)['"]""", text)]
+    names += [name.partition(":")[0] for name in names]
+    names += [name.replace("{split}", split) for name in names for split in ("train", "test")]
+    paths = []
+    for name in dict.fromkeys(part.strip() for part in names):
         try:
-            found += filter(os.path.lexists, data_files(one) if one else ())
+            paths += filter(os.path.lexists, data_files(name) if name else ())
         except (InputError, OSError, ValueError):  # a pattern without a file is said elsewhere
             continue
-    return found
+    return paths
 
 
 def define_flags(kind: type, into) -> None:
@@ -315,48 +317,48 @@ def parse_flags(
 
     specs = {spec.flag: spec for spec in declared(kind).values()}
     try:
-        rest = into(argv)
+        arguments = into(argv)
     except flags.UnrecognizedFlagError as error:
-        near = near_names(error.flagname, specs, 1)
-        hint = f"did you mean --{near[0]}? " if near else ""
-        if not near and config_flag is not None:
+        similar = near_names(error.flagname, specs, 1)
+        hint = f"did you mean --{similar[0]}? " if similar else ""
+        if not similar and config_flag is not None:
             hint = config_flag(error.flagname)
         fix = f"{hint}--help lists the flags"
         raise InputError("no such flag", value=f"--{error.flagname}", fix=fix) from None
     except (flags.Error, ValueError, TypeError) as error:
-        wrong = re.match(_WRONG, str(error), re.DOTALL)
-        if wrong is None or wrong[1] not in specs:  # a flag without a value
+        match = re.match(_WRONG, str(error), re.DOTALL)
+        if match is None or match[1] not in specs:  # a flag without a value
             raise InputError(str(error), fix="--FLAG=VALUE; --help lists the flags") from None
-        spec = specs[wrong[1]]
-        of_type, known = _without_none(spec.kind), list(filter(None, spec.choices))
-        rule = f"one of {', '.join(known)}" if known else f"must be {KINDS.get(of_type)}"
-        example = known[0] if known else EXAMPLES[of_type].lower()
-        what, fix = f"--{wrong[1]}={wrong[2]}: {rule}", f"such as --{wrong[1]}={example}"
-        raise InputError(what, fix=fix) from None
-    twice = [name for name in into if into[name].present > 1]
-    if twice:
-        raise InputError(f"--{twice[0]} is given twice", fix="remove one")
-    return rest
+        spec = specs[match[1]]
+        of_type, choices = _without_none(spec.kind), list(filter(None, spec.choices))
+        rule = f"one of {', '.join(choices)}" if choices else f"must be {KINDS.get(of_type)}"
+        example = choices[0] if choices else EXAMPLES[of_type].lower()
+        problem, fix = f"--{match[1]}={match[2]}: {rule}", f"such as --{match[1]}={example}"
+        raise InputError(problem, fix=fix) from None
+    repeated = [name for name in into if into[name].present > 1]
+    if repeated:
+        raise InputError(f"--{repeated[0]} is given twice", fix="remove one")
+    return arguments
 
 
 def parsed_options(kind: type, positional: Sequence[str], parsed):
     """Returns the options of a class, checked, from parsed flags (absl's FlagValues) and
     the arguments without a flag. Raises InputError for arguments that are left over, and
     as `check_options`."""
-    values, rest = {}, tuple(positional)
+    values, remaining = {}, tuple(positional)
     for name, spec in declared(kind).items():
         if spec.positional:
-            values[name], rest = rest, ()
+            values[name], remaining = remaining, ()
             continue
         value = parsed[spec.flag].value
-        if spec.first and rest:
+        if spec.first and remaining:
             if value:
                 raise InputError(
                     f"--{spec.flag} is given twice",
-                    value=[value, rest[0]],
+                    value=[value, remaining[0]],
                     fix=f"write it once: leave --{spec.flag} or the name in front out",
                 )
-            value, rest = rest[0], rest[1:]
+            value, remaining = remaining[0], remaining[1:]
         if typing.get_origin(spec.kind) is tuple:
             numbers = typing.get_args(spec.kind)[0] is int
             try:
@@ -366,8 +368,8 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
                 raise InputError(f"--{spec.flag}={value}", rule=str(error), fix=fix) from None
             value = whole_numbers(",".join(texts), spec.flag) if numbers and texts else texts
         values[name] = value
-    if rest:
-        raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")
+    if remaining:
+        raise InputError("unknown arguments", value=list(remaining), fix="--help lists the flags")
     options = kind(**values)
     check_options(options)
     return options
@@ -376,17 +378,17 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
 def option_flags(kind: type, values: Mapping[str, object]) -> list[str]:
     """Returns the flags that set options of a class to these values. Raises InputError for a name
     that the class does not have."""
-    known, out = {name: spec.flag for name, spec in declared(kind).items()}, []
+    flag_names, flags = {name: spec.flag for name, spec in declared(kind).items()}, []
     for name, value in values.items():
-        if name not in known:
-            near = near_names(name, known, 1)
-            fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+        if name not in flag_names:
+            similar = near_names(name, flag_names, 1)
+            fix = f"did you mean {similar[0]}?" if similar else f"one of {', '.join(flag_names)}"
             raise InputError("no such option", value=name, fix=fix)
         if value is not None:
             parts = value if isinstance(value, list | tuple) else (value,)
             text = ",".join(str(part) for part in parts)
-            out.append(f"--{known[name]}={text}")
-    return out
+            flags.append(f"--{flag_names[name]}={text}")
+    return flags
 
 
 def options_of(kind: type, values: Mapping[str, object]):
@@ -403,15 +405,15 @@ def options_of(kind: type, values: Mapping[str, object]):
 def option_words(kind: type) -> dict[str, tuple[str, ...]]:
     """Returns {flag as it is typed: its values, if they are few}: {"--rows=": (), "--ids": (),
     "--noids": (), "--split=": ("train", "test")}."""
-    out = {}
+    values_of_flags = {}
     for spec in declared(kind).values():
         if spec.positional:
             continue
         if _without_none(spec.kind) is bool:
-            out |= {f"--{spec.flag}": (), f"--no{spec.flag}": ()}
+            values_of_flags |= {f"--{spec.flag}": (), f"--no{spec.flag}": ()}
         else:
-            out[f"--{spec.flag}="] = tuple(filter(None, spec.choices))
-    return out
+            values_of_flags[f"--{spec.flag}="] = tuple(filter(None, spec.choices))
+    return values_of_flags
 
 
 def options_usage(kind: type) -> str:
@@ -427,8 +429,8 @@ def options_help(kind: type, width: int, words: Iterable[str] = ()) -> list[str]
     for name, spec in declared(kind).items():
         if is_about(words, spec.flag, spec.help):
             default = shown_default(getattr(kind, name))
-            written = name.upper() if spec.positional else f"--{spec.flag}={default}"
-            lines += flag_lines(written, spec.kind, spec.help_text, width)
+            flag_text = name.upper() if spec.positional else f"--{spec.flag}={default}"
+            lines += flag_lines(flag_text, spec.kind, spec.help_text, width)
     return lines
 
 
@@ -436,12 +438,12 @@ def shown_default(default: object) -> str:
     """Returns the default of an option as its flag has it."""
     if isinstance(default, bool):
         return str(default).lower()
-    listed = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    return "" if listed is None else str(listed)
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    return "" if text is None else str(text)
 
 
 def _without_none(hint):
-    """int | None -> int."""
+    """Returns the type without None: int of int | None."""
     if isinstance(hint, types.UnionType):
         return next(kind for kind in typing.get_args(hint) if kind is not type(None))
     return hint
@@ -464,7 +466,7 @@ def split_at_commas(text: str) -> list[str]:
             cuts.append(index)
     if depth or quote:
         return text.split(",")
-    return [text[begin + 1 : end] for begin, end in itertools.pairwise([*cuts, len(text)])]
+    return [text[start + 1 : end] for start, end in itertools.pairwise([*cuts, len(text)])]
 
 
 def list_items(text: str) -> list[str]:
@@ -484,16 +486,16 @@ def list_items(text: str) -> list[str]:
                 raise ValueError("an item is neither a text nor a number")
             return [item if isinstance(item, str) else repr(item) for item in items]
     masked = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), text)
-    end = _end_of_bracket(masked) if opened else -1
-    enclosed = end == len(text) - 1 > 0
-    if opened and not end and "," in masked:
+    bracket_end = _end_of_bracket(masked) if opened else -1
+    enclosed = bracket_end == len(text) - 1 > 0
+    if opened and not bracket_end and "," in masked:
         raise ValueError("its first bracket does not close; a text is written ('a[b',)")
-    begin = int(enclosed)
-    lengths = map(len, split_at_commas(masked[begin : len(text) - begin]))
+    start = int(enclosed)
+    lengths = map(len, split_at_commas(masked[start : len(text) - start]))
     parts = []
     for length in lengths:
-        parts.append(text[begin : begin + length])
-        begin += length + 1
+        parts.append(text[start : start + length])
+        start += length + 1
     if len(parts) == 1 and enclosed:
         (item,) = parts
         raise ValueError(f"a list of one is written {item}, a text in brackets ({text!r},)")

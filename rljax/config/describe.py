@@ -20,9 +20,9 @@ def config_help(config, width: int, words: Iterable[str] = (), prefix: str = "")
         value, name = getattr(config, field.name), prefix + field.name
         help = field.metadata["spec"].help
         if dataclasses.is_dataclass(value):
-            about = " ".join((type(value).__doc__ or "").split())
-            if inside := config_help(value, width, words, name + "."):
-                sections += ["", *textwrap.wrap(f"{name}: {about}", width), *inside]
+            summary = " ".join((type(value).__doc__ or "").split())
+            if section_lines := config_help(value, width, words, name + "."):
+                sections += ["", *textwrap.wrap(f"{name}: {summary}", width), *section_lines]
         elif is_about(words, name, help):
             lines += flag_lines(f"--config.{name}={value_text(value)}", field.type, help, width)
     return [*lines, *sections]
@@ -30,15 +30,17 @@ def config_help(config, width: int, words: Iterable[str] = (), prefix: str = "")
 
 def flag_lines(flag: str, kind: object, text: str, width: int) -> list[str]:
     """Returns the lines of a flag with its default, its type and its help, wrapped to the width."""
-    out = [f"  {flag}  ({type_text(kind)})"]
+    lines = [f"  {flag}  ({type_text(kind)})"]
     indent = dict(initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return out + textwrap.wrap(text, width, break_on_hyphens=False, **indent)  # "log-probs" whole
+    return lines + textwrap.wrap(text, width, break_on_hyphens=False, **indent)  # "log-probs" whole
 
 
 def type_text(kind: object) -> str:
     """Returns a type as --help writes it: "whole number", "text, ...", "a | b"."""
     if isinstance(kind, types.UnionType):
-        return " or ".join(type_text(k) for k in typing.get_args(kind) if k is not type(None))
+        return " or ".join(
+            type_text(part) for part in typing.get_args(kind) if part is not type(None)
+        )
     if typing.get_origin(kind) is typing.Literal:
         return " | ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:

@@ -42,10 +42,12 @@ def shipped_configs() -> dict[str, Path]:
     "quickstart", "presets/dapo"."""
     package = Path(__file__).resolve().parent.parent
     # Installed from a wheel they lie in the package, in a clone beside it.
-    homes = (package / "configs", package.parent / "configs")
-    home = next((home for home in homes if (home / "quickstart.py").is_file()), homes[0])
-    files = sorted(home.rglob("*.py"), key=lambda file: (len(file.parts), file))
-    return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
+    folders = (package / "configs", package.parent / "configs")
+    folder = next(
+        (folder for folder in folders if (folder / "quickstart.py").is_file()), folders[0]
+    )
+    files = sorted(folder.rglob("*.py"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
 _LOCKED = re.compile(r'Key "(.+?)" does not exist and cannot be added')  # a locked ConfigDict
@@ -83,9 +85,9 @@ def config_file(path: str) -> str:
     if name in shipped:
         return str(shipped[name])
     stem = name.removeprefix("configs/").removesuffix(".py")
-    near = [stem] if stem in shipped else near_names(stem, shipped, 1)
-    near = near or [other for other in shipped if other.rpartition("/")[2] == stem]
-    hint = f"did you mean {near[0]}? " if near else ""
+    similar = [stem] if stem in shipped else near_names(stem, shipped, 1)
+    similar = similar or [config for config in shipped if config.rpartition("/")[2] == stem]
+    hint = f"did you mean {similar[0]}? " if similar else ""
     raise InputError(
         "no such config file",
         value=name,
@@ -127,13 +129,13 @@ def load_config_file(path: str, later: Container[str] = ()) -> Config:
     defaults = [p.default for p in parameters if p.kind is not p.VAR_POSITIONAL]
     if argument and not parameters:
         raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
-    needed = inspect.Parameter.empty in defaults
-    if needed and not argument:
+    needs_argument = inspect.Parameter.empty in defaults
+    if needs_argument and not argument:
         fix = f"--config={name}:VARIANT"
         raise InputError(f"{name}: get_config() has a parameter without a default", fix=fix)
     try:
         config = module.get_config(argument) if argument else module.get_config()
-        if argument and not needed and argument not in map(str, defaults):
+        if argument and not needs_argument and argument not in map(str, defaults):
             unknown = config == module.get_config()  # the name of a variant that it does not know
     except (Exception, SystemExit) as error:
         raise _failed(f"get_config({argument!r}) failed", file, error) from error
@@ -214,8 +216,8 @@ def load_named_config(path: str, trusted: bool) -> Config:
     return load_config_file(path)
 
 
-def _failed(what: str, file: str, error: BaseException) -> InputError:
-    """The user's config file is at fault: says at which line of it."""
+def _failed(problem: str, file: str, error: BaseException) -> InputError:
+    """Returns the error for a fault in the user's config file, with the line of the file."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     location = f"{file}:{lines[-1]}" if lines else file
     if isinstance(error, InputError):  # a field that is not there, or another file's fault
@@ -223,11 +225,11 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
     if type(error).__name__ == "RequiredValueError":
         fix = "set it before; leave .lock() out, which reads it, where a flag sets it"
         return InputError(f"{location}: a required placeholder has no value", fix=fix)
-    if locked := _LOCKED.search(str(error)):
-        what = unknown_field(locked[1], field_names(Config))
-        return InputError(f"{location}: {what}", fix=FIELDS_LISTED_IN_PYTHON)
+    if locked_key := _LOCKED.search(str(error)):
+        problem = unknown_field(locked_key[1], field_names(Config))
+        return InputError(f"{location}: {problem}", fix=FIELDS_LISTED_IN_PYTHON)
     fix = location_and_fix(error)[1]
-    return InputError(f"{location}: {what}", rule=f"{type(error).__name__}: {error}", fix=fix)
+    return InputError(f"{location}: {problem}", rule=f"{type(error).__name__}: {error}", fix=fix)
 
 
 # -- flags --
@@ -239,37 +241,39 @@ def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], 
     without a value or given twice."""
     from absl import flags
 
-    own = arguments[: list(arguments).index("--")] if "--" in arguments else arguments
-    named = list(filter(None, map(_FLAG.match, own)))
+    own_args = arguments[: list(arguments).index("--")] if "--" in arguments else arguments
+    matches = list(filter(None, map(_FLAG.match, own_args)))
     switches = {name for name, spec in FIELDS.items() if spec.kind is bool}
-    switches |= {found["field"] for found in named if found["no"]}
-    into = flags.FlagValues()
-    for field in dict.fromkeys(["", *(found["field"] for found in named)]):
+    switches |= {match["field"] for match in matches if match["no"]}
+    flag_values = flags.FlagValues()
+    for field in dict.fromkeys(["", *(match["field"] for match in matches)]):
         name = f"config.{field}" if field else "config"
-        flags.DEFINE_multi_string(name, [], "", flag_values=into)
-        into[name].boolean = field in switches
+        flags.DEFINE_multi_string(name, [], "", flag_values=flag_values)
+        flag_values[name].boolean = field in switches
     try:
-        others = into(["", *arguments], known_only=True)[1:]
+        remaining = flag_values(["", *arguments], known_only=True)[1:]
     except flags.Error as error:  # "Missing value for flag --config.steps"
         name = str(error).rpartition(" ")[2].lstrip("-")
         raise InputError(f"--{name} has no value", fix=f"--{name}=VALUE") from None
     except ValueError as error:  # "--noconfig.export=1 does not take an argument"
         raise InputError(str(error), fix="--config.FIELD=VALUE") from None
-    given = {name: texts for name, texts in into.flag_values_dict().items() if texts}
-    if twice := [name for name, texts in given.items() if len(texts) > 1]:
-        raise InputError(f"--{twice[0]} is given twice", value=given[twice[0]], fix="remove one")
-    (path,) = given.pop("config", [None])
-    texts = {name.removeprefix("config."): text for name, (text,) in given.items()}
-    order = [found["field"] for found in named if found["field"] in texts]
-    return path, {field: texts[field] for field in order}, others
+    flag_texts = {name: texts for name, texts in flag_values.flag_values_dict().items() if texts}
+    if repeated := [name for name, texts in flag_texts.items() if len(texts) > 1]:
+        raise InputError(
+            f"--{repeated[0]} is given twice", value=flag_texts[repeated[0]], fix="remove one"
+        )
+    (path,) = flag_texts.pop("config", [None])
+    texts = {name.removeprefix("config."): text for name, (text,) in flag_texts.items()}
+    field_order = [match["field"] for match in matches if match["field"] in texts]
+    return path, {field: texts[field] for field in field_order}, remaining
 
 
 def config_flag(flag: str) -> str:
     """Returns the answer to a flag that no command has, if it is a field of the config, or the name
     of one elsewhere: "fields of the config are written --config.steps=VALUE. "."""
-    known = field_names(Config)
+    fields = field_names(Config)
     if text := elsewhere(flag):
         return f"use {elsewhere_text(text, '--config.')}. "
-    near = [flag] if flag in known else nearest_fields(plain(flag), known)
-    written = " or ".join(f"--config.{field}=VALUE" for field in near)
-    return f"fields of the config are written {written}. " if near else ""
+    similar = [flag] if flag in fields else nearest_fields(plain(flag), fields)
+    written = " or ".join(f"--config.{field}=VALUE" for field in similar)
+    return f"fields of the config are written {written}. " if similar else ""

@@ -58,67 +58,68 @@ def config_from(
             rule="a Config, a ConfigDict, or the name or file of one, such as 'quickstart'",
             fix="name everything else: rljax.train(model=..., data=..., reward=..., steps=...)",
         )
-    given = {"model": model}
+    arguments = {"model": model}
     if isinstance(data, Mapping) and not is_section(data):
         data = splits_of(data) or data
     section = is_section(data) or isinstance(data, Mapping) and not is_columns(data)
-    given["data" if section else "data.train"] = data
-    given["reward" if isinstance(reward, Mapping) else "reward.function"] = reward
-    given = {name: value for name, value in given.items() if value is not None}
-    found: dict[str, object] = {}
+    arguments["data" if section else "data.train"] = data
+    arguments["reward" if isinstance(reward, Mapping) else "reward.function"] = reward
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    values: dict[str, object] = {}
     ambiguous = []
-    for names, value in [*named(given), *named(fields)]:
+    for names, value in [*named(arguments), *named(fields)]:
         if len(names) > 1:
             ambiguous.append((names, value))
-        elif names[0] in found:
+        elif names[0] in values:
             raise InputError(f"{WHERE}: {names[0]} is given twice", fix="remove one")
         else:
-            found[names[0]] = value
+            values[names[0]] = value
     if ambiguous:
-        plain = {n: v for n, v in found.items() if isinstance(v, str | int | float | tuple)}
-        left_out = unread(with_overrides(base, plain, WHERE))
+        text_values = {n: v for n, v in values.items() if isinstance(v, str | int | float | tuple)}
+        left_out = unread(with_overrides(base, text_values, WHERE))
         for names, value in ambiguous:
-            name = _the_one_read(names, left_out)
-            if name in found:
+            name = _read_field(names, left_out)
+            if name in values:
                 raise InputError(f"{WHERE}: {name} is given twice", fix="remove one")
-            found[name] = value
-    run_dir = str(found.get("run_dir", base.run_dir))
+            values[name] = value
+    run_dir = str(values.get("run_dir", base.run_dir))
     folder = Path(run_dir if run_dir and not is_url(run_dir) else "runs") / "inputs"
-    written = {name: as_text(name, value, folder) for name, value in found.items()}
+    written = {name: as_text(name, value, folder) for name, value in values.items()}
     return with_overrides(base, written, WHERE)
 
 
-def _the_one_read(names: list[str], unread: Container[str]) -> str:
-    """The one of several fields that the config reads. Raises InputError where there are more."""
-    given = names[-1].rpartition(".")[2]
+def _read_field(names: list[str], unread: Container[str]) -> str:
+    """Returns the one of several fields that the config reads. Raises InputError where there are
+    more."""
+    last_part = names[-1].rpartition(".")[2]
     if "batch.samples_per_prompt" in unread:  # it does not sample
-        names = [name for name in names if name != OFTEN_MEANT.get(given)]
+        names = [name for name in names if name != OFTEN_MEANT.get(last_part)]
     read = [name for name in names if name not in unread] or names
     if len(read) == 1:
         return read[0]
-    section, _, last = min(read, key=lambda name: name.count(".")).partition(".")
-    fix = f'name one of them whole, such as {section}={{"{last}": ...}}'
-    raise InputError(f"{WHERE}: {given} is any of {', '.join(read)}", fix=fix)
+    section, _, field = min(read, key=lambda name: name.count(".")).partition(".")
+    fix = f'name one of them whole, such as {section}={{"{field}": ...}}'
+    raise InputError(f"{WHERE}: {last_part} is any of {', '.join(read)}", fix=fix)
 
 
 def named(fields: Mapping) -> list[tuple[list[str], object]]:
-    """Returns (the fields that a name may mean, value) of all that is given; a dict is a section.
+    """Returns (the fields that a name may mean, value) of every given value; a dict is a section.
     Raises InputError that answers every name that is no field."""
-    found, wrong = [], []
+    fields_of_names, errors = [], []
     for name, value in _leaves(fields):
         try:
-            found.append((_full_names(name), value))
+            fields_of_names.append((_full_names(name), value))
         except InputError as error:
-            wrong.append(error)
-    if len(wrong) > 1:
-        shown = [error.parts[0].removeprefix(f"{WHERE}: ") for error in wrong[:MOST_PROBLEMS]]
-        more = len(wrong) - len(shown)
-        shown += [f"and {more} more names that are no fields"] * (more > 0)
+            errors.append(error)
+    if len(errors) > 1:
+        shown = [error.parts[0].removeprefix(f"{WHERE}: ") for error in errors[:MOST_PROBLEMS]]
+        unlisted = len(errors) - len(shown)
+        shown += [f"and {unlisted} more names that are no fields"] * (unlisted > 0)
         listed = "".join(f"\n  {text}" for text in shown)
         raise InputError(f"{WHERE}: these are no arguments:{listed}", fix=FIELDS_LISTED)
-    if wrong:
-        raise wrong[0]
-    return found
+    if errors:
+        raise errors[0]
+    return fields_of_names
 
 
 def _leaves(fields: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -136,23 +137,25 @@ def _is_of_data(name: str) -> bool:
 
 
 def _full_names(name: str) -> list[str]:
-    """The dotted names of the fields that a name may be: whole, or their last part alone; first
-    the one that is often meant by it, though it is called otherwise."""
-    known = field_names(Config)
-    if name in known:
+    """Returns the dotted names of the fields that a name may be: whole, or their last part alone;
+    first the one that is often meant by it, though it is called otherwise."""
+    all_fields = field_names(Config)
+    if name in all_fields:
         return [name]
-    inside = [field for field in known if field.startswith(f"{name}.")]
+    inside = [field for field in all_fields if field.startswith(f"{name}.")]
     if inside:
         rule = f"a section, of {', '.join(f.rpartition('.')[2] for f in inside[:4])}, ..."
         fix = f'{name}={{"{inside[0].removeprefix(name + ".")}": ...}}'
         raise InputError(f"{WHERE}: {name} is no field", rule=rule, fix=fix)
-    ends = [field for field in known if field.endswith(f".{name}")] if "." not in name else []
-    if ends and not elsewhere(name):  # `epochs` of others are not batch.epochs
-        return [OFTEN_MEANT[name], *ends] if name in OFTEN_MEANT else ends
-    what = unknown_field(name, known)
+    same_ending = (
+        [field for field in all_fields if field.endswith(f".{name}")] if "." not in name else []
+    )
+    if same_ending and not elsewhere(name):  # `epochs` of others are not batch.epochs
+        return [OFTEN_MEANT[name], *same_ending] if name in OFTEN_MEANT else same_ending
+    problem = unknown_field(name, all_fields)
     for field, argument in _ARGUMENTS.items():
-        what = what.replace(f"`{field}`", f"`{argument}=`")
-    raise InputError(f"{WHERE}: {what}", fix=FIELDS_LISTED)
+        problem = problem.replace(f"`{field}`", f"`{argument}=`")
+    raise InputError(f"{WHERE}: {problem}", fix=FIELDS_LISTED)
 
 
 def as_text(
@@ -169,7 +172,7 @@ def as_text(
     kind = kind or FIELDS[name].kind
     if name == REWARD and isinstance(value, list | tuple) and len(value):
         # TRL's reward_funcs=[f, g]: their sum.
-        texts = [as_text(name, one, folder, where=where) for one in value]
+        texts = [as_text(name, part, folder, where=where) for part in value]
         if not all(isinstance(text, str) and text for text in texts):
             fix = "reward=[f, 'exact_match()']"
             raise InputError(f"{where}: {name}", value=value, rule="functions or texts", fix=fix)
@@ -204,7 +207,7 @@ def as_text(
 
 
 def _rows_file(name: str, rows: object, folder: Path, where: str) -> str:
-    """The .jsonl file of rows; its name has a digest of them."""
+    """Writes rows to a .jsonl file whose name has a digest of them; returns its path."""
     stem, digest = name.rpartition(".")[2], hashlib.sha256()
     draft = folder / f"{stem}.{os.getpid()}.tmp"
     with removed_if_empty(folder), contextlib.ExitStack() as closing:

@@ -39,7 +39,8 @@ _VARIABLE = re.compile(r"\$(\{[^{}/]+\}|[A-Za-z_]\w*)(/|$)")
 
 
 def _with_home(value: object) -> object:
-    """The value with the user's folder for "~/", which no shell puts behind an equals sign."""
+    """Returns the value with the user's folder for "~/", which no shell puts behind an equals
+    sign."""
     if isinstance(value, tuple | list):
         return type(value)(map(_with_home, value))
     home = isinstance(value, str) and value.startswith("~/")
@@ -59,8 +60,8 @@ class Settings:
         self._check(name)
         rule, fix = type_problem(value, self.__dataclass_fields__[name].type, name)
         if rule:
-            what = f"{type(self).__name__}.{name}" + "=None" * (value is None)
-            raise InputError(what, value=value, rule=rule, fix=fix)
+            subject = f"{type(self).__name__}.{name}" + "=None" * (value is None)
+            raise InputError(subject, value=value, rule=rule, fix=fix)
         self.set_unchecked(name, value)
 
     def set_unchecked(self, name: str, value: object) -> None:
@@ -86,9 +87,9 @@ class Settings:
     @classmethod
     def _check(cls, name: str) -> None:
         if name not in cls.__dataclass_fields__:
-            known = [*cls.__dataclass_fields__, *field_names(cls)]
-            what = unknown_field(name, dict.fromkeys(known), cls.__name__ + ".")
-            raise UnknownField(what, fix=FIELDS_LISTED_IN_PYTHON)
+            names = [*cls.__dataclass_fields__, *field_names(cls)]
+            answer = unknown_field(name, dict.fromkeys(names), cls.__name__ + ".")
+            raise UnknownField(answer, fix=FIELDS_LISTED_IN_PYTHON)
 
 
 def field_names(config, prefix: str = "") -> list[str]:
@@ -101,20 +102,20 @@ def field_names(config, prefix: str = "") -> list[str]:
     return names
 
 
-def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
+def nearest_fields(name: str, fields: Sequence[str]) -> list[str]:
     """Returns the fields that a name is likely to mean: those whose last part is the same, else
     those whose last part it misspells or begins; if there are any in its section, only these. None
     if it resembles none."""
-    last = {field: field.rpartition(".")[2] for field in known}
-    section, _, wanted = name.rpartition(".")
-    found = [field for field in known if last[field] == wanted]
-    found = [f for f in known if found and f == OFTEN_MEANT.get(wanted)] + found
-    near = near_names(wanted, last.values(), 1) if not found else []
-    begins = [field for field in known if last[field].startswith(f"{wanted}_")]
-    found = found or begins * (not near or near[0].startswith(f"{wanted}_"))
-    found = found or [field for field in known if last[field] in near]
-    inside = [field for field in found if field.rpartition(".")[0] == section]
-    return (inside or found)[:4]
+    last_parts = {field: field.rpartition(".")[2] for field in fields}
+    section, _, last_part = name.rpartition(".")
+    matching = [field for field in fields if last_parts[field] == last_part]
+    matching = [f for f in fields if matching and f == OFTEN_MEANT.get(last_part)] + matching
+    near_parts = near_names(last_part, last_parts.values(), 1) if not matching else []
+    begins = [field for field in fields if last_parts[field].startswith(f"{last_part}_")]
+    matching = matching or begins * (not near_parts or near_parts[0].startswith(f"{last_part}_"))
+    matching = matching or [field for field in fields if last_parts[field] in near_parts]
+    inside = [field for field in matching if field.rpartition(".")[0] == section]
+    return (inside or matching)[:4]
 
 
 def elsewhere_text(text: str, prefix: str = "") -> str:
@@ -131,14 +132,14 @@ def _written(target: str, prefix: str, preset: str) -> str:
 def unknown_fields(names: Iterable[str], known: Sequence[str], prefix: str = "") -> Iterator[str]:
     """Yields the answers to names that are no fields: to each of the first MOST_PROBLEMS, then the
     number of the others."""
-    more = 0
+    unlisted = 0
     for number, name in enumerate(names):
         if number < MOST_PROBLEMS:
             yield unknown_field(name, known, prefix)
         else:
-            more += 1
-    if more:
-        yield f"and {more} more names that are no fields"
+            unlisted += 1
+    if unlisted:
+        yield f"and {unlisted} more names that are no fields"
 
 
 def unknown_field(name: str, known: Iterable[str], prefix: str = "") -> str:

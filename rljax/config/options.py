@@ -58,13 +58,13 @@ def response_tokens_option():
     )
 
 
-def dtype_option(help: str, *known: str):
-    """Declares a dtype, one of those that are `known` or ""."""
+def dtype_option(help: str, *dtypes: str):
+    """Declares a dtype, one of `dtypes` or ""."""
     return option(
         "",
-        f"{help}: {', '.join(known)}",
-        fits=lambda dtype: dtype in ("", *known),
-        rule=f"one of {', '.join(known)}",
+        f"{help}: {', '.join(dtypes)}",
+        fits=lambda dtype: dtype in ("", *dtypes),
+        rule=f"one of {', '.join(dtypes)}",
     )
 
 

@@ -33,11 +33,11 @@ def kind_of_text(spec: str) -> str:
         return "url"
     if names_file(spec):  # "file.py:function", whatever its ending looks like
         return "component"
-    looks = "/" in spec or "\\" in spec or Path(spec).suffix in (*DATA_FILES, *OTHER_FILES)
-    looks |= is_gguf(spec)
+    is_file = "/" in spec or "\\" in spec or Path(spec).suffix in (*DATA_FILES, *OTHER_FILES)
+    is_file |= is_gguf(spec)
     if "(" in spec:
-        looks = os.path.exists(spec) and not names_of(spec)[0]
-    return "file" if looks or ("(" not in spec and os.path.exists(spec)) else "component"
+        is_file = os.path.exists(spec) and not names_of(spec)[0]
+    return "file" if is_file or ("(" not in spec and os.path.exists(spec)) else "component"
 
 
 def is_path(spec: str) -> bool:
@@ -64,8 +64,8 @@ def as_config(config: object, where: str) -> Config:
     if isinstance(config, Config):
         return config
     rule = "a config is a rljax.config.Config or an ml_collections.ConfigDict"
-    what = f"{where}: this is no config"
-    raise InputError(what, value=type(config).__name__, rule=rule, fix="build one")
+    problem = f"{where}: this is no config"
+    raise InputError(problem, value=type(config).__name__, rule=rule, fix="build one")
 
 
 def changed_fields(config: Config) -> dict[str, object]:
@@ -78,14 +78,14 @@ def changed_fields(config: Config) -> dict[str, object]:
 def fingerprints(config: Config) -> dict[str, str]:
     """Returns {dotted field: digest of its value} of all fields that change the numbers of
     a run."""
-    out = {}
+    digests = {}
     for name, spec in FIELDS.items():
         if not spec.may_change:
             text = json.dumps(value_of(config, name))
-            out[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+            digests[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     # Where the reference's log-probs are kept changes nothing; whether they are, changes the roles.
-    out["offline.reference_logprobs"] = str(bool(config.offline.reference_logprobs))
-    return out
+    digests["offline.reference_logprobs"] = str(bool(config.offline.reference_logprobs))
+    return digests
 
 
 def row_tokens(config: Config) -> int:
@@ -113,8 +113,8 @@ def microbatch_tokens(config: Config) -> int:
 def microbatch_rows(config: Config, rows: int, row_tokens: int, shards: int = 1) -> int:
     """Returns the most rows that divide `rows`, are a multiple of `shards`, and hold <=
     microbatch_tokens; `shards` rows if even those are more."""
-    most = max(microbatch_tokens(config) // row_tokens, shards)
-    return next((r for r in splits(rows, shards) if r <= most), rows)
+    most_rows = max(microbatch_tokens(config) // row_tokens, shards)
+    return next((r for r in splits(rows, shards) if r <= most_rows), rows)
 
 
 def splits(rows: int, shards: int) -> list[int]:

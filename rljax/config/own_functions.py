@@ -37,7 +37,7 @@ from rljax.runs.folder import removed_if_empty
 CONFIG_MODULE = "_rljax_config"
 
 
-def component_text(function: Callable, folder: Path, what: str = "function") -> str:
+def component_text(function: Callable, folder: Path, field: str = "function") -> str:
     """Returns the component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f"
     for which a file is written; the options of a functools.partial become those of the text.
 
@@ -49,46 +49,47 @@ def component_text(function: Callable, folder: Path, what: str = "function") -> 
         if function.args:
             rule = "options are keywords"
             raise InputError(
-                f"{what}: a partial with positional arguments",
+                f"{field}: a partial with positional arguments",
                 rule=rule,
                 fix="give the options by name: functools.partial(f, option=value)",
             )
         function = function.func
-    if not (inspect.isfunction(function) or what == "trackers" and inspect.isclass(function)):
+    if not (inspect.isfunction(function) or field == "trackers" and inspect.isclass(function)):
         fix = "write a function: def my_function(...): ..."
-        raise InputError(f"{what} is no plain function", value=function, fix=fix)
+        raise InputError(f"{field} is no plain function", value=function, fix=fix)
     for name, value in options.items():
         if not _is_literal(value):
             rule = "options are numbers, strings, booleans, None or tuples of them"
             raise InputError(
-                f"{what}: option {name!r} of a partial",
+                f"{field}: option {name!r} of a partial",
                 value=value,
                 rule=rule,
                 fix="pass a literal, or write a function that sets the option itself",
             )
     text = f"{function.__module__}.{function.__name__}"
-    home = function.__globals__ if inspect.isfunction(function) else {}
-    if function.__module__ == CONFIG_MODULE and home.get(function.__name__) is function:
-        text = f"{home['__file__']}:{function.__name__}"
+    module_names = function.__globals__ if inspect.isfunction(function) else {}
+    if function.__module__ == CONFIG_MODULE and module_names.get(function.__name__) is function:
+        text = f"{module_names['__file__']}:{function.__name__}"
     elif not _is_importable(function):
-        text = f"{_file_of(function, folder, what)}:{function.__name__}"
+        text = f"{_file_of(function, folder, field)}:{function.__name__}"
     listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
     return f"{text}({listed})" if listed else text
 
 
-def _file_of(function: Callable, folder: Path, what: str) -> Path:
-    """The file of a function that no module has. What it defines is the function that was given."""
-    carried = _Carried(what)
+def _file_of(function: Callable, folder: Path, field: str) -> Path:
+    """Writes the file of a function that no module has, checks that it defines the same function,
+    and returns its path."""
+    carried = _Carried(field)
     text = carried.text(function)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     path = folder / f"{function.__name__}_{digest}.py"
     with removed_if_empty(folder):
-        known = path.is_file()
+        existed = path.is_file()
         write_once(path, text)
         try:
             carried.check(path, text, function)
         except BaseException:
-            if not known:
+            if not existed:
                 path.unlink()
             raise
     return path
@@ -148,9 +149,10 @@ def _is_found(module: str | None) -> bool:
         return False
 
 
-def _origin(name: str, value: object) -> tuple[str, str] | None:
-    """(module, name) by which another process imports what a notebook imported as `name`, a public
-    module if there is one; None for what was made in the notebook, and for plain values."""
+def _import_origin(name: str, value: object) -> tuple[str, str] | None:
+    """Returns (module, name) by which another process imports what a notebook imported as `name`, a
+    public module if there is one; None for objects of the notebook itself, and for plain
+    values."""
     home = getattr(value, "__module__", None)
     # What pickle has by its name alone; it would copy an array first.
     by_name = None if callable(value) or hasattr(value, "shape") else reduced(value)
@@ -161,13 +163,13 @@ def _origin(name: str, value: object) -> tuple[str, str] | None:
     if inspect.isfunction(value) and not _is_found(value.__globals__.get("__name__", home)):
         return None
     names = {name, getattr(value, "__name__", None), by_name}
-    found = [
-        (any(part.startswith("_") for part in module.split(".")), module != home, module, one)
-        for module, held in list(sys.modules.items())
-        for one in names
-        if isinstance(one, str) and getattr(held, "__dict__", {}).get(one) is value
+    origins = [
+        (any(part.startswith("_") for part in module.split(".")), module != home, module, candidate)
+        for module, loaded in list(sys.modules.items())
+        for candidate in names
+        if isinstance(candidate, str) and getattr(loaded, "__dict__", {}).get(candidate) is value
     ]
-    return next((one[2:] for one in sorted(found) if _is_found(one[2])), None)
+    return next((candidate[2:] for candidate in sorted(origins) if _is_found(candidate[2])), None)
 
 
 class _NoText(Exception):
@@ -175,10 +177,11 @@ class _NoText(Exception):
 
 
 class _Carried:
-    """Collects what a function needs in a file of its own, what is read before what reads it."""
+    """Collects the text that a function needs in a file of its own, definitions before their
+    readers."""
 
-    def __init__(self, what: str):
-        self.what = what
+    def __init__(self, field: str):
+        self.field = field
         self.known: set[str] = set()  # names that the file has, or is about to have
         self.names: dict[int, str] = {}  # of functions and classes of the notebook, by their ids
         self.aliases: dict[int, list[str]] = {}  # other names of those that are being written
@@ -186,14 +189,15 @@ class _Carried:
         self.pieces: list[str] = []
 
     def text(self, function: Callable) -> str:
-        """The file."""
+        """Returns the text of the file."""
         self._add_source(function, function.__name__)
         head = f'"""{function.__name__}, as it was when the run began, and what it reads."""'
         imports = sorted(self.imports, key=lambda line: not line.startswith("from __future__"))
         return "\n\n\n".join([f"{head}\n\n" + "\n".join(imports), *self.pieces]) + "\n"
 
     def check(self, path: Path, text: str, function: Callable) -> None:
-        """Runs the file and checks that it defines what was given."""
+        """Runs the file and checks that it defines the same function. Raises InputError if it does
+        not."""
         module = types.ModuleType("_rljax_carried")
         module.__file__ = str(path)
         sys.modules[module.__name__] = module  # dataclasses look for it
@@ -202,15 +206,17 @@ class _Carried:
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
             check_same(function, vars(module)[name], name)
         except Different as error:
-            raise self._refused(f"{name} is not what its source makes of it: {error}") from None
+            raise self._refusal(f"{name} is not what its source makes of it: {error}") from None
         except Exception as error:
-            why = f"the source of {name} cannot be run by itself: {type(error).__name__}: {error}"
-            raise self._refused(why) from error
+            problem = (
+                f"the source of {name} cannot be run by itself: {type(error).__name__}: {error}"
+            )
+            raise self._refusal(problem) from error
         finally:
             del sys.modules[module.__name__]
 
     def _add_source(self, value: Callable, name: str) -> None:
-        """A function or class of the notebook under a name, after what it reads."""
+        """Adds a function or class of the notebook under a name, after what it reads."""
         self.known.add(name)
         self.names[id(value)], self.aliases[id(value)] = name, []
         home = _home_of(value)
@@ -226,7 +232,7 @@ class _Carried:
             if read in home:
                 self._add(read, home[read], source)
             elif not hasattr(builtins, read) and read in _globals_of(source, future):
-                raise self._refused(
+                raise self._refusal(
                     f"{value.__name__} reads {read}, which is not defined", f"define {read} first"
                 )
         path, inner = name, value
@@ -238,13 +244,13 @@ class _Carried:
             source += f"\n\n\n{name}.__qualname__ = {value.__qualname__!r}"
         self.pieces += [source, *self.aliases.pop(id(value))]
 
-    def _add_own(self, name: str, value: Callable) -> None:
-        """A function or class of the notebook, which may have had other names before this one, or
-        a name that is another's by now."""
+    def _add_definition(self, name: str, value: Callable) -> None:
+        """Adds a function or class of the notebook, which may have had other names before this one,
+        or a name that is another's by now."""
         if id(value) not in self.names:
-            own = value.__name__
-            free = own not in self.known and _home_of(value).get(own) is value
-            self._add_source(value, own if free else name)
+            own_name = value.__name__
+            is_free = own_name not in self.known and _home_of(value).get(own_name) is value
+            self._add_source(value, own_name if is_free else name)
         if self.names[id(value)] != name:
             alias = f"{name} = {self.names[id(value)]}"
             self.aliases.get(id(value), self.pieces).append(alias)
@@ -254,23 +260,24 @@ class _Carried:
         self.known.add(name)
         if isinstance(value, types.ModuleType) and _is_found(value.__name__):
             self._import_module(name, value, source)
-        elif origin := _origin(name, value):
-            same = "" if name == origin[1] else f" as {name}"
-            self.imports[f"from {origin[0]} import {origin[1]}{same}"] = None
-        elif _is_own(value):
-            self._add_own(name, value)
+        elif origin := _import_origin(name, value):
+            alias = "" if name == origin[1] else f" as {name}"
+            self.imports[f"from {origin[0]} import {origin[1]}{alias}"] = None
+        elif _is_definition(value):
+            self._add_definition(name, value)
         else:
             try:
                 self.pieces.append(f"{name} = {self._expression(value)}")
             except (_NoText, RecursionError):
-                raise self._refused(
+                raise self._refusal(
                     f"it reads {name}, a {type(value).__name__}",
                     f"make {name} inside a function that it calls, or " + self._in_a_module(),
                 ) from None
 
     def _expression(self, value: object) -> str:
-        """Python text that makes a value again: a plain one, a container of such, or what pickle
-        makes of such by one call of Python's own or of the notebook. Raises _NoText for others."""
+        """Returns Python text that makes a value again: a plain one, a container of such, or one
+        that pickle makes of such by one call of Python's own or of the notebook. Raises _NoText for
+        others."""
         kind = type(value)
         if kind is float and not math.isfinite(value):
             return f"float({str(value)!r})"
@@ -285,13 +292,13 @@ class _Carried:
             return {list: f"[{items}]", tuple: f"({items}{comma})", set: f"{{{items}}}"}[kind]
         if vars(builtins).get(getattr(value, "__name__", None)) is value:
             return value.__name__
-        if origin := _origin("", value):
+        if origin := _import_origin("", value):
             name = "_".join(["", *origin[0].split("."), origin[1]])
             self.known.add(name)
             self.imports[f"from {origin[0]} import {origin[1]} as {name}"] = None
             return name
-        if _is_own(value):
-            self._add_own(value.__name__, value)
+        if _is_definition(value):
+            self._add_definition(value.__name__, value)
             return self.names[id(value)]
         root = kind.__module__.partition(".")[0]
         of_library = root not in sys.stdlib_module_names and _is_found(kind.__module__)
@@ -303,15 +310,17 @@ class _Carried:
         return f"{self._expression(parts[0])}({', '.join(map(self._expression, parts[1]))})"
 
     def _import_module(self, name: str, module: types.ModuleType, source: str) -> None:
-        """`import module as name`, and those of its modules that the source reads through it."""
-        whole = module.__name__
-        self.imports[f"import {whole}" + ("" if name == whole else f" as {name}")] = None
+        """Adds `import module as name`, and imports of its modules that the source reads through
+        it."""
+        module_name = module.__name__
+        alias = "" if name == module_name else f" as {name}"
+        self.imports[f"import {module_name}{alias}"] = None
         for node in ast.walk(ast.parse(source)):
             parts, inner = [], node
             while isinstance(inner, ast.Attribute):
                 parts, inner = [inner.attr, *parts], inner.value
             if isinstance(inner, ast.Name) and inner.id == name and parts:
-                names = [".".join([whole, *parts[:n]]) for n in range(1, len(parts) + 1)]
+                names = [".".join([module_name, *parts[:n]]) for n in range(1, len(parts) + 1)]
                 self.imports |= {f"import {n}": None for n in names if n in sys.modules}
 
     def _set_defaults(self, arguments: ast.arguments, function: Callable, home: dict) -> None:
@@ -324,8 +333,8 @@ class _Carried:
         values = function.__kwdefaults__ or {}
         named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         arguments.kw_defaults = [
-            self._default(node, values[one.arg], home) if node and one.arg in values else node
-            for one, node in named
+            self._default(node, values[arg.arg], home) if node and arg.arg in values else node
+            for arg, node in named
         ]
 
     def _default(self, node: ast.expr, value: object, home: dict) -> ast.expr:
@@ -342,16 +351,18 @@ class _Carried:
     def _definition(self, value: Callable) -> ast.AST:
         node = _class_node(value) if inspect.isclass(value) else _function_node(value)
         if node is None:
-            why = "it is a lambda, was made at run time, or its file has changed"
+            reason = "it is a lambda, was made at run time, or its file has changed"
             if inspect.isclass(value):
-                why = "in a notebook it is found by the methods of the class, and this one has none"
-            raise self._refused(
-                f"the source of {value.__name__} is not known: {why}",
+                reason = (
+                    "in a notebook it is found by the methods of the class, and this one has none"
+                )
+            raise self._refusal(
+                f"the source of {value.__name__} is not known: {reason}",
                 "write it with def in a cell, or in a file that is imported",
             )
         outer = [] if inspect.isclass(value) else inspect.unwrap(value).__code__.co_freevars
         if outer := ", ".join(set(outer) - {"__class__"}):
-            raise self._refused(
+            raise self._refusal(
                 f"{value.__name__} reads {outer} of the function around it",
                 "write it by itself and make that an option with a default, which "
                 f"functools.partial({value.__name__}, ...) sets; or {self._in_a_module()}",
@@ -359,36 +370,39 @@ class _Carried:
         return node
 
     def _in_a_module(self) -> str:
-        file = f"my_{self.what.rpartition('.')[2]}.py"
+        file = f"my_{self.field.rpartition('.')[2]}.py"
         return f"write it and all that it reads to a file, {file}, and import it from there"
 
-    def _refused(self, why: str, fix: str = "") -> InputError:
+    def _refusal(self, problem: str, fix: str = "") -> InputError:
         rule = "what runs it are other processes, to which the function is carried by its source"
-        return InputError(f"{self.what}: {why}", rule=rule, fix=fix or self._in_a_module())
+        return InputError(f"{self.field}: {problem}", rule=rule, fix=fix or self._in_a_module())
 
 
-def _is_own(value: object) -> bool:
-    """Returns whether a value is a function or a class, or what a decorator made of a function."""
+def _is_definition(value: object) -> bool:
+    """Returns whether a value is a function, a class, or the result of a function's decorator."""
     return inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value))
 
 
 def _home_of(value: Callable) -> dict[str, object]:
-    """The names of the module, or of the notebook, in which a function or class was written."""
+    """Returns the names of the module, or of the notebook, in which a function or class was
+    written."""
     if inspect.isclass(value):
         return vars(sys.modules.get(value.__module__, builtins))
     return inspect.unwrap(value).__globals__
 
 
 def _function_node(function: Callable) -> ast.AST | None:
-    """Its `def`, the nearest one to where it was; None for a lambda, or without a source."""
+    """Returns the `def` of a function, the nearest one to where it was; None for a lambda, or
+    without a source."""
     code = inspect.unwrap(function).__code__
     nodes = _defined(code.co_filename, code.co_name, (ast.FunctionDef, ast.AsyncFunctionDef))
     return min(nodes, key=lambda n: abs(_first_line(n) - code.co_firstlineno), default=None)
 
 
 def _class_node(kind: type) -> ast.AST | None:
-    """Its `class`: where its methods were written, which `inspect` cannot find in a notebook; of a
-    class without methods the last one of that name in its file that makes this class."""
+    """Returns the `class` statement of a class: the one around its methods, which `inspect` cannot
+    find in a notebook; of a class without methods the last one of that name in its file that makes
+    this class."""
     for method in vars(kind).values():
         method = getattr(method, "__func__", getattr(method, "fget", method))
         if not inspect.isfunction(method):
@@ -402,8 +416,8 @@ def _class_node(kind: type) -> ast.AST | None:
     except (OSError, TypeError):  # of a notebook
         return None
     nodes = _defined(path, kind.__name__, (ast.ClassDef,))[::-1]
-    same = (node for node in nodes if len(nodes) > 1 and _makes(node, kind))
-    return next(same, nodes[0] if nodes else None)
+    matching = (node for node in nodes if len(nodes) > 1 and _makes(node, kind))
+    return next(matching, nodes[0] if nodes else None)
 
 
 def _makes(node: ast.ClassDef, kind: type) -> bool:
@@ -418,26 +432,26 @@ def _makes(node: ast.ClassDef, kind: type) -> bool:
 
 
 def _defined(path: str | None, name: str, kinds: tuple) -> list:
-    """The definitions of a name anywhere in a file, in order, each with its lines."""
+    """Returns the definitions of a name anywhere in a file, in order, each with its lines."""
     linecache.checkcache(path)
     lines = linecache.getlines(path or "")
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         return []
-    found = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
-    for node in found:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
+    for node in nodes:
         node.written = "".join(lines[_first_line(node) - 1 : node.end_lineno])
-    return sorted(found, key=lambda node: node.lineno)
+    return sorted(nodes, key=lambda node: node.lineno)
 
 
 def _first_line(node) -> int:
-    """The line of a definition, or of its first decorator."""
-    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    """Returns the line of a definition, or of its first decorator."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
 def _text_of(node) -> str:
-    """A definition as it was written; as Python writes it where that is another one: it was
+    """Returns a definition as it was written; as Python writes it where that is another one: it was
     changed, or it stands further right with a text of several lines in it."""
     text = textwrap.dedent(node.written).rstrip()
     with contextlib.suppress(SyntaxError):
@@ -447,10 +461,11 @@ def _text_of(node) -> str:
 
 
 def _globals_of(source: str, future: bool = False) -> set[str]:
-    """The names that a definition reads of the module around it: in its body, its decorators, its
-    defaults and its annotations; these not where they are read in the future."""
+    """Returns the names that a definition reads of the module around it: in its body, its
+    decorators, its defaults and its annotations; of the last none if they are read in the
+    `future`."""
     source = "from __future__ import annotations\n" * future + source
-    found, tables = set(), [symtable.symtable(source, "<source>", "exec")]
+    names, tables = set(), [symtable.symtable(source, "<source>", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
@@ -458,5 +473,5 @@ def _globals_of(source: str, future: bool = False) -> set[str]:
         for symbol in table.get_symbols():
             read = symbol.is_referenced() and not symbol.is_assigned()
             if symbol.is_global() and not outermost or outermost and read:
-                found.add(symbol.get_name())
-    return found
+                names.add(symbol.get_name())
+    return names

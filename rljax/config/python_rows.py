@@ -18,7 +18,7 @@ from rljax.config.answer_numbers import written_cells, written_rows
 from rljax.config.schema import DataConfig
 from rljax.errors import InputError
 
-# The most of what gives rows one by one and does not say how many.
+# Limits of an iterator that does not say how many rows it has.
 MOST_ROWS, MOST_BYTES = 1_000_000, 4 * 2**30
 SPLITS = ("train", "test")  # of a dict of splits, that are fields of the section data
 _OTHER_SPLITS = ("validation", "valid", "val", "dev", "eval", "unsupervised")  # are not read
@@ -76,31 +76,34 @@ def splits_of(value: Mapping) -> dict[str, object] | None:
     )
 
 
-def rows_of(value: object, what: str) -> Iterator[dict]:
+def rows_of(value: object, subject: str) -> Iterator[dict]:
     """Yields the rows of a value as dicts of values that JSON has. Raises InputError that names row
     and column of any other value, and if there are no rows, or no end of them."""
     count = 0
-    for count, (row, of_table) in enumerate(_dicts(value, what), 1):
-        yield _plain_row(row, what, count, of_table)
+    for count, (row, of_table) in enumerate(_dicts(value, subject), 1):
+        yield _json_row(row, subject, count, of_table)
     if not count:
         raise InputError(
-            f"{what} holds no rows", rule=KINDS, fix=f"{_argument(what)}=rows, one or more"
+            f"{subject} holds no rows", rule=KINDS, fix=f"{_argument(subject)}=rows, one or more"
         )
 
 
-def _argument(what: str) -> str:
-    return {"data.train": "data"}.get(what.removeprefix("rljax.train: "), what.rpartition(".")[2])
+def _argument(subject: str) -> str:
+    return {"data.train": "data"}.get(
+        subject.removeprefix("rljax.train: "), subject.rpartition(".")[2]
+    )
 
 
-def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
-    """(row, True where missing cells of a table are absent) of everything that holds rows."""
+def _dicts(value: object, subject: str) -> Iterator[tuple[Mapping, bool]]:
+    """Yields (row, True where missing cells of a table are absent) of everything that holds
+    rows."""
     if isinstance(value, Mapping):
-        yield from ((row, True) for row in _of_columns(value, what))
+        yield from ((row, True) for row in _of_columns(value, subject))
         return
     if hasattr(value, "collect") and not hasattr(value, "__iter__"):  # a lazy frame
-        rule, fix = f"it holds no rows yet; {KINDS}", f"{_argument(what)}=frame.collect()"
-        raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
-    table = _table_rows(value, what)
+        rule, fix = f"it holds no rows yet; {KINDS}", f"{_argument(subject)}=frame.collect()"
+        raise InputError(subject, value=type(value).__name__, rule=rule, fix=fix)
+    table = _table_rows(value, subject)
     if table is not None:
         yield from ((row, True) for row in table)
         return
@@ -109,61 +112,66 @@ def _dicts(value: object, what: str) -> Iterator[tuple[Mapping, bool]]:
     types = _types_of_fields(getattr(value.features, "arrow_schema", ())) if of_table else {}
     endless = not isinstance(value, Sized)
     if not hasattr(value, "__iter__") and (endless or not hasattr(value, "__getitem__")):
-        rule, fix = f"no rows come from it; {KINDS}", f"{_argument(what)}=list(rows)"
-        raise InputError(what, value=type(value).__name__, rule=rule, fix=fix)
-    for number, item in enumerate(_given_one_by_one(value, what), 1):
+        rule, fix = f"no rows come from it; {KINDS}", f"{_argument(subject)}=list(rows)"
+        raise InputError(subject, value=type(value).__name__, rule=rule, fix=fix)
+    for number, item in enumerate(_items_of_user(value, subject), 1):
         if endless and number > MOST_ROWS:
-            raise _endless(what, f"more than {MOST_ROWS:,} rows")
+            raise _endless_error(subject, f"more than {MOST_ROWS:,} rows")
         if isinstance(item, Mapping):
             yield written_rows([dict(item)], types)[0], of_table
             continue
-        inside = None if isinstance(item, str) else _table_rows(item, what)
+        inside = None if isinstance(item, str) else _table_rows(item, subject)
         if inside is None:  # neither a row nor a batch of rows
-            raise _no_row(what, number, item)
+            raise _row_error(subject, number, item)
         yield from ((row, True) for row in inside)
 
 
-def _given_one_by_one(value: Iterable, what: str) -> Iterator:
-    """Yields what an iterator of the user gives. What it raises is an InputError that names the
-    row."""
-    given = 0
+def _items_of_user(value: Iterable, subject: str) -> Iterator:
+    """Yields the items of an iterator of the user. Raises InputError that names the row if the
+    iterator raises."""
+    count = 0
     try:
         for item in value:
-            given += 1
+            count += 1
             yield item
     except Exception as error:
         raise InputError(
-            f"{what}: row {given + 1} was not given",
+            f"{subject}: row {count + 1} was not given",
             rule=f"{type(error).__name__}: {error}",
             fix="list(rows) alone raises the same: mend what gives the rows",
         ) from error
 
 
-def _endless(what: str, how_many: str) -> InputError:
-    name = _argument(what)
+def _endless_error(subject: str, how_many: str) -> InputError:
+    name = _argument(subject)
     return InputError(
-        f"{what} gives {how_many} and does not say how many there are",
+        f"{subject} gives {how_many} and does not say how many there are",
         rule="all rows are written to a file before the first step",
         fix=f"{name}=itertools.islice(rows, 10_000), {name}=dataset.take(10_000), or a .jsonl file "
         "with data={'train': FILE, 'stream': True}",
     )
 
 
-def _no_row(what: str, number: int, item: object) -> InputError:
+def _row_error(subject: str, number: int, item: object) -> InputError:
     shown = item if isinstance(item, str | int | float) or item is None else type(item).__name__
     fix = "a list of dicts: [{'prompt': ..., 'ground_truth': ...}, ...]"
     if isinstance(item, str) and item.endswith((".jsonl", ".parquet", ".csv", ".json", ".arrow")):
         fix = f"data={{'train': {item!r}, 'sources': [...]}} mixes several files"
     return InputError(
-        f"{what}: row {number} is no dict", value=shown, rule=f"must be a text, or {KINDS}", fix=fix
+        f"{subject}: row {number} is no dict",
+        value=shown,
+        rule=f"must be a text, or {KINDS}",
+        fix=fix,
     )
 
 
-def _of_columns(columns: Mapping, what: str) -> Iterator[dict]:
+def _of_columns(columns: Mapping, subject: str) -> Iterator[dict]:
     lengths = {str(name): len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         rule = "the columns of a table are equally long"
-        raise InputError(f"{what}: columns", value=lengths, rule=rule, fix="drop what has no row")
+        raise InputError(
+            f"{subject}: columns", value=lengths, rule=rule, fix="drop what has no row"
+        )
     types = {n: getattr(c, "dtype", getattr(c, "type", None)) for n, c in columns.items()}
     for cells in zip(*(_cells(column) for column in columns.values()), strict=True):
         yield written_rows([dict(zip(columns, cells, strict=True))], types)[0]
@@ -176,26 +184,26 @@ def _cells(column: object) -> Iterable:
     return column
 
 
-def _table_rows(value: object, what: str) -> Iterable[Mapping] | None:
-    """The rows of a DataFrame or a Table by its own method, None for what is neither."""
+def _table_rows(value: object, subject: str) -> Iterable[Mapping] | None:
+    """Returns the rows of a DataFrame or a Table by its own method, None for anything else."""
     names = _names_of_columns(value)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{what}: two columns are called {twice!r}", fix="rename one of them")
+        raise InputError(f"{subject}: two columns are called {twice!r}", fix="rename one of them")
     if hasattr(value, "to_dicts"):  # polars
         return written_rows(value.to_dicts(), {name: value[name].dtype for name in names})
     if hasattr(value, "to_pylist"):  # pyarrow: a Table, a RecordBatch, an Array of structs
         rows = value.to_pylist()
-        wrong = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
-        if wrong:
-            raise _no_row(what, wrong, rows[wrong - 1])
+        wrong_row = next((i for i, row in enumerate(rows, 1) if not isinstance(row, Mapping)), 0)
+        if wrong_row:
+            raise _row_error(subject, wrong_row, rows[wrong_row - 1])
         fields = value.schema if hasattr(value, "schema") else getattr(value.type, "fields", ())
         return written_rows(rows, _types_of_fields(fields))
     if names and "orient" in _parameters(getattr(value, "to_dict", None)):  # pandas
         rows = value.to_dict(orient="records")
         return written_rows(rows, {name: value[name].dtype for name in names})
     if hasattr(value, "to_table"):  # a dataset of pyarrow
-        return _table_rows(value.to_table(), what)
+        return _table_rows(value.to_table(), subject)
     return None
 
 
@@ -205,7 +213,7 @@ def _types_of_fields(fields: Iterable) -> dict[str, object]:
 
 
 def _names_of_columns(value: object) -> list:
-    """The names of the columns of a table, [] of what is none."""
+    """Returns the names of the columns of a table, [] of anything else."""
     for name in ("column_names", "columns"):  # of datasets and pyarrow, of pandas and polars
         names = getattr(value, name, None)
         if names is not None:
@@ -220,12 +228,12 @@ def _parameters(function: object) -> Iterable[str]:
         return ()
 
 
-def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
-    out = {}
+def _json_row(row: Mapping, subject: str, number: int, of_table: bool) -> dict:
+    plain_cells = {}
     for name, value in written_cells(row).items():
         if not isinstance(name, str):
             raise InputError(
-                f"{what}: row {number}: the name of a column",
+                f"{subject}: row {number}: the name of a column",
                 value=name,
                 rule="must be a text",
                 fix="rename it: frame.columns = ['prompt', 'ground_truth', ...]",
@@ -233,8 +241,8 @@ def _plain_row(row: Mapping, what: str, number: int, of_table: bool) -> dict:
         if of_table and _is_missing(value):
             continue
         name = str.__str__(name)
-        out[name] = _plain(value, f"{what}: row {number}, column {name!r}")
-    return out
+        plain_cells[name] = _json_value(value, f"{subject}: row {number}, column {name!r}")
+    return plain_cells
 
 
 def _is_missing(value: object) -> bool:
@@ -245,16 +253,19 @@ def _is_missing(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _plain(value: object, where: str, depth: int = 0) -> object:
-    """A value as JSON has it: numbers and arrays of NumPy, JAX or torch as numbers and lists."""
+def _json_value(value: object, location: str, depth: int = 0) -> object:
+    """Returns a value as JSON has it: numbers and arrays of NumPy, JAX or torch as numbers and
+    lists."""
     if depth > MOST_LEVELS:
-        raise InputError(where, rule=f"is nested deeper than {MOST_LEVELS}", fix="a flatter value")
+        raise InputError(
+            location, rule=f"is nested deeper than {MOST_LEVELS}", fix="a flatter value"
+        )
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                where, rule=f"{error}", fix="valid text, without halves of characters"
+                location, rule=f"{error}", fix="valid text, without halves of characters"
             ) from None
         return str.__str__(value)  # of a member of an enumeration the text that it is
     if value is None or isinstance(value, bool):
@@ -264,23 +275,29 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, float):
         if not math.isfinite(value):
             fix = "leave the cell out (a table's missing cells are absent), or give a number"
-            raise InputError(where, value=value, rule="JSON has no NaN and no infinity", fix=fix)
+            raise InputError(location, value=value, rule="JSON has no NaN and no infinity", fix=fix)
         return float(value)
     if isinstance(value, Mapping):
-        wrong = next((name for name in value if not isinstance(name, str)), None)
-        if wrong is not None:
+        wrong_name = next((name for name in value if not isinstance(name, str)), None)
+        if wrong_name is not None:
             raise InputError(
-                where, value=wrong, rule="names in a dict are texts", fix=f"{str(wrong)!r}"
+                location,
+                value=wrong_name,
+                rule="names in a dict are texts",
+                fix=f"{str(wrong_name)!r}",
             )
-        return {str.__str__(name): _plain(item, where, depth + 1) for name, item in value.items()}
+        return {
+            str.__str__(name): _json_value(item, location, depth + 1)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(item, where, depth + 1) for item in value]
+        return [_json_value(item, location, depth + 1) for item in value]
     of_numpy = getattr(getattr(value, "dtype", None), "kind", "")  # torch's have no kind
     date = isinstance(value, DATES) or of_numpy in ("m", "M")  # nanoseconds would be numbers
     if hasattr(value, "dtype") and hasattr(value, "tolist") and not date:  # an array, or a number
-        return _plain(value.tolist(), where, depth + 1)
+        return _json_value(value.tolist(), location, depth + 1)
     if hasattr(value, "as_py"):  # a value of pyarrow
-        return _plain(value.as_py(), where, depth + 1)
+        return _json_value(value.as_py(), location, depth + 1)
     kind = type(value).__name__
     if date:
         fix = "make it a text before: value.isoformat(), or str(value)"
@@ -291,17 +308,17 @@ def _plain(value: object, where: str, depth: int = 0) -> object:
     else:
         fix = "text, numbers, lists and dicts; str(value) or float(value) make one of it"
     raise InputError(
-        where, value=value, rule=f"JSON has no {kind}: rows become a .jsonl file", fix=fix
+        location, value=value, rule=f"JSON has no {kind}: rows become a .jsonl file", fix=fix
     )
 
 
-def lines_of(value: object, what: str) -> Iterator[str]:
+def lines_of(value: object, subject: str) -> Iterator[str]:
     """Yields the lines of the .jsonl file of a value's rows. Raises InputError as `rows_of`, and if
     an iterator gives more than MOST_BYTES."""
     size = 0
-    for row in rows_of(value, what):
+    for row in rows_of(value, subject):
         line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
         size += len(line)
         if size > MOST_BYTES and not isinstance(value, Sized):
-            raise _endless(what, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
+            raise _endless_error(subject, f"more than {MOST_BYTES / 2**30:.0f} GiB of rows")
         yield line

@@ -37,8 +37,8 @@ def python_words(text: str, function: str = "rljax.train") -> str:
     """Returns a text with `--config.steps=3` as steps=3,
     `--config.checkpoint.keep=1` as checkpoint={"keep": 1}, other flags as arguments,
     and the help of a command as help(rljax.train)."""
-    what, mark, fix = text.partition("Fix: ")
-    return _words(what, function) + mark + _FIELD.sub(_assignment, _words(fix, function))
+    problem, mark, fix = text.partition("Fix: ")
+    return _words(problem, function) + mark + _FIELD.sub(_assignment, _words(fix, function))
 
 
 def _words(text: str, function: str) -> str:
@@ -51,47 +51,47 @@ def _words(text: str, function: str) -> str:
 
 
 def _arguments(flags: str) -> str:
-    """Several flags as keyword arguments: the fields of one section are one dict."""
-    given: dict[str, dict[str, str]] = {}
+    """Returns several flags as keyword arguments: the fields of one section are one dict."""
+    sections: dict[str, dict[str, str]] = {}
     for match in _ONE_FLAG.finditer(flags):
-        section, _, last = match[1].rpartition(".")
+        section, _, field = match[1].rpartition(".")
         value = "..." if match[2] is None else _python_value(match[1], match[2])
-        given.setdefault(section, {})[last] = value
-    return ", ".join(_argument(section, fields) for section, fields in given.items())
+        sections.setdefault(section, {})[field] = value
+    return ", ".join(_argument(section, fields) for section, fields in sections.items())
 
 
 def argument(field: str, value: str) -> str:
     """Returns a field as an argument of rljax.train: batch={"epochs": 2}."""
-    section, _, last = field.rpartition(".")
-    return _argument(section, {last: value})
+    section, _, name = field.rpartition(".")
+    return _argument(section, {name: value})
 
 
 def _argument(section: str, fields: dict[str, str]) -> str:
     if not section:
         return ", ".join(f"{name}={value}" for name, value in fields.items())
-    first, *others = section.split(".")
+    outer, *inner = section.split(".")
     inside = "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
-    for name in reversed(others):
+    for name in reversed(inner):
         inside = f'{{"{name}": {inside}}}'
-    return f"{first}={inside}"
+    return f"{outer}={inside}"
 
 
 def _assignment(match: re.Match) -> str:
-    """A field that a fix names whole with a value, as the dict of its section."""
+    """Returns a field that a fix names whole with a value, as the dict of its section."""
     if match[1] not in FIELDS:
         return match[0]
     return argument(match[1], _python_value(match[1], match[2]))
 
 
 def _option(match: re.Match) -> str:
-    """Another flag as the argument of its name."""
+    """Returns another flag as the argument of its name."""
     if match[2] is None:
         return f"{match[1]}=True" if match[1].startswith("trust_") else match[1]
     return f"{match[1]}={_literal(match[2])}"
 
 
 def _python_value(field: str, text: str) -> str:
-    """The text of a flag as Python writes a value of the field's type."""
+    """Returns the text of a flag as Python writes a value of the field's type."""
     if text.strip(".") == "" or text.isupper():  # a placeholder
         return text
     try:

@@ -29,8 +29,8 @@ class DemoOptions(Options):
     def fields(self) -> dict[str, str]:
         """Returns the fields of the config that the options set, as --config.FIELD=TEXT
         has them."""
-        given = {"model": self.model, "run_dir": self.out, "seed": self.seed}
-        return {name: str(value) for name, value in given.items() if value not in ("", None)}
+        values = {"model": self.model, "run_dir": self.out, "seed": self.seed}
+        return {name: str(value) for name, value in values.items() if value not in ("", None)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,8 +291,8 @@ class SweepOptions(TrustOptions):
 
 def _share(text: str) -> tuple[int, int] | None:
     index, _, count = text.partition("/")
-    known = is_whole_number(index) and is_whole_number(count) and int(index) < int(count)
-    return (int(index), int(count)) if known else None
+    is_valid = is_whole_number(index) and is_whole_number(count) and int(index) < int(count)
+    return (int(index), int(count)) if is_valid else None
 
 
 @dataclasses.dataclass(frozen=True)

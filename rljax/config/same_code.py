@@ -26,12 +26,12 @@ _LOCKS = ("lock", "RLock")  # of threads: another one is as good
 
 
 class Different(Exception):
-    """The error that says what of a copy is not as it was given."""
+    """The error that says which part of a copy is not as in its original."""
 
 
 def reduced(value: object) -> tuple | str | None:
     """Returns the parts of which pickle would make the value: (function, arguments, state, ...), or
-    the name by which it is imported; None if it has none."""
+    the name by which it is imported; None if pickle cannot do so."""
     try:
         special = copyreg.dispatch_table.get(type(value))
         parts = special(value) if special else value.__reduce_ex__(2)
@@ -40,158 +40,162 @@ def reduced(value: object) -> tuple | str | None:
     return parts if isinstance(parts, str) else (*parts, *[None] * (5 - len(parts)))
 
 
-def check_same(given: object, copy: object, name: str) -> None:
-    """Checks that a copy is what was given. Raises Different with the first difference otherwise,
-    also where something cannot be compared."""
+def check_same(original: object, copy: object, name: str) -> None:
+    """Checks that a copy is the same as its original. Raises Different with the first difference
+    otherwise, also where something cannot be compared."""
     try:
-        _Comparison().compare(given, copy, name)
+        _Comparison().compare(original, copy, name)
     except RecursionError:
         raise Different(f"{name} reads what is nested too deeply") from None
 
 
 class _Comparison:
-    """One comparison. What can be changed and is one object of those given is one copy, too."""
+    """One comparison. A mutable object that occurs several times must have one copy, too."""
 
     def __init__(self):
-        self.copies: dict[int, object] = {}  # id of what was given -> its copy
-        self.givens: dict[int, object] = {}  # and back
-        self.alive: list = []  # an id is one object's for as long as it lives
+        self.copies: dict[int, object] = {}  # id of an original -> its copy
+        self.originals: dict[int, object] = {}  # id of a copy -> its original
+        self.alive: list = []  # an id belongs to one object for as long as this one lives
 
-    def compare(self, given: object, copy: object, at: str) -> None:
-        """Raises Different if two objects are not the same; `at` names them."""
-        if given is copy:
+    def compare(self, original: object, copy: object, path: str) -> None:
+        """Raises Different if two objects are not the same; `path` leads to them from the
+        function."""
+        if original is copy:
             return
-        if given is Different or copy is Different:  # it is missing
-            raise _different(given, copy, at)
-        if type(given) is not type(copy) and not (_is_class(given) and _is_class(copy)):
-            if type(given).__name__ != type(copy).__name__:
-                raise _different(given, copy, at)
-            self.compare(type(given), type(copy), type(given).__name__)
-        if type(given) in PLAIN:
-            if repr(given) != repr(copy):
-                raise _different(given, copy, at)
-        elif isinstance(given, types.CodeType):
-            self.code(given, copy, at)
-        elif type(given) in (tuple, frozenset):
-            self.items(given, copy, at)
-        elif self.is_new(given, copy, at):
-            self.parts(given, copy, at)
+        if original is Different or copy is Different:  # it is missing
+            raise _different(original, copy, path)
+        if type(original) is not type(copy) and not (_is_class(original) and _is_class(copy)):
+            if type(original).__name__ != type(copy).__name__:
+                raise _different(original, copy, path)
+            self.compare(type(original), type(copy), type(original).__name__)
+        if type(original) in PLAIN:
+            if repr(original) != repr(copy):
+                raise _different(original, copy, path)
+        elif isinstance(original, types.CodeType):
+            self.code(original, copy, path)
+        elif type(original) in (tuple, frozenset):
+            self.items(original, copy, path)
+        elif self.is_new(original, copy, path):
+            self.parts(original, copy, path)
 
-    def is_new(self, given: object, copy: object, at: str) -> bool:
+    def is_new(self, original: object, copy: object, path: str) -> bool:
         """Returns whether two objects have not been compared yet."""
-        if self.copies.get(id(given), Different) is copy:
+        if self.copies.get(id(original), Different) is copy:
             return False
-        if id(given) in self.copies or id(copy) in self.givens:
-            if _can_change(given):
-                raise Different(f"{at} is one object with another name's in one of the two only")
+        if id(original) in self.copies or id(copy) in self.originals:
+            if _is_mutable(original):
+                raise Different(f"{path} is one object with another name's in one of the two only")
             return True
-        self.copies[id(given)], self.givens[id(copy)] = copy, given
-        self.alive += [given, copy]
+        self.copies[id(original)], self.originals[id(copy)] = copy, original
+        self.alive += [original, copy]
         return True
 
-    def parts(self, given: object, copy: object, at: str) -> None:
+    def parts(self, original: object, copy: object, path: str) -> None:
         """Compares the parts of two objects of one type."""
-        if isinstance(given, types.FunctionType):
-            self.function(given, copy, at)
-        elif _is_class(given):
-            self.a_class(given, copy, at)
-        elif isinstance(given, staticmethod | classmethod):
-            self.compare(given.__func__, copy.__func__, at)
-        elif type(given) is property:
+        if isinstance(original, types.FunctionType):
+            self.function(original, copy, path)
+        elif _is_class(original):
+            self.a_class(original, copy, path)
+        elif isinstance(original, staticmethod | classmethod):
+            self.compare(original.__func__, copy.__func__, path)
+        elif type(original) is property:
             for part in ("fget", "fset", "fdel"):
-                self.compare(getattr(given, part), getattr(copy, part), at)
-        elif isinstance(given, types.CellType):
-            self.items(_content(given), _content(copy), at)
-        elif type(given) in (list, set):
-            self.items(given, copy, at)
-        elif type(given) in (dict, types.MappingProxyType, collections.OrderedDict):
-            self.items(given, copy, f"a key of {at}")
-            for key, value, other in zip(given, given.values(), copy.values(), strict=True):
-                self.compare(value, other, f"{at}[{_said(key)}]")
-        elif _is_wrapper(given):
-            self.attributes(vars(given), vars(copy), at)
-        elif type(given).__name__ not in _LOCKS:
-            self.pickled(given, copy, at)
+                self.compare(getattr(original, part), getattr(copy, part), path)
+        elif isinstance(original, types.CellType):
+            self.items(_content(original), _content(copy), path)
+        elif type(original) in (list, set):
+            self.items(original, copy, path)
+        elif type(original) in (dict, types.MappingProxyType, collections.OrderedDict):
+            self.items(original, copy, f"a key of {path}")
+            for key, value, copied in zip(original, original.values(), copy.values(), strict=True):
+                self.compare(value, copied, f"{path}[{_shown(key)}]")
+        elif _is_wrapper(original):
+            self.attributes(vars(original), vars(copy), path)
+        elif type(original).__name__ not in _LOCKS:
+            self.pickled(original, copy, path)
 
-    def pickled(self, given: object, copy: object, at: str) -> None:
+    def pickled(self, original: object, copy: object, path: str) -> None:
         """Compares two objects as pickle takes them apart."""
-        parts = reduced(given), reduced(copy)
-        if not all(isinstance(one, tuple) for one in parts):
-            raise Different(f"{at} is a {type(given).__name__}, which cannot be compared")
-        for one, other in zip(*parts, strict=True):
-            iterators = hasattr(one, "__next__") and hasattr(other, "__next__")
-            self.compare(*((tuple(one), tuple(other)) if iterators else (one, other)), at)
+        parts = reduced(original), reduced(copy)
+        if not all(isinstance(part, tuple) for part in parts):
+            raise Different(f"{path} is a {type(original).__name__}, which cannot be compared")
+        for pair in zip(*parts, strict=True):
+            if all(hasattr(part, "__next__") for part in pair):
+                pair = map(tuple, pair)
+            self.compare(*pair, path)
 
-    def function(self, given: types.FunctionType, copy: types.FunctionType, at: str) -> None:
+    def function(self, original: types.FunctionType, copy: types.FunctionType, path: str) -> None:
         """Compares code, defaults, attributes, closures, and what the code reads of its module."""
-        self.compare(given.__name__, copy.__name__, f"{at}.__name__")
-        self.code(given.__code__, copy.__code__, at)
-        self.attributes(_defaults(given), _defaults(copy), f"an argument of {at}", "the default of")
-        self.attributes(_annotations(given), _annotations(copy), f"{at}.__annotations__")
-        self.attributes(vars(given), vars(copy), at)
-        closures = given.__closure__ or (), copy.__closure__ or ()
-        for name, one, other in zip(given.__code__.co_freevars, *closures, strict=True):
-            self.compare(one, other, name)
-        modules = given.__globals__, copy.__globals__
-        for name in sorted(_reads(given.__code__)) if modules[0] is not modules[1] else ():
-            here, there = (
-                one.get(name, function.__builtins__.get(name, Different))
-                for one, function in zip(modules, (given, copy), strict=True)
+        self.compare(original.__name__, copy.__name__, f"{path}.__name__")
+        self.code(original.__code__, copy.__code__, path)
+        self.attributes(
+            _defaults(original), _defaults(copy), f"an argument of {path}", "the default of"
+        )
+        self.attributes(_annotations(original), _annotations(copy), f"{path}.__annotations__")
+        self.attributes(vars(original), vars(copy), path)
+        closures = original.__closure__ or (), copy.__closure__ or ()
+        for name, *cells in zip(original.__code__.co_freevars, *closures, strict=True):
+            self.compare(*cells, name)
+        modules = original.__globals__, copy.__globals__
+        for name in sorted(_reads(original.__code__)) if modules[0] is not modules[1] else ():
+            values = (
+                module.get(name, function.__builtins__.get(name, Different))
+                for module, function in zip(modules, (original, copy), strict=True)
             )
-            self.compare(here, there, name)
+            self.compare(*values, name)
 
-    def code(self, given: types.CodeType, copy: types.CodeType, at: str) -> None:
+    def code(self, original: types.CodeType, copy: types.CodeType, path: str) -> None:
         """Compares two codes, but not where they stand."""
-        same = all(getattr(given, part) == getattr(copy, part) for part in _CODE)
-        flags = {code.co_flags & ~_CO_NESTED for code in (given, copy)}
+        same_parts = all(getattr(original, part) == getattr(copy, part) for part in _CODE)
+        flags = {code.co_flags & ~_CO_NESTED for code in (original, copy)}
         constants = [
             [_OUTER.sub("", x) if isinstance(x, str) else x for x in code.co_consts]
-            for code in (given, copy)
+            for code in (original, copy)
         ]
-        changed = Different(f"the source of {at} is that of other code by now")
-        if not same or len(flags) > 1:
+        changed = Different(f"the source of {path} is that of other code by now")
+        if not same_parts or len(flags) > 1:
             raise changed
         try:
-            self.items(*constants, at)
+            self.items(*constants, path)
         except Different:
             raise changed from None
 
-    def a_class(self, given: type, copy: type, at: str) -> None:
+    def a_class(self, original: type, copy: type, path: str) -> None:
         """Compares names, bases, metaclass, annotations and attributes."""
         for part in ("__name__", "__qualname__"):
-            self.compare(getattr(given, part), getattr(copy, part), f"{at}.{part}")
-        self.compare(type(given), type(copy), f"type({at})")
-        self.items(given.__bases__, copy.__bases__, f"{at}.__bases__")
-        self.attributes(_annotations(given), _annotations(copy), f"{at}.__annotations__")
-        self.attributes(vars(given), vars(copy), at)
+            self.compare(getattr(original, part), getattr(copy, part), f"{path}.{part}")
+        self.compare(type(original), type(copy), f"type({path})")
+        self.items(original.__bases__, copy.__bases__, f"{path}.__bases__")
+        self.attributes(_annotations(original), _annotations(copy), f"{path}.__annotations__")
+        self.attributes(vars(original), vars(copy), path)
 
-    def attributes(self, given: Mapping, copy: Mapping, at: str, label: str = "") -> None:
-        """Compares what has names, in any order of the names."""
-        for name in sorted({*given, *copy} - _OF_THE_PLACE):
-            where = f"{label} {name}, {at}," if label else f"{at}.{name}"
-            self.compare(given.get(name, Different), copy.get(name, Different), where)
+    def attributes(self, original: Mapping, copy: Mapping, path: str, label: str = "") -> None:
+        """Compares two mappings of names, in any order of the names."""
+        for name in sorted({*original, *copy} - _OF_THE_PLACE):
+            attribute = f"{label} {name}, {path}," if label else f"{path}.{name}"
+            self.compare(original.get(name, Different), copy.get(name, Different), attribute)
 
-    def items(self, given: Iterable, copy: Iterable, at: str) -> None:
+    def items(self, original: Iterable, copy: Iterable, path: str) -> None:
         """Compares two sequences, or two sets."""
-        unordered = isinstance(given, set | frozenset)
-        here, there = (sorted(x, key=repr) if unordered else list(x) for x in (given, copy))
-        if len(here) != len(there):
-            raise _different(here, there, at)
-        for one, other in zip(here, there, strict=True):
-            self.compare(one, other, at)
+        unordered = isinstance(original, set | frozenset)
+        items = [sorted(x, key=repr) if unordered else list(x) for x in (original, copy)]
+        if len(items[0]) != len(items[1]):
+            raise _different(*items, path)
+        for pair in zip(*items, strict=True):
+            self.compare(*pair, path)
 
 
-def _different(given: object, copy: object, at: str) -> Different:
-    if given is Different:
-        return Different(f"{at} is only in its source")
+def _different(original: object, copy: object, path: str) -> Different:
+    if original is Different:
+        return Different(f"{path} is only in its source")
     if copy is Different:
-        return Different(f"{at} was set outside of its source")
-    return Different(f"{at} is {_said(given)}, and {_said(copy)} by its source")
+        return Different(f"{path} was set outside of its source")
+    return Different(f"{path} is {_shown(original)}, and {_shown(copy)} by its source")
 
 
-def _said(value: object) -> str:
-    plain = type(value) in (*PLAIN, list, tuple, dict, set, frozenset)
-    text = repr(value) if plain else f"a {type(value).__name__}"
+def _shown(value: object) -> str:
+    is_plain = type(value) in (*PLAIN, list, tuple, dict, set, frozenset)
+    text = repr(value) if is_plain else f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -200,11 +204,11 @@ def _is_class(value: object) -> bool:
 
 
 def _is_wrapper(value: object) -> bool:
-    """Returns whether a value is what a decorator in C has made of a function: jitted, cached."""
+    """Returns whether a value is the result of a decorator in C: a jitted or cached function."""
     return "__wrapped__" in getattr(value, "__dict__", ()) and type(value) is not types.MethodType
 
 
-def _can_change(value: object) -> bool:
+def _is_mutable(value: object) -> bool:
     """Returns whether a change of the value is seen by all that hold it."""
     if isinstance(value, list | dict | set | types.FunctionType | type | types.CellType):
         return True
@@ -220,7 +224,7 @@ def _content(cell: types.CellType) -> Sequence:
 
 
 def _defaults(function: types.FunctionType) -> dict[str, object]:
-    """The defaults of arguments by their names."""
+    """Returns the defaults of arguments by their names."""
     code, values = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     return dict(zip(names[len(names) - len(values) :], values, strict=False)) | (
@@ -236,11 +240,12 @@ def _annotations(value: object) -> Mapping:
 
 
 def _reads(code: types.CodeType) -> set[str]:
-    """The names of its module that a code reads, also in functions and classes within it."""
+    """Returns the names of its module that a code reads, also in functions and classes within
+    it."""
     steps = list(dis.get_instructions(code))
     stored = {step.argval for step in steps if step.opname == "STORE_NAME"} | {"__name__"}
     read = {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}
     of_classes = ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     read |= {step.argval for step in steps if step.opname in of_classes} - stored
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return read.union(*map(_reads, inner))

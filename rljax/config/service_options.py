@@ -155,13 +155,13 @@ class PodOptions(Options):
 
     def conflicts(self):
         """Yields an unknown verb, and options that the verb does not read."""
-        known = self.READ_BY
-        if self.verb and self.verb not in known:
-            yield "verb", self.verb, f"one of {', '.join(known)}"
+        fields_of_verbs = self.READ_BY
+        if self.verb and self.verb not in fields_of_verbs:
+            yield "verb", self.verb, f"one of {', '.join(fields_of_verbs)}"
             return
         for field in dataclasses.fields(self):
-            value, read = getattr(self, field.name), known.get(self.verb, ())
-            if field.name != "verb" and value != field.default and field.name not in read:
+            value, read_fields = getattr(self, field.name), fields_of_verbs.get(self.verb, ())
+            if field.name != "verb" and value != field.default and field.name not in read_fields:
                 yield field.name, value, f"not read by pod {self.verb}"
 
     _CLOUD = ("type", "slices", "name", "zone", "project", "api", "spot", "poll_s")

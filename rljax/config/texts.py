@@ -51,18 +51,18 @@ def _flags_of(fields: Iterable[str]) -> Callable[[str, str], object]:
     from absl import flags
     from ml_collections import config_flags
 
-    into, argv = flags.FlagValues(), [f"--config.{field}" for field in fields]
-    config_flags.DEFINE_config_dataclass("config", Config(), flag_values=into, sys_argv=argv)
+    flag_values, argv = flags.FlagValues(), [f"--config.{field}" for field in fields]
+    config_flags.DEFINE_config_dataclass("config", Config(), flag_values=flag_values, sys_argv=argv)
 
     def value(field: str, text: str) -> object:
-        flag, kind = into[f"config.{field}"], FIELDS[field].kind
+        flag, kind = flag_values[f"config.{field}"], FIELDS[field].kind
         try:
             flag.parse(value_of_text(text, kind) if typing.get_args(kind) else text)
         except flags.IllegalFlagValueError:
             raise ValueError(_must_be(kind)) from None
         except InputError:  # of the config: a number that is endless, or too large
             raise ValueError(type_problem(flag.value, kind, field)[0]) from None
-        return value_of(into["config"].value, field)
+        return value_of(flag_values["config"].value, field)
 
     return value
 

@@ -46,18 +46,18 @@ _NAMED = re.compile(r"[\w+ ]+=(.*)", re.DOTALL)
 _TYPES = (bool, int, float, type(None))
 
 
-# -- what asks --
+# -- values that need trust --
 
 
 def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") -> None:
     """Raises InputError if the config, read from `where`, holds values that need trust. `folder` is
     where it lies: a run may write there and in the working folder, and nowhere else."""
-    if found := asks(config, folder):
-        if lacking := sorted(filter(_is_lacking, own_names(config))):
-            raise _not_here(lacking, where, folder or os.path.dirname(where))
+    if untrusted := asks(config, folder):
+        if missing := sorted(filter(_is_missing, own_names(config))):
+            raise _missing_functions_error(missing, where, folder or os.path.dirname(where))
         raise InputError(
             f"{where} uses code, addresses or places that are not rljax's own",
-            value="; ".join(found),
+            value="; ".join(untrusted),
             rule="whoever wrote it could harm this machine by them, so they need your permission",
             fix="look at what is listed; if you trust it, add --trust_code",
         )
@@ -66,8 +66,8 @@ def refuse_own_code(config: Config, where: str, folder: str | os.PathLike = "") 
 def untrained(config: Config) -> Config:
     """Returns the config of a run whose policy is only loaded: it writes nothing and tells no
     service, so the fields for that need no trust."""
-    own = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
-    changes = {"run_dir": "", "profile_port": 0, "trackers": own}
+    trackers = tuple(text for text in config.trackers if any(map(is_own_code, names_of(text)[0])))
+    changes = {"run_dir": "", "profile_port": 0, "trackers": trackers}
     return with_overrides(config, changes, "the config of a run")
 
 
@@ -79,10 +79,10 @@ def unscored(config: Config) -> Config:
     return with_overrides(untrained(config), changes, "the config of a run")
 
 
-def _not_here(names: list[str], where: str, folder: str | os.PathLike) -> InputError:
-    """The error for functions that are not in this working folder: another one is the matter, not
-    the trust in their author."""
-    began = _began_in(folder)
+def _missing_functions_error(names: list[str], where: str, folder: str | os.PathLike) -> InputError:
+    """Returns the error for functions that are not in this working folder: the folder is the
+    problem, not the trust in their author."""
+    began = _start_folder(folder)
     return InputError(
         f"{where} names functions that are not found here",
         value="; ".join(names),
@@ -93,17 +93,17 @@ def _not_here(names: list[str], where: str, folder: str | os.PathLike) -> InputE
     )
 
 
-def _began_in(folder: str | os.PathLike) -> str:
-    """The working folder in which a run began, as its folder says; "" if it does not."""
+def _start_folder(folder: str | os.PathLike) -> str:
+    """Returns the working folder in which a run began, as its folder says; "" if it does not."""
     try:
         starts = read_jsonl(Path(folder) / "starts.jsonl")
     except (OSError, InputError, ValueError):
         return ""
-    last = starts[-1] if starts else {}
-    return str(last.get("working_folder") or "")
+    last_start = starts[-1] if starts else {}
+    return str(last_start.get("working_folder") or "")
 
 
-def _is_lacking(name: str) -> bool:
+def _is_missing(name: str) -> bool:
     """Returns whether neither a file nor a module of a function is here; nothing is imported."""
     if name.partition(".")[0] in sys.stdlib_module_names:
         return False
@@ -155,8 +155,8 @@ def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
     return (lambda text, folder: not is_url(text)) if spec.path else None
 
 
-_USUAL = Config()
-_DEFAULTS = {field: value_of(_USUAL, field) for field in FIELDS}
+_DEFAULT_CONFIG = Config()
+_DEFAULTS = {field: value_of(_DEFAULT_CONFIG, field) for field in FIELDS}
 
 
 def _is_harmless_component(text: str, folder, home: str, safe: str) -> bool:
@@ -175,7 +175,7 @@ def _is_harmless_source(text: str, folder, home: str) -> bool:
 
 
 def _is_inside(text: str, folder: str | os.PathLike) -> bool:
-    """Returns whether what is written there stays in the working folder, or in that of the
+    """Returns whether a path that is written lies in the working folder, or in that of the
     config."""
     if is_url(text) or text.startswith("~"):
         return bool(folder) and str(folder).rstrip("/") == text.rstrip("/")
@@ -207,11 +207,11 @@ def is_harmless(text: str, home: str) -> bool:
     parameters = component.signature.parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for option, value in options:
-        known = parameters.get(option)
-        if known is None or known.kind is known.VAR_KEYWORD:  # a number is a mistake
+        parameter = parameters.get(option)
+        if parameter is None or parameter.kind is parameter.VAR_KEYWORD:  # a number is a mistake
             if takes_any or not isinstance(value, _TYPES):
                 return False
-        elif not _is_harmless_value(value, known.annotation):
+        elif not _is_harmless_value(value, parameter.annotation):
             return False
     return True
 
@@ -221,12 +221,12 @@ def _is_harmless_value(value: object, kind: object) -> bool:
     and `str`, which may be a path, an address or a command, do not say so."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        homes = [note.module for note in inner[1:] if isinstance(note, Home)]
+        homes = [marker.module for marker in inner[1:] if isinstance(marker, Home)]
         if homes and isinstance(value, str):
             return not value or all(is_harmless(value, home) for home in homes)
         return _is_harmless_value(value, inner[0])
     if origin in (typing.Union, types.UnionType):
-        return any(_is_harmless_value(value, one) for one in inner)
+        return any(_is_harmless_value(value, member) for member in inner)
     if origin is typing.Literal:
         return value in inner
     if origin is tuple and isinstance(value, tuple):
@@ -238,7 +238,7 @@ def _is_harmless_value(value: object, kind: object) -> bool:
     return isinstance(value, _TYPES) and kind in _TYPES and kind is not inspect.Parameter.empty
 
 
-# -- what the user began --
+# -- runs that the user began --
 
 
 def require_trust(path: str, config: Config, trust_code: bool) -> None:
@@ -258,9 +258,9 @@ def vouch(config: Config, source: str | os.PathLike, folder: str | os.PathLike =
     file, so that it needs no trust again; returns whether it could be noted. `folder`: where the
     files of the run lie, if not beside it."""
     try:
-        note = _note(config, source, folder)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{time.strftime('%Y-%m-%d')} {source}\n", encoding="utf-8")
+        path = _note_path(config, source, folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{time.strftime('%Y-%m-%d')} {source}\n", encoding="utf-8")
     except (OSError, ValueError):
         return False
     return True
@@ -269,24 +269,24 @@ def vouch(config: Config, source: str | os.PathLike, folder: str | os.PathLike =
 def vouched(config: Config, source: str | os.PathLike, folder: str | os.PathLike = "") -> bool:
     """Returns whether the user has used this very config from this source."""
     try:
-        return _note(config, source, folder).is_file()
+        return _note_path(config, source, folder).is_file()
     except (OSError, ValueError):
         return False
 
 
-def _note(config: Config, source: str | os.PathLike, folder: str | os.PathLike) -> Path:
-    """The file that vouches for a config. Its name is the digest of the source, of the config as it
-    was read, of where the functions lie that it names, and of those that were written beside it
-    (rljax.config.own_functions)."""
+def _note_path(config: Config, source: str | os.PathLike, folder: str | os.PathLike) -> Path:
+    """Returns the file that vouches for a config. Its name is the digest of the source, of the
+    config as it was read, of the files of the functions that it names, and of those that were
+    written beside it (rljax.config.own_functions)."""
     inputs = Path(folder or Path(source).parent) / "inputs"
     files = sorted(inputs.glob("*.py")) if inputs.is_dir() else []
-    facts = {
+    contents = {
         "place": str(source) if is_url(source) else os.path.realpath(source),
         "config": to_dict(from_dict(to_dict(config), "a config")),
         "functions": sorted(map(_file_of, own_names(config))),
         "inputs": [hashlib.sha256(read_data(file)).hexdigest() for file in files],
     }
-    text = json.dumps(facts, sort_keys=True)
+    text = json.dumps(contents, sort_keys=True)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
     return Path(cache, "rljax", "vouched", digest)
@@ -297,8 +297,8 @@ def own_components(config: Config) -> set[str]:
     functions."""
     texts = [text for field in _DEFAULTS for text in texts_of(config, field)]
     texts += [match[1] for text in texts if (match := _NAMED.fullmatch(text))]
-    found = {one for text in texts for one in component_texts(text)}
-    return {text for text in found if is_own_code(parse_component(text)[0])}
+    components = {component for text in texts for component in component_texts(text)}
+    return {text for text in components if is_own_code(parse_component(text)[0])}
 
 
 def own_names(config: Config) -> set[str]:
@@ -307,12 +307,12 @@ def own_names(config: Config) -> set[str]:
 
 
 def _file_of(name: str) -> str:
-    """The file of "path/file.py:function", or the module that "package.module.function" would be
-    imported from; nothing is imported."""
+    """Returns the file of "path/file.py:function", or the module that "package.module.function"
+    would be imported from; nothing is imported."""
     file, of_a_file, _ = name.rpartition(".py:")
     if of_a_file:
         return os.path.realpath(f"{file}.py")
-    root, here = name.partition(".")[0], os.getcwd()
-    folders = [p for p in sys.path if p and os.path.abspath(p) != here]
-    paths = [f"{folder}/{root}{end}" for folder in (*folders, here) for end in (".py", "")]
+    root, cwd = name.partition(".")[0], os.getcwd()
+    folders = [p for p in sys.path if p and os.path.abspath(p) != cwd]
+    paths = [f"{folder}/{root}{suffix}" for folder in (*folders, cwd) for suffix in (".py", "")]
     return next((os.path.realpath(path) for path in paths if os.path.exists(path)), name)

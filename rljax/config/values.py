@@ -43,33 +43,33 @@ def flat_fields(value: Mapping, kind: type[Settings], prefix: str = "") -> dict[
     """Returns {dotted name: value}. Sections of the config are taken apart, and one level of
     unknown mappings, so that other frameworks' fields are recognised. Raises InputError for a field
     that stands twice."""
-    out: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, item in value.items():
         field = kind.__dataclass_fields__.get(name) if isinstance(name, str) else None
-        inside = {f"{prefix}{name}": item}
+        fields = {f"{prefix}{name}": item}
         if isinstance(item, Mapping) and field is not None and dataclasses.is_dataclass(field.type):
-            inside = flat_fields(item, field.type, f"{prefix}{name}.")
+            fields = flat_fields(item, field.type, f"{prefix}{name}.")
         elif isinstance(item, Mapping) and field is None and item:
-            inside = {f"{prefix}{name}.{inner}": None for inner in itertools.islice(item, 20)}
-        if twice := out.keys() & inside.keys():
-            raise InputError(f"field {min(twice)!r} stands twice", fix="remove one")
-        out |= inside
-    return out
+            fields = {f"{prefix}{name}.{inner}": None for inner in itertools.islice(item, 20)}
+        if repeated := flat.keys() & fields.keys():
+            raise InputError(f"field {min(repeated)!r} stands twice", fix="remove one")
+        flat |= fields
+    return flat
 
 
 def with_overrides(config: Settings, overrides: Mapping[str, object], where: str):
     """Returns a copy with {dotted field: value} set. Raises InputError that lists every unknown
     field; `validate` checks types, and lists every problem at once."""
-    known = dict.fromkeys(field_names(config))
-    strange = (str(name) for name in overrides if name not in known)
-    if problems := list(unknown_fields(strange, list(known))):
+    names = dict.fromkeys(field_names(config))
+    unknown = (str(name) for name in overrides if name not in names)
+    if problems := list(unknown_fields(unknown, list(names))):
         text = f"{where} has unknown fields:\n  " + "\n  ".join(problems)
         raise InputError(text, fix=FIELDS_LISTED)
-    out = copy.deepcopy(config)
+    changed = copy.deepcopy(config)
     for name, value in overrides.items():
-        section, _, last = name.rpartition(".")
-        value_of(out, section).set_unchecked(last, value)
-    return out
+        section, _, field = name.rpartition(".")
+        value_of(changed, section).set_unchecked(field, value)
+    return changed
 
 
 def wrong_types(config: Settings, prefix: str = "") -> Iterator[tuple[str, object, str, str]]:
@@ -96,24 +96,25 @@ def of_config_dict(values, config: Settings, where: str, later: Container[str]):
     unset: list[str] = []
     flat = flat_fields(_resolved(values, where, unset), type(config))
     if unset := [name for name in unset if name not in later]:
-        what = f"{where}: required placeholders are not set: {', '.join(unset)}"
-        raise InputError(what, fix=f"config.{unset[0]} = ..., or --config.{unset[0]}=VALUE")
+        problem = f"{where}: required placeholders are not set: {', '.join(unset)}"
+        raise InputError(problem, fix=f"config.{unset[0]} = ..., or --config.{unset[0]}=VALUE")
     run_dir = flat.get("run_dir")
     local = isinstance(run_dir, str) and run_dir and not is_url(run_dir)
     folder = Path(os.path.expanduser(run_dir) if local else "runs") / "inputs"
     texts = {name: _with_texts(name, value, folder) for name, value in flat.items()}
-    out = with_overrides(config, texts, where)
-    if wrong := [
-        f"{name}={value!r:.200}: {rule}. Fix: {fix}" for name, value, rule, fix in wrong_types(out)
+    read = with_overrides(config, texts, where)
+    if problems := [
+        f"{name}={value!r:.200}: {rule}. Fix: {fix}" for name, value, rule, fix in wrong_types(read)
     ]:
-        raise InputError.of_text(f"{where} has values of wrong types:\n  " + "\n  ".join(wrong))
-    return out
+        raise InputError.of_text(f"{where} has values of wrong types:\n  " + "\n  ".join(problems))
+    return read
 
 
 def _resolved(values, where: str, unset: list[str], prefix: str = "", level: int = 0) -> dict:
-    """The dict of a ConfigDict. References have the values that they refer to; None, such as a
-    placeholder that is not set, leaves the default of its field."""
-    library, out = sys.modules["ml_collections"], {}
+    """Returns the dict of a ConfigDict, and adds the required placeholders without a value to
+    `unset`. References have the values that they refer to; None, such as a placeholder that is not
+    set, leaves the default of its field."""
+    library, values_read = sys.modules["ml_collections"], {}
     try:
         names = list(values)  # in their order, which names of several types have not
     except TypeError as error:
@@ -129,18 +130,18 @@ def _resolved(values, where: str, unset: list[str], prefix: str = "", level: int
             unset.append(f"{prefix}{name}")
             continue
         except Exception as error:  # of a function that a reference applies
-            what, rule = f"{where}: {prefix}{name}", f"{type(error).__name__}: {error}"
-            raise InputError(what, rule=rule, fix="correct what it refers to") from error
+            problem, rule = f"{where}: {prefix}{name}", f"{type(error).__name__}: {error}"
+            raise InputError(problem, rule=rule, fix="correct what it refers to") from error
         if isinstance(value, library.ConfigDict):
             section, deeper = f"{prefix}{name}.", level < _MOST_LEVELS
             value = _resolved(value, where, unset, section, level + 1) if deeper else {}
         if value is not None:
-            out[name] = value
-    return out
+            values_read[name] = value
+    return values_read
 
 
 def _with_texts(name: str, value: object, folder: Path) -> object:
-    """The value with the texts of functions for the functions in it."""
+    """Returns the value with the texts of functions for the functions in it."""
     if isinstance(value, tuple):
         return tuple(_with_texts(name, item, folder) for item in value)
     function = inspect.isroutine(value) or isinstance(value, functools.partial)

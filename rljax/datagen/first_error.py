@@ -80,9 +80,9 @@ def label_lines(
     problems: Sequence[Hashable] | None = None,
     cache: dict | None = None,
 ) -> tuple[list[LineLabels], dict[str, int]]:
-    """Labels of every line of every program, by binary search for the first rejected prefix.
+    """Labels every line of every program, by binary search for the first rejected prefix.
 
-    accepts([(program, lines kept), ...]) says which prefixes some completion makes pass; it is
+    accepts([(program, lines kept), ...]) returns which prefixes some completion makes pass; it is
     called once per round, for all programs still open. At most ceil(log2(N + 1)) probes of N lines
     each. `passes` marks whole programs that pass: all +1, no search; None = none does. Neutral
     lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their line
@@ -95,39 +95,40 @@ def label_lines(
     """
     if neutral not in ("zero", "drop", "inherit"):
         raise InputError("label_lines(neutral)", value=neutral, fix="write zero, drop or inherit")
-    for name, given in (("passes", passes), ("problems", problems)):
-        if given is not None and len(given) != len(programs):
+    for name, values in (("passes", passes), ("problems", problems)):
+        if values is not None and len(values) != len(programs):
             rule = f"one per program, of which there are {len(programs)}"
             fix = f"give {name} in the order of the programs, one each, or leave it out"
-            raise InputError(f"label_lines({name})", value=len(given), rule=rule, fix=fix)
+            raise InputError(f"label_lines({name})", value=len(values), rule=rule, fix=fix)
     cache = {} if cache is None else cache
     searches = []
-    for i, lines in enumerate(programs):
-        ends = [j for j, line in enumerate(lines, start=1) if not is_neutral(line)]
-        done = passes is not None and passes[i]
-        searches.append(_Bisection(ends, 1, 0 if done else len(ends)))
+    for index, lines in enumerate(programs):
+        step_ends = [j for j, line in enumerate(lines, start=1) if not is_neutral(line)]
+        passed = passes is not None and passes[index]
+        searches.append(_Bisection(step_ends, 1, 0 if passed else len(step_ends)))
 
-    def key(i: int) -> Hashable:
-        kept = searches[i].ends[searches[i].middle - 1]
-        return (i if problems is None else ("problem", problems[i])), tuple(programs[i][:kept])
+    def key(index: int) -> Hashable:
+        lines_kept = searches[index].ends[searches[index].middle - 1]
+        problem = index if problems is None else ("problem", problems[index])
+        return problem, tuple(programs[index][:lines_kept])
 
     counts = {"rounds": 0, "probes": 0, "asked": 0}
     while any(s.open for s in searches):
-        asked = {}
-        for i, search in enumerate(searches):
-            if search.asks and key(i) not in cache:
-                asked.setdefault(key(i), (i, search.ends[search.middle - 1]))
-        if asked:
-            cache.update(zip(asked, _answers(accepts, list(asked.values())), strict=True))
+        requests = {}
+        for index, search in enumerate(searches):
+            if search.asks and key(index) not in cache:
+                requests.setdefault(key(index), (index, search.ends[search.middle - 1]))
+        if requests:
+            cache.update(zip(requests, _answers(accepts, list(requests.values())), strict=True))
             counts["rounds"] += 1
-            counts["asked"] += len(asked)
-        for i, search in enumerate(searches):
+            counts["asked"] += len(requests)
+        for index, search in enumerate(searches):
             if search.open:
-                search.settle(search.asks and cache[key(i)])
+                search.settle(search.asks and cache[key(index)])
     counts["probes"] = sum(len(s.probes) for s in searches)
-    done = passes or [False] * len(programs)
-    results = zip(programs, searches, done, strict=True)
-    return [_labels(*one, neutral, is_neutral) for one in results], counts
+    passed = passes or [False] * len(programs)
+    results = zip(programs, searches, passed, strict=True)
+    return [_labels(*program_result, neutral, is_neutral) for program_result in results], counts
 
 
 def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
@@ -145,16 +146,16 @@ def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
 def _labels(lines, search: _Bisection, passed: bool, neutral: Neutral, is_neutral) -> LineLabels:
     steps = len(search.ends)
     step = None if passed or not steps else search.low
-    first = None if step is None else search.ends[step - 1]
+    first_error = None if step is None else search.ends[step - 1]
     labels: list[float | None] = []
-    for j, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=1):
         if not steps:
             labels.append(None)  # nothing was tried: an empty program teaches nothing
         elif is_neutral(line) and neutral != "inherit":
             labels.append(0.0 if neutral == "zero" else None)
         else:
-            labels.append(1.0 if first is None or j < first else -1.0)
-    return LineLabels(tuple(labels), first, tuple(search.probes), steps, step)
+            labels.append(1.0 if first_error is None or number < first_error else -1.0)
+    return LineLabels(tuple(labels), first_error, tuple(search.probes), steps, step)
 
 
 def best_of(
@@ -176,13 +177,13 @@ def best_of(
     def accepts(prefixes: list[Prefix]) -> list[bool]:
         passed = [False] * len(prefixes)
         for _ in range(k):
-            left = [i for i, ok in enumerate(passed) if not ok]
-            if not left:
+            pending = [i for i, accepted in enumerate(passed) if not accepted]
+            if not pending:
                 break
-            asked = [prefixes[i] for i in left]
-            for i, ok in zip(left, passes(asked, sample(asked)), strict=True):
-                passed[i] = bool(ok)
-            counts["completions"] += len(left)
+            batch = [prefixes[i] for i in pending]
+            for i, accepted in zip(pending, passes(batch, sample(batch)), strict=True):
+                passed[i] = bool(accepted)
+            counts["completions"] += len(pending)
         counts["prefixes"] += len(prefixes)
         counts["accepted"] += sum(passed)
         return passed
@@ -192,50 +193,58 @@ def best_of(
 
 
 def label_metrics(results: Sequence[LineLabels], passes: Sequence[bool] | None = None) -> dict:
-    """Means over the programs searched: first error / number of lines, probes, shares rejected
-    at the first line and never; and the shares of all programs that passed, and that had no
-    line to label."""
-    done = passes or [False] * len(results)
-    pairs = zip(results, done, strict=True)
-    searched = [f for f, ok in pairs if f.error_step is not None and not ok]
+    """Returns means over the programs searched: first error / number of lines, probes, shares
+    rejected at the first line and never; and the shares of all programs that passed, and that had
+    no line to label."""
+    passed = passes or [False] * len(results)
+    labels_and_passed = zip(results, passed, strict=True)
+    searched = [
+        result for result, ok in labels_and_passed if result.error_step is not None and not ok
+    ]
 
     def mean(values) -> float:
         values = list(values)
         return sum(values) / len(values) if values else 0.0
 
     return {
-        "labels/first_error_position": mean(f.error_step / f.steps for f in searched),
-        "labels/probes_per_program": mean(len(f.probes) for f in searched),
-        "labels/rejected_at_first_line": mean(f.error_step == 1 for f in searched),
-        "labels/never_rejected": mean(f.error_step == f.steps for f in searched),
-        "labels/passed": mean(done),
-        "labels/without_lines": mean(f.steps == 0 for f in results),
+        "labels/first_error_position": mean(
+            result.error_step / result.steps for result in searched
+        ),
+        "labels/probes_per_program": mean(len(result.probes) for result in searched),
+        "labels/rejected_at_first_line": mean(result.error_step == 1 for result in searched),
+        "labels/never_rejected": mean(result.error_step == result.steps for result in searched),
+        "labels/passed": mean(passed),
+        "labels/without_lines": mean(result.steps == 0 for result in results),
     }
 
 
 def replay_consistency(results: Sequence[LineLabels], accepts: Accepts) -> dict[str, float]:
-    """Metrics of asking every probe once more: how far the answers of a random completer can be
-    trusted.
+    """Asks every probe once more, and returns metrics of how far the answers of a random completer
+    can be trusted.
 
     replay/flips: share of probes answered otherwise. replay/contradictions: share of the programs
     with probes of which a prefix is accepted now that is longer than one rejected before, though
     no added line mends a prefix. Nothing is cached: the completer answers anew.
     """
-    asked = [(i, kept, old) for i, f in enumerate(results) for kept, old in f.probes]
-    if not asked:
+    probes = [
+        (program, lines_kept, before)
+        for program, result in enumerate(results)
+        for lines_kept, before in result.probes
+    ]
+    if not probes:
         return {"replay/flips": 0.0, "replay/contradictions": 0.0}
-    answers = _answers(accepts, [(i, kept) for i, kept, _ in asked])
+    answers = _answers(accepts, [(program, lines_kept) for program, lines_kept, _ in probes])
     rejected: dict[int, int] = {}  # program -> shortest prefix that was rejected
-    for i, kept, old in asked:
-        if not old:
-            rejected[i] = min(kept, rejected.get(i, kept))
+    for program, lines_kept, before in probes:
+        if not before:
+            rejected[program] = min(lines_kept, rejected.get(program, lines_kept))
     contrary = {
-        i
-        for (i, kept, _), now in zip(asked, answers, strict=True)
-        if now and i in rejected and kept > rejected[i]
+        program
+        for (program, lines_kept, _), again in zip(probes, answers, strict=True)
+        if again and program in rejected and lines_kept > rejected[program]
     }
-    flips = sum(now != old for (_, _, old), now in zip(asked, answers, strict=True))
+    flips = sum(again != before for (_, _, before), again in zip(probes, answers, strict=True))
     return {
-        "replay/flips": flips / len(asked),
-        "replay/contradictions": len(contrary) / len({i for i, _, _ in asked}),
+        "replay/flips": flips / len(probes),
+        "replay/contradictions": len(contrary) / len({program for program, _, _ in probes}),
     }

@@ -48,25 +48,26 @@ class Verdict:
 
 
 def verdict(forward: Score, backward: Score) -> Verdict:
-    """The verdict of two scores. forward: P(first is better) with the first one first; backward:
-    P(second is better) with the second one first. A score that failed makes it "failed"."""
+    """Returns the verdict of two scores. forward: P(first is better) with the first one first;
+    backward: P(second is better) with the second one first. A score that failed makes it
+    "failed"."""
     for score in (forward, backward):
         if score.status != "ok":
             return Verdict("failed", math.nan, message=f"{score.status}: {score.message}")
-    first, second = forward.value, backward.value
-    probability = (first + 1 - second) / 2
-    if first == second == 0.5:
+    first_wins, second_wins = forward.value, backward.value
+    probability = (first_wins + 1 - second_wins) / 2
+    if first_wins == second_wins == 0.5:
         return Verdict("tie", 0.5)
-    if (first - 0.5) * (second - 0.5) < 0:
-        return Verdict("first" if first > 0.5 else "second", probability)
-    sides = (first > 0.5) + (second > 0.5) - (first < 0.5) - (second < 0.5)
+    if (first_wins - 0.5) * (second_wins - 0.5) < 0:
+        return Verdict("first" if first_wins > 0.5 else "second", probability)
+    sides = (first_wins > 0.5) + (second_wins > 0.5) - (first_wins < 0.5) - (second_wins < 0.5)
     return Verdict("disagreement", probability, liked_position=int(sides / 2))
 
 
 def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge:
-    """A judge of text in killable processes, each call of at most `timeout_s` seconds: one that
-    hangs, raises or returns no probability fails on that comparison alone. Raises InputError for a
-    text that names no judge."""
+    """Returns a judge that runs in killable processes, each call at most `timeout_s` seconds: one
+    that hangs, raises or returns no probability fails on that comparison alone. Raises InputError
+    for a `text` that names no judge."""
     judge_of(text)
 
     def ask(comparisons: Sequence[dict]) -> list[Score]:
@@ -82,9 +83,9 @@ def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge
 
 
 def model_judge(folder: str | Path, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
-    """An outcome reward model of a folder: P = sigmoid(score of the first - score of the second). A
-    text of more than `max_tokens`, prompt included, has no score; `rows` per device are read at
-    once. Raises InputError for a folder without such a model."""
+    """Returns a judge by the outcome reward model of a folder: P = sigmoid(score of the first -
+    score of the second). A text of more than `max_tokens`, prompt included, has no score; `rows`
+    per device are read at once. Raises InputError for a folder without such a model."""
     saved = load_scorer(folder)
     mesh = saved.model.mesh
     rows = rows * mesh.size
@@ -101,13 +102,13 @@ def model_judge(folder: str | Path, *, max_tokens: int = 4096, rows: int = 8) ->
 
     def ask(comparisons: Sequence[dict]) -> list[Score]:
         scores = [encoded(c, name) for c in comparisons for name in ("first", "second")]
-        todo = [i for i, item in enumerate(scores) if not isinstance(item, Score)]
-        items = [scores[i] for i in todo]
+        scorable = [i for i, item in enumerate(scores) if not isinstance(item, Score)]
+        items = [scores[i] for i in scorable]
         longest = max((len(x.prompt_ids) + len(x.completion_ids) for x in items), default=1)
         for start, chunk in filled_chunks(items, rows):
             batch = Batch(**batch_arrays("unpaired", chunk, length=longest))
-            read = scorer.score(place(batch, mesh))
-            for i, score in zip(todo[start : start + rows], read, strict=False):
+            model_scores = scorer.score(place(batch, mesh))
+            for i, score in zip(scorable[start : start + rows], model_scores, strict=False):
                 scores[i] = score
         return [_preferred(*scores[i : i + 2]) for i in range(0, len(scores), 2)]
 
@@ -125,7 +126,7 @@ def _preferred(first: Score, second: Score) -> Score:
 def label(
     comparisons: Sequence[dict], judge: Judge, *, ties: Literal["drop", "keep"] = "drop"
 ) -> tuple[list[dict], dict[str, float]]:
-    """Rows of `pairs` (prompt, chosen, rejected, probability), and counts of the verdicts.
+    """Returns rows of `pairs` (prompt, chosen, rejected, probability), and counts of the verdicts.
 
     Every comparison is judged in both orders. A pair on which the orders do not agree is a tie, not
     a label: dropped, or kept with tie = true. A failed one is dropped. Counts: judge/asked,
@@ -141,11 +142,11 @@ def label(
     halves = zip(scores[: len(judged)], scores[len(judged) :], strict=True)
     verdicts = [verdict(*pair) for pair in halves]
     rows = []
-    for comparison, one in zip(judged, verdicts, strict=True):
-        row = _row(comparison, one)
-        if one.outcome != "failed" and (ties == "keep" or not row["tie"]):
+    for comparison, judgement in zip(judged, verdicts, strict=True):
+        row = _row(comparison, judgement)
+        if judgement.outcome != "failed" and (ties == "keep" or not row["tie"]):
             rows.append(row)
-    outcomes = [one.outcome for one in verdicts]
+    outcomes = [judgement.outcome for judgement in verdicts]
     counts = {
         "asked": len(judged),
         "labelled": outcomes.count("first") + outcomes.count("second"),
@@ -153,10 +154,10 @@ def label(
         "disagreements": outcomes.count("disagreement"),
         "failed": outcomes.count("failed"),
         "identical": len(comparisons) - len(judged),
-        "first_won": sum(one.liked_position > 0 for one in verdicts),
-        "second_won": sum(one.liked_position < 0 for one in verdicts),
+        "first_won": sum(judgement.liked_position > 0 for judgement in verdicts),
+        "second_won": sum(judgement.liked_position < 0 for judgement in verdicts),
     }
-    failures = [one.message for one in verdicts if one.outcome == "failed"]
+    failures = [judgement.message for judgement in verdicts if judgement.outcome == "failed"]
     if failures and len(failures) == len(judged):
         raise InputError(
             f"all {len(judged)} judgements failed", rule=failures[0], fix="try the judge by hand"
@@ -165,7 +166,7 @@ def label(
 
 
 def _row(comparison: dict, judged: Verdict) -> dict:
-    """A row of `pairs`; `probability` is that of the chosen completion."""
+    """Returns a row of `pairs`; `probability` is that of the chosen completion."""
     names = ("second", "first") if judged.outcome == "second" else ("first", "second")
     probability = 1 - judged.probability if judged.outcome == "second" else judged.probability
     return {
@@ -181,13 +182,13 @@ def _row(comparison: dict, judged: Verdict) -> dict:
 
 
 def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[dict]:
-    """Comparisons from rows of a prompt, as pairs have it, and either first + second or completions
-    (two or more texts, of which all pairs are compared). Raises InputError that names the row, also
-    for one with images."""
+    """Returns comparisons from rows of a prompt, as pairs have it, and either first + second or
+    completions (two or more texts, of which all pairs are compared). Raises InputError that names
+    the row, also for one with images."""
     rows = read_rows(spec, split)
-    out = []
+    comparisons = []
     for index in range(len(rows.rows)):
-        where = rows.location(index)
+        location = rows.location(index)
         row = prompt_row(rows, index)
         require_text_alone([row], "this command")
         texts = row.get("completions")
@@ -195,15 +196,15 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
             texts = [x for x in (row.get("first"), row.get("second")) if x is not None]
         if not isinstance(texts, Sequence) or isinstance(texts, str) or len(texts) < 2:
             raise InputError(
-                f"{where} has no two completions",
+                f"{location} has no two completions",
                 fix="give each row 'first' and 'second', or a list 'completions'",
             )
         for text in texts:
-            text_of(text, f"{where}, a completion", "remove it", empty=True)
+            text_of(text, f"{location}, a completion", "remove it", empty=True)
         pairs = itertools.combinations(texts, 2)
-        out += [{**prompt_columns(row), "first": a, "second": b} for a, b in pairs]
+        comparisons += [{**prompt_columns(row), "first": a, "second": b} for a, b in pairs]
     rows.unread.warn([{"index": index} for index in range(len(rows.rows))])
-    return out
+    return comparisons
 
 
 def sample_comparisons(
@@ -216,10 +217,10 @@ def sample_comparisons(
     prompts_per_call: int | None = None,
     **sampling,
 ) -> list[dict]:
-    """Completions of a saved policy to the prompts of `data`, compared two by two, also with empty
-    ones: a policy that is trained on the labels may write them. `sampling` replaces the policy's
-    own temperature and max_response_tokens. Raises InputError for fewer than 2 samples, and for
-    prompts with images."""
+    """Returns comparisons of a saved policy's completions to the prompts of `data`, two by two,
+    also of empty ones: a policy that is trained on the labels may write them. `sampling` replaces
+    the policy's own temperature and max_response_tokens. Raises InputError for fewer than 2
+    samples, and for prompts with images."""
     if samples < 2:
         fix = "--samples=2 or more: the samples of a prompt are compared with one another"
         raise InputError("samples", value=samples, fix=fix)
@@ -227,14 +228,14 @@ def sample_comparisons(
         records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
-    policy, how = saved.ready(prompts, **sampling), dict(prompts_per_call=prompts_per_call)
-    completions = sample_all(policy, prompts, samples, key=jax.random.key(seed), **how)
-    out = []
+    policy, key = saved.ready(prompts, **sampling), jax.random.key(seed)
+    completions = sample_all(policy, prompts, samples, key=key, prompts_per_call=prompts_per_call)
+    comparisons = []
     for i, prompt in enumerate(prompts):
         texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
         pairs = itertools.combinations(texts, 2)
-        out += [{**prompt.columns, "first": a, "second": b} for a, b in pairs]
-    return out
+        comparisons += [{**prompt.columns, "first": a, "second": b} for a, b in pairs]
+    return comparisons
 
 
 def write_pairs(rows: Sequence[dict], path: str | Path) -> None:
@@ -256,8 +257,8 @@ def label_preferences(options: PreferenceOptions) -> dict[str, float]:
     if options.policy:
         policy = load_named_policy(options.policy, trust_code=options.trust_code)
         names = ("samples", "max_prompt_tokens", "seed", "temperature", "max_response_tokens")
-        how = {name: getattr(options, name) for name in names}
-        comparisons = sample_comparisons(policy, options.data, **how)
+        sampling = {name: getattr(options, name) for name in names}
+        comparisons = sample_comparisons(policy, options.data, **sampling)
     else:
         comparisons = load_comparisons(options.data)
     rows, counts = label(comparisons, judge, ties=options.ties)

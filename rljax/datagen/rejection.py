@@ -41,7 +41,8 @@ REPORTED_PROMPTS = 20  # on the page beside the file
 
 
 def _candidates(rewards: Sequence[float], eligible: Sequence[bool] | None) -> list[int]:
-    """Eligible samples whose reward is known, the best first; equal rewards in their order."""
+    """Returns the eligible samples whose reward is known, the best first; equal rewards keep their
+    order."""
     eligible = [True] * len(rewards) if eligible is None else eligible
     if len(eligible) != len(rewards):
         rule = f"one per reward: {len(rewards)}"
@@ -62,7 +63,8 @@ def select(
     dedup: bool = True,
     eligible: Sequence[bool] | None = None,
 ) -> list[int]:
-    """Indices of the samples of one prompt that are kept, the best first (RAFT, arXiv 2304.06767).
+    """Returns the indices of the samples of one prompt that are kept, the best first (RAFT, arXiv
+    2304.06767).
 
     "best" keeps the first maximum, "top_k" the `top_k` best, "threshold" all. Whatever the method,
     a reward must exceed `min_reward` (strictly; None = any will do), a NaN is a reward that failed,
@@ -84,23 +86,23 @@ def select(
         rule = f"one per reward: {len(rewards)}"
         fix = "give the texts in the order of the rewards, one each"
         raise InputError("select(texts)", value=len(texts), rule=rule, fix=fix)
-    kept, seen = [], set()
+    selected, seen_texts = [], set()
     for i in _candidates(rewards, eligible):
         if min_reward is not None and not rewards[i] > min_reward:
             continue
-        if dedup and texts[i] in seen:
+        if dedup and texts[i] in seen_texts:
             continue
-        seen.add(texts[i])
-        kept.append(i)
-    limit = {"best": 1, "top_k": top_k, "threshold": len(kept)}[method]
-    return kept[: min(limit, per_prompt) if per_prompt else limit]
+        seen_texts.add(texts[i])
+        selected.append(i)
+    limit = {"best": 1, "top_k": top_k, "threshold": len(selected)}[method]
+    return selected[: min(limit, per_prompt) if per_prompt else limit]
 
 
 def best_and_worst(
     rewards: Sequence[float], eligible: Sequence[bool] | None = None
 ) -> tuple[int, int] | None:
-    """(index of the first maximum, index of the first minimum) of one prompt's rewards; None if all
-    are equal, so that nothing is preferred."""
+    """Returns (index of the first maximum, index of the first minimum) of one prompt's rewards;
+    None if all are equal, so that nothing is preferred."""
     order = _candidates(rewards, eligible)
     if not order or rewards[order[0]] == rewards[order[-1]]:
         return None
@@ -109,7 +111,8 @@ def best_and_worst(
 
 
 def best_of_n_kl(n: int) -> float:
-    """log n - (n - 1) / n: an upper bound on KL(best-of-n || the policy sampled from), in nats.
+    """Returns log n - (n - 1) / n: an upper bound on KL(best-of-n || the policy sampled from), in
+    nats.
     Raises InputError for n below 1."""
     if n < 1:
         fix = "give the number of samples that the best is taken of, 1 or more"
@@ -125,37 +128,38 @@ def selection_metrics(
     *,
     method: Method,
 ) -> dict[str, float]:
-    """Metrics of a selection; lists are [prompts][samples], `kept` the indices that `select` gave.
+    """Returns metrics of a selection; lists are [prompts][samples], `kept` the indices that
+    `select` gave.
 
     Means run over samples whose reward is known. `kl_bound` is there for "best" alone, the only
     selection that it bounds. Raises InputError without any sample.
     """
-    known = [r for row in rewards for r in row if not math.isnan(r)]
+    known_rewards = [r for row in rewards for r in row if not math.isnan(r)]
     chosen = [row[i] for row, picks in zip(rewards, kept, strict=True) for i in picks]
     samples = sum(len(row) for row in rewards)
     prompts = len(rewards)
     if not samples:
         raise InputError("selection_metrics: there are no samples", fix="sample some prompts")
-    out = {
-        "mean_reward_all": sum(known) / len(known) if known else math.nan,
+    metrics = {
+        "mean_reward_all": sum(known_rewards) / len(known_rewards) if known_rewards else math.nan,
         "mean_reward_selected": sum(chosen) / len(chosen) if chosen else math.nan,
         "acceptance_rate": len(chosen) / samples,
         "prompts_without_any": sum(not picks for picks in kept) / prompts,
         "unique_fraction": sum(len(set(row)) for row in texts) / samples,
         "truncated_fraction": sum(sum(map(bool, row)) for row in truncated) / samples,
-        "failed_rewards": float(samples - len(known)),
+        "failed_rewards": float(samples - len(known_rewards)),
     }
     if method == "best":
-        out["kl_bound"] = best_of_n_kl(max(len(row) for row in rewards))
-    return out
+        metrics["kl_bound"] = best_of_n_kl(max(len(row) for row in rewards))
+    return metrics
 
 
 # -- sampling and files --
 
 
-def _records(options: RejectionOptions, data: str, held: float) -> list[dict]:
+def _records(options: RejectionOptions, data: str, test_fraction: float) -> list[dict]:
     with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(data, options.split, test_fraction=held)[: options.prompts]
+        records = load_prompts(data, options.split, test_fraction=test_fraction)[: options.prompts]
     require_text_alone(records, "this command")
     return records
 
@@ -163,14 +167,14 @@ def _records(options: RejectionOptions, data: str, held: float) -> list[dict]:
 def rejection_sample(options: RejectionOptions, *, test_fraction: float | None = None) -> dict:
     """Samples, scores, selects and writes the files; returns the content of the .meta.json file.
 
-    `test_fraction` is the share of the data that was held out; None: as the run's config says of
-    its own. Raises InputError if nothing at all is selected.
+    `test_fraction` is the share of the data that was held out; None: that of the run's config.
+    Raises InputError if nothing at all is selected.
     """
     check_options(options)
-    saved = _opened(options)
+    saved = _load_with_reward_model(options)
     data, reward_name = _data_and_reward(options, saved)
-    held = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
-    records = _records(options, data, held)
+    held_out = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
+    records = _records(options, data, held_out)
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
@@ -181,12 +185,17 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
         draw = stream(key, "samples")
         samples = sample_all(policy, prompts, options.samples, player, key=draw)
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
-        kept, metrics = _select(groups, options)
+        selected, metrics = _select(groups, options)
         if options.trajectories:
-            scored = policy, prompts, player, samples, stream(key, "pass rates")
-            many = options.process_samples
-            trajectories, counts = trajectories_of(*scored, process_samples=many)
-    examples = _example_rows(prompts, groups, kept)
+            trajectories, counts = trajectories_of(
+                policy,
+                prompts,
+                player,
+                samples,
+                stream(key, "pass rates"),
+                process_samples=options.process_samples,
+            )
+    examples = _example_rows(prompts, groups, selected)
     if not examples:
         raise InputError(
             f"none of {len(samples)} samples was selected",
@@ -220,11 +229,11 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
 def _example_rows(
     prompts: Sequence[PromptRecord],
     groups: Sequence[list[Completion]],
-    kept: Sequence[Sequence[int]],
+    selected: Sequence[Sequence[int]],
 ) -> list[dict]:
     return [
         example_row(prompts, group[i])
-        for group, picks in zip(groups, kept, strict=True)
+        for group, picks in zip(groups, selected, strict=True)
         for i in picks
         if group[i].text.strip()
     ]
@@ -236,8 +245,9 @@ def _write_report(
     groups: Sequence[Sequence[Completion]],
     metrics: dict[str, float],
 ) -> Path:
-    """Writes a page beside the file: of the prompts whose rewards differ most the best sample, one
-    near the mean and the worst. A look at them says whether the reward is sane."""
+    """Writes a page beside the file, and returns its path. It shows the best sample, one near the
+    mean and the worst of the prompts whose rewards differ most: a look at them shows whether the
+    reward is sane."""
     samples = [
         {
             "prompt": prompt.prompt_text,
@@ -250,20 +260,21 @@ def _write_report(
         for sample in group
     ]
     title = f"Samples of {Path(out).name}"
-    facts = "".join(
+    metric_spans = "".join(
         f"<span>{escaped(name.replace('_', ' '))} <b>{value:.4g}</b></span>"
         for name, value in metrics.items()
     )
-    shown = of_prompts(samples, REPORTED_PROMPTS) or "<p>All samples of a prompt score alike.</p>"
+    sections = of_prompts(samples, REPORTED_PROMPTS)
+    sections = sections or "<p>All samples of a prompt score alike.</p>"
     body = (
-        f'<h1>{escaped(title)}</h1><p class="facts">{facts}</p><section>'
-        f"<h2>Best, mean and worst of a prompt</h2>{shown}</section>"
+        f'<h1>{escaped(title)}</h1><p class="facts">{metric_spans}</p><section>'
+        f"<h2>Best, mean and worst of a prompt</h2>{sections}</section>"
     )
     return write_page(Path(out).with_suffix(".report.html"), title, body)
 
 
-def _opened(options: RejectionOptions) -> SavedPolicy:
-    """The policy; its reward model is that of the options, where they name one."""
+def _load_with_reward_model(options: RejectionOptions) -> SavedPolicy:
+    """Returns the policy; its reward model is that of the options, where they name one."""
     saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
     if not options.reward_model:
         return saved
@@ -272,7 +283,7 @@ def _opened(options: RejectionOptions) -> SavedPolicy:
 
 
 def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[str, str]:
-    """(data, reward), from the options or from the run."""
+    """Returns (data, reward), from the options or from the run."""
     data, reward = options.data, options.reward
     if options.reward_model and not reward:
         reward = "reward_model()"
@@ -284,7 +295,7 @@ def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[st
 
 
 def meta_path(out: str) -> Path:
-    """The path of the report of a file: FILE.jsonl -> FILE.meta.json."""
+    """Returns the path of the report of a file: FILE.jsonl -> FILE.meta.json."""
     return Path(out).with_suffix(".meta.json")
 
 
@@ -296,11 +307,13 @@ def _select(groups: list[list[Completion]], options: RejectionOptions) -> tuple[
     rewards = [[s.reward for s in group] for group in groups]
     texts = [[s.text for s in group] for group in groups]
     names = ("top_k", "min_reward", "per_prompt", "dedup")
-    how = {"method": options.select, **{name: getattr(options, name) for name in names}}
-    each = zip(rewards, texts, groups, strict=True)
-    kept = [select(r, t, **how, eligible=_eligible(group, options)) for r, t, group in each]
+    selection = {"method": options.select, **{name: getattr(options, name) for name in names}}
+    selected = [
+        select(r, t, **selection, eligible=_eligible(group, options))
+        for r, t, group in zip(rewards, texts, groups, strict=True)
+    ]
     truncated = [[s.truncated for s in group] for group in groups]
-    return kept, selection_metrics(rewards, texts, kept, truncated, method=options.select)
+    return selected, selection_metrics(rewards, texts, selected, truncated, method=options.select)
 
 
 def _pair_rows(
@@ -336,34 +349,37 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         raise InputError("raft(step)", value=options.step, rule=rule, fix="leave --step out")
     saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
-    checkpoint, metas, limits = hub.model_folder(options.checkpoint), [], saved.config
-    sampler, tokens = limits.sampler, limits.data.max_prompt_tokens
+    checkpoint, metas, saved_config = hub.model_folder(options.checkpoint), [], saved.config
+    sampler, tokens = saved_config.sampler, saved_config.data.max_prompt_tokens
     for i in range(options.iterations):
-        here = Path(folder) / str(i)
-        of_step = dict(checkpoint=str(checkpoint), out=str(here / "samples.jsonl"))
+        iteration_folder = Path(folder) / str(i)
+        files = dict(checkpoint=str(checkpoint), out=str(iteration_folder / "samples.jsonl"))
         sampling = dict(
             temperature=options.temperature or sampler.temperature,
             max_prompt_tokens=options.max_prompt_tokens or tokens,
             max_response_tokens=options.max_response_tokens or sampler.max_response_tokens,
         )
-        own = dict(data=data, reward=reward, seed=options.seed + i, **of_step, **sampling)
-        held = held_out_fraction(limits, data)
-        meta = rejection_sample(dataclasses.replace(options, **own), test_fraction=held)
-        made, examples = copy.deepcopy(config), meta["files"]["examples"]
-        made.dataflow, made.model = "sft", str(_model_folder(checkpoint))
-        made.run_dir, made.export = str(here), True
-        made.data.train, made.data.sources = examples["file"], ()
-        made.data.test_fraction = 0.0
-        made.sft.steps = 0
-        made.steps = math.ceil(examples["rows"] * options.epochs / made.offline.examples_per_step)
-        train(made)
+        changes = dict(data=data, reward=reward, seed=options.seed + i, **files, **sampling)
+        test_fraction = held_out_fraction(saved_config, data)
+        meta = rejection_sample(
+            dataclasses.replace(options, **changes), test_fraction=test_fraction
+        )
+        sft, examples = copy.deepcopy(config), meta["files"]["examples"]
+        sft.dataflow, sft.model = "sft", str(_model_folder(checkpoint))
+        sft.run_dir, sft.export = str(iteration_folder), True
+        sft.data.train, sft.data.sources = examples["file"], ()
+        sft.data.test_fraction = 0.0
+        sft.sft.steps = 0
+        sft.steps = math.ceil(examples["rows"] * options.epochs / sft.offline.examples_per_step)
+        train(sft)
         metas.append(meta)
-        checkpoint = here / "policy"
+        checkpoint = iteration_folder / "policy"
     return metas
 
 
 def _model_folder(checkpoint: Path) -> Path:
-    """The Hugging Face folder of a checkpoint: a run's exported policy, or the folder itself."""
+    """Returns the Hugging Face folder of a checkpoint: a run's exported policy, or the folder
+    itself."""
     exported = checkpoint / "policy"
     folder = exported if (exported / "config.json").is_file() else checkpoint
     if "model_type" not in read_json_object(folder / "config.json"):

@@ -49,7 +49,12 @@ def label_saved(options: LabelOptions) -> dict:
     if not rows:
         raise InputError(
             "no program has a line to label",
-            value={k: v for one in metrics.values() for k, v in one.items() if k[:8] == "programs"},
+            value={
+                k: v
+                for values in metrics.values()
+                for k, v in values.items()
+                if k[:8] == "programs"
+            },
             fix="longer responses (--max_response_tokens), or a policy that ends its programs",
         )
     held_out = {index for index in {row["index"] for row in rows} if _held_out(index, options)}
@@ -70,7 +75,8 @@ def label_saved(options: LabelOptions) -> dict:
 
 
 def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
-    """Rows and metrics of one checkpoint, on prompts drawn for it without replacement."""
+    """Returns the rows and metrics of one checkpoint, on prompts drawn for it without
+    replacement."""
     saved = load_named_policy(name, trust_code=options.trust_code)
     config = saved.config
     reward = options.reward or (reward_text(config) if saved.step is not None else None)
@@ -80,9 +86,9 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
         rule = "it reads the score of a reward model: no test of a program"
         raise InputError("reward", value=reward, rule=rule, fix="--reward='code_tests()', say")
     with rows_of("--data", "--data=FILE of prompts with answers"):
-        given = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
+        records = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
     rng = random.Random(f"{options.seed} {number}")
-    drawn = rng.sample(given, min(options.prompts, len(given)))
+    drawn = rng.sample(records, min(options.prompts, len(records)))
     require_text_alone(drawn, "this command")
     prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)
     sampling = dict(
@@ -95,13 +101,13 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
         policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once, completer
     )
     key = jax.random.fold_in(jax.random.key(options.seed), number)
-    kept = dict(programs_per_prompt=options.programs_per_prompt, neutral=options.neutral)
+    settings = dict(programs_per_prompt=options.programs_per_prompt, neutral=options.neutral)
     try:
         if options.search:
-            rows, metrics = label_trees(searcher, prompts, key, method=options.search, **kept)
+            rows, metrics = label_trees(searcher, prompts, key, method=options.search, **settings)
         else:
             counts = dict(completions=options.completions, replay=options.replay)
-            rows, metrics = label_programs(searcher, prompts, key, **kept, **counts)
+            rows, metrics = label_programs(searcher, prompts, key, **settings, **counts)
     finally:
         pool.close()
     source = {"source": name, "source_step": saved.step}
@@ -115,19 +121,21 @@ def _completer(
     prompts: Sequence[PromptRecord],
     sampling: dict,
 ) -> Policy | None:
-    """The policy of options.completer, which has to read prompts as the checkpoint does."""
+    """Returns the policy of options.completer, which has to read prompts as the checkpoint does;
+    None without one."""
     if not options.completer:
         return None
-    other = load_named_policy(options.completer, trust_code=options.trust_code)
-    own, _ = other.encode(drawn, max_tokens=options.max_prompt_tokens)
-    same = [list(p.token_ids) for p in own] == [list(p.token_ids) for p in prompts]
-    if not same or differing_ids(tokenizer, other.tokenizer):
+    completer = load_named_policy(options.completer, trust_code=options.trust_code)
+    encoded, _ = completer.encode(drawn, max_tokens=options.max_prompt_tokens)
+    same_ids = [list(p.token_ids) for p in encoded] == [list(p.token_ids) for p in prompts]
+    if not same_ids or differing_ids(tokenizer, completer.tokenizer):
         rule = "other token ids than the checkpoint's"
         fix = "a policy with the same tokenizer and chat template"
         raise InputError("completer", value=options.completer, rule=rule, fix=fix)
-    return other.ready(prompts, **sampling)
+    return completer.ready(prompts, **sampling)
 
 
 def _held_out(index: int, options: LabelOptions) -> bool:
-    """Drawn for each prompt by its index, so that it is the same for every checkpoint."""
+    """Returns whether a prompt is held out: drawn by its index, so that it is the same for every
+    checkpoint."""
     return random.Random(f"{options.seed} held out {index}").random() < options.held_out

@@ -70,7 +70,8 @@ class PolicyWithTests:
         return sample_all(policy, records, n, key=key, prompts_per_call=size)
 
     def score(self, records: Sequence[PromptRecord], responses: Sequence[tuple]) -> list[float]:
-        """The tests' score of each response (ids, finish reason); NaN where they failed to run."""
+        """Returns the tests' score of each response (ids, finish reason); NaN where they failed to
+        run."""
         names, samples = ("ground_truth", "data_source", "extra_info"), []
         for record, (ids, finish_reason) in zip(records, responses, strict=True):
             text, tokenizer = record.prompt_text, self.policy.tokenizer
@@ -100,12 +101,12 @@ def sample_programs(
 def whole_programs(
     searcher: PolicyWithTests, responses: Sequence[Completion], scores: Sequence[float]
 ) -> tuple[list[Program], dict[str, int]]:
-    """(the programs of responses with their scores, counts) as in `sample_programs`."""
+    """Returns (the programs of responses with their scores, counts) as `sample_programs` does."""
     tokenizer = searcher.policy.tokenizer
     texts_of = TokenTexts(tokenizer)
     counts = dict(sampled=len(responses), dropped_truncated=0, dropped_empty=0)
     programs = []
-    for response, score, ok in zip(responses, scores, searcher.passes(scores), strict=True):
+    for response, score, passes in zip(responses, scores, searcher.passes(scores), strict=True):
         if response.truncated:
             counts["dropped_truncated"] += 1
             continue
@@ -116,14 +117,17 @@ def whole_programs(
             counts["dropped_empty"] += 1
             continue
         spans = [np.flatnonzero(steps == line) for line in range(1, int(steps.max()) + 1)]
-        starts, ends = [int(s[0]) for s in spans], [int(s[-1]) + 1 for s in spans]
+        line_starts, line_ends = [int(s[0]) for s in spans], [int(s[-1]) + 1 for s in spans]
         lines = tuple(
-            "".join(texts[0][a:b]).removesuffix("\n") for a, b in zip(starts, ends, strict=True)
+            "".join(texts[0][a:b]).removesuffix("\n")
+            for a, b in zip(line_starts, line_ends, strict=True)
         )
-        ended = ends[-1] == len(ids) and ids[-1] in tokenizer.eos_ids
-        head = "".join(texts[0][: starts[0]])
+        ended = line_ends[-1] == len(ids) and ids[-1] in tokenizer.eos_ids
+        head = "".join(texts[0][: line_starts[0]])
         programs.append(
-            Program(response.prompt, ids, head, lines, tuple(ends), ended, float(score), ok)
+            Program(
+                response.prompt, ids, head, lines, tuple(line_ends), ended, float(score), passes
+            )
         )
     return programs, counts
 
@@ -143,24 +147,24 @@ def policy_completer(
     policy = writer.continuing(searcher.policy.prompt_tokens + limit)
     calls = iter(range(2**31))
 
-    def begun(prefixes: list[Prefix]) -> list[tuple[dict, tuple[int, ...]]]:
-        chosen = [(programs[i], programs[i].ends[kept - 1]) for i, kept in prefixes]
-        return [(records[program.prompt], program.ids[:end]) for program, end in chosen]
+    def prefixes_of(prefixes: list[Prefix]) -> list[tuple[dict, tuple[int, ...]]]:
+        chosen = [(programs[i], programs[i].ends[lines_kept - 1]) for i, lines_kept in prefixes]
+        return [(records[program.prompt], program.ids[:end_token]) for program, end_token in chosen]
 
     def sample(prefixes: list[Prefix]) -> list[Completion]:
-        prompts = [continued(record, ids) for record, ids in begun(prefixes)]
+        prompts = [continued(record, ids) for record, ids in prefixes_of(prefixes)]
         return searcher.sample(policy, prompts, jax.random.fold_in(key, next(calls)), 1)
 
     def passes(prefixes: list[Prefix], completions: Sequence[Completion]) -> list[bool]:
-        starts = begun(prefixes)
-        whole = [
-            ((*ids, *more.ids), more.finish_reason)
-            for (_, ids), more in zip(starts, completions, strict=True)
+        starts = prefixes_of(prefixes)
+        responses = [
+            ((*ids, *completion.ids), completion.finish_reason)
+            for (_, ids), completion in zip(starts, completions, strict=True)
         ]
-        scores = searcher.score([record for record, _ in starts], whole)
+        scores = searcher.score([record for record, _ in starts], responses)
         # The policy has as many tokens for a completed program as for one of its own.
-        fits = [len(ids) <= limit and reason == "stop" for ids, reason in whole]
-        return [ok and fit for ok, fit in zip(searcher.passes(scores), fits, strict=True)]
+        fits = [len(ids) <= limit and reason == "stop" for ids, reason in responses]
+        return [passed and fit for passed, fit in zip(searcher.passes(scores), fits, strict=True)]
 
     return best_of(sample, passes, k)
 
@@ -175,7 +179,7 @@ def label_programs(
     neutral: Neutral = "zero",
     replay: bool = False,
 ) -> tuple[list[dict], dict[str, float]]:
-    """Rows of a `stepwise` file from one policy, and what they cost.
+    """Returns rows of a `stepwise` file from one policy, and metrics of them and of their cost.
 
     Programs that fail are searched by at most ceil(log2(N + 1)) probes of up to `completions`
     completions; prompts share the answers. `replay` asks every probe once more, for metrics alone.
@@ -183,20 +187,19 @@ def label_programs(
     `label_metrics`, replay/..., cost/{programs, probes, prefixes, completions, unit_test_runs,
     completions_per_s}.
     """
-    draw, complete, again = jax.random.split(key, 3)
-    programs, counts = sample_programs(searcher, records, draw, programs_per_prompt)
-    accepts = policy_completer(searcher, records, programs, complete, completions)
+    sample_key, completion_key, replay_key = jax.random.split(key, 3)
+    programs, counts = sample_programs(searcher, records, sample_key, programs_per_prompt)
+    accepts = policy_completer(searcher, records, programs, completion_key, completions)
     passed, started = [p.passed for p in programs], time.perf_counter()
     lines, problems = [p.lines for p in programs], [(p.prompt, p.head) for p in programs]
-    how = dict(passes=passed, neutral=neutral, problems=problems)
-    labels, cost = label_lines(lines, accepts, **how)
+    labels, cost = label_lines(lines, accepts, passes=passed, neutral=neutral, problems=problems)
     seconds = time.perf_counter() - started
     rows = []
-    for program, one in zip(programs, labels, strict=True):
-        row = stepwise_row(records[program.prompt], program, one.labels)
+    for program, labelled in zip(programs, labels, strict=True):
+        row = stepwise_row(records[program.prompt], program, labelled.labels)
         counts["dropped_empty"] += row is None  # nothing but comments
-        rows += [] if row is None else [{**row, "first_error": one.first_error}]
-    made = accepts.counts["completions"]
+        rows += [] if row is None else [{**row, "first_error": labelled.first_error}]
+    completion_count = accepts.counts["completions"]
     metrics = {
         **label_metrics(labels, passed),
         **{f"programs/{name}": float(value) for name, value in counts.items()},
@@ -204,12 +207,12 @@ def label_programs(
         "cost/rounds": float(cost["rounds"]),
         "cost/probes": float(cost["probes"]),
         "cost/prefixes": float(cost["asked"]),
-        "cost/completions": float(made),
-        "cost/unit_test_runs": float(counts["sampled"] + made),
-        "cost/completions_per_s": made / max(seconds, 1e-9),
+        "cost/completions": float(completion_count),
+        "cost/unit_test_runs": float(counts["sampled"] + completion_count),
+        "cost/completions_per_s": completion_count / max(seconds, 1e-9),
     }
     if replay:
-        accepts = policy_completer(searcher, records, programs, again, completions)
+        accepts = policy_completer(searcher, records, programs, replay_key, completions)
         metrics |= replay_consistency(labels, accepts)
     return rows, metrics
 
@@ -217,22 +220,22 @@ def label_programs(
 def stepwise_row(
     record: PromptRecord, program: Program, labels: Sequence[float | None]
 ) -> dict | None:
-    """A row of a `stepwise` file; None if no line has a label. A line without a label becomes the
-    beginning of the next line that has one; behind the last it is left out."""
-    steps, kept, before = [], [], program.head
+    """Returns a row of a `stepwise` file; None if no line has a label. A line without a label
+    becomes the beginning of the next line that has one; behind the last it is left out."""
+    steps, step_labels, unlabelled = [], [], program.head
     for line, label in zip(program.lines, labels, strict=True):
         if label is None:
-            before += line + "\n"
+            unlabelled += line + "\n"
             continue
-        steps.append(before + line)
-        kept.append(label)
-        before = ""
+        steps.append(unlabelled + line)
+        step_labels.append(label)
+        unlabelled = ""
     if not steps:
         return None
     return {
         **record.columns,
         "completions": steps,
-        "labels": kept,
+        "labels": step_labels,
         "ended": program.ended and labels[-1] is not None,
         "score": program.score if np.isfinite(program.score) else None,
         "index": record.index,

@@ -24,8 +24,8 @@ _NO_LIMIT = 2**30  # tokens: nothing is cut, as what was sampled fits
 
 
 def lines_of(text: str) -> list[str]:
-    """The steps of a completion: its lines, a blank one being part of the line before it. Joined
-    by newlines they are the text."""
+    """Returns the steps of a completion: its lines, a blank one being part of the line before it.
+    Joined by newlines they are the text."""
     steps: list[str] = []
     for line in text.split("\n"):
         if steps and (not line.strip() or not steps[-1].strip()):
@@ -39,13 +39,13 @@ def lines_of(text: str) -> list[str]:
 
 
 def example_row(prompts: Sequence[PromptRecord], sample: Completion) -> dict:
-    """A demonstration for SFT: prompt, completion, and its reward."""
+    """Returns a demonstration for SFT: prompt, completion, and its reward."""
     row = prompts[sample.prompt].columns
     return {**row, "completion": sample.text, "reward": sample.reward}
 
 
 def pair_row(prompts: Sequence[PromptRecord], better: Completion, worse: Completion) -> dict:
-    """A pair for preference losses and reward models."""
+    """Returns a pair for preference losses and reward models."""
     row = prompts[better.prompt].columns
     scores = {"score_chosen": better.reward, "score_rejected": worse.reward}
     return {**row, "chosen": better.text, "rejected": worse.text, **scores}
@@ -60,12 +60,14 @@ def trajectories_of(
     *,
     process_samples: int = 0,
 ) -> tuple[list[dict], dict[str, int]]:
-    """Rows of trajectories of the samples, and counts of those kept and left out. With
+    """Returns rows of trajectories of the samples, and counts of those kept and left out. With
     `process_samples` above 0, each step of a row has a pass rate over so many samples and a centred
     process score. `key` is a scalar PRNG key."""
-    rows, kept, counts = trajectory_rows(policy.tokenizer, prompts, samples)
+    rows, kept_samples, counts = trajectory_rows(policy.tokenizer, prompts, samples)
     if process_samples:
-        rates = prefix_pass_rates(policy, prompts, scorer, kept, rows, key, n=process_samples)
+        rates = prefix_pass_rates(
+            policy, prompts, scorer, kept_samples, rows, key, n=process_samples
+        )
         scores = centred_scores(rows, rates)
         rows = [
             {**row, "pass_rates": rate, "process_scores": score}
@@ -77,11 +79,11 @@ def trajectories_of(
 def trajectory_rows(
     tokenizer: Tokenizer, prompts: Sequence[PromptRecord], samples: Sequence[Completion]
 ) -> tuple[list[dict], list[Completion], dict[str, int]]:
-    """(rows of trajectories, their samples, counts). A row has completion, steps, reward,
+    """Returns (rows of trajectories, their samples, counts). A row has completion, steps, reward,
     truncated, logprobs (nats, one per token) and `group`, the number of the prompt. A failed
     reward, an empty text, and a text that does not encode to the sampled ids give no row, and
     are counted."""
-    rows, kept = [], []
+    rows, kept_samples = [], []
     counts = dict(total=len(samples), kept=0, failed=0, empty=0, encoded_otherwise=0)
     for sample in samples:
         if np.isnan(sample.reward):
@@ -103,16 +105,17 @@ def trajectory_rows(
             counts["encoded_otherwise"] += 1
             continue
         rows.append(row)
-        kept.append(sample)
+        kept_samples.append(sample)
     counts["kept"] = len(rows)
-    return rows, kept, counts
+    return rows, kept_samples, counts
 
 
 def _encoded(
     tokenizer: Tokenizer, prompts: Sequence[PromptRecord], sample: Completion, row: dict
 ) -> Trajectory | None:
-    """The row as training encodes it, its process scores 1 at every step's last token; None where
-    that is not what was sampled (forced tokens were not), or where one token ends two steps."""
+    """Returns the row as training encodes it, its process scores 1 at every step's last token; None
+    where these are not the sampled tokens (forced ones were not sampled), or where one token ends
+    two steps."""
     if np.isnan(sample.logprobs).any():
         return None
     probe = {k: v for k, v in row.items() if k not in ("completion", "logprobs")}
@@ -122,9 +125,9 @@ def _encoded(
         (item,), _ = encode_rows(records, tokenizer, "trajectories", max_tokens=_NO_LIMIT)
     except InputError:  # a chat template that rewrites the text
         return None
-    same = tuple(item.completion_ids.tolist()) == sample.ids and np.all(item.completion_mask > 0)
-    same = same and np.array_equal(item.prompt_ids, prompts[sample.prompt].token_ids)
-    return item if same and np.sum(item.process_scores > 0) == len(row["steps"]) else None
+    is_same = tuple(item.completion_ids.tolist()) == sample.ids and np.all(item.completion_mask > 0)
+    is_same = is_same and np.array_equal(item.prompt_ids, prompts[sample.prompt].token_ids)
+    return item if is_same and np.sum(item.process_scores > 0) == len(row["steps"]) else None
 
 
 # -- process scores --
@@ -140,9 +143,9 @@ def prefix_pass_rates(
     *,
     n: int,
 ) -> list[list[float]]:
-    """Pass rates [rows][steps]: the mean reward of n samples that go on from the end of every step
-    of every row; for the last step the row's own reward, as nothing follows it. Equal prefixes are
-    sampled once. `key` is a scalar PRNG key.
+    """Returns pass rates [rows][steps]: the mean reward of n samples that go on from the end of
+    every step of every row; for the last step the row's own reward, as nothing follows it. Equal
+    prefixes are sampled once. `key` is a scalar PRNG key.
 
     `samples` and `rows` are those of `trajectory_rows`. A prefix whose rewards all failed has the
     pass rate of the row's outcome.
@@ -150,21 +153,22 @@ def prefix_pass_rates(
     numbers: dict[tuple, int] = {}  # (prompt, ids of the prefix) -> its number
     prefixes = []
     for sample, row in zip(samples, rows, strict=True):
-        at = np.flatnonzero(_encoded(policy.tokenizer, prompts, sample, row).process_scores)
-        prefixes.append([(sample.prompt, sample.ids[: end + 1]) for end in at[:-1]])
+        step_ends = np.flatnonzero(_encoded(policy.tokenizer, prompts, sample, row).process_scores)
+        prefixes.append([(sample.prompt, sample.ids[: end + 1]) for end in step_ends[:-1]])
         for prefix in prefixes[-1]:
             numbers.setdefault(prefix, len(numbers))
     rates = _rates_of(policy, prompts, scorer, list(numbers), key, n)
-    out = []
-    for row, of_row in zip(rows, prefixes, strict=True):
-        own = float(row["reward"])
-        known = [rates[numbers[prefix]] for prefix in of_row]
-        out.append([own if np.isnan(rate) else rate for rate in known] + [own])
-    return out
+    pass_rates = []
+    for row, row_prefixes in zip(rows, prefixes, strict=True):
+        reward = float(row["reward"])
+        prefix_rates = [rates[numbers[prefix]] for prefix in row_prefixes]
+        pass_rates.append([reward if np.isnan(rate) else rate for rate in prefix_rates] + [reward])
+    return pass_rates
 
 
 def _rates_of(policy, prompts, scorer, prefixes: list[tuple], key, n: int) -> list[float]:
-    """The mean reward of n samples that go on from each prefix; NaN where all rewards failed."""
+    """Returns the mean reward of n samples that go on from each prefix; NaN where all rewards
+    failed."""
     if not prefixes:
         return []
     records = [continued(prompts[prompt], ids) for prompt, ids in prefixes]
@@ -175,19 +179,19 @@ def _rates_of(policy, prompts, scorer, prefixes: list[tuple], key, n: int) -> li
     samples = sample_all(policy.continuing(longest), records, n, scorer, key=key, starts=starts)
     rates = []
     for start in range(0, len(samples), n):
-        known = [s.reward for s in samples[start : start + n] if not np.isnan(s.reward)]
-        rates.append(float(np.mean(known)) if known else float("nan"))
+        rewards = [s.reward for s in samples[start : start + n] if not np.isnan(s.reward)]
+        rates.append(float(np.mean(rewards)) if rewards else float("nan"))
     return rates
 
 
 def continued(record: PromptRecord, ids: Sequence[int]) -> PromptRecord:
-    """A prompt record that ends with the beginning of a response."""
+    """Returns a prompt record that ends with the beginning of a response."""
     return dataclasses.replace(record, token_ids=np.array([*record.token_ids, *ids], np.int32))
 
 
 def centred_scores(rows: Sequence[dict], rates: Sequence[Sequence[float]]) -> list[list[float]]:
-    """DQO's process scores [rows][steps]: the pass rate of the prefix - the mean reward of the
-    prompt's rows.
+    """Returns DQO's process scores [rows][steps]: the pass rate of the prefix - the mean reward of
+    the prompt's rows.
 
     Under the policy that sampled, the pass rate of a growing prefix is a martingale that starts at
     the prompt's: every score has mean 0, so that more steps are no reward of their own.

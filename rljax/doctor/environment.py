@@ -15,7 +15,7 @@ from rljax.runs.units import human_bytes
 
 Variables = Mapping[str, str]
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
-_PLUGINS = (  # (names of a platform, modules that serve it, files that show devices, words)
+_PLUGINS = (  # (names in JAX_PLATFORMS, modules, files of devices, (devices, problem, fix))
     (
         ("gpu", "cuda"),
         ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin"),
@@ -32,76 +32,68 @@ _PLUGINS = (  # (names of a platform, modules that serve it, files that show dev
 
 
 def _platforms(env: Variables) -> list[str]:
-    """The platforms that JAX_PLATFORMS names, or its older spelling JAX_PLATFORM_NAME."""
+    """Returns the platforms that JAX_PLATFORMS names, or its older spelling JAX_PLATFORM_NAME."""
     text = env.get("JAX_PLATFORMS") or env.get("JAX_PLATFORM_NAME") or ""
-    return [part for part in text.split(",") if part]
+    return [name for name in text.split(",") if name]
 
 
-def _without_plugin(env: Variables) -> Iterator[tuple]:
-    for names, modules, devices, words in _PLUGINS:
+def _platforms_without_plugin(env: Variables) -> Iterator[tuple]:
+    """Yields (names, files of devices, (devices, problem, fix)) of the plugins that no module
+    provides."""
+    for names, modules, device_files, messages in _PLUGINS:
         own_library = "libtpu" in modules and env.get("TPU_LIBRARY_PATH")
         if not own_library and not any(map(find_spec, modules)):
-            yield names, devices, words
+            yield names, device_files, messages
 
 
-def jax_ends(env: Variables) -> Iterator[Finding]:
+def fatal_variables(env: Variables) -> Iterator[Finding]:
     """Yields findings of variables that make JAX end, whatever the machine has."""
-    for names, _, (_, lack, install) in _without_plugin(env):
+    for names, _, (_, missing, install) in _platforms_without_plugin(env):
         for name in [name for name in _platforms(env) if name in names][:1]:
-            problem = f"JAX_PLATFORMS={name}, but {lack}"
+            problem = f"JAX_PLATFORMS={name}, but {missing}"
             yield broken("platform_not_installed", problem, f"{install}, or unset JAX_PLATFORMS")
     flags = env.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("--") and not os.path.isfile(flags):
-        yield broken(
-            "xla_flags_not_flags",
-            f"XLA_FLAGS={flags!r} does not begin with --, so XLA takes it for the name of a file, "
-            "which is not there",
-            "write XLA_FLAGS='--xla_NAME=VALUE ...', or unset it",
-        )
-    for word in flags.split():
-        name, _, count = word.partition("=")
+        problem = f"XLA_FLAGS={flags!r} does not begin with --, so XLA takes it for the name of a "
+        fix = "write XLA_FLAGS='--xla_NAME=VALUE ...', or unset it"
+        yield broken("xla_flags_not_flags", f"{problem}file, which is not there", fix)
+    for flag in flags.split():
+        name, _, count = flag.partition("=")
         # XLA itself accepts 0 and -1, at which JAX ends later.
         if name == _DEVICE_COUNT and not re.fullmatch("0*[1-9][0-9]{0,8}", count):
-            yield broken(
-                "xla_flag_value_wrong",
-                f"XLA_FLAGS holds {word}, and {name} takes no such value: JAX does not start",
-                f"write {name}=1 or more, or take it out of XLA_FLAGS",
-            )
+            problem = f"XLA_FLAGS holds {flag}, and {name} takes no such value: JAX does not start"
+            fix = f"write {name}=1 or more, or take it out of XLA_FLAGS"
+            yield broken("xla_flag_value_wrong", problem, fix)
 
 
 def _proxy_for_loopback(env: Variables) -> Iterator[Finding]:
     names = [f"{kind}_proxy" for kind in ("http", "https", "all", "grpc")]
     proxies = [name for low in names for name in (low, low.upper()) if env.get(name)]
-    excepted = {"no": env.get("no_proxy") or env.get("NO_PROXY") or ""}
-    local = [
-        host
-        for host in ("localhost", "127.0.0.1")
-        if not urllib.request.proxy_bypass_environment(host, excepted)
-    ]
-    if proxies and local:
-        yield broken(
-            "proxy_for_loopback",
-            f"{proxies[0]} is used for {' and '.join(local)}, too: judges, tools and hosts on this "
-            "machine are not reached",
-            "export no_proxy=localhost,127.0.0.1,::1",
-        )
+    exceptions = {"no": env.get("no_proxy") or env.get("NO_PROXY") or ""}
+    bypasses = urllib.request.proxy_bypass_environment
+    hosts = [host for host in ("localhost", "127.0.0.1") if not bypasses(host, exceptions)]
+    if proxies and hosts:
+        problem = f"{proxies[0]} is used for {' and '.join(hosts)}, too: judges, tools and hosts "
+        fix = "export no_proxy=localhost,127.0.0.1,::1"
+        yield broken("proxy_for_loopback", f"{problem}on this machine are not reached", fix)
 
 
 def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
     """Yields findings of variables, of the cache of compiled programs, and of the room on
     the disk."""
-    yield from jax_ends(env)
-    for _, devices, (device, lack, install) in () if _platforms(env) else _without_plugin(env):
-        if any(map(glob.glob, devices)):
-            yield broken("device_not_used", f"this machine has {device}, but {lack}", install)
+    yield from fatal_variables(env)
+    for _, device_files, (device_name, missing, install) in (
+        () if _platforms(env) else _platforms_without_plugin(env)
+    ):
+        if any(map(glob.glob, device_files)):
+            yield broken(
+                "device_not_used", f"this machine has {device_name}, but {missing}", install
+            )
     yield from _proxy_for_loopback(env)
     cache = Path(Config().compilation_cache).expanduser()
     if reason := why_not_written(cache):
-        yield broken(
-            "compilation_cache_unwritable",
-            f"{cache} cannot be written: {reason}",
-            "--config.compilation_cache=A_FOLDER_OF_YOURS; else every start compiles anew",
-        )
+        fix = "--config.compilation_cache=A_FOLDER_OF_YOURS; else every start compiles anew"
+        yield broken("compilation_cache_unwritable", f"{cache} cannot be written: {reason}", fix)
     folders = {"the run folder": run or "runs", "the home folder": "~"}
     if hub := env.get("HF_HOME"):
         folders["HF_HOME"] = hub
@@ -109,11 +101,10 @@ def environment(env: Variables, disk_gb: float, run: str) -> Iterator[Finding]:
         path = Path(folder).expanduser().absolute()
         parent = next(filter(Path.is_dir, (path, *path.parents)))
         free = shutil.disk_usage(parent).free
+        text = human_bytes(free)
         if free < disk_gb * 10**9:
-            yield broken(
-                "disk_full",
-                f"{human_bytes(free)} are free for {purpose} ({parent}), less than {disk_gb:g} GB",
-                "free the disk, or use another one (run_dir, HF_HOME, compilation_cache)",
-            )
+            problem = f"{text} are free for {purpose} ({parent}), less than {disk_gb:g} GB"
+            fix = "free the disk, or use another one (run_dir, HF_HOME, compilation_cache)"
+            yield broken("disk_full", problem, fix)
         else:
-            yield fine("disk", f"{human_bytes(free)} free for {purpose}")
+            yield fine("disk", f"{text} free for {purpose}")

@@ -1,6 +1,7 @@
 """A finding of `rljax doctor`, and what its checks share."""
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
@@ -9,28 +10,18 @@ from rljax.runs.folder import try_to_write
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the result. `broken`: a run would fail, hang or be wrong; `warning`: it would be
-    slower, or could be; `fine`: a fact."""
+    """One line of the result: its name, its status, what was found, and the line that mends it."""
 
     name: str
-    status: str
+    status: str = dataclasses.field(kw_only=True)
     what: str
     fix: str = ""
 
 
-def broken(name: str, what: str, fix: str) -> Finding:
-    """Returns a finding that ends a run or makes it wrong."""
-    return Finding(name, "broken", what, fix)
-
-
-def warning(name: str, what: str, fix: str) -> Finding:
-    """Returns a finding that slows a run down, or may."""
-    return Finding(name, "warning", what, fix)
-
-
-def fine(name: str, what: str) -> Finding:
-    """Returns a finding without a fault."""
-    return Finding(name, "fine", what)
+# Findings (name, what, fix) by their status.
+broken = functools.partial(Finding, status="broken")  # a run would fail, hang or be wrong
+warning = functools.partial(Finding, status="warning")  # a run would be slower, or could be
+fine = functools.partial(Finding, status="fine")  # a fact, without a fix
 
 
 def why_not_written(folder: Path) -> str:

@@ -18,8 +18,8 @@ from rljax.errors import InputError
 from rljax.files import json_object
 
 _CALL_S = 3.0  # for one call
-_LONGEST = 4096  # bytes of a message
-_AT_ONCE = 16  # callers
+_MESSAGE_BYTES = 4096  # of the longest message
+_CALLERS = 16  # that are answered at a time
 _OPEN = "open the port between the hosts in both directions (firewall, security group)"
 
 
@@ -35,30 +35,22 @@ def hosts_network(
     except InputError as error:
         return (yield _problem("hosts_variables_wrong", error))
     if cluster is None:
-        yield broken(
-            "hosts_not_named",
-            "--hosts, and nothing says that there are several",
-            "on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476, RLJAX_HOSTS and RLJAX_HOST; "
-            "TPU VMs, srun and SkyPilot set their own",
-        )
-        return
+        fix = "on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476, RLJAX_HOSTS and RLJAX_HOST; "
+        fix += "TPU VMs, srun and SkyPilot set their own"
+        problem = "--hosts, and nothing says that there are several"
+        return (yield broken("hosts_not_named", problem, fix))
     name, _, port = cluster.coordinator.rpartition(":")
     try:
-        own_address = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)[0][
-            4
-        ][0]
+        info = socket.getaddrinfo(name.strip("[]"), int(port), proto=socket.IPPROTO_TCP)
     except (OSError, ValueError) as error:  # ValueError: a name that no server can be asked for
-        yield broken(
-            "host_unknown",
-            f"the coordinator's name {name} is not known here: {error}",
-            "give its address, or an entry in DNS or /etc/hosts",
-        )
-        return
+        problem = f"the coordinator's name {name} is not known here: {error}"
+        fix = "give its address, or an entry in DNS or /etc/hosts"
+        return (yield broken("host_unknown", problem, fix))
     try:
-        met = meet(cluster, timeout_s)
+        met_hosts = meet(cluster, timeout_s)
     except InputError as error:
         return (yield _problem("hosts_do_not_meet", error))
-    addresses = [own_address, *(line.rpartition(" ")[2] for line in met[1:])]
+    addresses = [info[0][4][0], *(line.rpartition(" ")[2] for line in met_hosts[1:])]
     yield fine("hosts", f"all {cluster.hosts} have come: {', '.join(addresses)}")
     for checked_port in dict.fromkeys((int(port), *ports)):
         yield from _both_ways(checked_port, addresses, cluster.host, timeout_s)
@@ -73,71 +65,70 @@ def _both_ways(
     port: int, addresses: Sequence[str], host: int, timeout_s: float
 ) -> Iterator[Finding]:
     # Hosts that share a machine have ports of their own, each one above that of the host before.
-    ports = [port + addresses[:k].count(addresses[k]) for k in range(len(addresses))]
-    others = {k for k in range(len(addresses)) if k != host}
+    ports = [port + addresses[:peer].count(addresses[peer]) for peer in range(len(addresses))]
+    peers = {peer for peer in range(len(addresses)) if peer != host}
     try:
         server = socket.create_server(("", ports[host]))
     except OSError as error:
-        yield broken(
-            "port_taken",
-            f"port {ports[host]} of this host cannot be listened at: {error.strerror}",
-            f"end the process that has it (ss -ltnp 'sport = :{ports[host]}'), or use another port",
-        )
-        return
+        problem = f"port {ports[host]} of this host cannot be listened at: {error.strerror}"
+        fix = f"end the process that has it (ss -ltnp 'sport = :{ports[host]}'), "
+        return (yield broken("port_taken", problem, f"{fix}or use another port"))
     callers: set[int] = set()
-    problems = dict.fromkeys(others, "")
+    problems = dict.fromkeys(peers, "")
     deadline = time.monotonic() + timeout_s
-    threading.Thread(target=_answer, args=(server, callers, host, others), daemon=True).start()
-    while time.monotonic() < deadline and (problems or callers < others):
-        for k in list(problems):
+    arguments = (server, callers, host, peers)
+    threading.Thread(target=_answer_callers, args=arguments, daemon=True).start()
+    while time.monotonic() < deadline and (problems or callers < peers):
+        for peer in list(problems):
             try:
-                _call(addresses[k], ports[k], host)
-                del problems[k]
+                _call(addresses[peer], ports[peer], host)
+                del problems[peer]
             except (OSError, ValueError) as error:
-                problems[k] = str(error) or type(error).__name__
+                problems[peer] = str(error) or type(error).__name__
         time.sleep(0.1)
     server.close()
-    for k, reason in problems.items():
-        problem = f"host {k} is not reached at {addresses[k]}:{ports[k]}: {reason}"
+    for peer, reason in problems.items():
+        problem = f"host {peer} is not reached at {addresses[peer]}:{ports[peer]}: {reason}"
         yield broken("host_unreachable", problem, _OPEN)
-    for k in sorted(others - callers):
-        problem = f"host {k} ({addresses[k]}) has not called port {ports[host]} of this host"
+    for peer in sorted(peers - callers):
+        problem = f"host {peer} ({addresses[peer]}) has not called port {ports[host]} of this host"
         yield broken("host_does_not_reach_us", f"{problem} within {timeout_s:g} s", _OPEN)
-    if not problems and callers == others:
+    if not problems and callers == peers:
         yield fine("port", f"{port}: reached and called by all other hosts")
 
 
 def _call(address: str, port: int, host: int) -> None:
     """Tells a host that this one reaches it, and waits for its answer."""
     with socket.create_connection((address, port), timeout=_CALL_S) as connection:
-        connection.sendall(json.dumps({"rljax": host}).encode() + b"\n")
-        if type(_number(connection)) is not int:
+        _send_number(connection, host)
+        if _received_number(connection) is None:
             raise ValueError("something else answers there")
 
 
-def _answer(server: socket.socket, callers: set[int], host: int, others: set[int]) -> None:
-    """Notes which of the others call, and answers them, until the server is closed."""
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+def _answer_callers(server: socket.socket, callers: set[int], host: int, peers: set[int]) -> None:
+    """Adds the peers that call to `callers`, and answers them, until the server is closed. A caller
+    that is not among the peers is ignored."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, ValueError):
+            number = _received_number(connection)
+            if number in peers:
+                _send_number(connection, host)
+                callers.add(number)
+
+    with concurrent.futures.ThreadPoolExecutor(_CALLERS) as pool, contextlib.suppress(OSError):
         while True:
-            try:
-                caller, _ = server.accept()
-            except OSError:
-                return
-            pool.submit(_hear, caller, callers, host, others)
+            pool.submit(answer, server.accept()[0])
 
 
-def _hear(caller: socket.socket, callers: set[int], host: int, others: set[int]) -> None:
-    """Answers one caller; one that is not among the other hosts is ignored."""
-    with caller, contextlib.suppress(OSError, ValueError):
-        number = _number(caller)
-        if type(number) is int and number in others:
-            caller.sendall(json.dumps({"rljax": host}).encode() + b"\n")
-            callers.add(number)
+def _send_number(connection: socket.socket, host: int) -> None:
+    connection.sendall(json.dumps({"rljax": host}).encode() + b"\n")
 
 
-def _number(connection: socket.socket):
-    """Returns the number that a caller gives as its own; anything if it is no host of the run."""
+def _received_number(connection: socket.socket) -> int | None:
+    """Returns the number that the other side gives as its own; None if it is no host of the run."""
     from rljax.hosts.rendezvous import lines
 
-    line = next(lines(connection, _LONGEST, time.monotonic() + _CALL_S), b"null")
-    return json_object(line.decode(), "a caller's word").get("rljax")
+    line = next(lines(connection, _MESSAGE_BYTES, time.monotonic() + _CALL_S), b"null")
+    number = json_object(line.decode(), "a caller's word").get("rljax")
+    return number if type(number) is int else None

@@ -36,28 +36,21 @@ def packages(env: Mapping[str, str]) -> Iterator[Finding]:
     for kind, part in itertools.product(("cuda12", "cuda13", "rocm7"), ("plugin", "pjrt")):
         name = f"jax-{kind}-{part}"
         if jaxlib and (version := version_of(name)) and version != jaxlib:
-            yield broken(
-                "plugin_of_another_version",
-                f"{name} {version} and jaxlib {jaxlib}: JAX leaves the GPUs unused",
-                f"pip install -U 'jax[{kind}]'",
-            )
+            problem = f"{name} {version} and jaxlib {jaxlib}: JAX leaves the GPUs unused"
+            yield broken("plugin_of_another_version", problem, f"pip install -U 'jax[{kind}]'")
     for file, name in hidden_libraries(env):
         yield broken("library_hidden", f"{file} hides the library {name!r}", "rename that file")
     with contextlib.suppress(PackageNotFoundError):
         dist = distribution("rljax")  # of another project, which writes into the same folder
+        # Ours had this script before it was renamed.
         if "rljax.command:main" not in {script.value for script in dist.entry_points}:
-            # as ours had, before it was renamed
-            ours = (
-                f"{DISTRIBUTION} {version}" if (version := version_of(DISTRIBUTION)) else "this one"
-            )
-            yield broken(
-                "rljax_of_another_project",
-                f"the distribution rljax {dist.version} in "
-                f"{dist.locate_file('')} is not {ours}: on the public index that name is another "
-                "project's, and both install a package that is imported as rljax",
-                f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: they "
-                "share files",
-            )
+            version = version_of(DISTRIBUTION)
+            ours = f"{DISTRIBUTION} {version}" if version else "this one"
+            problem = f"the distribution rljax {dist.version} in {dist.locate_file('')} is not "
+            problem += f"{ours}: on the public index that name is another project's, and both "
+            problem += "install a package that is imported as rljax"
+            fix = f"pip uninstall -y rljax {DISTRIBUTION}, then install {DISTRIBUTION} again: "
+            yield broken("rljax_of_another_project", problem, f"{fix}they share files")
 
 
 def version_of(name: str) -> str:
@@ -78,21 +71,15 @@ def unmet_requirements() -> Iterator[Finding]:
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         version = version_of(name)
         if not version:
-            yield broken(
-                "package_missing",
-                f"{name} is not installed, and rljax needs it",
-                f"pip install '{requirement}'",
-            )
+            problem = f"{name} is not installed, and rljax needs it"
+            yield broken("package_missing", problem, f"pip install '{requirement}'")
         elif not requirement.specifier.contains(version, prereleases=True):
-            yield broken(
-                "package_too_old",
-                f"{name} {version} is installed, and rljax needs {requirement.specifier}",
-                f"pip install -U '{requirement}'",
-            )
+            problem = f"{name} {version} is installed, and rljax needs {requirement.specifier}"
+            yield broken("package_too_old", problem, f"pip install -U '{requirement}'")
 
 
 def _required_by_us() -> list[str]:
-    """The requirements of rljax: of the checkout that is imported, else of what is installed."""
+    """Returns the requirements of the checkout that is imported, else of the installed package."""
     project = Path(rljax.__file__).parent.parent / "pyproject.toml"
     if project.is_file():
         return parse_toml(read_text(project), str(project))["project"]["dependencies"]

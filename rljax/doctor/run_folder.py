@@ -13,12 +13,9 @@ from rljax.runs.store import is_url
 def run_folder(folder: str | Path) -> Iterator[Finding]:
     """Yields findings of a local run folder."""
     if is_url(str(folder)):
-        yield warning(
-            "run_folder_of_a_url",
-            f"{folder} was not looked at: the doctor reads folders of a disk",
-            "copy the run here, or name a folder",
-        )
-        return
+        problem = f"{folder} was not looked at: the doctor reads folders of a disk"
+        fix = "copy the run here, or name a folder"
+        return (yield warning("run_folder_of_a_url", problem, fix))
     folder = Path(folder)
     reason = why_not_written(folder.absolute())
     if not reason and folder.exists():
@@ -27,37 +24,25 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
         except InputError as error:
             reason = str(error).partition(". Fix:")[0]
     if reason:
-        yield broken(
-            "run_folder_unwritable",
-            f"the run folder cannot be written: {reason}",
-            "another run_dir, or free its disk and its permissions",
-        )
-        return
+        fix = "another run_dir, or free its disk and its permissions"
+        problem = f"the run folder cannot be written: {reason}"
+        return (yield broken("run_folder_unwritable", problem, fix))
     if not folder.exists() or not any(folder.iterdir()):
-        yield fine("run_folder", f"{folder} holds no run; one can begin there")
-        return
+        return (yield fine("run_folder", f"{folder} holds no run; one can begin there"))
     if is_locked(folder):
-        yield broken(
-            "run_folder_in_use",
-            f"another process writes into {folder}",
-            "wait until it ends, end it, or choose another run_dir",
-        )
+        fix = "wait until it ends, end it, or choose another run_dir"
+        yield broken("run_folder_in_use", f"another process writes into {folder}", fix)
     config = None
     if (folder / "config.json").exists():
         try:
             config = load_config_file(str(folder / "config.json"))
         except InputError as error:
-            yield broken(
-                "run_of_another_version",
-                str(error).replace("\n", " "),
-                "use the version of rljax that made the run, or mend config.json",
-            )
+            fix = "use the version of rljax that made the run, or mend config.json"
+            yield broken("run_of_another_version", str(error).replace("\n", " "), fix)
     else:
-        yield warning(
-            "run_folder_without_run",
-            f"{folder} has no config.json: no run was looked at",
-            "name the folder of a run, as `rljax train` prints it",
-        )
+        problem = f"{folder} has no config.json: no run was looked at"
+        fix = "name the folder of a run, as `rljax train` prints it"
+        yield warning("run_folder_without_run", problem, fix)
     if (folder / "checkpoints").is_dir():
         yield from _checkpoints(folder / "checkpoints", config)
 
@@ -68,30 +53,26 @@ def _checkpoints(folder: Path, config) -> Iterator[Finding]:
 
     unfinished = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
     if unfinished and not is_locked(folder.parent):
-        yield warning(
-            "checkpoint_half_written",
-            f"a save of {folder / unfinished[0]} was killed half-way",
-            "nothing: the run removes it as it goes on",
-        )
-    saved = Checkpoints(folder)
+        problem = f"a save of {folder / unfinished[0]} was killed half-way"
+        fix = "nothing: the run removes it as it goes on"
+        yield warning("checkpoint_half_written", problem, fix)
+    checkpoints = Checkpoints(folder)
     undamaged = []
-    for step in sorted(saved.steps()):
-        if problem := saved.damage(step):
+    for step in sorted(checkpoints.steps()):
+        if damage := checkpoints.damage(step):
             outcome = f"goes on from step {undamaged[-1]}" if undamaged else "begins anew"
+            fix = f"restore a copy, or rm -r {checkpoints.path(step)}: without it the run {outcome}"
             yield broken(
-                "checkpoint_torn",
-                f"the checkpoint of step {step} is damaged: {problem}",
-                f"restore a copy, or rm -r {saved.path(step)}: without it the run {outcome}",
+                "checkpoint_torn", f"the checkpoint of step {step} is damaged: {damage}", fix
             )
         else:
             undamaged.append(step)
     if not undamaged:
         return
     yield fine("checkpoints", f"whole: {', '.join(map(str, undamaged))}")
-    recorded = saved.read_state(undamaged[-1]).get("fingerprints")
+    recorded = checkpoints.read_state(undamaged[-1]).get("fingerprints")
     if config is not None and isinstance(recorded, dict):
         try:
             check_fingerprints(recorded, {**recorded, **fingerprints(config)}, ())
         except InputError as error:
-            difference, fix = error.parts
-            yield broken("checkpoint_of_other_settings", difference, fix)
+            yield broken("checkpoint_of_other_settings", *error.parts)

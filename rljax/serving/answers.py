@@ -64,34 +64,36 @@ class Answer:
     def take(self, piece: TokenChunk) -> Delta:
         """Adds a piece to the answer and returns what it adds to its choice."""
         text = self._texts[piece.sample]
-        before = len(self._echo(piece.sample))
+        echo_length = len(self._echo(piece.sample))
         parts, offsets = [], []
         for token in piece.tokens:
             if self.request.logprobs and not self.request.chat:
-                at, part = self._offsets[piece.sample].push(token)
-                offsets.append(before + at)
+                offset, part = self._offsets[piece.sample].push(token)
+                offsets.append(echo_length + offset)
             else:
                 part = text.push(token)
             parts.append(part)
-        reason, own = None, {}
+        reason, call_fields = None, {}
         if piece.finish_reason is not None:
             parts.append(text.finish())
             self.left -= 1
             reason = REASONS[piece.finish_reason]
             if isinstance(text, CallStream):
                 reason = "tool_calls" if text.calls and reason == "stop" else reason
-                own = {"calls": text.calls, "reasoning": text.reasoning}
+                call_fields = {"calls": text.calls, "reasoning": text.reasoning}
         self.completion_tokens += len(piece.tokens)
         self._version = max(self._version, piece.version)
-        said = "".join(parts)
-        delta = Delta(piece.sample, said, piece.tokens, piece.logprobs, offsets, reason, **own)
+        text_sent = "".join(parts)
+        delta = Delta(
+            piece.sample, text_sent, piece.tokens, piece.logprobs, offsets, reason, **call_fields
+        )
         if not self.request.stream:
             self._deltas[piece.sample].append(delta)
         return delta
 
     def unsampled(self) -> list[Delta]:
-        """Ends every choice without a token; returns what each adds. For requests that only echo
-        their prompts."""
+        """Ends every choice without a token; returns the deltas. For requests that only echo their
+        prompts."""
         deltas = [Delta(i, "", [], [], [], REASONS[FinishReason.LENGTH]) for i in range(self.left)]
         self._deltas, self.left = [[delta] for delta in deltas], 0
         return deltas
@@ -99,31 +101,34 @@ class Answer:
     def sequences(self) -> list[tuple[list[int], Sampling]]:
         """Returns (the ids of prompt and response, Sampling) of every choice, once nothing
         is left."""
-        said = [self._joined(deltas) for deltas in self._deltas]
-        asked = [self.request.requests[one.choice // self.request.n] for one in said]
-        return [([*ids, *one.tokens], s) for (ids, s), one in zip(asked, said, strict=True)]
+        joined = [self._joined(deltas) for deltas in self._deltas]
+        requests = [self.request.requests[delta.choice // self.request.n] for delta in joined]
+        return [
+            ([*ids, *delta.tokens], sampling)
+            for (ids, sampling), delta in zip(requests, joined, strict=True)
+        ]
 
     def encoded(self) -> str:
         """Returns the whole answer as JSON text, once nothing is left."""
         # Piece by piece, which json.dumps would not do: it keeps all other threads waiting, and
         # log-probs of many samples are long.
-        return "".join(json.JSONEncoder().iterencode(self._whole()))
+        return "".join(json.JSONEncoder().iterencode(self._body()))
 
-    def _whole(self) -> dict:
+    def _body(self) -> dict:
         choices = [self._choice(self._joined(deltas)) for deltas in self._deltas]
-        return self._framed(choices, "chat.completion") | {"usage": self.usage()}
+        return self._with_head(choices, "chat.completion") | {"usage": self.usage()}
 
     def chunk(self, delta: Delta, *, first: bool) -> dict:
         """Returns the JSON of one server-sent chunk. `first`: it is the first chunk of
         its choice."""
-        framed = self._framed([self._choice(delta, first=first, delta=True)])
+        chunk = self._with_head([self._choice(delta, first=first, delta=True)])
         if not self.request.usage:
-            return framed
-        return framed | {"usage": self.usage() if self.request.usage == "each" else None}
+            return chunk
+        return chunk | {"usage": self.usage() if self.request.usage == "each" else None}
 
     def usage_chunk(self) -> dict:
         """Returns the JSON of the chunk that holds nothing but the counts of tokens."""
-        return self._framed([]) | {"usage": self.usage()}
+        return self._with_head([]) | {"usage": self.usage()}
 
     def usage(self) -> dict:
         """Returns the counts of tokens that were read and sampled, EOS included. A prompt counts
@@ -135,7 +140,7 @@ class Answer:
             "total_tokens": prompt + self.completion_tokens,
         }
 
-    def _framed(self, choices: list, chat_kind: str = "chat.completion.chunk") -> dict:
+    def _with_head(self, choices: list, chat_kind: str = "chat.completion.chunk") -> dict:
         kind = chat_kind if self.request.chat else "text_completion"
         version = f"version-{self._version}"
         return self._head | {"object": kind, "choices": choices, "system_fingerprint": version}
@@ -145,15 +150,20 @@ class Answer:
 
     def _joined(self, deltas: list[Delta]) -> Delta:
         lists = ("tokens", "logprobs", "offsets")
-        joined = {name: [x for one in deltas for x in getattr(one, name)] for name in lists}
-        return dataclasses.replace(deltas[-1], text="".join(one.text for one in deltas), **joined)
+        joined = {
+            name: [value for delta in deltas for value in getattr(delta, name)] for name in lists
+        }
+        return dataclasses.replace(
+            deltas[-1], text="".join(delta.text for delta in deltas), **joined
+        )
 
     def _choice(self, piece: Delta, *, first: bool = True, delta: bool = False) -> dict:
         choice = {"index": piece.choice, "finish_reason": piece.reason, "logprobs": None}
         if not self.request.chat:
             choice["text"] = (self._echo(piece.choice) if first else "") + piece.text
             if self.request.logprobs:
-                tokens, logprobs, offsets = self._of_prompt(piece.choice) if first else ([], [], [])
+                of_prompt = self._prompt_tokens(piece.choice) if first else ([], [], [])
+                tokens, logprobs, offsets = of_prompt
                 choice["logprobs"] = {
                     "tokens": [self._token(token) for token in [*tokens, *piece.tokens]],
                     "token_logprobs": [*logprobs, *piece.logprobs],
@@ -172,8 +182,8 @@ class Answer:
         if self.request.logprobs:
             choice["logprobs"] = {
                 "content": [
-                    self._chat_token(token, logprob)
-                    | {"top_logprobs": [self._chat_token(*one) for one in likeliest]}
+                    self._chat_entry(token, logprob)
+                    | {"top_logprobs": [self._chat_entry(*pair) for pair in likeliest]}
                     for token, logprob, likeliest in zip(
                         piece.tokens, piece.logprobs, self._likeliest(piece), strict=True
                     )
@@ -181,8 +191,9 @@ class Answer:
             }
         return choice
 
-    def _of_prompt(self, choice: int) -> tuple[list[int], list[float | None], list[int]]:
-        """Tokens of an echoed prompt, their log-probs and offsets; nothing predicts the first."""
+    def _prompt_tokens(self, choice: int) -> tuple[list[int], list[float | None], list[int]]:
+        """Returns the tokens of an echoed prompt, their log-probs and offsets; the first token has
+        no log-prob, because nothing predicts it."""
         if not (self.prompt_logprobs or self.request.prompt_logprobs and self.likeliest):
             return [], [], []
         prompt = choice // self.request.n
@@ -193,46 +204,49 @@ class Answer:
         return list(ids), [None, *scored[1 : len(ids)]], offsets
 
     def _likeliest(self, piece: Delta) -> list[list[tuple[int, float]]]:
-        """The likeliest (token, log-prob) at each of a piece's tokens; none where none were asked
-        for, or the prompt and the whole response are not known yet."""
+        """Returns the likeliest (token, log-prob) at each of a piece's tokens; none where none were
+        asked for, or the prompt and the whole response are not known yet."""
         if not self.likeliest:
             return [[] for _ in piece.tokens]
         return self.likeliest[piece.choice][1][-len(piece.tokens) :] if piece.tokens else []
 
     def _top_logprobs(self, piece: Delta, with_prompt: bool) -> list[dict | None] | None:
-        """{text: log-prob} at each token; a sampled one stands among them with its own number."""
+        """Returns {text: log-prob} at each token; a sampled one is among them with its own
+        log-prob."""
         if not self.likeliest:
             return None
-        of_response = [
-            self._by_text([*likeliest, (token, logprob)])
+        response_entries = [
+            self._logprobs_by_text([*likeliest, (token, logprob)])
             for token, logprob, likeliest in zip(
                 piece.tokens, piece.logprobs, self._likeliest(piece), strict=True
             )
         ]
         if not with_prompt:
-            return of_response
+            return response_entries
         scored, tops = self.likeliest[piece.choice]
         ids = self.request.requests[piece.choice // self.request.n][0]
-        of_prompt = [self._by_text([*tops[t], (ids[t], scored[t])]) for t in range(1, len(ids))]
-        return [None, *of_prompt, *of_response]
+        prompt_entries = [
+            self._logprobs_by_text([*tops[t], (ids[t], scored[t])]) for t in range(1, len(ids))
+        ]
+        return [None, *prompt_entries, *response_entries]
 
-    def _by_text(self, pairs: list[tuple[int, float]]) -> dict[str, float]:
-        """The log-probs by the tokens' texts. The last token goes by its own, as among the tokens
-        of the answer; another one with a text that is taken, or half a character, goes by
+    def _logprobs_by_text(self, pairs: list[tuple[int, float]]) -> dict[str, float]:
+        """Returns the log-probs by the tokens' texts. The last token has its own text, as among the
+        tokens of the answer; another one whose text is taken, or half a character, is called
         token_id:NUMBER."""
-        last, own = pairs[-1]
-        found, text_of_last = {}, self._token(last)
+        last_token, last_logprob = pairs[-1]
+        by_text, last_text = {}, self._token(last_token)
         for token, logprob in pairs[:-1]:
-            text = text_of_last if token == last else self._token(token)
-            taken = text in (text_of_last, *found) or HALF in text
-            name = f"token_id:{token}" if taken and token != last else text
-            found[name] = logprob
-        return found | {text_of_last: own}
+            text = last_text if token == last_token else self._token(token)
+            is_taken = text in (last_text, *by_text) or HALF in text
+            name = f"token_id:{token}" if is_taken and token != last_token else text
+            by_text[name] = logprob
+        return by_text | {last_text: last_logprob}
 
     def _token(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
-    def _chat_token(self, token: int, logprob: float) -> dict:
+    def _chat_entry(self, token: int, logprob: float) -> dict:
         raw = bytes_of(self._tokenizer, token)
         raw = None if raw is None else list(raw)
         return {"token": self._token(token), "logprob": logprob, "bytes": raw}

@@ -35,10 +35,10 @@ from rljax.serving.metrics import CONTENT_TYPE, prometheus_text
 from rljax.serving.worker import Failed, Overloaded, Ticket, TokenChunk, Worker
 
 BODY_BYTES = 4 * 2**20  # of a request
-READ_BYTES = 4 * BODY_BYTES  # who sends no more than this can read why it is refused
+READ_BYTES = 4 * BODY_BYTES  # a client that sends no more than this can read why it is refused
 HELD_BYTES = 8 * BODY_BYTES  # of all requests that are not parsed yet
 PARSERS = 4  # threads
-RETRY_S = 1  # what an overloaded server tells clients to wait
+RETRY_S = 1  # an overloaded server tells clients to wait so long
 
 
 def make_app(
@@ -71,11 +71,11 @@ def make_app(
         return await requests.respond(request, chat=True)
 
     async def models(request: Request) -> Response:
-        wanted = request.path_params.get("model")
-        if wanted not in (None, name):
+        asked_model = request.path_params.get("model")
+        if asked_model not in (None, name):
             rule, fix = f"only {name!r} is served", f"ask for /v1/models/{name}"
-            raise UnknownModel("model", value=wanted, rule=rule, fix=fix)
-        return JSONResponse(card if wanted else {"object": "list", "data": [card]})
+            raise UnknownModel("model", value=asked_model, rule=rule, fix=fix)
+        return JSONResponse(card if asked_model else {"object": "list", "data": [card]})
 
     async def health(request: Request) -> Response:
         if worker.failure is not None:
@@ -99,9 +99,11 @@ def make_app(
     ]
     middleware = [Middleware(Guard, hosts=hosts, origins=origins)]
     if origins:  # without these headers a browser keeps the answer from the page
-        ways = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
-        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **ways))
-    handlers = dict.fromkeys((*_ANSWERS, ClientDisconnect, HTTPException, Exception), _on_error)
+        cors = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **cors))
+    handlers = dict.fromkeys(
+        (*_ERROR_ANSWERS, ClientDisconnect, HTTPException, Exception), _on_error
+    )
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
@@ -130,21 +132,21 @@ def _error(status: int, message: str, kind: str, code: str | None = None) -> JSO
     return JSONResponse(error_body(message, kind, code=code), status, headers=headers)
 
 
-class _Ended(Exception):
+class _SampleFailed(Exception):
     """A sample ended without an answer: the model gave no finite logits, or decoding stopped."""
 
 
-_ANSWERS = {  # status, type and code of an error; the first kind that fits it counts
+_ERROR_ANSWERS = {  # status, type and code of an error; the first kind that fits it counts
     UnknownModel: (404, "invalid_request_error", "model_not_found"),
     InputError: (400, "invalid_request_error"),
     Overloaded: (503, "overloaded_error", "overloaded"),
     Failed: (503, "server_error"),
-    _Ended: (500, "server_error"),
+    _SampleFailed: (500, "server_error"),
 }
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    for kind, (status, *answer) in _ANSWERS.items():
+    for kind, (status, *answer) in _ERROR_ANSWERS.items():
         if isinstance(error, kind):
             return _error(status, str(error), *answer)
     if isinstance(error, ClientDisconnect):
@@ -177,40 +179,42 @@ class _Requests:
         self._images = images
         self._limits = RequestLimits(worker.sampler.engine.request_tokens, worker.room)
         self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
-        self._held = 0  # bytes of bodies
-        self._loading = threading.Lock()
+        self._held_bytes = 0  # bytes of bodies
+        self._json_lock = threading.Lock()
 
     async def respond(self, request: Request, *, chat: bool) -> Response:
-        """The answer to a request, whole or as a stream."""
+        """Returns the answer to a request, whole or as a stream."""
         async with self._body(request) as raw:
             loop = asyncio.get_running_loop()
-            answer = await loop.run_in_executor(self._parsers, self._parsed, raw, chat)
+            answer = await loop.run_in_executor(self._parsers, self._parse_body, raw, chat)
         worker, parsed = self._worker, answer.request
-        pieces, ticket = _ticket()
+        pieces, ticket = _queue_and_ticket()
         try:
             if parsed.sampled:
-                more = {} if parsed.images is None else {"images": parsed.images}
-                submitted = worker.submit(ticket, parsed.requests, parsed.n, **more)
+                image_argument = {} if parsed.images is None else {"images": parsed.images}
+                submitted = worker.submit(ticket, parsed.requests, parsed.n, **image_argument)
                 await asyncio.wrap_future(submitted)
-            beside = functools.partial(loop.run_in_executor, self._parsers)  # of decoding
+            in_parser = functools.partial(loop.run_in_executor, self._parsers)  # beside decoding
             if parsed.prompt_logprobs and not parsed.likeliest:
-                answer.prompt_logprobs = await beside(worker.prompt_logprobs, parsed.requests)
+                answer.prompt_logprobs = await in_parser(worker.prompt_logprobs, parsed.requests)
             if parsed.stream:
                 return _EventStream(_events(answer, pieces), lambda: worker.abort(ticket))
-            whole = await _until_gone(request.receive, _collect(answer, pieces, worker, beside))
+            text = await _until_disconnect(
+                request.receive, _collect(answer, pieces, worker, in_parser)
+            )
         except BaseException:
             worker.abort(ticket)
             raise
-        if whole is None:
+        if text is None:
             worker.abort(ticket)
             raise ClientDisconnect
-        return Response(whole, media_type="application/json")
+        return Response(text, media_type="application/json")
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytearray]:
         kind = request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
-            # Of what a page of another site may send unasked, this is none.
+            # A page of another site may send other types without a question, but not this one.
             rule = "must be application/json. Fix: curl -H 'content-type: application/json'"
             raise HTTPException(415, f"content-type: got {kind[:200]!r}; {rule}")
         too_long = HTTPException(413, f"the body is longer than {BODY_BYTES} bytes")
@@ -224,26 +228,27 @@ class _Requests:
                     raise too_long
                 if size <= BODY_BYTES:
                     raw += part
-                    self._held += len(part)
-                if self._held > HELD_BYTES:
+                    self._held_bytes += len(part)
+                if self._held_bytes > HELD_BYTES:
                     raise Overloaded(f"{HELD_BYTES} bytes of requests wait already; try again")
             if size > BODY_BYTES:
                 raise too_long
             yield raw
         finally:
-            self._held -= len(raw)
+            self._held_bytes -= len(raw)
 
-    def _parsed(self, raw: bytearray, chat: bool) -> Answer:
-        """The answer to a body, still empty. On a thread: a large body takes a while."""
+    def _parse_body(self, raw: bytearray, chat: bool) -> Answer:
+        """Returns the answer to a body, still empty. Called on a thread: a large body takes a
+        while."""
         try:
-            with self._loading:  # other threads wait for the end of each call, so one at a time
+            with self._json_lock:  # other threads wait for the end of each call, so one at a time
                 body = parse_json(raw, "the body")
-            served = self._tokenizer, self._name, self._limits
-            how = dict(stops=self._stops, defaults=self._defaults)
+            model_arguments = self._tokenizer, self._name, self._limits
+            options = dict(stops=self._stops, defaults=self._defaults)
             if chat:
-                parsed = read_chat(body, *served, self._calls, self._images, **how)
+                parsed = read_chat(body, *model_arguments, self._calls, self._images, **options)
             else:
-                parsed = read_completion(body, *served, **how)
+                parsed = read_completion(body, *model_arguments, **options)
         except RecursionError:
             raise InputError(
                 "request body",
@@ -253,8 +258,9 @@ class _Requests:
         return Answer(parsed, self._tokenizer, self._name)
 
 
-def _ticket() -> tuple[asyncio.Queue, Ticket]:
-    """A queue of pieces on this loop, and the ticket that fills it from the decode thread."""
+def _queue_and_ticket() -> tuple[asyncio.Queue, Ticket]:
+    """Returns a queue of pieces on this loop, and the ticket that fills it from the decode
+    thread."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue()
 
     def deliver(piece: TokenChunk) -> None:
@@ -264,37 +270,39 @@ def _ticket() -> tuple[asyncio.Queue, Ticket]:
     return pieces, Ticket(deliver)
 
 
-async def _next(pieces: asyncio.Queue) -> TokenChunk:
+async def _next_piece(pieces: asyncio.Queue) -> TokenChunk:
     piece = await pieces.get()
     if piece.finish_reason == FinishReason.ABORT:
-        raise _Ended(piece.error)
+        raise _SampleFailed(piece.error)
     return piece
 
 
-async def _collect(answer: Answer, pieces: asyncio.Queue, worker: Worker, beside: Callable) -> str:
+async def _collect(
+    answer: Answer, pieces: asyncio.Queue, worker: Worker, in_parser: Callable
+) -> str:
     if not answer.request.sampled:
         answer.unsampled()
     while answer.left:
-        answer.take(await _next(pieces))
+        answer.take(await _next_piece(pieces))
     if count := answer.request.likeliest:
-        answer.likeliest = await beside(worker.likeliest, answer.sequences(), count)
+        answer.likeliest = await in_parser(worker.likeliest, answer.sequences(), count)
     return await asyncio.to_thread(answer.encoded)
 
 
 async def _events(answer: Answer, pieces: asyncio.Queue) -> AsyncIterator[str]:
-    """The data of each server-sent event."""
-    begun = set()
+    """Yields the data of each server-sent event."""
+    begun_choices = set()
     for delta in [] if answer.request.sampled else answer.unsampled():
         yield json.dumps(answer.chunk(delta, first=True))
     try:
         while answer.left:
-            delta = answer.take(await _next(pieces))
-            first = delta.choice not in begun
+            delta = answer.take(await _next_piece(pieces))
+            is_first = delta.choice not in begun_choices
             # A piece whose text is held back sends nothing yet, unless its tokens were asked for.
-            if first or delta.text or delta.reason or answer.request.logprobs:
-                begun.add(delta.choice)
-                yield json.dumps(answer.chunk(delta, first=first))
-    except _Ended as error:
+            if is_first or delta.text or delta.reason or answer.request.logprobs:
+                begun_choices.add(delta.choice)
+                yield json.dumps(answer.chunk(delta, first=is_first))
+    except _SampleFailed as error:
         yield json.dumps(error_body(str(error), "server_error"))
         return
     if answer.request.usage:
@@ -302,14 +310,15 @@ async def _events(answer: Answer, pieces: asyncio.Queue) -> AsyncIterator[str]:
     yield "[DONE]"
 
 
-async def _gone(receive: Callable) -> None:
+async def _wait_for_disconnect(receive: Callable) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _until_gone(receive: Callable, work: Coroutine):
-    """The result of `work`, or None where the client hung up first; `work` is cancelled then."""
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+async def _until_disconnect(receive: Callable, work: Coroutine):
+    """Returns the result of `work`, or None where the client hung up first; `work` is cancelled
+    then."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -339,7 +348,7 @@ class _EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            await _until_gone(receive, write())
+            await _until_disconnect(receive, write())
         finally:
             self._close()
 

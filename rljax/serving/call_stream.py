@@ -1,6 +1,7 @@
 """The text of a response in which tool calls may stand, while its tokens come.
 
-What is content for sure is sent at once; from where a call may begin on, all waits for the end.
+Text that is certainly content is sent at once; from where a call may begin on, all waits for the
+end.
 """
 
 import json
@@ -32,12 +33,13 @@ class CallStream:
         Format.parse."""
         self._tokenizer, self._format, self._stops, self._schemas = tokenizer, form, stops, schemas
         self._begun = begun
-        self._reasons: bool | None = None  # whether the text stands within reasoning; None: unknown
-        how = dict(decode=form.decoder(tokenizer), shown=form.shown(tokenizer))
-        self._text = text_stream(tokenizer, StopStrings(stops), **how)
+        # Whether the text stands within reasoning; None: unknown.
+        self._in_reasoning: bool | None = None
+        stream_options = dict(decode=form.decoder(tokenizer), shown=form.shown(tokenizer))
+        self._text = text_stream(tokenizer, StopStrings(stops), **stream_options)
         self._tokens: list[int] = []
-        self._so_far = ""  # the text but what may become a stop string
-        self._looked = 0  # characters of it in which no reasoning ends, and no call begins
+        self._text_so_far = ""  # the text but what may become a stop string
+        self._searched = 0  # characters of it in which no reasoning ends, and no call begins
         self._sent = 0  # characters
         self.calls: list[dict] = []
         self.reasoning = ""
@@ -55,17 +57,17 @@ class CallStream:
     def push(self, token: int) -> str:
         """Takes one more token; returns the text that can be sent now."""
         self._tokens.append(token)
-        self._so_far += self._text.push(token)
+        self._text_so_far += self._text.push(token)
         if not self._format.starts:
             return ""
-        text = self._so_far
-        if self._reasons is None:
-            self._reasons = self._begins(text.lstrip())
-        if self._reasons:  # a draft is no call, and is sent as it is
-            closed = closes_reasoning(text, self._looked)
-            self._reasons = closed < 0
-            self._looked = closed if closed > 0 else max(self._looked, len(text) - LONGEST_MARK)
-        return self._send(len(text) if self._reasons else self._before_calls())
+        text = self._text_so_far
+        if self._in_reasoning is None:
+            self._in_reasoning = self._begins(text.lstrip())
+        if self._in_reasoning:  # a draft is no call, and is sent as it is
+            end = closes_reasoning(text, self._searched)
+            self._in_reasoning = end < 0
+            self._searched = end if end > 0 else max(self._searched, len(text) - LONGEST_MARK)
+        return self._send(len(text) if self._in_reasoning else self._before_calls())
 
     def _begins(self, text: str) -> bool | None:
         """Returns whether a text begins or goes on with reasoning; None where more has to come. A
@@ -80,30 +82,31 @@ class CallStream:
 
     def _before_calls(self) -> int:
         """Counts the characters of the text before what is a call, or may become one."""
-        text, starts = self._so_far, self._format.starts
-        found = [at for at in (text.find(start, self._looked) for start in starts) if at >= 0]
-        if found:
-            self._looked = min(found)
-            return self._looked
-        longest = max(map(len, starts)) - 1
-        held = (
+        text, starts = self._text_so_far, self._format.starts
+        positions = [text.find(start, self._searched) for start in starts]
+        call_starts = [position for position in positions if position >= 0]
+        if call_starts:
+            self._searched = min(call_starts)
+            return self._searched
+        longest_begun = max(map(len, starts)) - 1
+        begun_sizes = (
             size
-            for size in range(min(longest, len(text) - self._looked), 0, -1)
+            for size in range(min(longest_begun, len(text) - self._searched), 0, -1)
             if any(start.startswith(text[len(text) - size :]) for start in starts)
         )
-        self._looked = len(text) - next(held, 0)
-        return self._looked
+        self._searched = len(text) - next(begun_sizes, 0)
+        return self._searched
 
     def _send(self, end: int) -> str:
-        """Returns what was not sent of the first `end` characters, without white space at their
-        end: a call may follow, and take it away."""
-        end = self._sent + len(self._so_far[self._sent : end].rstrip())
-        new, self._sent = self._so_far[self._sent : end], end
-        return new
+        """Returns the unsent part of the first `end` characters, without white space at their end:
+        a call may follow, and take it away."""
+        end = self._sent + len(self._text_so_far[self._sent : end].rstrip())
+        piece, self._sent = self._text_so_far[self._sent : end], end
+        return piece
 
     def finish(self) -> str:
         """Ends the stream; returns the rest of the content."""
-        text = self._so_far + self._text.finish()
+        text = self._text_so_far + self._text.finish()
         if not holds_special(self._tokenizer, tuple(self._stops)):  # but end tokens, if it has any
             text = self._format.decode(self._tokenizer, self._tokens)
             text = text_before_stop(text, self._stops)

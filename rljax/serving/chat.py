@@ -36,7 +36,7 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 def answer():
-    """The environment without tools: the policy answers once."""
+    """Plays the environment without tools: the policy answers once."""
     yield None
 
 
@@ -47,7 +47,7 @@ class Chat:
     def __init__(self, policy: SavedPolicy, options: ChatOptions):
         settings, context = policy.config.environment, policy.model.config.max_tokens
         function = options.environment or settings.function
-        self._policy, self._system, self._asked = policy, options.system, 0
+        self._policy, self._system, self._questions = policy, options.system, 0
         self._component = resolve(function or f"{__name__}.answer", NAMESPACES["environment"])
         self.messages: list[dict] = []
         self.limits = EpisodeLimits(
@@ -60,15 +60,17 @@ class Chat:
             control_tokens=settings.control_tokens,
         )
         self._format = parser(self.limits.calls if function else "", policy.tokenizer)
-        most = options.max_response_tokens
-        if most is None and policy.step is None and not policy.tokenizer.has_chat_template:
-            most = TEXT_TOKENS
+        limit = options.max_response_tokens
+        if limit is None and policy.step is None and not policy.tokenizer.has_chat_template:
+            limit = TEXT_TOKENS
         defaults = defaults_of(policy, CHAT_TEMPERATURE)
-        if (given := options.temperature) is not None:
-            defaults = dataclasses.replace(defaults, temperature=given, source="--temperature")
-        sampling = policy.sampling(max_response_tokens=most)
-        self.notes = list(_notes(policy, defaults, sampling.max_response_tokens))
-        if function and self._format.name and not _tells_of_tools(policy.tokenizer):
+        if (temperature := options.temperature) is not None:
+            defaults = dataclasses.replace(
+                defaults, temperature=temperature, source="--temperature"
+            )
+        sampling = policy.sampling(max_response_tokens=limit)
+        self.notes = list(_start_notes(policy, defaults, sampling.max_response_tokens))
+        if function and self._format.name and not _writes_tools(policy.tokenizer):
             self.notes.append(
                 "the chat template tells of no tools: say in --system which there are and how they "
                 "are called"
@@ -90,10 +92,10 @@ class Chat:
             stop_ids=max(16, len(self.sampling.stop_ids)),
         )
 
-        def whole(ids):
+        def decode(ids):
             return policy.tokenizer.decode(ids, skip_special_tokens=False)
 
-        self._sampler = Sampler(engine, key=jax.random.key(options.seed), decode=whole)
+        self._sampler = Sampler(engine, key=jax.random.key(options.seed), decode=decode)
 
     def forget(self) -> None:
         """Begins the conversation anew."""
@@ -103,35 +105,35 @@ class Chat:
         """Plays one episode and yields (kind, text) while it goes: pieces of TEXT, each CALL, each
         ANSWER that is read next, and at last END with the reason. Raises InputError if a turn ends
         without an answer, as with logits that are not finite."""
-        self._asked += 1
-        episode, sample, log, turns = self._episode(question), None, 0, 0
-        said = self._asked
+        self._questions += 1
+        episode, sample, log_tokens, turns = self._episode(question), None, 0, 0
+        question_number = self._questions
         step = episode.begin()
         try:
             while not step.ended:
-                room = self.limits.max_tokens - log - len(step.ids)
-                if turns == self.limits.max_turns or room < 1:
-                    yield END, "turns" if room > 0 else "length"
+                free_tokens = self.limits.max_tokens - log_tokens - len(step.ids)
+                if turns == self.limits.max_turns or free_tokens < 1:
+                    yield END, "turns" if free_tokens > 0 else "length"
                     break
-                turn = limited_sampling(self.sampling, step, room)
+                turn = limited_sampling(self.sampling, step, free_tokens)
                 if step.new_row or sample is None:
                     self._release(sample)
-                    log = 0
-                    ids = [said + turns * 2**16]
+                    log_tokens = 0
+                    ids = [question_number + turns * 2**16]
                     (sample,) = self._sampler.submit(step.ids, turn, request_ids=ids, hold=True)
                 else:
                     self._sampler.deliver([(sample, step.ids, turn)])
-                ids = yield from self._written(sample)
-                log, turns = log + len(step.ids) + len(ids), turns + 1
+                ids = yield from self._decode_turn(sample)
+                log_tokens, turns = log_tokens + len(step.ids) + len(ids), turns + 1
                 step = episode.reply(
                     ids,
                     REASONS.get(sample.finish_reason, "stop"),
                     self.limits.max_turns - turns,
-                    self.limits.max_tokens - log,
+                    self.limits.max_tokens - log_tokens,
                 )
                 yield from ((ANSWER, message.get("content") or "") for message in step.messages)
             if step.ended:
-                yield END, _why(step)
+                yield END, _end_reason(step)
             self.messages = episode.messages or []
         finally:
             self._release(sample)
@@ -146,18 +148,18 @@ class Chat:
             ids = tokenizer.encode(self._system + question, add_special_tokens=True)
         fields = {"prompt": question, "ground_truth": "", "data_source": "chat", "extra_info": {}}
         return Episode(
-            self._asked,
+            self._questions,
             self._component,
             fields,
             tokenizer,
             self.limits,
-            seed=self._asked,
-            sample_seed=self._asked,
+            seed=self._questions,
+            sample_seed=self._questions,
             prompt_ids=ids,
             messages=messages,
         )
 
-    def _written(self, sample: Sample) -> Iterator[tuple[str, str]]:
+    def _decode_turn(self, sample: Sample) -> Iterator[tuple[str, str]]:
         """Decodes a turn and yields its text and calls; returns its ids."""
         tail = self._policy.tokenizer.decode(sample.ids[-TAIL:].tolist(), skip_special_tokens=False)
         text = CallStream(self._policy.tokenizer, self._format, (), (), beginning_of(tail))
@@ -165,9 +167,9 @@ class Chat:
         ended = False
         while not ended:
             for event in self._sampler.step(self._params):
-                new = event.sample.tokens[len(event.sample.tokens) - event.count :].tolist()
-                ids += new
-                for token in new:
+                new_ids = event.sample.tokens[len(event.sample.tokens) - event.count :].tolist()
+                ids += new_ids
+                for token in new_ids:
                     if piece := text.push(token):
                         yield TEXT, piece
                 ended = event.sample.finish_reason is not None
@@ -177,12 +179,12 @@ class Chat:
                 value=sample.error,
                 fix="ask again with fewer tokens, or restart rljax chat",
             )
-        if rest := text.finish():
-            yield TEXT, rest
+        if last_piece := text.finish():
+            yield TEXT, last_piece
         for call in text.calls:
             arguments = json.loads(call["function"]["arguments"])
-            written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-            yield CALL, f"{call['function']['name']}({written})"
+            argument_text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+            yield CALL, f"{call['function']['name']}({argument_text})"
         return ids
 
     def _release(self, sample: Sample | None) -> None:
@@ -194,7 +196,7 @@ class Chat:
             self._sampler.release(sample)
 
 
-def _tells_of_tools(tokenizer) -> bool:
+def _writes_tools(tokenizer) -> bool:
     """Returns whether the tokenizer's chat template writes the tools that it is given."""
     if not tokenizer.has_chat_template:
         return False
@@ -205,20 +207,22 @@ def _tells_of_tools(tokenizer) -> bool:
         return False
 
 
-def _notes(policy: SavedPolicy, defaults: Defaults, most: int) -> Iterator[str]:
-    """Lines that say how questions are asked."""
+def _start_notes(
+    policy: SavedPolicy, defaults: Defaults, max_response_tokens: int
+) -> Iterator[str]:
+    """Yields lines that say how questions are asked."""
     greedy = defaults.temperature == 0
     changed = "--temperature=0.7 samples" if greedy else "--temperature=0: greedy"
     yield defaults.line() + ("" if defaults.source == "--temperature" else f"; {changed}")
     if not policy.tokenizer.has_chat_template:
         yield (
             "no chat template: the model reads your text as it stands and goes on with it, for at "
-            f"most {most} tokens (--max_response_tokens)"
+            f"most {max_response_tokens} tokens (--max_response_tokens)"
         )
 
 
-def _why(step: Step) -> str:
-    """The reason why an episode has ended, and its score if the environment gives one."""
+def _end_reason(step: Step) -> str:
+    """Returns the reason why an episode has ended, and its score if the environment gives one."""
     if step.failure:
         return f"failed: {step.failure}"
     scores = ", ".join(f"{score:g}" for score in (step.outcome or {}).values())

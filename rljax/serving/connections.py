@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rljax.errors import InputError
 from rljax.serving.answers import error_body
 
-SLICE_BYTES = 16 * 1024  # of what came, parsed at a time; also the bound of unfinished headers
+SLICE_BYTES = 16 * 1024  # of received data, parsed at a time; also the bound of unfinished headers
 # Line ends of one chunked body. Each chunk costs as much as a whole read; clients send some kB in
 # each.
 CHUNK_LINES = 8192

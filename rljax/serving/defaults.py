@@ -11,9 +11,9 @@ CHAT_TEMPERATURE = 0.0  # of `rljax chat`: greedy, as transformers' generate
 API_TEMPERATURE = 1.0  # OpenAI's default, and vLLM's
 FIELDS = ("temperature", "top_k", "top_p", "min_p")
 GENERATION = "generation_config.json"
-# Fields of generation_config.json that would change the samples and are not done, with the values
-# that change nothing.
-_NOT_DONE = {
+# Fields of generation_config.json that would change the samples and are not supported, with the
+# values that change nothing.
+_NOT_SUPPORTED = {
     "repetition_penalty": (1,),
     "encoder_repetition_penalty": (1,),
     "no_repeat_ngram_size": (0,),
@@ -41,7 +41,7 @@ class Defaults:
     top_p: float = 1.0
     min_p: float = 0.0
     source: str = "the default"
-    not_done: tuple[str, ...] = ()  # what the source asks for beside them
+    not_done: tuple[str, ...] = ()  # settings of the source that are not supported
 
     def fields(self) -> dict[str, float | int]:
         """Returns {name of a field of Sampling: value}."""
@@ -49,9 +49,9 @@ class Defaults:
 
     def line(self) -> str:
         """Returns the fields in a line, without those that are off."""
-        off = vars(Defaults())
-        named = [n for n in FIELDS if n == "temperature" or getattr(self, n) != off[n]]
-        text = ", ".join(f"{name} {getattr(self, name):g}" for name in named)
+        defaults = vars(Defaults())
+        shown_names = [n for n in FIELDS if n == "temperature" or getattr(self, n) != defaults[n]]
+        text = ", ".join(f"{name} {getattr(self, name):g}" for name in shown_names)
         if not self.temperature:
             text = "temperature 0, greedy"
         text += f" ({self.source})"
@@ -63,30 +63,30 @@ def defaults_of(policy: SavedPolicy, temperature: float) -> Defaults:
     generation_config.json sets one. Raises InputError for a generation_config.json with values that
     Sampling does not accept."""
     if policy.step is not None:
-        own = {name: getattr(policy.config.sampler, name) for name in FIELDS}
-        return Defaults(**own, source="as the run sampled")
-    given = {n: v for n in FIELDS if (v := policy.generation.get(n)) is not None}
-    if given.get("top_k") == -1:  # vLLM's word for all tokens
-        del given["top_k"]
+        run_values = {name: getattr(policy.config.sampler, name) for name in FIELDS}
+        return Defaults(**run_values, source="as the run sampled")
+    values = {n: v for n in FIELDS if (v := policy.generation.get(n)) is not None}
+    if values.get("top_k") == -1:  # vLLM's word for all tokens
+        del values["top_k"]
     if policy.generation.get("do_sample") is False:  # transformers then reads none of them
-        given = {"temperature": 0.0}
-    for name, value in given.items():
+        values = {"temperature": 0.0}
+    for name, value in values.items():
         kind = int if name == "top_k" else int | float
         if isinstance(value, bool) or not isinstance(value, kind):
             fix = f"write a number, or leave {name} out"
             raise InputError(f"{GENERATION}: {name}", value=value, fix=fix)
     try:
-        Sampling(**given)
+        Sampling(**values)
     except InputError as error:
         raise error.within(f"{GENERATION}: ") from None
     not_done = tuple(
         f"{name}={value!r:.40}"
-        for name, usual in _NOT_DONE.items()
-        if (value := policy.generation.get(name)) is not None and value not in usual
+        for name, neutral in _NOT_SUPPORTED.items()
+        if (value := policy.generation.get(name)) is not None and value not in neutral
     )
-    says = f"as {GENERATION} says"
-    if policy.generation.get("do_sample") or given:
-        given = {"temperature": 1.0} | given  # what transformers samples at without another one
+    source = f"as {GENERATION} says"
+    if policy.generation.get("do_sample") or values:
+        values = {"temperature": 1.0} | values  # what transformers samples at without another one
     else:
-        given, says = {"temperature": temperature}, f"no {GENERATION} says how to sample"
-    return Defaults(**given, source=says, not_done=not_done)
+        values, source = {"temperature": temperature}, f"no {GENERATION} says how to sample"
+    return Defaults(**values, source=source, not_done=not_done)

@@ -1,7 +1,7 @@
 """Parses a request: from OpenAI's JSON to prompts and Sampling.
 
-A field that is not known, or cannot be honoured, is refused by its name: a client must not believe
-that it was obeyed.
+A field that is not known, or not supported, is refused by its name: a client must not believe that
+it had an effect.
 """
 
 import dataclasses
@@ -153,26 +153,27 @@ def _ids(value) -> list[int]:
 
 
 def _prompts(name, value) -> list[str | list]:
-    """Texts, or lists that should be of ids: `_ids` looks, once it is known that they fit."""
+    """Returns texts, or lists that should be of ids: `_ids` checks them, once it is known that they
+    fit."""
     if isinstance(value, str):
         return [read_text(name, value)]
     if not isinstance(value, list) or not value:
         fix = "send a string, a list of strings, token ids, or lists of token ids"
         refuse(name, value, fix=fix)
-    if all(isinstance(one, str) for one in value):
-        return [read_text(name, one) for one in value]
-    return value if all(isinstance(one, list) for one in value) else [value]
+    if all(isinstance(item, str) for item in value):
+        return [read_text(name, item) for item in value]
+    return value if all(isinstance(item, list) for item in value) else [value]
 
 
 # name: (value where it is absent or null, reader)
-_MORE: dict[str, tuple[object, Callable]] = {
+_EXTRA_FIELDS: dict[str, tuple[object, Callable]] = {
     "stop_token_ids": ((), _stop_token_ids),
     "logit_bias": ((), _bias),
     "ignore_eos": (False, read_flag),
 }
-_COMPLETIONS = (
+_COMPLETION_FIELDS = (
     SAMPLED
-    | _MORE
+    | _EXTRA_FIELDS
     | {
         "prompt": (None, _prompts),
         "echo": (False, read_flag),
@@ -181,9 +182,9 @@ _COMPLETIONS = (
         "add_special_tokens": (True, read_flag),
     }
 )
-_CHAT = (
+_CHAT_FIELDS = (
     CHAT
-    | _MORE
+    | _EXTRA_FIELDS
     | {
         "logprobs": (False, read_flag),
         "top_logprobs": (0, _top_logprobs),
@@ -212,7 +213,7 @@ def read_completion(
     `stops`: the stop strings of the run that is served, beside those of the request. `defaults`:
     values of fields that the request leaves out.
     """
-    fields = read_fields(body, _COMPLETIONS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS, defaults)
+    fields = read_fields(body, _COMPLETION_FIELDS, NEUTRAL | _NEUTRAL_IN_COMPLETIONS, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["prompt"] is None:
@@ -220,21 +221,21 @@ def read_completion(
     if fields["best_of"] not in (None, fields["n"]):
         rule = "no other samples than n are drawn"
         refuse("best_of", fields["best_of"], rule, fix="leave it out, or send n")
-    special = fields["add_special_tokens"]
+    add_special_tokens = fields["add_special_tokens"]
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
     limits.check("prompt", fields["prompt"], fields["n"], limit)
     prompts = [p if isinstance(p, str) else _ids(p) for p in fields["prompt"]]
     sampled = limit > 0 or not fields["echo"]
     check_limit("max_tokens", limit if sampled else 1)
     sampling = _sampling(fields, tokenizer, limit if sampled else 1)
-    requests = [(_encode(tokenizer, prompt, special), sampling) for prompt in prompts]
+    requests = [(_encode(tokenizer, prompt, add_special_tokens), sampling) for prompt in prompts]
     echo = [""] * len(requests)
     if fields["echo"]:
         echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
     likeliest = fields["logprobs"] or 0
     fields["logprobs"] = fields["logprobs"] is not None
-    more = dict(prompt_logprobs=fields["echo"] and fields["logprobs"], sampled=sampled)
-    return _parsed(False, requests, fields, likeliest, echo, **more)
+    extra = dict(prompt_logprobs=fields["echo"] and fields["logprobs"], sampled=sampled)
+    return _parsed_request(False, requests, fields, likeliest, echo, **extra)
 
 
 def read_chat(
@@ -253,13 +254,13 @@ def read_chat(
 
     `calls`: how the model writes tool calls. `reader`: how it reads images.
     """
-    fields = read_fields(body, _CHAT, NEUTRAL | NEUTRAL_IN_CHAT, defaults)
+    fields = read_fields(body, _CHAT_FIELDS, NEUTRAL | NEUTRAL_IN_CHAT, defaults)
     fields["stop"] = _with_stops(fields, stops)
     _check_model(fields, name)
     if fields["messages"] is None:
         fix = 'send "messages": [{"role": "user", "content": "..."}]'
         refuse("messages", None, "the request has none", fix=fix)
-    limit = asked = chat_limit(fields)
+    limit = asked_tokens = chat_limit(fields)
     limits.check("messages", [""], fields["n"], limit)
     tools = fields["tools"] if fields["tool_choice"] == "auto" else []
     if tools and not (calls and calls.name):
@@ -271,62 +272,62 @@ def read_chat(
     images = opened(sources, reader)
     limits.check_images(sum(reader.tokens(image) for image in images), limit)
     options["variables"] = _variables(fields["chat_template_kwargs"], tokenizer)
-    how = _next_turn(fields) or beginning(messages)
-    text = tokenizer.render_chat(messages, **how, **options)
+    turn_options = _next_turn(fields) or beginning(messages)
+    text = tokenizer.render_chat(messages, **turn_options, **options)
     if images:
         text, _ = reader.expanded(text, images)
     limits.check("messages", [text], fields["n"], limit)
     # A client may tell of its tools in a message where the template tells of none.
-    check_conversation(tokenizer, messages, text, options, needs_tools=False, **how)
-    if untold := untold_tools(tokenizer, messages, options, **how):
+    check_conversation(tokenizer, messages, text, options, needs_tools=False, **turn_options)
+    if untold := untold_tools(tokenizer, messages, options, **turn_options):
         rule = "this model's chat template writes nothing of them, and no message tells of them"
         fix = "name them in a system message that says what they do and how they are called"
         refuse("tools", untold, rule, fix=fix)
     ids = tokenizer.encode(text)
     if images:  # before their pixels are decoded
         limits.check("messages", [ids], fields["n"], limit)
-    limit = max(1, limits.tokens - len(ids)) if asked is None else asked
-    form = calls if tools or (calls and calls.channels) else None
-    sampling = _sampling(fields, tokenizer, limit, form)
+    limit = max(1, limits.tokens - len(ids)) if asked_tokens is None else asked_tokens
+    used_calls = calls if tools or (calls and calls.channels) else None
+    sampling = _sampling(fields, tokenizer, limit, used_calls)
     likeliest = fields["top_logprobs"]
     if likeliest and not fields["logprobs"]:
         refuse("top_logprobs", likeliest, fix="send logprobs=true, too, or leave it out")
     if likeliest and images:
         rule = "0 beside images: scores are of text"
         refuse("top_logprobs", likeliest, rule, fix="leave it out")
-    read = decoded(images, ids, reader)
-    begun = beginning_of(text, messages) if form else ""
-    more = dict(calls=form, tools=tools or None, images=read, begun=begun)
-    return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
+    prompt_images = decoded(images, ids, reader)
+    begun = beginning_of(text, messages) if used_calls else ""
+    extra = dict(calls=used_calls, tools=tools or None, images=prompt_images, begun=begun)
+    return _parsed_request(True, [(ids, sampling)], fields, likeliest, [""], **extra)
 
 
-def _variables(given: dict | None, tokenizer: Tokenizer) -> dict | None:
+def _variables(variables: dict | None, tokenizer: Tokenizer) -> dict | None:
     """Returns the variables of the chat template, without those that are null and have no effect.
     Raises InputError for one that it does not read."""
-    if not given:
-        return given
-    unread = [name for name in given if not tokenizer.reads_variable(name)]
-    if lost := [name for name in unread if given[name] is not None]:
+    if not variables:
+        return variables
+    unread = [name for name in variables if not tokenizer.reads_variable(name)]
+    if unread_values := [name for name in unread if variables[name] is not None]:
         rule = "the model's chat template reads no variable of this name"
-        refuse("chat_template_kwargs", lost, rule, fix="correct the name, or leave it out")
-    return {name: value for name, value in given.items() if name not in unread}
+        refuse("chat_template_kwargs", unread_values, rule, fix="correct the name, or leave it out")
+    return {name: value for name, value in variables.items() if name not in unread}
 
 
 def _next_turn(fields: dict) -> dict[str, bool]:
     """Returns the render arguments that vLLM's fields give a chat's prompt. {}: a last message
     of the assistant is continued, and behind any other one a turn is begun."""
-    begin, go_on = fields["add_generation_prompt"], fields["continue_final_message"]
-    if begin and go_on:
+    begin_turn, continue_turn = fields["add_generation_prompt"], fields["continue_final_message"]
+    if begin_turn and continue_turn:
         rule = "false beside continue_final_message: a turn is continued, or a new one begun"
         refuse("add_generation_prompt", True, rule, fix="send one of the two")
-    if begin is None and go_on is None:
+    if begin_turn is None and continue_turn is None:
         return {}
-    begin = not go_on if begin is None else begin
-    return dict(add_generation_prompt=begin, continue_final_message=bool(go_on))
+    begin_turn = not continue_turn if begin_turn is None else begin_turn
+    return dict(add_generation_prompt=begin_turn, continue_final_message=bool(continue_turn))
 
 
-def _parsed(
-    chat: bool, requests, fields: dict, likeliest: int, echo: list[str], **more
+def _parsed_request(
+    chat: bool, requests, fields: dict, likeliest: int, echo: list[str], **extra
 ) -> ParsedRequest:
     if likeliest and fields["stream"]:
         rule = "0 in a stream: others than the sampled tokens are scored when a response is whole"
@@ -342,7 +343,7 @@ def _parsed(
         likeliest,
         echo,
         fields["stop"],
-        **more,
+        **extra,
     )
 
 
@@ -360,25 +361,26 @@ def _encode(tokenizer: Tokenizer, prompt: str | list[int], special: bool) -> lis
 
 
 def _with_stops(fields: dict, stops: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings of a request and, unless it ignores ends, of the run that is served."""
+    """Returns the stop strings of a request and, unless it ignores ends, of the run that is
+    served."""
     return tuple(dict.fromkeys((*fields["stop"], *(() if fields["ignore_eos"] else stops))))
 
 
 def _sampling(
     fields: dict, tokenizer: Tokenizer, limit: int, calls: Format | None = None
 ) -> Sampling:
-    more = calls.stop_strings if calls else ()
-    ends = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
-    ends = () if fields["ignore_eos"] else ends
-    given = (*fields["stop_token_ids"], *stop_tokens(tokenizer, fields["stop"]))
+    call_stops = calls.stop_strings if calls else ()
+    end_ids = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
+    end_ids = () if fields["ignore_eos"] else end_ids
+    request_ids = (*fields["stop_token_ids"], *stop_tokens(tokenizer, fields["stop"]))
     return Sampling(
         temperature=fields["temperature"],
         top_k=fields["top_k"],
         top_p=fields["top_p"],
         min_p=fields["min_p"],
         max_response_tokens=limit,
-        stop_ids=tuple(dict.fromkeys((*ends, *given))),
-        stop_strings=(*fields["stop"], *more),
+        stop_ids=tuple(dict.fromkeys((*end_ids, *request_ids))),
+        stop_strings=(*fields["stop"], *call_stops),
         logit_bias=fields["logit_bias"],
         seed=fields["seed"],
     )

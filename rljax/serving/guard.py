@@ -43,8 +43,8 @@ class Guard:
             return f"Host: got {host[:200]!r}; not a name of this server. Fix: {fix}"
         if origin is None or "*" in self._origins:
             return None
-        own = origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
-        if own or origin.lower() in self._origins:
+        is_own_page = origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
+        if is_own_page or origin.lower() in self._origins:
             return None
         fix = "start the server with --allowed_origins"
         return f"Origin: got {origin[:200]!r}; pages of other sites are refused. Fix: {fix}"

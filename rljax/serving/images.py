@@ -29,18 +29,20 @@ def split_images(messages: object) -> tuple[object, list[Source]]:
     sources: list[Source] = []
     if not isinstance(messages, list):
         return messages, sources
-    seen = []
+    split_messages = []
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            where, user = f"messages[{number}].content", message.get("role") == "user"
-            parts = [_part(part, f"{where}[{i}]", user, sources) for i, part in enumerate(content)]
+            location, of_user = f"messages[{number}].content", message.get("role") == "user"
+            parts = [
+                _part(part, f"{location}[{i}]", of_user, sources) for i, part in enumerate(content)
+            ]
             message = {**message, "content": parts}
-        seen.append(message)
-    return seen, sources
+        split_messages.append(message)
+    return split_messages, sources
 
 
-def _part(part: object, location: str, user: bool, sources: list[Source]) -> object:
+def _part(part: object, location: str, of_user: bool, sources: list[Source]) -> object:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "image":
         raise InputError(
@@ -51,7 +53,7 @@ def _part(part: object, location: str, user: bool, sources: list[Source]) -> obj
         )
     if kind != "image_url":
         return part
-    if not user:
+    if not of_user:
         raise InputError(
             location,
             value=kind,
@@ -70,24 +72,25 @@ def _part(part: object, location: str, user: bool, sources: list[Source]) -> obj
 
 
 def _url(part: Mapping, location: str) -> str:
-    """The URL of a part, all of whose fields are known."""
-    named = part.get("image_url")
-    named = named if isinstance(named, Mapping) else {}
+    """Returns the URL of a part. Raises InputError for a field that is not known, and for anything
+    but a data URL."""
+    image_url = part.get("image_url")
+    image_url = image_url if isinstance(image_url, Mapping) else {}
     unknown = [name for name in part if name not in ("type", "image_url")]
-    unknown += [name for name in named if name not in ("url", "detail")]
+    unknown += [name for name in image_url if name not in ("url", "detail")]
     if unknown:
         rule = "not supported; known are type, image_url, and in it url"
         raise InputError(
             f"{location}: a field", value=unknown[0][:64], rule=rule, fix="leave it out"
         )
-    if named.get("detail") not in _DETAILS:
+    if image_url.get("detail") not in _DETAILS:
         raise InputError(
             f"{location}.image_url.detail",
-            value=named["detail"],
+            value=image_url["detail"],
             rule="the size of images is the model's",
             fix="leave it out, and scale the image down",
         )
-    url = named.get("url")
+    url = image_url.get("url")
     if not isinstance(url, str):
         raise InputError(
             f"{location}.image_url.url",

@@ -69,12 +69,12 @@ class ResultTokens:
 
     def get_result_at_slots(self, slots: Sequence[int]) -> SlotData:
         """Returns the tokens of N slots: tokens, valid and log_prob [N, k], lengths [N]."""
-        at = np.asarray(slots)
+        indices = np.asarray(slots)
 
         def column(pair):
-            return self.data[at, pair[0] : pair[1]]
+            return self.data[indices, pair[0] : pair[1]]
 
-        log_prob = None if self.log_prob is None else self.log_prob[at]
+        log_prob = None if self.log_prob is None else self.log_prob[indices]
         return SlotData(
             column(self.tokens_idx), column(self.valid_idx), column(self.length_idx)[:, 0], log_prob
         )
@@ -242,8 +242,8 @@ class JetStreamEngine:
                 fix="give one slot for each row",
             )
         # Always as many pairs as slots, so that this compiles once; beyond the last is dropped.
-        at, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
-        at[: len(slots)] = slots
+        targets, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
+        targets[: len(slots)] = slots
         source[: len(slots)] = np.arange(len(slots)) % rows
         keys = prefix["keys"] if rows == len(slots) else self._keys(None, len(slots))
         rules = jax.tree.map(lambda x: np.repeat(x, count, axis=0), self._rules)
@@ -252,11 +252,11 @@ class JetStreamEngine:
             [self.sampling] * count, np.full(count, -1), np.zeros(count, np.int32)
         )
         inputs = dataclasses.replace(inputs, forcing=forcing)
-        state = self.engine.insert(cache, decode_state["slots"], at, source, inputs)
-        drawn = prefix.get("drawn", 0)
+        state = self.engine.insert(cache, decode_state["slots"], targets, source, inputs)
+        drawn_tokens = prefix.get("drawn", 0)
         return {
             "slots": state,
-            "prompt": decode_state["prompt"].at[at].set(prompt - drawn, mode="drop"),
+            "prompt": decode_state["prompt"].at[targets].set(prompt - drawn_tokens, mode="drop"),
         }
 
     def generate(self, params, decode_state: dict) -> tuple[dict, ResultTokens]:
@@ -278,18 +278,18 @@ class JetStreamEngine:
                 rule="at least one token",
                 fix="give a prompt of one token or more",
             )
-        held = int(before.length[0]) + int(before.token[0] >= 0) + int(count[0])
-        if held >= self.engine.tokens:
+        total = int(before.length[0]) + int(before.token[0] >= 0) + int(count[0])
+        if total >= self.engine.tokens:
             raise InputError(
                 "tokens of a prompt",
-                value=held,
+                value=total,
                 rule=f"below {self.engine.tokens}",
                 fix="shorten the prompt, or make the engine with more tokens to a slot",
             )
         return self.engine.append(params, before, tokens, count)
 
     def _keys(self, request_id, count: int) -> np.ndarray:
-        """The keys of `count` samples [count, 2]: of a request id (a UUID), or of the next
+        """Returns the keys of `count` samples [count, 2]: of a request id (a UUID), or of the next
         numbers."""
         if request_id is None:
             keys = [jax.random.fold_in(self._root, next(self._numbers)) for _ in range(count)]
@@ -327,7 +327,7 @@ class JetStreamHeadEngine(JetStreamEngine):
         common_prefix_tokens above those that the cache of existing_prefix has read, or below them
         if a layer has a sliding window."""
         keys = self._keys(request_id, 1)
-        return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
+        return self._draw_first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
 
     def prefill_multisampling(
         self,
@@ -352,7 +352,7 @@ class JetStreamHeadEngine(JetStreamEngine):
             keys = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(root, i)))(
                 jnp.arange(num_samples)
             )
-        return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
+        return self._draw_first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
 
     def generate(self, params, decode_state: dict, sampler=None) -> tuple[dict, ResultTokens]:
         """Samples k tokens in every slot that has not ended; `decode_state` is donated."""
@@ -362,27 +362,28 @@ class JetStreamHeadEngine(JetStreamEngine):
     def free_resource(self, slot: int) -> None:
         """Does nothing: a slot's memory is allocated once."""
 
-    def _first(self, params, existing, padded_tokens, true_length, sampler, keys):
-        """Draws the first tokens in slots, as all draws are made: here of an engine with as many
+    def _draw_first(self, params, existing, padded_tokens, true_length, sampler, keys):
+        """Draws the first tokens in slots, as all draws are made: here by an engine with as many
         slots as samples."""
         _refuse(sampler)
-        before = self.engine.empty_prefix() if existing is None else self._shared(existing)
+        empty = existing is None
+        before = self.engine.empty_prefix() if empty else self._common_prefix(existing)
         read = self._read(params, before, padded_tokens, true_length)
         count = len(keys)
         engine = dataclasses.replace(self.engine, slots=count)
-        small = JetStreamEngine(engine, self._load, sampling=self.sampling)
+        sample_engine = JetStreamEngine(engine, self._load, sampling=self.sampling)
         if count > 1:
             read = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), read)
         prefix = {"cache": read, "keys": keys}
-        state = small.bulk_insert(prefix, small.init_decode_state(), range(count))
+        state = sample_engine.bulk_insert(prefix, sample_engine.init_decode_state(), range(count))
         start = _response_tokens(state["slots"], state["prompt"])
         slots, tokens, _ = engine.generate(params, state["slots"], 1)
         cache = engine.extract(slots, np.arange(count, dtype=np.int32))
-        first = _results(jax.tree.map(lambda x: x[:1], tokens), start, 1)
-        return {"cache": cache, "keys": keys, "drawn": 1}, first
+        first_tokens = _results(jax.tree.map(lambda x: x[:1], tokens), start, 1)
+        return {"cache": cache, "keys": keys, "drawn": 1}, first_tokens
 
-    def _shared(self, existing) -> Prefix:
-        """The part of JetStream's ExistingPrefix that a prompt has in common with it."""
+    def _common_prefix(self, existing) -> Prefix:
+        """Returns the part of JetStream's ExistingPrefix that a prompt has in common with it."""
         shared = len(existing.common_prefix_tokens)
         read = int(existing.cache.length[0])
         windows = any(kind.window for kind in self.engine.model.config.kinds)
@@ -417,7 +418,8 @@ def _refuse(sampler) -> None:
 
 @jax.jit
 def _inputs(cache: Prefix, keys, source, limit, rules) -> tuple[SlotInputs, jax.Array]:
-    """The state to write into the slots of rows source [M], and how many tokens each holds."""
+    """Returns the state to write into the slots of rows source [M], and the number of tokens that
+    each holds."""
     length = cache.length[source]
     keys = keys[jnp.minimum(jnp.arange(source.shape[0]), keys.shape[0] - 1)]
     limit = jnp.full(source.shape, limit, jnp.int32)
@@ -427,7 +429,7 @@ def _inputs(cache: Prefix, keys, source, limit, rules) -> tuple[SlotInputs, jax.
 
 @jax.jit
 def _response_tokens(slots: Slots, prompt) -> jax.Array:
-    """The response's length [B] with the next token of each slot."""
+    """Returns the response's length [B] with the next token of each slot."""
     return slots.length + 2 - prompt
 
 

@@ -1,4 +1,4 @@
-"""The counters of a worker in Prometheus' text format."""
+"""Counters of a worker in Prometheus' text format."""
 
 import json
 from collections.abc import Mapping

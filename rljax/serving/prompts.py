@@ -32,11 +32,15 @@ def likeliest(
     descending order), of one forward pass: if a token is the likeliest one, both numbers are the
     same. Raises InputError as `prompt_logprobs`."""
     batch = _one_row(model, ids, room)
-    best, logps, own = fetch(_likeliest(model, params, batch))
-    end = len(ids)
-    pairs = zip(best[0, :end, :count].tolist(), logps[0, :end, :count].tolist(), strict=True)
+    ids_of_best, best_logprobs, token_logprobs = fetch(_likeliest(model, params, batch))
+    length = len(ids)
+    pairs = zip(
+        ids_of_best[0, :length, :count].tolist(),
+        best_logprobs[0, :length, :count].tolist(),
+        strict=True,
+    )
     tops = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
-    return [0.0, *own[0, 1:end].tolist()], tops
+    return [0.0, *token_logprobs[0, 1:length].tolist()], tops
 
 
 def _one_row(model: Model, ids: Sequence[int], room: int) -> Batch:
@@ -75,24 +79,24 @@ def _logprobs(model: Model, params, batch: Batch):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _likeliest(model: Model, params, batch: Batch):
-    """The likeliest choices after tokens[b, :t], the first one first: ids and their log-probs
-    [B, S, MOST_LIKELIEST], and the log-prob of tokens[b, t] itself [B, S], of one log-softmax.
-    Column 0 means nothing."""
+    """Returns the likeliest choices after tokens[b, :t] in descending order: ids and their
+    log-probs [B, S, MOST_LIKELIEST], and the log-prob of tokens[b, t] itself [B, S], of one
+    log-softmax. Column 0 means nothing."""
     hidden, head = model.readout(params, batch)
     b, s = batch.tokens.shape
     size = min(LOGITS_COLUMNS, s)
-    whole = -(-s // size) * size
-    hidden = jnp.pad(hidden, ((0, 0), (0, whole - s), (0, 0)))
-    tokens = jnp.pad(batch.tokens, ((0, 0), (0, whole - s)))
+    padded = -(-s // size) * size
+    hidden = jnp.pad(hidden, ((0, 0), (0, padded - s), (0, 0)))
+    tokens = jnp.pad(batch.tokens, ((0, 0), (0, padded - s)))
 
     def columns(x):
         return x.reshape(b, -1, size, *x.shape[2:]).swapaxes(0, 1)
 
-    def some(part):
+    def likeliest_of_part(part):
         hidden, tokens = part
         logp = jax.nn.log_softmax(model.head_logits(head, hidden))
         best, ids = jax.lax.top_k(logp, min(MOST_LIKELIEST, model.config.ids))
         return ids, best, jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
 
-    out = jax.lax.map(some, (columns(hidden), columns(tokens)))
-    return tuple(x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:])[:, :s] for x in out)
+    parts = jax.lax.map(likeliest_of_part, (columns(hidden), columns(tokens)))
+    return tuple(x.swapaxes(0, 1).reshape(b, padded, *x.shape[3:])[:, :s] for x in parts)

@@ -105,8 +105,8 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
 
 def example_request(address: str, tokenizer: Tokenizer) -> str:
     """Returns a shell command that asks the server, in characters that its model knows."""
-    known = tokenizer.alphabet[:8] if isinstance(tokenizer, CharTokenizer) else "The answer is"
-    body = shlex.quote(json.dumps({"prompt": known, "max_tokens": 8}))
+    prompt = tokenizer.alphabet[:8] if isinstance(tokenizer, CharTokenizer) else "The answer is"
+    body = shlex.quote(json.dumps({"prompt": prompt, "max_tokens": 8}))
     return f"curl {address}/v1/completions -H 'content-type: application/json' -d {body}"
 
 
@@ -126,24 +126,26 @@ def serve(options: ServeOptions) -> None:
     from rljax.serving.connections import ConnectionLimits, connections_for
 
     limits = ConnectionLimits(connections=connections_for(options.slots + options.max_waiting))
-    of_hub = hub.model_name(options.model)
-    name = options.name or (of_hub.repository if of_hub else Path(options.model).resolve().name)
+    hub_model = hub.model_name(options.model)
+    name = options.name or (
+        hub_model.repository if hub_model else Path(options.model).resolve().name
+    )
     loading, worker, stop = Loading(), None, threading.Event()
     try:
         # At once, so that a port in use is an error before minutes of loading.
         with in_background(loading, options.host, options.port, limits) as address:
-            how = dict(trust_code=options.trust_code, read=unscored)
-            policy = load_policy(options.model, options.step, **how)
+            arguments = dict(trust_code=options.trust_code, read=unscored)
+            policy = load_policy(options.model, options.step, **arguments)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
             # What ends a response of the run ends one of the server.
             stops = policy.config.sampler.stop_strings
             defaults = defaults_of(policy, API_TEMPERATURE)
-            how = dict(calls=options.calls, images=policy.images, stops=stops, **guard)
-            how["defaults"] = defaults.fields()
+            arguments = dict(calls=options.calls, images=policy.images, stops=stops, **guard)
+            arguments["defaults"] = defaults.fields()
             tokenizer = policy.tokenizer
             del policy  # with its weights, where decoding has others
-            loading.app = make_app(worker, tokenizer, name, **how)
+            loading.app = make_app(worker, tokenizer, name, **arguments)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
             print(f"serving {name} at {address}/v1")

@@ -1,7 +1,7 @@
 """The text of one response while its tokens come, one at a time.
 
-Decides which part of the text may be sent already. The pieces do not depend on how the tokens came
-in dispatches, so a streamed text and a whole one are the same. A token costs the same at any
+Decides which part of the text may be sent already. The pieces do not depend on the dispatches that
+gave the tokens, so a streamed text and a whole one are the same. A token costs the same at any
 position of a response: the server's event loop does this work for every token of every client.
 """
 
@@ -29,37 +29,39 @@ class StopStrings:
         """Returns, for each stop string, how many of its characters an empty text ends with: 0."""
         return [0] * len(self.stops)
 
-    def advance(self, matched: list[int], new: str) -> int | None:
-        """Brings `matched` from the text so far to that with `new` behind it. Returns how many
-        characters before the end of `new` the first complete stop string begins, if any does."""
-        back = None
+    def advance(self, matched: list[int], added: str) -> int | None:
+        """Brings `matched` from the text so far to that with `added` behind it. Returns how many
+        characters before the end of `added` the first complete stop string begins; None if none
+        does."""
+        characters_back = None
         for i, (stop, borders) in enumerate(zip(self.stops, self._borders, strict=True)):
-            at = matched[i]
-            for index, character in enumerate(new):
-                while at and stop[at] != character:
-                    at = borders[at - 1]
-                at += stop[at] == character
-                if at == len(stop):
-                    back = max(back or 0, len(new) - index - 1 + len(stop))
+            count = matched[i]
+            for index, character in enumerate(added):
+                while count and stop[count] != character:
+                    count = borders[count - 1]
+                count += stop[count] == character
+                if count == len(stop):
+                    characters_back = max(characters_back or 0, len(added) - index - 1 + len(stop))
                     break
-            matched[i] = at
-        return back
+            matched[i] = count
+        return characters_back
 
 
 def _borders(stop: str) -> list[int]:
-    """For each beginning of `stop`: the longest shorter beginning that it also ends with (Knuth,
-    Morris and Pratt 1977)."""
-    borders, at = [0], 0
+    """Returns, for each beginning of `stop`, the length of the longest shorter beginning that it
+    also ends with (Knuth, Morris and Pratt 1977)."""
+    borders, length = [0], 0
     for character in stop[1:]:
-        while at and stop[at] != character:
-            at = borders[at - 1]
-        at += stop[at] == character
-        borders.append(at)
+        while length and stop[length] != character:
+            length = borders[length - 1]
+        length += stop[length] == character
+        borders.append(length)
     return borders
 
 
 class TextStream:
-    """Pieces that can be sent: never half a character, never what may become a stop string."""
+    """The text of a response as pieces that can be sent: never half a character, and never the
+    beginning of a possible stop string."""
 
     def __init__(
         self,
@@ -75,11 +77,11 @@ class TextStream:
         # leading space). ids[:read] are in the text; ids[start:read] are there as context.
         self._ids: list[int] = []
         self._start = self._read = 0
-        self._before = ""  # the text of ids[start:read]
-        self._held = ""
+        self._context = ""  # the text of ids[start:read]
+        self._held_text = ""
         self._shown: list[bool] = []  # of each character that is held, where some may be hidden
         self._ended = False
-        self._new: list[int] = []  # the tokens whose text was read last
+        self._new_ids: list[int] = []  # the tokens whose text was read last
         self.characters = 0  # of the text so far, held back or not
 
     @property
@@ -91,61 +93,61 @@ class TextStream:
         """Takes one more token; returns the text that can be sent now."""
         self._ids.append(token)
         window = self._decode(self._ids[self._start :])
-        new = window[len(self._before) :]
-        if new and not window.endswith(HALF):
-            self._move(len(self._ids))
+        added = window[len(self._context) :]
+        if added and not window.endswith(HALF):
+            self._move_window(len(self._ids))
         elif len(self._ids) - self._read >= HELD_TOKENS:
             # Bytes that are no text: held for ever, each token would decode all before it again.
             end = len(self._ids) - OPEN_TOKENS
-            new = self._decode(self._ids[self._start : end])[len(self._before) :]
-            if new:
-                self._move(end)
-            else:  # special tokens: no context for what comes
+            added = self._decode(self._ids[self._start : end])[len(self._context) :]
+            if added:
+                self._move_window(end)
+            else:  # special tokens: no context for the tokens that follow
                 del self._ids[self._read : end]
         else:
             return ""
-        return self._release(new, final=False)
+        return self._release(added, final=False)
 
     def finish(self) -> str:
         """Ends the stream; returns the rest of the text."""
-        new = self._decode(self._ids[self._start :])[len(self._before) :]
-        self._move(len(self._ids))
-        return self._release(new, final=True)
+        added = self._decode(self._ids[self._start :])[len(self._context) :]
+        self._move_window(len(self._ids))
+        return self._release(added, final=True)
 
-    def _move(self, read: int) -> None:
-        self._new = self._ids[self._read : read]
+    def _move_window(self, read: int) -> None:
+        self._new_ids = self._ids[self._read : read]
         self._start, self._read = self._read, read
-        self._before = self._decode(self._ids[self._start : read])
+        self._context = self._decode(self._ids[self._start : read])
 
-    def _release(self, new: str, final: bool) -> str:
-        shown = self._visible(new)
-        self.characters += sum(shown) if self._hidden else len(new)
+    def _release(self, added: str, final: bool) -> str:
+        shown = self._visible(added)
+        self.characters += sum(shown) if self._hidden else len(added)
         if self._ended:
             return ""
-        self._held += new
+        self._held_text += added
         self._shown += shown
-        back = self._stops.advance(self._matched, new)
-        self._ended = back is not None
-        size = len(self._held) - (0 if final else max(self._matched, default=0))
+        characters_back = self._stops.advance(self._matched, added)
+        self._ended = characters_back is not None
+        size = len(self._held_text) - (0 if final else max(self._matched, default=0))
         if self._ended:
-            size = len(self._held) - back
-        out, self._held = self._held[:size], self._held[size:]
+            size = len(self._held_text) - characters_back
+        released, self._held_text = self._held_text[:size], self._held_text[size:]
         if self._hidden:
             shown, self._shown = self._shown[:size], self._shown[size:]
-            out = "".join(itertools.compress(out, shown))
-        return out
+            released = "".join(itertools.compress(released, shown))
+        return released
 
-    def _visible(self, new: str) -> list[bool]:
+    def _visible(self, added: str) -> list[bool]:
         """Returns for each character of the tokens that were read last whether it is shown."""
         if not self._hidden:
             return []
-        shown, at = [True] * len(new), 0
-        for text in (self._hidden[i] for i in self._new if i in self._hidden):
-            at = new.find(text, at)
-            if at < 0:
+        shown, position = [True] * len(added), 0
+        for text in (self._hidden[i] for i in self._new_ids if i in self._hidden):
+            position = added.find(text, position)
+            if position < 0:
                 break
-            shown[at : at + len(text)] = [False] * len(text)
-            at += len(text)
+            shown[position : position + len(text)] = [False] * len(text)
+            position += len(text)
         return shown
 
 
@@ -175,31 +177,34 @@ def _begun_character(read: bytes) -> bytes:
 
 
 class Offsets:
-    """Begins of the tokens of a text, in characters. The parts of a character begin where it
+    """Offsets of the tokens of a text, in characters. The parts of a character begin where it
     does; bytes that are no text are read as the characters U+FFFD that stand for them."""
 
     def __init__(self, tokenizer: Tokenizer, text: TextStream):
         self._tokenizer, self._text = tokenizer, text
         self._characters = 0
-        self._begun = b""  # of a character that is not whole yet
+        self._begun_bytes = b""  # of a character that is not whole yet
 
     def push(self, token: int) -> tuple[int, str]:
-        """Hands a token to the text; returns where it begins, and what the text can send now."""
+        """Hands a token to the text; returns the offset where it begins, and the text that can be
+        sent now."""
         special = token in self._tokenizer.special_ids
-        new = b"" if special else bytes_of(self._tokenizer, token) or b""
-        at, read = self._characters, self._begun + new
-        if self._begun and new:  # two characters, if what was begun is none
-            at += len(read[: len(self._begun) + 1].decode(errors="replace")) - 1
-        self._begun = _begun_character(read)
-        self._characters += len(read[: len(read) - len(self._begun)].decode(errors="replace"))
-        waited = not self._text.whole
+        token_bytes = b"" if special else bytes_of(self._tokenizer, token) or b""
+        offset, read_bytes = self._characters, self._begun_bytes + token_bytes
+        if self._begun_bytes and token_bytes:  # two characters, if what was begun is none
+            offset += len(read_bytes[: len(self._begun_bytes) + 1].decode(errors="replace")) - 1
+        self._begun_bytes = _begun_character(read_bytes)
+        self._characters += len(
+            read_bytes[: len(read_bytes) - len(self._begun_bytes)].decode(errors="replace")
+        )
+        was_incomplete = not self._text.whole
         sent = self._text.push(token)
         if self._text.whole:  # the text itself is known
-            self._characters, self._begun = self._text.characters, b""
-            own = new.decode(errors="replace")
-            if waited and HALF not in own:
-                at = self._characters - len(own)
-        return at, sent
+            self._characters, self._begun_bytes = self._text.characters, b""
+            token_text = token_bytes.decode(errors="replace")
+            if was_incomplete and HALF not in token_text:
+                offset = self._characters - len(token_text)
+        return offset, sent
 
 
 def text_stream(
@@ -212,5 +217,5 @@ def text_stream(
         return TextStream(decode or tokenizer.decode, stops)
     texts = special_texts(tokenizer).items()
     hidden = {i: text for text, i in texts if i not in set(shown)}
-    whole = functools.partial(tokenizer.decode, skip_special_tokens=False)
-    return TextStream(whole, stops, hidden)
+    decode_with_special = functools.partial(tokenizer.decode, skip_special_tokens=False)
+    return TextStream(decode_with_special, stops, hidden)

@@ -92,7 +92,8 @@ class Worker:
         return self._call(lambda: self._submit(ticket, requests, n, images))
 
     def abort(self, ticket: Ticket) -> Future:
-        """Frees what a ticket still holds. It has no effect on a ticket that is done."""
+        """Frees the samples that a ticket still holds. It has no effect on a ticket that is
+        done."""
         return self._call(lambda: self._abort(ticket))
 
     def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
@@ -233,7 +234,7 @@ class Worker:
     def _swap(self, params, version: int | None, keep_cache: bool) -> int:
         version = self.version + 1 if version is None else version
         if version <= self.version:
-            # What was read under an earlier number would pass for what the new parameters read.
+            # A cache of an earlier number would pass for one that the new parameters have filled.
             raise InputError(
                 "version of the new parameters",
                 value=version,
@@ -241,25 +242,25 @@ class Worker:
                 fix=f"give {self.version + 1} or more, or None",
             )
         self._params, self.version = params, version
-        self._keep_cache &= keep_cache  # what an earlier swap asked before any dispatch stands
+        self._keep_cache &= keep_cache  # the wish of an earlier swap, before any dispatch, stands
         return version
 
     def _hand_out(self, event: Event) -> None:
         sample, count = event.sample, event.count
         ticket, index = self._tickets[id(sample)]
-        first = len(sample.tokens) - count
-        ids, logprobs = sample.tokens[first:].tolist(), sample.logprobs[first:].tolist()
+        start = len(sample.tokens) - count
+        tokens, logprobs = sample.tokens[start:].tolist(), sample.logprobs[start:].tolist()
         if sample.finish_reason is not None:
             del self._tickets[id(sample)], ticket.unfinished[index]
-        last = sample.finish_reason, sample.error
-        ticket.deliver(TokenChunk(index, ids, logprobs, self.version, *last))
+        outcome = sample.finish_reason, sample.error
+        ticket.deliver(TokenChunk(index, tokens, logprobs, self.version, *outcome))
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         for ticket, index in self._tickets.values():
-            ticket.deliver(TokenChunk(index, [], [], self.version, FinishReason.ABORT, why))
+            ticket.deliver(TokenChunk(index, [], [], self.version, FinishReason.ABORT, reason))
         self._tickets.clear()
 
 
-def _refuse(command: tuple[Future, Callable] | None, why: str) -> None:
+def _refuse(command: tuple[Future, Callable] | None, reason: str) -> None:
     if command is not None and command[0].set_running_or_notify_cancel():
-        command[0].set_exception(Failed(why))
+        command[0].set_exception(Failed(reason))

@@ -23,51 +23,57 @@ from rljax.validation.unread import unread, unread_warnings
 def validate(
     config: Config, devices: int | None = None, shipped: Config | None = None
 ) -> list[str]:
-    """All problems of the config at once, as one InputError; returns warnings. Runs before any
-    model loads. `devices`, if it is known, is how many there are; `shipped`, the config of the
-    library that this one was made from."""
+    """Returns warnings of the config; raises one InputError that lists all of its problems. Runs
+    before any model loads. `devices`: how many there are, if it is known. `shipped`: the config of
+    the library that this one was made from."""
     config = as_config(config, "validate")
-    found = _Found(config)
-    train, steps = found.sound.data.train, found.sound.steps
-    found.others.check(bool(train), "data.train", train, "is not set", "a path, or a task")
-    rule = "nothing to train: sft.steps is 0 too"
-    found.others.check(
-        steps + found.sound.sft.steps > 0, "steps", steps, rule, fix="steps=100, or sft.steps=100"
+    checked = _Checked(config)
+    train, steps = checked.sound.data.train, checked.sound.steps
+    checked.joint_problems.check(
+        bool(train), "data.train", train, "is not set", "a path, or a task"
     )
-    found.check_parts()
+    rule = "nothing to train: sft.steps is 0 too"
+    checked.joint_problems.check(
+        steps + checked.sound.sft.steps > 0, "steps", steps, rule, fix="steps=100, or sft.steps=100"
+    )
+    checked.check_parts()
     if devices is not None:
-        left = devices_left(found.sound, devices, found.others)
-        if left:
-            check_devices(found.sound, left, found.others, devices - left)
-    found.refuse()
+        mesh_devices = devices_left(checked.sound, devices, checked.joint_problems)
+        if mesh_devices:
+            check_devices(
+                checked.sound, mesh_devices, checked.joint_problems, devices - mesh_devices
+            )
+    checked.refuse()
     return [
         *unread_warnings(config, shipped),
-        *_cautions(config),
-        *_unusual(config),
+        *_task_cautions(config),
+        *_unusual_warnings(config),
         *_warnings(config),
     ]
 
 
 def validate_sizes(config: Config) -> None:
-    """validate, for those who read no data: data.train need not be set."""
-    found = _Found(as_config(config, "validate_sizes"))
-    found.check_parts()
-    found.refuse()
+    """Checks a config as `validate` does, for those who read no data: data.train need not be
+    set."""
+    checked = _Checked(as_config(config, "validate_sizes"))
+    checked.check_parts()
+    checked.refuse()
 
 
-class _Found:
-    """Problems of fields by themselves, and `others` of how they fit together. The latter are
-    looked for in `sound`, which has defaults where a value is of a wrong type or divides by 0."""
+class _Checked:
+    """A config and its problems: `field_problems` of fields by themselves, and `joint_problems` of
+    how they fit together. The latter are looked for in `sound`, which has defaults where a value is
+    of a wrong type or divides by 0."""
 
     def __init__(self, config: Config):
-        self.alone, self.others = Problems(), Problems()
-        check_types(config, self.alone)
-        self.sound = _with_defaults(config, _fields_of(self.alone))
-        self.replaced = set(_fields_of(self.alone))
+        self.field_problems, self.joint_problems = Problems(), Problems()
+        check_types(config, self.field_problems)
+        self.sound = _with_defaults(config, _fields_of(self.field_problems))
+        self.replaced = set(_fields_of(self.field_problems))
         ranges = Problems()
         check_ranges(self.sound, ranges)
-        self.alone += [p for p in ranges if not self._follows(p)]
-        sizes = {f for f in _fields_of(ranges) if f.startswith(("batch.", "mesh"))}
+        self.field_problems += [problem for problem in ranges if not self._follows(problem)]
+        sizes = {field for field in _fields_of(ranges) if field.startswith(("batch.", "mesh"))}
         self.sound = _with_defaults(self.sound, sizes)
         self.replaced |= sizes
 
@@ -77,7 +83,8 @@ class _Found:
         return field.partition(".")[0] in {name.partition(".")[0] for name in self.replaced}
 
     def check_parts(self) -> None:
-        config, problems = self.sound, self.others
+        """Adds the problems of paths, names, components and features."""
+        config, problems = self.sound, self.joint_problems
         fix = "a Hugging Face folder, or 'decoder(...)'"
         problems.check(bool(config.model), "model", config.model, "is not set", fix)
         check_paths(config, problems)
@@ -87,16 +94,19 @@ class _Found:
         check_placement(config, problems)
         if check_components(config, problems) in (*SAMPLED, ""):
             check_batch(config, problems)
-        for rule, field, value, why in violations(Parts(config)):
-            problems.check(False, field, value, why, rule.fix)
+        for rule, field, value, message in violations(Parts(config)):
+            problems.check(False, field, value, message, rule.fix)
 
     def refuse(self) -> None:
         """Raises InputError that lists everything."""
-        Problems([*self.alone, *(p for p in self.others if not self._follows(p))]).refuse()
+        Problems(
+            [*self.field_problems, *(p for p in self.joint_problems if not self._follows(p))]
+        ).refuse()
 
 
 def _check_trackers(config: Config, problems: Problems) -> None:
-    """Each tracker is a service, or a class or function of the user's that takes what one gets."""
+    """Checks that each tracker is a service, or a class or function of the user's that takes
+    (run_dir, config)."""
     for text in config.trackers:
         maker = None if text == "console" else resolve_field(problems, "trackers", text, "tracker")
         if maker is not None and len(maker.positional) != 2:
@@ -109,43 +119,43 @@ def _fields_of(problems: Iterable[str]) -> list[str]:
 
 
 def _with_defaults(config: Config, fields: Collection[str]) -> Config:
-    """The config; a copy, with the defaults in these fields, if there are any."""
+    """Returns the config; if there are `fields`, a copy with the defaults in these."""
     if not fields:
         return config
-    out, default = copy.deepcopy(config), Config()
+    copied, default = copy.deepcopy(config), Config()
     for field in fields:
         section, _, name = field.rpartition(".")
-        setattr(value_of(out, section), name, value_of(default, field))
-    return out
+        setattr(value_of(copied, section), name, value_of(default, field))
+    return copied
 
 
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
-    found, loss = [], resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
+    warnings, loss = [], resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
     reduction = resolve(algorithm.reduction, NAMESPACES["reduction"]).name
     usual = spec(loss).reduction
     if usual and reduction != usual:
-        found.append(
+        warnings.append(
             f"policy_loss={loss.name} is one value per sequence, repeated on its tokens: with "
             f"reduction={reduction!r} long sequences weigh more; the paper's is {usual}"
         )
     if spec(loss).corrects_mismatch and algorithm.correction:
         correction = resolve(algorithm.correction, NAMESPACES["correction"])
         if correction.options.get("mode") != "off":
-            found.append(
+            warnings.append(
                 f"policy_loss={algorithm.policy_loss} weighs by the sampler's log-probs itself: "
                 "algorithm.correction counts the mismatch twice"
             )
-    return found
+    return warnings
 
 
-def _cautions(config: Config) -> list[str]:
-    """Returns what the tasks of a config say of their rows."""
+def _task_cautions(config: Config) -> list[str]:
+    """Returns the cautions about their rows that the tasks of a config declare."""
     named = [text for field in DATA for text in texts_of(config, field) if not is_path(text)]
     tasks = [resolve(text, NAMESPACES["data"]) for text in named]
     return list(dict.fromkeys(filter(None, (spec(task).caution for task in tasks))))
 
 
-# Numbers that a run takes, and that are most often a slip: (fields, why, the test).
+# Numbers that a run accepts, and that are most often a slip: (fields, reason, the test).
 _UNUSUAL = (
     (
         tuple(f"{name}.clip_norm" for name in OPTIMIZERS),
@@ -170,62 +180,64 @@ _UNUSUAL = (
 )
 
 
-def _unusual(config: Config) -> list[str]:
-    unread_here = unread(config)
+def _unusual_warnings(config: Config) -> list[str]:
+    unread_names = unread(config)
     return [
-        f"{name}={value_of(config, name)!r} is unusual: {why}"
-        for names, why, is_unusual in _UNUSUAL
+        f"{name}={value_of(config, name)!r} is unusual: {reason}"
+        for names, reason, is_unusual in _UNUSUAL
         for name in names
-        if name not in unread_here and is_unusual(value_of(config, name))
+        if name not in unread_names and is_unusual(value_of(config, name))
     ]
 
 
 def _warnings(config: Config) -> list[str]:
-    found = _of_no_evaluation(config)
+    warnings = _held_out_warnings(config)
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
-        return found
+        return warnings
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
-        found.append(
+        warnings.append(
             "with sampler.top_k, top_p or min_p the importance ratios are biased; use top_k=0, "
             "top_p=1 and min_p=0 for training"
         )
     if config.algorithm.kl_in_reward > 0 and config.algorithm.kl_in_loss > 0:
-        found.append(
+        warnings.append(
             "algorithm.kl_in_reward and kl_in_loss are both on: the KL penalty counts twice"
         )
     if config.memory.reference_on_host and not (
         config.algorithm.kl_in_reward > 0 or config.algorithm.kl_in_loss > 0
     ):
-        found.append("memory.reference_on_host does nothing: without a KL there is no reference")
+        warnings.append("memory.reference_on_host does nothing: without a KL there is no reference")
     advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
-    by_parts = "reward_parts" in (reads := spec(advantage).reads) and "rewards" not in reads
-    if by_parts and (config.algorithm.reward_shaping or config.algorithm.kl_in_reward):
-        found.append(
+    reads_parts = "reward_parts" in (reads := spec(advantage).reads) and "rewards" not in reads
+    if reads_parts and (config.algorithm.reward_shaping or config.algorithm.kl_in_reward):
+        warnings.append(
             f"advantage={advantage.name} reads the parts of the reward: algorithm.reward_shaping "
             "and kl_in_reward do not reach it"
         )
-    return found + _loss_warnings(config.algorithm) + flight_warnings(config)
+    return warnings + _loss_warnings(config.algorithm) + flight_warnings(config)
 
 
-def _of_no_evaluation(config: Config) -> list[str]:
-    """Returns warnings of the fields that ask for evaluations where there are none, or only one."""
+def _held_out_warnings(config: Config) -> list[str]:
+    """Returns warnings about fields that ask for evaluations where there are none, or only one."""
     data, evaluate, best = config.data, config.evaluate, config.checkpoint.best_metric
-    found = []
+    warnings = []
     if best.removeprefix("-").startswith("eval/") and not evaluate.every_steps:
-        found.append(
+        warnings.append(
             f"checkpoint.best_metric={best!r} is measured at the end alone while "
             "evaluate.every_steps is 0, so that the last step is the best"
         )
-    asked = ["evaluate.every_steps", "evaluate.patience"]
+    fields = ["evaluate.every_steps", "evaluate.patience"]
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data in SAMPLED:
-        asked += ["evaluate.samples", "sft.stop_at_accuracy"]
+        fields += ["evaluate.samples", "sft.stop_at_accuracy"]
         held_out = not all(map(is_path, (data.train, *data.sources)))  # tasks have a test split
         unset = "neither data.test nor data.test_fraction"
     else:
         held_out = bool(evaluate.prompts_from)
         unset = "none of data.test, data.test_fraction and evaluate.prompts_from"
-    named = [name for name in asked if value_of(config, name)]
-    if named and not (held_out or data.test or data.test_fraction):
-        does = "do nothing" if len(named) > 1 else "does nothing"
-        found.append(f"{unset} is set, so nothing is held out: {' and '.join(named)} {does}")
-    return found
+    set_fields = [name for name in fields if value_of(config, name)]
+    if set_fields and not (held_out or data.test or data.test_fraction):
+        verb = "do nothing" if len(set_fields) > 1 else "does nothing"
+        warnings.append(
+            f"{unset} is set, so nothing is held out: {' and '.join(set_fields)} {verb}"
+        )
+    return warnings

@@ -1,5 +1,5 @@
-"""Samples in flight (rollouts.max_staleness above 0): their settings, and what learns from old
-tokens as if they were new."""
+"""Checks of samples in flight (rollouts.max_staleness above 0): their settings, and losses that
+learn from old tokens as if they were new."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
@@ -10,12 +10,12 @@ from rljax.rollout.flight import Clock
 
 
 def check_flight_ranges(config: Config, problems: Problems) -> None:
-    """The settings of samples in flight, each by itself."""
+    """Checks the settings of samples in flight, each by itself."""
     settings = config.rollouts
-    most = settings.max_staleness
-    if most > 0:
-        rule = f"how many steps' prompts begin before their step: from 0 to max_staleness, {most}"
-        fits = -1 <= settings.ahead <= most
+    limit = settings.max_staleness
+    if limit > 0:
+        rule = f"how many steps' prompts begin before their step: from 0 to max_staleness, {limit}"
+        fits = -1 <= settings.ahead <= limit
         problems.check(fits, "rollouts.ahead", settings.ahead, rule, "-1: half of max_staleness")
     try:
         Clock.parsed(settings.clock)
@@ -24,18 +24,18 @@ def check_flight_ranges(config: Config, problems: Problems) -> None:
 
 
 def flight_warnings(config: Config) -> list[str]:
-    """Returns warnings of a run in flight before it begins."""
+    """Returns the warnings about samples in flight that a run gives before it begins."""
     settings = config.rollouts
     if not settings.max_staleness:
         return []
-    found = []
+    warnings = []
     if settings.ahead == 0:
-        found.append(
+        warnings.append(
             "rollouts.ahead=0: no prompt begins before its step, so rollouts.max_staleness="
             f"{settings.max_staleness} changes nothing"
         )
-    if not _weighs_old_tokens(config):
-        found.append(
+    if not _accounts_for_old_tokens(config):
+        warnings.append(
             f"rollouts.max_staleness={settings.max_staleness}, and neither "
             f"policy_loss={config.algorithm.policy_loss!r} nor a correction weighs what older "
             "weights sampled: without a weight training collapses within hundreds of steps, with "
@@ -43,18 +43,18 @@ def flight_warnings(config: Config) -> list[str]:
             "algorithm.correction=\"rollout_correction(level='token', upper=2.0)\", "
             "policy_loss='decoupled_ppo()', or \"cispo(behaviour='sampler')\""
         )
-    return found
+    return warnings
 
 
-def _weighs_old_tokens(config: Config) -> bool:
-    """Returns whether what is learned from a token depends on the log-prob with which it was drawn,
-    or the samples may be any policy's: pairs that are compared, and texts that a teacher reads,
-    too."""
+def _accounts_for_old_tokens(config: Config) -> bool:
+    """Returns whether the weight of a token in the loss depends on the log-prob with which it was
+    drawn, or the samples may come from any policy, as pairs that are compared and texts that a
+    teacher reads may."""
     algorithm, dataflow = config.algorithm, resolve(config.dataflow, NAMESPACES["dataflow"])
     loss = resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
-    anyones = spec(dataflow).compares_samples or spec(dataflow).data != "rollouts"
+    of_any_policy = spec(dataflow).compares_samples or spec(dataflow).data != "rollouts"
     weighs = "sampler_logprobs" in spec(loss).reads or algorithm.old_logprobs == "sampler"
-    if anyones or weighs:
+    if of_any_policy or weighs:
         return True
     if not algorithm.correction:
         return False

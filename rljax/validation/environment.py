@@ -1,4 +1,5 @@
-"""The environment of a config: it can be called, and rows and limits fit its episodes."""
+"""Checks of the environment of a config: it can be called, and rows and limits fit its
+episodes."""
 
 import inspect
 
@@ -11,9 +12,9 @@ from rljax.validation.problems import resolve_field, resolved
 
 
 def check_environment(config: Config, problems: Problems, collect: Component | None) -> None:
-    """A generator function that its rows can call, limits that fit, and whole trees of episodes
-    where the rollout plays such."""
-    own, text = config.environment, config.environment.function
+    """Checks that the environment is a generator function, that rows and limits fit its episodes,
+    and that rows are whole trees of episodes where the rollout plays trees."""
+    settings, text = config.environment, config.environment.function
     if not text:
         return
     component = resolve_field(problems, "environment.function", text, "environment")
@@ -27,22 +28,22 @@ def check_environment(config: Config, problems: Problems, collect: Component | N
     _check_rows(config, problems, seats)
     if collect is not None and spec(collect).tree is not None:
         _check_tree(config, problems, spec(collect).tree, len(seats))
-    prompt, columns = config.data.max_prompt_tokens, row_tokens(config)
-    rule = f"an episode begins with up to data.max_prompt_tokens={prompt} tokens"
+    prompt_tokens, max_tokens = config.data.max_prompt_tokens, row_tokens(config)
+    rule = f"an episode begins with up to data.max_prompt_tokens={prompt_tokens} tokens"
     problems.check(
-        columns > prompt,
+        max_tokens > prompt_tokens,
         "environment.max_tokens",
-        own.max_tokens,
+        settings.max_tokens,
         rule,
-        fix=f"environment.max_tokens={2 * prompt}, or a smaller data.max_prompt_tokens",
+        fix=f"environment.max_tokens={2 * prompt_tokens}, or a smaller data.max_prompt_tokens",
     )
 
 
 def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> None:
-    """A prompt's rows are whole episodes, as many as are compared."""
-    own, samples = config.environment, config.batch.samples_per_prompt
-    rows = len(seats) * own.max_rows
-    rule = f"an episode takes {len(seats)} seats x {own.max_rows} rows"
+    """Checks that a prompt's rows are whole episodes, two or more where they are compared."""
+    settings, samples = config.environment, config.batch.samples_per_prompt
+    rows = len(seats) * settings.max_rows
+    rule = f"an episode takes {len(seats)} seats x {settings.max_rows} rows"
     field = "batch.samples_per_prompt"
     problems.check(samples % rows == 0, field, samples, rule, f"a multiple of {rows}")
     advantage = resolved(config.algorithm.advantage, "advantage")
@@ -52,17 +53,17 @@ def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> N
 
 
 def _check_tree(config: Config, problems: Problems, tree: TurnTree, seats: int) -> None:
-    """Episodes have turns to branch at, and a prompt's rows are whole trees."""
-    own = config.environment
-    rule = f"episodes branch after turn {tree.at[-1]}, and end after {own.max_turns} turns"
+    """Checks that episodes have turns to branch at, and that a prompt's rows are whole trees."""
+    settings = config.environment
+    rule = f"episodes branch after turn {tree.at[-1]}, and end after {settings.max_turns} turns"
     problems.check(
-        tree.at[-1] < own.max_turns,
+        tree.at[-1] < settings.max_turns,
         "environment.max_turns",
-        own.max_turns,
+        settings.max_turns,
         rule,
         fix=f"environment.max_turns={tree.at[-1] + 1}, or an earlier turn in turn_tree(at=...)",
     )
-    samples, unit = config.batch.samples_per_prompt, tree.nodes * seats * own.max_rows
+    samples, unit = config.batch.samples_per_prompt, tree.nodes * seats * settings.max_rows
     rule = f"a multiple of {unit}: a root of a turn_tree has {tree.nodes} nodes"
     problems.check(
         samples % unit == 0,

@@ -18,7 +18,7 @@ MOST_LR = 10.0
 
 
 def check_ranges(config: Config, problems: Problems) -> None:
-    """Rules of the fields by themselves, and of those that depend on a few others."""
+    """Checks the fields by themselves, and the rules that join a few of them."""
     check_fields(config, problems)
     temperature = config.sampler.temperature
     problems.check(
@@ -44,7 +44,7 @@ def check_ranges(config: Config, problems: Problems) -> None:
 
 
 def _check_prompt_rules(config: Config, problems: Problems) -> None:
-    """Mixtures, held-out rows and streams."""
+    """Checks mixtures, held-out rows and streams."""
     data = config.data
     fraction, files = data.test_fraction, [s for s in (data.train, *data.sources) if is_path(s)]
     rule, fix = "data.test names the held-out rows already", "data.test=''"
@@ -69,15 +69,15 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
 
 
 def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str) -> None:
-    """The two components, and that they read every field that is set."""
+    """Checks the optimizer and its schedule, and that they read every field that is set."""
     rule = f"a learning rate is at most {MOST_LR:g}"
     problems.check(optimizer.lr <= MOST_LR, f"{prefix}.lr", optimizer.lr, rule, f"{prefix}.lr=1e-6")
-    rule = resolve_field(problems, f"{prefix}.name", optimizer.name, "optimizer")
+    update_rule = resolve_field(problems, f"{prefix}.name", optimizer.name, "optimizer")
     schedule = resolve_field(problems, f"{prefix}.schedule", optimizer.schedule, "schedule")
-    if rule is not None:
-        _check_read(optimizer, rule, problems, prefix)
-        fields = handed(rule, rule_fields(optimizer))
-        _check_call(problems, f"{prefix}.name", rule, (None,), fields)
+    if update_rule is not None:
+        _check_read(optimizer, update_rule, problems, prefix)
+        fields = handed(update_rule, rule_fields(optimizer))
+        _check_call(problems, f"{prefix}.name", update_rule, (None,), fields)
     if schedule is not None:
         fields = handed(schedule, {"lr": None, "steps": None})
         _check_call(problems, f"{prefix}.schedule", schedule, (), fields)
@@ -99,23 +99,23 @@ def _check_call(problems: Problems, field: str, component: Component, args, fiel
         problems.check(False, field, component.text, f"cannot be called: {error}", fix)
 
 
-def _check_read(optimizer, rule: Component, problems: Problems, prefix: str) -> None:
-    """The optimizer reads every field that was set, and none that its text sets too."""
+def _check_read(optimizer, update_rule: Component, problems: Problems, prefix: str) -> None:
+    """Checks that the optimizer reads every field that was set, and none that its text sets too."""
     defaults = rule_fields(OptimizerConfig())
     for name, value in rule_fields(optimizer).items():
         unset = defaults[name]
         if value == unset:
             continue
-        if name in rule.options:
-            text, fix = f"{prefix}.name={rule.text!r} sets it too", f"leave the field at {unset}"
-        elif name in rule.positional:
+        if name in update_rule.positional and name not in update_rule.options:
             continue
+        optimizer_text = f"{prefix}.name={update_rule.text!r}"
+        if name in update_rule.options:
+            rule, fix = f"{optimizer_text} sets it too", f"leave the field at {unset}"
         else:
-            text = f"{prefix}.name={rule.text!r} does not read it"
-            fix = f"{prefix}.{name}={unset}"
-            if name in rule.parameters:
-                fix = f"{fix}, and {prefix}.name='{rule.name}({name}={value})'"
-        problems.check(False, f"{prefix}.{name}", value, text, fix)
+            rule, fix = f"{optimizer_text} does not read it", f"{prefix}.{name}={unset}"
+            if name in update_rule.parameters:
+                fix = f"{fix}, and {prefix}.name='{update_rule.name}({name}={value})'"
+        problems.check(False, f"{prefix}.{name}", value, rule, fix)
 
 
 def _check_mesh(config: Config, problems: Problems) -> None:
@@ -143,28 +143,30 @@ def _check_mesh(config: Config, problems: Problems) -> None:
 
 
 def check_devices(config: Config, devices: int, problems: Problems, apart: int = 0) -> None:
-    """The mesh has as many devices as there are, `apart` from those of placed roles."""
+    """Checks that the mesh has as many devices as there are. `apart`: the number of further devices
+    that placed roles, or sampling, have."""
     sizes = config.mesh.sizes()
-    known = math.prod(size for size in sizes.values() if size > 0)
+    fixed = math.prod(size for size in sizes.values() if size > 0)
     unset = -1 in sizes.values()
-    fits = devices % known == 0 if unset else devices == known
-    there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
+    fits = devices % fixed == 0 if unset else devices == fixed
+    available = f"{devices} device{'s are' if devices > 1 else ' is'} there"
     group = "that sample" if config.rollouts.sampler_devices else "of config.placement"
-    there += f", beside {apart} {group}" * bool(apart)
-    rule = f"needs {known} devices{' or a multiple of that' if unset else ''}, and {there}"
+    available += f", beside {apart} {group}" * bool(apart)
+    rule = f"needs {fixed} devices{' or a multiple of that' if unset else ''}, and {available}"
     fix = "sizes whose product is the number of devices; one may be -1 = what is left"
     problems.check(fits, "mesh", sizes, rule, fix)
 
 
-def _divisors_near(n: int, wanted: int) -> str:
-    small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
-    divisors = {*small, *(n // d for d in small)}
-    near = sorted(divisors, key=lambda d: abs(d - wanted))[:3]
-    return " or ".join(str(d) for d in sorted(near))
+def _divisors_near(n: int, target: int) -> str:
+    small_divisors = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
+    divisors = {*small_divisors, *(n // d for d in small_divisors)}
+    nearest = sorted(divisors, key=lambda d: abs(d - target))[:3]
+    return " or ".join(str(d) for d in sorted(nearest))
 
 
 def _parts_of_row(config: Config) -> tuple[str, str]:
-    """(the fields that make up a row, the one that most of its tokens come from), with values."""
+    """Returns (the fields that make up a row, the one that most of its tokens come from), with
+    their values."""
     if config.environment.function:
         longest = f"environment.max_tokens={config.environment.max_tokens}"
         return "environment.max_tokens, or all turns", longest
@@ -178,7 +180,7 @@ def check_batch(config: Config, problems: Problems) -> None:
     """Adds a problem for each size of a step that does not divide, or is smaller than a row."""
     batch = config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt
-    made = (
+    sequences = (
         f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
         f"{rows} sequences per step"
     )
@@ -187,15 +189,15 @@ def check_batch(config: Config, problems: Problems) -> None:
         rows % step == 0,
         "batch.sequences_per_optimizer_step",
         step,
-        f"must divide {made}",
+        f"must divide {sequences}",
         f"{_divisors_near(rows, step)}; {rows} = one optimizer step per epoch",
     )
-    whole, longest = _parts_of_row(config)
+    row_fields, longest = _parts_of_row(config)
     problems.check(
         batch.tokens_per_microbatch == 0 or batch.tokens_per_microbatch >= row_tokens(config),
         "batch.tokens_per_microbatch",
         batch.tokens_per_microbatch,
-        f"must hold one row: {whole} = {row_tokens(config)} tokens",
+        f"must hold one row: {row_fields} = {row_tokens(config)} tokens",
         f"lower {longest}, or set batch.tokens_per_microbatch to "
         f"{row_tokens(config)} or more, or to 0: chosen by the plan",
     )
@@ -205,7 +207,7 @@ def check_batch(config: Config, problems: Problems) -> None:
 
 
 def check_data_and_model(config: Config, problems: Problems) -> None:
-    """Tasks and built-in models that are named by a component resolve."""
+    """Checks that tasks and built-in models that are named by a component resolve."""
     for field in DATA:
         for spec in texts_of(config, field):
             if not is_path(spec):

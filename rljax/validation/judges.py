@@ -1,4 +1,5 @@
-"""Judges and rubrics of a config: whether they have someone to ask, and time to."""
+"""Checks of the judges and rubrics of a config: they have a model to ask, and time to wait for
+its answer."""
 
 from rljax.components import Component
 from rljax.config import Config, value_of
@@ -15,7 +16,8 @@ def _option(component: Component, name: str):
 
 
 def check_judges(config: Config, problems: Problems) -> None:
-    """Rewards that ask a model have one to ask, and give up before the pool would kill them."""
+    """Checks that rewards that ask a model have one to ask, and give up before the pool would kill
+    them."""
     reward = config.reward
     if reward.judge_model:
         _check_mesh_judge(config, problems)
@@ -33,13 +35,13 @@ def check_judges(config: Config, problems: Problems) -> None:
             problems.check(bool(_option(component, name)), field, component.text, rule, fix)
         if _option(component, "base_url"):
             _check_address(component, "base_url", field, problems)
-        own = _option(component, "timeout_s")
+        timeout_s = _option(component, "timeout_s")
         problems.check(
-            own < reward.timeout_s,
+            timeout_s < reward.timeout_s,
             "reward.timeout_s",
             reward.timeout_s,
-            f"the pool would kill {component.name} before its own timeout_s={own:g} ends",
-            f"reward.timeout_s={own + 2:g}, or {component.name}(timeout_s=...)",
+            f"the pool would kill {component.name} before its own timeout_s={timeout_s:g} ends",
+            f"reward.timeout_s={timeout_s + 2:g}, or {component.name}(timeout_s=...)",
         )
     if reward.rubrics:
         component = resolved(reward.function, "reward")
@@ -50,7 +52,7 @@ def check_judges(config: Config, problems: Problems) -> None:
 
 
 def _check_address(component: Component, name: str, field: str, problems: Problems) -> None:
-    """Before a run, all of whose rewards would fail."""
+    """Checks the address of a judge before a run begins, all of whose rewards would fail."""
     from rljax.rewards.judges.endpoint_http import check_address
 
     try:
@@ -74,7 +76,8 @@ def _check_mesh_judge(config: Config, problems: Problems) -> None:
 
 
 def _reads_rubrics(reward: Component) -> bool:
-    """Returns what the reward declares, or else whether it is handed the rubrics of a sample."""
+    """Returns whether the reward reads rubrics: as it declares, or else whether it is handed those
+    of a sample."""
     if (declared := spec(reward).rubrics) is not None:
         return declared
     try:

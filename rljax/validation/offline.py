@@ -13,19 +13,19 @@ from rljax.validation.problems import check_call, resolve_field, resolved, shard
 
 
 def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> None:
-    """The switches of runs that learn from `read_by` are off. What the dataflow itself reads of
-    `algorithm` is found by the dry run (rljax.setup.dry_run)."""
+    """Checks that the switches of runs that learn from `read_by` are off. Those of `algorithm` that
+    the dataflow itself reads are found by the dry run (rljax.setup.dry_run)."""
     default = Config()
     for field, declared in FIELDS.items():
         if not declared.refused or declared.read_by != read_by:
             continue
         value, off = value_of(config, field), value_of(default, field)
-        same = tuple(value) == off if isinstance(off, tuple) else value == off
-        problems.check(same, field, value, rule, f"{field}={off!r}")
+        is_off = tuple(value) == off if isinstance(off, tuple) else value == off
+        problems.check(is_off, field, value, rule, f"{field}={off!r}")
 
 
 def check_file(config: Config, problems: Problems, dataflow: Component, kind: str) -> None:
-    """A dataflow that learns from rows of a file of this kind."""
+    """Checks a dataflow that learns from rows of a file of this kind."""
     if kind not in OF_FILES:
         rule = f"its contract says data={kind!r}: one of rollouts, samples, {', '.join(OF_FILES)}"
         problems.check(
@@ -38,8 +38,8 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
         return
     loss = _preference_loss(config, problems, dataflow, kind)
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
-    offline, made = config.offline, f"dataflow={config.dataflow!r} learns from a file"
-    _check_off(config, problems, "samples", f"{made}: there is nothing for it to do")
+    offline, learns_from_file = config.offline, f"dataflow={config.dataflow!r} learns from a file"
+    _check_off(config, problems, "samples", f"{learns_from_file}: there is nothing for it to do")
     packs = kind == "examples" or not offline.packing
     rule = f"packs demonstrations (SFT), not {kind}"
     problems.check(packs, "offline.packing", offline.packing, rule, "offline.packing=False")
@@ -52,11 +52,11 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
     problems.check(reads or not stored, field, stored, rule, "''")
     ties = kind == "pairs" or offline.ties == "drop"
     problems.check(ties, "offline.ties", offline.ties, f"is of pairs, not of {kind}", "'drop'")
-    greedy = config.evaluate.prompts_from
-    fits = not greedy or "actor" in dataflow.parameters
+    prompts_from = config.evaluate.prompts_from
+    fits = not prompts_from or "actor" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
-    problems.check(fits, "evaluate.prompts_from", greedy, rule, "''")
-    sft, rule = config.sft, f"{made}, so sft.steps need their own"
+    problems.check(fits, "evaluate.prompts_from", prompts_from, rule, "''")
+    sft, rule = config.sft, f"{learns_from_file}, so sft.steps need their own"
     fix = "sft.data='FILE' of demonstrations, or sft.steps=0"
     problems.check(sft.steps == 0 or bool(sft.data), "sft.data", sft.data, rule, fix)
     _check_sizes(config, problems, dataflow, kind, loss)
@@ -65,16 +65,16 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
 def _preference_loss(
     config: Config, problems: Problems, dataflow: Component, kind: str
 ) -> Component | None:
-    """The preference loss, where the dataflow trains a policy with it: it can be called as the data
-    need it. None where nothing reads it."""
+    """Returns the preference loss, after a check that it can be called as the data need it; None
+    unless the dataflow trains a policy with it."""
     if "actor" not in dataflow.parameters or kind not in ("pairs", "unpaired"):
         return None
     field, text = "algorithm.preference_loss", config.algorithm.preference_loss
     loss = resolve_field(problems, field, text, "preference_loss")
     if loss is None:
         return None
-    beside = tuple(name for name in ("kl", "delta") if name in loss.positional)
-    called = (*STAGES["preference_loss"].called_with, *beside)
+    optional_args = tuple(name for name in ("kl", "delta") if name in loss.positional)
+    called = (*STAGES["preference_loss"].called_with, *optional_args)
     fix = "dpo()" if kind == "pairs" else "kto(), or bco() with dataflow='bco'"
     check_call(problems, field, loss, called, fix)
     rows = spec(loss).rows
@@ -83,10 +83,10 @@ def _preference_loss(
     problems.check(fits, field, text, rule, fix)
     rule = "reads scores as what becomes of the policy's own samples, not as what a file says"
     problems.check(not spec(loss).scores_of_samples, field, text, rule, fix)
-    keeps, reads = "baseline" in dataflow.parameters, "delta" in beside
+    keeps, reads = "baseline" in dataflow.parameters, "delta" in optional_args
     rule = "reads no running mean" if keeps else f"dataflow={dataflow.name!r} keeps no running mean"
-    other = "bco(), or dataflow='kto'" if keeps else "dataflow='bco'"
-    problems.check(kind == "pairs" or keeps == reads, field, text, rule, other)
+    loss_fix = "bco(), or dataflow='kto'" if keeps else "dataflow='bco'"
+    problems.check(kind == "pairs" or keeps == reads, field, text, rule, loss_fix)
     return loss
 
 
@@ -110,7 +110,7 @@ def _check_sizes(
 
 
 def check_online(config: Config, problems: Problems, dataflow: Component) -> None:
-    """A dataflow that learns from samples of the policy."""
+    """Checks a dataflow that learns from samples of the policy."""
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
     rule = f"is of dataflows that learn from a file; {config.dataflow!r} samples"
     _check_off(config, problems, "rows", rule)
@@ -128,48 +128,49 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
     if config.program_steps > 1:
         _check_program(config, problems, dataflow)
     if replay:
-        one = config.batch.prompts_per_step == 1 and share < 1
+        single_prompt = config.batch.prompts_per_step == 1 and share < 1
         rule = "a step of one prompt has no share to replay"
-        problems.check(not one, "rollouts.replay_share", share, rule, "1.0")
-    around = spec(dataflow).rollout
-    opponent = bool(around) and spec(resolve(around, NAMESPACES["collect"])).opponent
+        problems.check(not single_prompt, "rollouts.replay_share", share, rule, "1.0")
+    rollout = spec(dataflow).rollout
+    opponent = bool(rollout) and spec(resolve(rollout, NAMESPACES["collect"])).opponent
     if spec(dataflow).rows > 1 or opponent:
         _check_compared(config, problems, dataflow, opponent)
 
 
 def _check_program(config: Config, problems: Problems, dataflow: Component) -> None:
-    """The dataflow, the rollout and the reward of steps of one program can be traced."""
+    """Checks that the dataflow, the rollout and the reward of steps of one program can be
+    traced."""
     field, value, fix = "program_steps", config.program_steps, "program_steps=1"
     rule = f"dataflow={config.dataflow!r} is not one program"
-    how = f"decorate it by @program (rljax.roles), or {fix}"
-    problems.check(hasattr(dataflow.function, "arguments"), field, value, rule, how)
+    full_fix = f"decorate it by @program (rljax.roles), or {fix}"
+    problems.check(hasattr(dataflow.function, "arguments"), field, value, rule, full_fix)
     if resolved(config.algorithm.collect, "collect") is not None:
         rollout = rollout_of(config, dataflow)
         rule = f"algorithm.collect={rollout.text!r} reads scores or texts on the host: it does not "
         rule += "declare @contract(on_device=True)"
-        how = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
-        problems.check(bool(spec(rollout).on_device), field, value, rule, how)
+        full_fix = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
+        problems.check(bool(spec(rollout).on_device), field, value, rule, full_fix)
     if spec(dataflow).data != "rollouts" or not (text := training_text(config)):
         return
     reward = resolve_field(problems, "reward.function", text, "reward")
     if reward is not None:
         lacks = without_form(reward)
         rule = f"the reward {lacks!r} has no form for the device: it is called on the host"
-        how = f"{fix}, or @contract(on_device=DeviceForm(...)) of rljax.rewards.on_device"
-        problems.check(not lacks, field, value, rule, how)
+        full_fix = f"{fix}, or @contract(on_device=DeviceForm(...)) of rljax.rewards.on_device"
+        problems.check(not lacks, field, value, rule, full_fix)
 
 
 def _check_pretraining(config: Config, problems: Problems, dataflow: Component) -> None:
-    """A second batch for the actor has a reader, and its rows divide."""
-    own, field = config.pretraining, "pretraining.data"
+    """Checks that a second batch for the actor has a reader, and that its rows divide."""
+    settings, field = config.pretraining, "pretraining.data"
     takes = "pretraining" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} takes no `pretraining`"
-    problems.check(takes or not own.data, field, own.data, rule, f"{field}=''")
-    rows, shards = own.sequences_per_optimizer_step, shards_of(config)
+    problems.check(takes or not settings.data, field, settings.data, rule, f"{field}=''")
+    rows, shards = settings.sequences_per_optimizer_step, shards_of(config)
     rule = f"must divide by mesh.data x fsdp x expert = {shards}"
     field = "pretraining.sequences_per_optimizer_step"
     problems.check(
-        not own.data or rows % shards == 0,
+        not settings.data or rows % shards == 0,
         field,
         rows,
         rule,
@@ -177,29 +178,31 @@ def _check_pretraining(config: Config, problems: Problems, dataflow: Component) 
     )
 
 
-def _check_teacher(config: Config, problems: Problems, wanted: bool) -> None:
+def _check_teacher(config: Config, problems: Problems, needed: bool) -> None:
     field, value = "teacher_model", config.teacher_model
-    rule = "the folder of a teacher is needed" if wanted else f"{config.dataflow!r} has no teacher"
-    fix = "teacher_model=FOLDER, or a model of the hub" if wanted else "teacher_model=''"
-    problems.check(bool(value) == wanted, field, value, rule, fix)
+    rule = "the folder of a teacher is needed" if needed else f"{config.dataflow!r} has no teacher"
+    fix = "teacher_model=FOLDER, or a model of the hub" if needed else "teacher_model=''"
+    problems.check(bool(value) == needed, field, value, rule, fix)
 
 
 def _check_compared(
     config: Config, problems: Problems, dataflow: Component, opponent: bool
 ) -> None:
-    """Samples that are compared with each other: the loss reads what the dataflow makes of them,
-    and the numbers divide."""
+    """Checks samples that are compared with each other: the loss reads the examples that the
+    dataflow makes of them, and the numbers divide."""
     field, text = "algorithm.preference_loss", config.algorithm.preference_loss
     loss = resolve_field(problems, field, text, "preference_loss")
     if loss is None:
         return
-    wanted, has = spec(dataflow).rows, spec(loss).rows
-    rule = f"reads examples of {has} rows; those of dataflow={config.dataflow!r} have {wanted}"
-    if not problems.check(has == wanted, field, text, rule, "sppo, xpo, nash_md have their own"):
+    rows, loss_rows = spec(dataflow).rows, spec(loss).rows
+    rule = f"reads examples of {loss_rows} rows; those of dataflow={config.dataflow!r} have {rows}"
+    if not problems.check(
+        loss_rows == rows, field, text, rule, "sppo, xpo, nash_md have their own"
+    ):
         return
-    told = ("chosen_is_policy",) if opponent and wanted == 2 else ()
-    beside = tuple(name for name in told if name in loss.positional)
-    called = (*STAGES["preference_loss"].called_with, *beside)
+    offered = ("chosen_is_policy",) if opponent and rows == 2 else ()
+    optional_args = tuple(name for name in offered if name in loss.positional)
+    called = (*STAGES["preference_loss"].called_with, *optional_args)
     fix = "write the options that have no default in the text, name(option=value)"
     check_call(problems, field, loss, called, fix)
     if "preference" in dataflow.parameters:
@@ -207,12 +210,12 @@ def _check_compared(
         resolve_field(problems, "dataflow", options["preference"], "preference")
     batch = config.batch
     generated = batch.prompts_per_step * batch.samples_per_prompt
-    learned = generated * wanted // 2 if opponent else batch.prompts_per_step * wanted
+    learned = generated * rows // 2 if opponent else batch.prompts_per_step * rows
     shards = shards_of(config)
     steps = max(generated // batch.sequences_per_optimizer_step, 1)
-    whole, field = steps * shards * wanted, "batch.prompts_per_step"
+    multiple, field = steps * shards * rows, "batch.prompts_per_step"
     prompts = batch.prompts_per_step
     rule = f"leaves {learned} rows to learn from, which do not divide into {steps} optimizer steps "
-    rule += f"of examples of {wanted} rows on {shards} devices"
-    fix = f"{field}={-(-prompts // whole) * whole}"
-    problems.check(learned % whole == 0, field, prompts, rule, fix)
+    rule += f"of examples of {rows} rows on {shards} devices"
+    fix = f"{field}={-(-prompts // multiple) * multiple}"
+    problems.check(learned % multiple == 0, field, prompts, rule, fix)

@@ -1,4 +1,4 @@
-"""Roles, and sampling, on devices of their own: whether they can be placed, are there, and leave
+"""Checks of roles, and of sampling, on devices of their own: they can be placed, exist, and leave
 the others room."""
 
 from collections import Counter
@@ -15,15 +15,15 @@ from rljax.validation.problems import resolved
 
 
 def check_placement(config: Config, problems: Problems) -> None:
-    """config.placement without the devices, and memory.scorers_on_host."""
+    """Checks memory.scorers_on_host, and of config.placement what needs no devices."""
     scorers = [field for field in PLACED.values() if field and value_of(config, field)]
     moves, rule = config.memory.scorers_on_host, "there is no reward.model, judge or process model"
     fix = "memory.scorers_on_host=False"
     problems.check(bool(scorers) or not moves, "memory.scorers_on_host", moves, rule, fix)
     _check_sampler_devices(config, problems)
     try:
-        own = tuple(own_roles(config))
-        roles = [role for text in config.placement for role in parsed(text, own)[0]]
+        declared_roles = tuple(own_roles(config))
+        roles = [role for text in config.placement for role in parsed(text, declared_roles)[0]]
     except InputError as error:
         problems.add("placement", config.placement, error)
         return
@@ -32,17 +32,17 @@ def check_placement(config: Config, problems: Problems) -> None:
         problems.check(count == 1, "placement", config.placement, rule, "name each role once")
         field = PLACED[role]
         rule = f"{role} is the model of {field}, which is not set"
-        there = not field or bool(value_of(config, field))
-        problems.check(there, "placement", config.placement, rule, f"leave {role} out")
+        is_set = not field or bool(value_of(config, field))
+        problems.check(is_set, "placement", config.placement, rule, f"leave {role} out")
     if "reference" in roles:
         rule = "the reference's log-probs are stored by offline.reference_logprobs: no role "
         rule += "computes them"
-        free = not config.offline.reference_logprobs
-        problems.check(free, "placement", config.placement, rule, "leave reference out")
+        computed = not config.offline.reference_logprobs
+        problems.check(computed, "placement", config.placement, rule, "leave reference out")
 
 
 def _check_sampler_devices(config: Config, problems: Problems) -> None:
-    """rollouts.sampler_devices without the devices."""
+    """Checks of rollouts.sampler_devices what needs no devices."""
     name, count = "rollouts.sampler_devices", config.rollouts.sampler_devices
     if count <= 0:
         return
@@ -54,7 +54,8 @@ def _check_sampler_devices(config: Config, problems: Problems) -> None:
 
 
 def devices_left(config: Config, devices: int, problems: Problems) -> int:
-    """The devices that the groups of config.placement leave to config.mesh."""
+    """Returns the number of devices that the groups of config.placement leave to config.mesh; 0,
+    and a problem, if they do not fit."""
     try:
         check_room(config, devices)
         return devices - devices_apart(config)

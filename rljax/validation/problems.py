@@ -17,7 +17,7 @@ def shards_of(config: Config) -> int:
 
 
 def resolve_field(problems: Problems, field: str, text: str, home: str) -> Component | None:
-    """The component that a field names; None, and a problem, if there is none."""
+    """Returns the component that a field names; None, and a problem, if there is none."""
     named = field in FIELDS and FIELDS[field].component == home
     if named and not check_bare_name(field, text, problems):
         return None
@@ -29,8 +29,8 @@ def resolve_field(problems: Problems, field: str, text: str, home: str) -> Compo
 
 
 def resolved(text: str, home: str) -> Component | None:
-    """The component that a text names; None for "", and where there is none, which is said
-    elsewhere."""
+    """Returns the component that a text names; None for "", and where there is none, which another
+    check reports."""
     try:
         return resolve(text, NAMESPACES[home]) if text else None
     except InputError:

@@ -20,10 +20,10 @@ from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
 from rljax.validation.problems import resolve_field
 
-# What the run hands to a rollout that asks for it, beside the roles.
-_FOR_ROLLOUTS = ("sample", "reward", "draw", "tokenizer")
-# {field: stage}, but for preference losses: rljax.validation.offline says who reads one.
-_OF_LEARNING = {
+# Arguments that the run hands to a rollout that asks for them, beside the roles.
+_ROLLOUT_ARGUMENTS = ("sample", "reward", "draw", "tokenizer")
+# {field: stage}, but for preference losses, which rljax.validation.offline checks.
+_STAGE_OF_FIELD = {
     field: declared.component
     for field, declared in FIELDS.items()
     if field.startswith(("algorithm.", "dataflow"))
@@ -44,10 +44,10 @@ def check_components(config: Config, problems: Problems) -> str:
             if stage != "collect":  # which a dataflow that learns from a file does not read
                 _check_options(config, problems, field, component)
 
-    usual = Config()
-    for field, stage in _OF_LEARNING.items():
+    defaults = Config()
+    for field, stage in _STAGE_OF_FIELD.items():
         # "" is off where it is the default.
-        for text in texts_of(config, field) or ("",) * bool(value_of(usual, field)):
+        for text in texts_of(config, field) or ("",) * bool(value_of(defaults, field)):
             check(field, text, stage)
     for field in ("reward.function", "evaluate.reward"):
         _check_reward(config, field, problems)
@@ -78,25 +78,27 @@ def check_components(config: Config, problems: Problems) -> str:
 
 
 def _check_roles(config: Config, problems: Problems) -> tuple[str, ...]:
-    """The names of all roles; config.roles whose makers can be called."""
+    """Returns the names of all roles, after a check that the makers of config.roles can be
+    called."""
     try:
-        own = own_roles(config)
+        declared_roles = own_roles(config)
     except InputError as error:
         problems.add("roles", config.roles, error)
         return tuple(ROLES)
-    for maker in own.values():
+    for maker in declared_roles.values():
         _check_signature(problems, "roles", maker, "role", ())
-    return (*ROLES, *own)
+    return (*ROLES, *declared_roles)
 
 
 def _check_own_roles(config: Config, problems: Problems, components: dict) -> None:
-    """A role that neither the dataflow nor the rollout names would be made for nothing."""
+    """Checks that the dataflow or the rollout names each role of config.roles: another one would be
+    made for nothing."""
     readers = [components[name] for name in ("dataflow", "collect") if name in components]
     try:
-        own = own_roles(config)
+        declared_roles = own_roles(config)
     except InputError:
         return
-    for name in own:
+    for name in declared_roles:
         read = any(name in reader.parameters for reader in readers)
         rule = f"dataflow={config.dataflow!r} names no role {name!r}"
         problems.check(read, "roles", config.roles, rule, "remove it")
@@ -105,23 +107,24 @@ def _check_own_roles(config: Config, problems: Problems, components: dict) -> No
 def _check_signature(
     problems: Problems, field: str, component: Component, stage: str, roles: tuple[str, ...]
 ) -> None:
-    """The function can be called as its stage calls it, and no option that it needs is missing."""
-    called, handed = STAGES[stage].called_with, ()
+    """Checks that the function can be called as its stage calls it, and that no option that it
+    needs is missing."""
+    called, offered = STAGES[stage].called_with, ()
     if field == "reward.process_lines":
         called = ("token_texts", "mask", "truncated")
     if stage == "dataflow":
-        handed = roles
+        offered = roles
     if stage == "collect":
-        handed = (*roles, *_FOR_ROLLOUTS)
-    given = {name: None for name in handed if name in component.parameters}
+        offered = (*roles, *_ROLLOUT_ARGUMENTS)
+    arguments = {name: None for name in offered if name in component.parameters}
     text, rule = component.text, f"it is called with ({', '.join(called)})"
-    first = component.parameters[0] if component.parameters else ""
-    if stage == "dataflow" and first == "prompts":
+    first_parameter = component.parameters[0] if component.parameters else ""
+    if stage == "dataflow" and first_parameter == "prompts":
         rule += ": it learns from a batch, and a rollout (algorithm.collect) samples it"
         problems.check(False, field, text, rule, "def my_flow(batch, key, cfg, *, actor)")
         return
     try:
-        component.signature.bind(*called, **{**given, **component.options})
+        component.signature.bind(*called, **{**arguments, **component.options})
     except TypeError as error:
         fix = "write its options in the text, name(option=value); other parameters need defaults"
         if stage == "dataflow":
@@ -131,7 +134,8 @@ def _check_signature(
 
 
 def _check_options(config: Config, problems: Problems, field: str, component: Component) -> bool:
-    """The options fit each other and the config. False if no contract follows from them."""
+    """Checks that the options fit each other and the config. Returns False if no contract follows
+    from them."""
     declared = None
     try:
         declared = spec(component)
@@ -143,7 +147,7 @@ def _check_options(config: Config, problems: Problems, field: str, component: Co
 
 
 def _check_reward(config: Config, field: str, problems: Problems) -> None:
-    """A reward that reads model_score needs reward.model; reward.model needs a reader."""
+    """Checks that a reward that reads model_score has reward.model, and reward.model a reader."""
     text, model = value_of(config, field), config.reward.model
     reward = resolve_field(problems, field, text, "reward") if text else None  # "" = the task's own
     if reward is None:
@@ -165,7 +169,8 @@ def _check_reward(config: Config, field: str, problems: Problems) -> None:
 def _check_groups(
     config: Config, problems: Problems, dataflow: Component, collect: Component
 ) -> None:
-    """Rollouts and dataflows that compare a prompt's samples have several, in whole examples."""
+    """Checks that rollouts and dataflows that compare a prompt's samples have several, in whole
+    examples."""
     samples, field = config.batch.samples_per_prompt, "batch.samples_per_prompt"
     problems.check(
         not spec(collect).needs_groups or samples > 1,
@@ -195,11 +200,12 @@ def _check_groups(
 
 
 # Batch fields that not every dataflow or rollout fills.
-_NOT_ALWAYS = ("values", "process_rewards", "step_ids", "state_ids")
+_OPTIONAL_FIELDS = ("values", "process_rewards", "step_ids", "state_ids")
 
 
 def _filled(config: Config, dataflow: Component) -> set[str]:
-    """The fields that the dataflow, its rollout and the reward fill beyond what all fill."""
+    """Returns the fields that the dataflow, its rollout and the reward fill beyond those that all
+    fill."""
     makers = (dataflow, rollout_of(config, dataflow))
     filled = {name for maker in makers for name in spec(maker).fills or ()}
     return filled | fields_by_settings(config)
@@ -220,33 +226,38 @@ def _has_critic(config: Config, dataflow: Component) -> bool:
 def _check_advantage(
     config: Config, problems: Problems, dataflow: Component, advantage: Component
 ) -> None:
-    """Critic and returns ask for each other, and every field that the advantage reads is filled."""
+    """Checks that critic and returns come together, and that every field that the advantage reads
+    is filled."""
     field, text = "algorithm.advantage", config.algorithm.advantage
     critic = _has_critic(config, dataflow)
-    gives, fills = spec(advantage).fills, spec(dataflow).fills
-    if "returns" in (gives or ()):
+    advantage_fills, dataflow_fills = spec(advantage).fills, spec(dataflow).fills
+    if "returns" in (advantage_fills or ()):
         fix = (
             f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r}), or declare "
             "@contract(fills=('values',)) for one of your own, where a role fills them"
         )
-        values = "values" in (fills or ()) and "critic" not in dataflow.parameters
-        if not problems.check(critic or values, field, text, "needs a critic", fix):
+        has_values = "values" in (dataflow_fills or ()) and "critic" not in dataflow.parameters
+        if not problems.check(critic or has_values, field, text, "needs a critic", fix):
             return
-    elif gives is not None:
+    elif advantage_fills is not None:
         rule = f"gives no returns for the critic of dataflow={config.dataflow!r} to learn"
         problems.check(not critic, field, text, rule, "gae(), or dataflow='grpo'")
-    if fills is None:
+    if dataflow_fills is None:
         return  # it may fill anything: the dry run decides
     try:
         filled = _filled(config, dataflow)
     except InputError:  # of algorithm.collect, which is said elsewhere
         return
-    missing = [n for n in spec(advantage).reads if n in _NOT_ALWAYS and n not in filled]
+    missing = [
+        field_name
+        for field_name in spec(advantage).reads
+        if field_name in _OPTIONAL_FIELDS and field_name not in filled
+    ]
     if missing:
-        having = [other for other in dataflows.__all__ if _fills(config, other, missing)]
+        suitable = [name for name in dataflows.__all__ if _fills_fields(config, name, missing)]
         fix = "a dataflow of your own, or a rollout (algorithm.collect), that fills it"
-        if having:
-            fix = f"use dataflow={' or '.join(having)}, or {fix}"
+        if suitable:
+            fix = f"use dataflow={' or '.join(suitable)}, or {fix}"
         names = ", ".join(missing)
         rule = f"reads batch field {names}, which dataflow={config.dataflow!r} does not fill"
         problems.check(False, field, text, rule, fix)
@@ -255,18 +266,18 @@ def _check_advantage(
 def _check_group_of_one(
     config: Config, problems: Problems, advantage: Component, collect: Component | None
 ) -> None:
-    """An advantage that compares the samples of a prompt has several."""
+    """Checks that an advantage that compares the samples of a prompt has several."""
     if collect is not None and spec(collect).targets:
         return  # what a search has chosen is learned, whatever it was worth beside others
     samples = config.batch.samples_per_prompt
-    alone = spec(advantage).compares_samples and advantage.options.get("singleton") != "raw"
+    compares = spec(advantage).compares_samples and advantage.options.get("singleton") != "raw"
     rule = f"algorithm.advantage={advantage.text!r} compares the samples of a prompt: "
     rule += "of one alone every advantage is 0"
     fix = "2 or more; or an advantage of single samples, such as reinforce_plus_plus()"
-    problems.check(samples > 1 or not alone, "batch.samples_per_prompt", samples, rule, fix)
+    problems.check(samples > 1 or not compares, "batch.samples_per_prompt", samples, rule, fix)
 
 
-def _fills(config: Config, name: str, fields: list[str]) -> bool:
+def _fills_fields(config: Config, name: str, fields: list[str]) -> bool:
     component = Component(name, NAMESPACES["dataflow"])
     if spec(component).data != "rollouts" or "critic" in component.parameters:
         return False
@@ -274,7 +285,7 @@ def _fills(config: Config, name: str, fields: list[str]) -> bool:
 
 
 def _check_process(config: Config, problems: Problems) -> None:
-    """Checks that what makes the scores of lines can be called."""
+    """Checks that the functions that score lines can be called."""
     for field in ("reward.process_reward", "reward.process_lines"):
         component = resolve_field(problems, field, value_of(config, field), "process_reward")
         if component is not None:
@@ -282,7 +293,7 @@ def _check_process(config: Config, problems: Problems) -> None:
 
 
 def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
-    """References, controllers and coefficients ask for each other."""
+    """Checks that references, controllers and coefficients come together."""
     algorithm = config.algorithm
     if algorithm.kl_target > 0:
         problems.check(

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from rljax.command.commands import COMMANDS
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.command.train import measured_lines, next_steps
 from rljax.config import Config, DataConfig, RewardConfig, to_dict, with_overrides
 from rljax.config.declare import define_flags, parsed_options
@@ -33,8 +33,10 @@ def test_lines_name_what_is_there_and_commands_that_exist(tmp_path, finished, mi
     for name in there:
         (folder / name).mkdir(parents=True)
     write_json(folder / "config.json", to_dict(Config(data=DataConfig("sort_digits()"))))
-    given = Given("quickstart:tiny", {"run_dir": "other", "seed": "1", "notes": "a b"}, Config())
-    lines = dict(line.split(":", 1) for line in next_steps(folder, given, finished))
+    source = ConfigSource(
+        "quickstart:tiny", {"run_dir": "other", "seed": "1", "notes": "a b"}, Config()
+    )
+    lines = dict(line.split(":", 1) for line in next_steps(folder, source, finished))
     lines = {name: text.strip().partition("  (")[0] for name, text in lines.items()}
     names = ("report", "policy", "reward model", "rewards said")
     paths = {lines[name] for name in names if name in lines}
@@ -121,9 +123,9 @@ def test_a_run_that_learned_from_rows_without_answers_asks_for_prompts(
 
 
 def test_the_command_to_resume_has_the_trust_that_the_run_had(tmp_path):
-    given = Given("my.yaml", {"seed": "1"}, Config())
+    source = ConfigSource("my.yaml", {"seed": "1"}, Config())
     for trust_code in (False, True):
-        (line,) = next_steps(tmp_path, given, False, trust_code)
+        (line,) = next_steps(tmp_path, source, False, trust_code)
         assert ("--trust_code" in shlex.split(line)) == trust_code
 
 

@@ -24,7 +24,7 @@ from conftest import REPO, lanes
 import rljax
 from rljax.checkpoint.checkpoint import Checkpoints
 from rljax.config import Config, fingerprints, to_dict
-from rljax.doctor.before_jax import fatal, how_to_start
+from rljax.doctor.before_jax import fatal_findings, start_fix
 from rljax.doctor.environment import environment
 from rljax.doctor.network import hosts_network
 from rljax.doctor.run_folder import run_folder
@@ -262,9 +262,9 @@ ENDS_JAX = {  # what is named: variables that end JAX, in several spellings
 def test_what_ends_jax_is_found_before_it(name):
     for text in ENDS_JAX[name]:
         variable, _, value = text.partition("=")
-        found = [finding for finding in fatal({variable: value})]
+        found = [finding for finding in fatal_findings({variable: value})]
         assert name in [finding.name for finding in found] and all(f.fix for f in found), text
-    assert list(fatal({})) == [] and list(fatal({"JAX_PLATFORMS": "cpu"})) == []
+    assert list(fatal_findings({})) == [] and list(fatal_findings({"JAX_PLATFORMS": "cpu"})) == []
 
 
 def command(*words, **env):
@@ -486,7 +486,7 @@ def test_what_is_left_without_a_torn_checkpoint(run):
 )
 def test_what_mends_a_jax_that_does_not_start(error, env, fix):
     """The versions that are pinned stay, and a variable is no reason to install."""
-    found = how_to_start(env, error)
+    found = start_fix(env, error)
     assert fix.partition("==")[0] in found and " -U" not in found
     assert fix.partition("==")[2] in found
 

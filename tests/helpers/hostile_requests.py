@@ -5,7 +5,7 @@ import json
 import random
 import socket
 
-from rljax.serving.fields import _CHAT, _COMPLETIONS, NEUTRAL
+from rljax.serving.fields import _CHAT_FIELDS, _COMPLETION_FIELDS, NEUTRAL
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = {
@@ -134,7 +134,7 @@ def json_body(fields: dict[str, str]) -> bytes:
 def field_cases() -> list[Hostile]:
     """Every field of both endpoints, and fields that are not known, with every value."""
     unknown = (*NEUTRAL, "functions", "__class__", "a b\x00")
-    names = {COMPLETIONS: (*_COMPLETIONS, *unknown), CHAT: tuple(_CHAT)}
+    names = {COMPLETIONS: (*_COMPLETION_FIELDS, *unknown), CHAT: tuple(_CHAT_FIELDS)}
     return [
         Hostile(f"{path} {name}={value[:40]}", request(path, json_body(GOOD[path] | {name: value})))
         for path, fields in names.items()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_plan import ONE_LAYER, tiny
 
-from rljax.command.launch import Given
+from rljax.command.launch import ConfigSource
 from rljax.command.plan import main
 from rljax.config.declare import check_options
 from rljax.config.run_options import PlanOptions
@@ -31,7 +31,7 @@ def options(**fields) -> PlanOptions:
 def printed(capsys, tmp_path, **fields) -> tuple[str, dict]:
     out = tmp_path / "plan.json"
     config = tiny(sampler__slots=8, mesh__fsdp=1, mesh__tensor=1, mesh__data=8)
-    assert main(options(json=str(out), **fields), Given(None, {}, config)) == 0
+    assert main(options(json=str(out), **fields), ConfigSource(None, {}, config)) == 0
     return capsys.readouterr().out, json.loads(out.read_text())
 
 
