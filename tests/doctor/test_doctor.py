@@ -437,6 +437,14 @@ def test_run_folders(name, run):
     assert named(run_folder(run)).keys() == {name}
 
 
+def test_a_model_or_a_file_is_no_run_folder(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    for path in (tmp_path / "m.gguf", tmp_path):
+        (finding,) = run_folder(path)
+        assert finding.name == "no_run_folder" and "is a model, and no run" in finding.what
+
+
 def test_a_run_folder_that_is_used_or_cannot_be_made(run, tmp_path):
     with locked(run):
         assert named(run_folder(run)).keys() == {"run_folder_in_use"}

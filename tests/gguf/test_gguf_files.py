@@ -26,6 +26,7 @@ from rljax.gguf.folder import tensors_of
 from rljax.gguf.rows import StoredTensor, decoded
 from rljax.models.huggingface import blocks, load_config, load_params, save_params
 from rljax.models.model import Model
+from rljax.policies import load_policy
 
 PROMPTS, LENGTH, NEW = 50, 8, 8
 
@@ -244,6 +245,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path):
         (dict(tokenizer=tokenizer_of("llama", normalizer="x")), "sets tokenizer.ggml.normalizer"),
         (dict(tokenizer=tokenizer_of("llama", merges=["h q"])), "merges: got 'h q'"),
         (dict(tokenizer=tokenizer_of("llama", eos_token_id=9999)), "eos_token_id: got 9999"),
+        (dict(architecture="gemma3", metadata={"attention.scale": 0.0}), "scale: got 0.0"),
     ]
     for i, (how, match) in enumerate(cases):
         write_gguf(tmp_path / f"{i}.gguf", kinds=("Q8_0",), layers=1, **how)
@@ -336,6 +338,28 @@ def test_a_missing_package_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(InputError, match="pip install 'gguf>=0.17'"):
         hub.model_folder(tmp_path / "m.gguf")
+
+
+def test_what_is_wrong_in_the_written_folder_is_said_of_the_file(tmp_path, cache):
+    """Nobody can correct the config.json that is made of a file."""
+    no_end = dict(tokenizer_of("llama"))
+    del no_end["eos_token_id"], no_end["padding_token_id"]
+    cases = [
+        dict(metadata={"block_count": 0}),
+        dict(metadata={"attention.head_count_kv": 3}),
+        dict(metadata={"block_count": 3}),
+        dict(tensors={"blk.0.foo.weight": np.ones(3)}),
+        dict(tokenizer=tokenizer_of("llama", chat_template="{% for m in %}")),
+        dict(tokenizer=no_end),
+    ]
+    for i, changed in enumerate(cases):
+        path = tmp_path / f"a model {i}.gguf"
+        write_gguf(path, kinds=("Q8_0",), layers=1, **changed)
+        with pytest.raises(InputError) as error:
+            load_policy(path)
+        text = str(error.value)
+        assert text.startswith(str(path)) and "Fix: take another file" in text
+        assert "config.json" not in text and str(cache) not in text
 
 
 # -- damaged and hostile files --

@@ -346,8 +346,10 @@ def test_a_card_of_an_alphabet_offers_no_tokenizer_of_transformers(tmp_path):
     assert "AutoTokenizer" not in card and "rljax alone reads" in card
 
 
-@pytest.mark.parametrize("part", ["policy", "adapter"])
-def test_the_example_of_a_card_ends_as_the_run_did(server, tmp_path, part, capsys):
+@pytest.mark.parametrize("part, conversations", [("policy", True), ("adapter", False)])
+def test_the_example_of_a_card_asks_and_ends_as_the_run_did(
+    server, tmp_path, part, conversations, capsys
+):
     """By stop ids of the folder, and by stop strings of the run, which transformers takes from the
     call alone."""
     pytest.importorskip("peft")
@@ -357,12 +359,16 @@ def test_the_example_of_a_card_ends_as_the_run_did(server, tmp_path, part, capsy
     save_params(run / "policy", model, model.init(jax.random.key(0)))
     write_tokenizer(run / part)  # beside an adapter too, as a run exports it
     told = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    if conversations:
+        told["chat_template"] = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+        (run / "data.json").write_text('{"conversations": true}')
     (run / part / "tokenizer_config.json").write_text(json.dumps(told))
     ends = list(load_tokenizer(run / part).eos_ids)
     publish(run, "ada/x", part=part, base="Qwen/Tiny", out=tmp_path / "out")
     code = (tmp_path / "out" / "README.md").read_text()
     code = code.partition("```python\n")[2].partition("```")[0]
     assert "stop_strings=['</answer>'], tokenizer=tokenizer" in code
+    assert ("apply_chat_template" in code) == conversations
     code = code.replace('"ada/x"', repr(str(tmp_path / "out")))
     here = f"from_pretrained({str(run / 'policy')!r})"
     code = re.sub(r'from_pretrained\("Qwen/Tiny".*\)', here, code)

@@ -354,6 +354,16 @@ def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, build.initial_params(config, model), params)
 
 
+@pytest.mark.parametrize("base, warns", [("bfloat16", True), ("float32", False)])
+def test_a_base_that_is_rounded_is_said(base, warns, tmp_path, caplog):
+    """The folder of the model has float32."""
+    folder = golden("hf", "qwen3")
+    model, *_ = adapted(folder)
+    config = tiny_config(tmp_path / "run", model=f"{folder}/", lora__rank=4, lora__base=base)
+    build.initial_params(config, model)
+    assert ("lora.base=float32 keeps them" in caplog.text) == warns
+
+
 def test_an_adapter_that_is_not_finite_is_refused(tmp_path):
     model, params, _, _ = adapted(golden("hf", "qwen3"))
     save_adapter(tmp_path, model, params)
