@@ -174,6 +174,9 @@ class _Values:
         value = self.all.get(key)
         if not isinstance(value, np.ndarray) or len(value) != count:
             raise self.wrong(key, f"{count} numbers, one for each token")
+        if not np.isfinite(value).all():
+            token = int(np.flatnonzero(~np.isfinite(value))[0])
+            raise self.wrong(key, f"finite numbers, and that of token {token} is {value[token]}")
         return value
 
     def tokens(self) -> list[str]:

@@ -228,7 +228,13 @@ def test_the_divisors_of_llama_3_are_recognised(tmp_path):
 
 
 def test_what_is_not_read_is_refused_by_name(tmp_path):
+    scores = [0.0] * len(tokenizer_of("phi3")["tokens"])
+    scores[5] = np.nan
     cases = [
+        (
+            dict(architecture="phi3", tokenizer=tokenizer_of("phi3", scores=scores)),
+            "scores: .*that of token 5 is nan",
+        ),
         (
             dict(metadata={"attention.clamp_kqv": 8.0, "logit_scale": 2.0}),
             "sets llama.attention.clamp_kqv, llama.logit_scale",
