@@ -18,6 +18,7 @@ from rljax.components import Range
 from rljax.config.describe import flag_lines, is_about
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, data_files, is_whole_number, require_replaceable
+from rljax.runs.folder import FILES
 from rljax.runs.store import is_url
 from rljax.suggest import near_names
 
@@ -27,6 +28,7 @@ EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 _WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
+_OF_A_RUN = {*FILES} - {"report.html"}  # files of a run folder that no command writes again
 
 # Patterns of texts that a stranger may write: any, and words, as where there are choices.
 ANY, WORD = r"(?s:.*)", r"[\w @/+*-]*"  # "-eval/loss"
@@ -255,6 +257,10 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
         rule = f"it is {read[real_path]}, which is read" if real_path in read else ""
         if real_path in written:
             rule = rule or f"--{written[real_path]} is written there, too"
+        if os.path.basename(path) in _OF_A_RUN and os.path.lexists(path):
+            folder = os.path.dirname(os.path.abspath(path))
+            if os.path.lexists(os.path.join(folder, "metrics.jsonl")):
+                rule = rule or f"it is what the run in {folder} has written"
         if not os.path.isdir(existing_parent):
             rule = rule or f"{existing_parent} is a file, not a folder"
         try:

@@ -6,8 +6,8 @@ from pathlib import Path
 from rljax.config.flags import load_config_file
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
-from rljax.files import read_json_object
 from rljax.gguf import is_gguf
+from rljax.report.head import is_of_a_model
 from rljax.runs.folder import is_locked, make_folder
 from rljax.runs.store import is_url
 
@@ -19,7 +19,7 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
         fix = "copy the run here, or name a folder"
         return (yield warning("run_folder_of_a_url", problem, fix))
     folder = Path(folder)
-    if folder.is_file() or _is_model(folder):
+    if folder.is_file() or is_of_a_model(folder / "config.json"):
         kind = "a model" if folder.is_dir() or is_gguf(folder) else "a file"
         fix = "name the folder of a run; `rljax chat` and `rljax evaluate` try a model"
         return (yield broken("no_run_folder", f"{folder} is {kind}, and no run folder", fix))
@@ -51,14 +51,6 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
         yield warning("run_folder_without_run", problem, fix)
     if (folder / "checkpoints").is_dir():
         yield from _checkpoints(folder / "checkpoints", config)
-
-
-def _is_model(folder: Path) -> bool:
-    """Returns whether a folder has the config.json of a Hugging Face model."""
-    try:
-        return "model_type" in read_json_object(folder / "config.json")
-    except (InputError, OSError):
-        return False
 
 
 def _checkpoints(folder: Path, config) -> Iterator[Finding]:

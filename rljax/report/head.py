@@ -23,8 +23,8 @@ FILES = """
 """.split()
 
 
-def _is_of_a_model(path: Path) -> bool:
-    """Returns whether a config.json is that of a Hugging Face model."""
+def is_of_a_model(path: Path) -> bool:
+    """Returns whether a file is the config.json of a Hugging Face model."""
     try:
         saved = read_json_object(path)
     except InputError:  # said where it is read
@@ -36,7 +36,7 @@ def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
     """Raises InputError if no run has begun in the folder, which the user knows as `shown`."""
     folder = Path(folder)
     files = [name for name in FILES if (folder / name).exists()]
-    if files == ["config.json"] and _is_of_a_model(folder / "config.json"):
+    if files == ["config.json"] and is_of_a_model(folder / "config.json"):
         rule = "its config.json is that of a Hugging Face model"
     elif files or is_locked(folder):
         return

@@ -615,6 +615,7 @@ OTHERS = {
     "jax_does_not_start",
     "jax_hangs",
     "sandbox_weak",
+    "no_run_folder",
     "run_folder_in_use",
     "run_folder_of_a_url",
     "hosts_do_not_meet",

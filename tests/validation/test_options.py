@@ -114,6 +114,11 @@ def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
     named = dict(source="rows.jsonl", data_source="rows", out="rows")  # a name, no folder
     assert problem("data prepare", **named) == ""
     assert problem("evaluate", checkpoint="rows", out="rows/result.json") == ""
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / "rows" / name).write_text("")
+    of_a_run = problem("evaluate", checkpoint="rows", out="rows/samples.jsonl")
+    assert f"it is what the run in {tmp_path}/rows has written" in of_a_run
+    assert problem("report", runs=("rows",), out="rows/report.html") == ""
     assert "file is a file" in problem("push", run="rows", to="a/b", out="file/x")
 
 
