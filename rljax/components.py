@@ -556,12 +556,14 @@ class Component:
         return {name: p.default for name, p in parameters if p.default is not p.empty}
 
     def numbers(self) -> dict[str, float]:
-        """Returns {option: number} of the options that may be any number, without those that are 0:
-        an option of whole numbers, or with a choice of texts, is none."""
+        """Returns {option: number} of the options that may be any number, without those that are 0.
+        An option of whole numbers is none; without an annotation the value says of which kind it
+        is."""
         out = {}
         for name, value in {**self.defaults(), **self.options}.items():
             parameter = self.signature.parameters.get(name)
-            kind = float if parameter is None else plain_kind(parameter.annotation)
+            kind = inspect.Parameter.empty if parameter is None else parameter.annotation
+            kind = type(value) if kind is inspect.Parameter.empty else plain_kind(kind)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and value and float in (kind, *typing.get_args(kind)):
                 out[name] = float(value)

@@ -231,10 +231,12 @@ class JointProgram:
                     static=self.static,
                 )
                 out = fetch(out)
-        except jax.errors.ConcretizationTypeError as error:
+        except jax.errors.JAXTypeError as error:
+            if not self.places:
+                raise
             raise InputError(
                 f"runs that are trained together differ in {'; '.join(map(str, self.places))}",
-                rule="a function of the program decides by such a number which operations it has: "
+                rule="a function of the program branches on such a number, or hands it to NumPy: "
                 f"{str(error).splitlines()[0]}",
                 fix="train those of equal settings together, and the others apart",
             ) from error

@@ -124,19 +124,24 @@ def test_runs_of_other_numbers_are_those_that_they_are_by_themselves(tmp_path, n
         assert_near(tmp_path / str(i), tmp_path / f"alone_{i}")
 
 
-def branching_loss(policy, batch, *, width: float = 1.0):
+def branching_loss(policy, batch, *, width=1.0):
     loss = -batch.advantages * policy.logprobs
     return (loss * width if width > 0.5 else loss), {}
 
 
+def numpy_loss(policy, batch, *, width: float = 1.0):
+    return -batch.advantages * policy.logprobs * np.exp(width), {}
+
+
 @pytest.mark.slow
-def test_a_function_that_branches_on_its_number_is_named(tmp_path):
+@pytest.mark.parametrize("loss", ["branching_loss", "numpy_loss"])
+def test_a_function_that_needs_its_number_on_the_host_is_named(tmp_path, loss):
     members = [
-        {**FIXED, "algorithm__policy_loss": f"{__name__}.branching_loss(width={width})"}
+        {**FIXED, "algorithm__policy_loss": f"{__name__}.{loss}(width={width})"}
         for width in (0.7, 0.9)
     ]
     configs = [tiny_config(tmp_path / str(i), **one) for i, one in enumerate(members)]
-    with pytest.raises(InputError, match="algorithm.policy_loss, width.*decides by such a number"):
+    with pytest.raises(InputError, match="algorithm.policy_loss, width.*branches on such a number"):
         train_together(configs, devices=jax.devices()[:1], say=lambda line: None)
 
 

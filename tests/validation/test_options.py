@@ -118,7 +118,7 @@ def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
         (tmp_path / "rows" / name).write_text("")
     of_a_run = problem("evaluate", checkpoint="rows", out="rows/samples.jsonl")
     assert f"it is what the run in {tmp_path}/rows has written" in of_a_run
-    assert problem("report", runs=("rows",), out="rows/report.html") == ""
+    assert problem("evaluate", checkpoint="rows", out="rows/report.html") == ""
     assert "file is a file" in problem("push", run="rows", to="a/b", out="file/x")
 
 
