@@ -467,7 +467,7 @@ def parse_row(line: str, path: str | Path, number: int) -> object:
     line is."""
     location = f"{path}: line {number}"
     try:
-        return parse_json(line, location)
+        return parse_json(line, location, unique=True)
     except InputError as error:
         if what := _why_no_row(line.strip(), number):
             what, fix = what

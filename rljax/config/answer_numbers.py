@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from rljax.answer_columns import ANSWERS
+from rljax.files import once
 
 # The name of a type of NumPy, JAX, torch, pandas, polars or pyarrow -> its width.
 _WIDTHS = {
@@ -48,9 +49,10 @@ def written(value: float, width: type) -> float:
     return value if few_bits and is_whole or imprecise and (few_bits or is_whole) else nearest
 
 
-def rows_of_table(table) -> list[dict]:
+def rows_of_table(table, location: str) -> list[dict]:
     """Returns the rows of a Table or RecordBatch of pyarrow, the numbers of answers as they were
-    written."""
+    written. Raises InputError, which names the `location`, if a column stands twice."""
+    once([(name, None) for name in table.schema.names], location)
     return written_rows(table.to_pylist(), {field.name: field.type for field in table.schema})
 
 

@@ -268,7 +268,7 @@ def test_tables_of_preferences_labels_and_messages(tmp_path):
     [
         ("", "no rows"),
         ("prompt,answer\n", "no rows"),
-        ("prompt,prompt\na,b\n", "names no columns"),
+        ("prompt,prompt\na,b\n", "field 'prompt' stands twice"),
         ("prompt,\na,b\n", "names no columns"),
         ("prompt,answer\na\n", "line 2"),
         ("prompt,answer\na,b\na,b,c\n", "line 3"),
@@ -283,6 +283,21 @@ def test_malformed_tables(tmp_path, text, says):
     path = tmp_path / "rows.csv"
     path.write_text(text)
     refused(lambda: load_prompts(str(path), "train"), "rows.csv", says)
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    """One of the two would be lost."""
+    names = ["prompt", "chosen", "chosen", "rejected"]
+    arrays = [pyarrow.array([text]) for text in ("q", "a", "b", "c")]
+    table = tmp_path / "p.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, names=names), table)
+    row = '{"prompt": "q", "chosen": "a", "chosen": "b", "rejected": "c"}'
+    (tmp_path / "l.jsonl").write_text(row + "\n")
+    (tmp_path / "j.json").write_text(f"[{row}]")
+    for name in ("p.parquet", "l.jsonl", "j.json"):
+        read = functools.partial(load_rows, str(tmp_path / name), "train", "pairs")
+        refused(read, "'chosen' stands twice")
+    refused(lambda: load_stored_rows(str(table), "pairs"), "'chosen' stands twice")
 
 
 CELLS = [

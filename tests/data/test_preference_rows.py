@@ -239,7 +239,11 @@ BAD = [
     ("pairs", {"prompt": "q", "chosen": "a"}, "lacks the column 'rejected'"),
     ("pairs", {"prompt": "q", "rejected": "a"}, "lacks the column 'chosen'"),
     (*bad("pairs", rejected=None), "'rejected' is null"),
-    (*bad("pairs", chosen=5), "'chosen' is not a text"),
+    (*bad("pairs", chosen=5), "got 5. Fix: write a text, in quotes"),
+    (
+        *bad("pairs", chosen={"role": "assistant", "content": "b"}),
+        "a list of messages: [{...}] around this one",
+    ),
     (*bad("pairs", prompt=5), "'prompt' is not a text"),
     (*bad("pairs", chosen="\ud800"), "surrogate"),
     (*bad("pairs", chosen=b"\xff"), "'chosen' holds bytes that are not UTF-8"),

@@ -381,3 +381,18 @@ def test_a_column_of_pairs_that_the_loss_does_not_read_is_warned_of(
     found = [one for one in warned() if "loss of this run" in one]
     assert len(found) == bool(names) and all(names in one and "Fix: " in one for one in found)
     assert all("3 of 3 rows" in one for one in found if not stream)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"label": False}, {"kto_tag": False}, {"reward": -1.0}], ids=["label", "tag", "reward"]
+)
+def test_answers_that_are_said_to_be_bad_are_counted_where_they_are_learned(tmp_path, warned, bad):
+    good = {name: True if value is False else 1.0 for name, value in bad.items()}
+    rows = [{"prompt": f"q{i}", "completion": "a", **(bad if i % 2 else good)} for i in range(6)]
+    load_rows(stored(tmp_path, rows, ".jsonl"), "train", "examples")
+    (line,) = warned()
+    assert "3 of 6 rows: columns that say of some answers that they are bad" in line
+    assert repr(*bad) in line and "dataflow='kto'" in line
+    plain = [{"prompt": "q", "completion": "a", "label": 0}]  # a class
+    load_rows(stored(tmp_path, plain, ".jsonl"), "train", "examples")
+    assert warned() == []

@@ -190,6 +190,10 @@ def text_of(value: object, location: str, fix: str = _REMOVE, empty: bool = Fals
     `empty` allows it, and for half a surrogate pair."""
     if not isinstance(value, str) or not (value or empty):
         kind = "null" if value is None else "empty" if isinstance(value, str) else "not a text"
+        if fix == _REMOVE and isinstance(value, Mapping):
+            fix = "write a text, or a list of messages: [{...}] around this one"
+        elif fix == _REMOVE and kind == "not a text" and value is not None:
+            fix = "write a text, in quotes"
         raise InputError(f"{location} is {kind}", value=value, fix=fix)
     check_unicode(value, location)
     return value

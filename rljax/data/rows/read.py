@@ -42,6 +42,7 @@ from rljax.files import (
     LARGEST_DATA,
     data_files,
     how_to_get_data,
+    once,
     open_file,
     parse_json,
     parse_row,
@@ -279,7 +280,11 @@ def _read_parquet(path: Path, split: str) -> Rows:
     try:
         # A file handle, because for a path the library also guesses partitions from folder names.
         with os.fdopen(handle, "rb") as file:
-            rows = rows_of_table(pyarrow.parquet.read_table(file))
+            names = pyarrow.parquet.read_schema(file).names
+            once([(name, None) for name in names], str(path))  # a table of such cannot be read
+            rows = rows_of_table(pyarrow.parquet.read_table(file), str(path))
+    except InputError:
+        raise
     except Exception as error:  # truncated, foreign, bad UTF-8: the library has a class for each
         raise InputError(
             f"{path} is not a readable parquet file",
@@ -337,7 +342,8 @@ def _read_table(path: Path, split: str) -> Rows:
 
 
 def _check_names(names: list[str], path: Path) -> None:
-    if not all(names) or len(set(names)) < len(names):
+    once([(name, None) for name in names if name], f"{path}: the first line")
+    if not all(names):
         raise InputError(
             f"{path}: the first line names no columns",
             value=names[:10],
@@ -347,7 +353,7 @@ def _check_names(names: list[str], path: Path) -> None:
 
 
 def _read_json(path: Path, split: str) -> Rows:
-    value = parse_json(read_text(path, LARGEST_DATA), str(path))
+    value = parse_json(read_text(path, LARGEST_DATA), str(path), unique=True)
     if isinstance(value, dict):
         if split not in value:
             fix = "correct the split; one object per line is a .jsonl file"

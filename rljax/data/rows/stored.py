@@ -190,8 +190,10 @@ class _RowGroups:
             _, next_part, parts = self._pass
             for _ in range(next_part, number):
                 next(parts)
-            rows = rows_of_table(next(parts))
+            rows = rows_of_table(next(parts), str(self.path))
             self._pass = group, number + 1, parts
+        except InputError:
+            raise
         except Exception as error:
             self._pass = None
             raise _unreadable(self.path, error) from None

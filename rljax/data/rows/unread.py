@@ -61,6 +61,11 @@ _WARNINGS = {
         "hold an answer that is not read by the loss of this run",
         "algorithm.preference_loss='tpo()' reads one; or remove the column",
     ),
+    "bad": (
+        "say of some answers that they are bad, and these are learned as demonstrations",
+        "dataflow='kto' learns from prompt, completion and label; or remove those rows, or the"
+        " column",
+    ),
     "mark": (
         "say <image>, and the row has no image: the mark is read as text",
         "write the images into the column 'images', or take the mark out",
@@ -114,6 +119,12 @@ class Unread:
         for topic, names in self.unlearned.items():
             columns = {name: "" for name in names if row.get(name) not in (None, 0)}
             self._note(topic, columns, location, index)
+        if learned:
+            labels = {name: row.get(name) for name in ("label", "kto_tag", "reward")}
+            bad = {name: "" for name, value in labels.items() if value is False}
+            if isinstance(labels["reward"], int | float) and labels["reward"] < 0:
+                bad["reward"] = ""
+            self._note("bad", bad, location, index)
         kinds = {
             n: kind
             for n, v in row.items()
