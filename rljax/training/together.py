@@ -231,12 +231,12 @@ class JointProgram:
                     static=self.static,
                 )
                 out = fetch(out)
-        except jax.errors.JAXTypeError as error:
+        except TypeError as error:  # JAX's own about tracers are, and that of a formatted one
             if not self.places:
                 raise
             raise InputError(
                 f"runs that are trained together differ in {'; '.join(map(str, self.places))}",
-                rule="a function of the program branches on such a number, or hands it to NumPy: "
+                rule="a function of the program branches on such a number, or wants its value: "
                 f"{str(error).splitlines()[0]}",
                 fix="train those of equal settings together, and the others apart",
             ) from error
