@@ -14,6 +14,7 @@ from collections.abc import Callable
 from rljax.answer_columns import held_answers
 from rljax.data.images.columns import has_images
 from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES, with_system
+from rljax.data.rows.conversation import sharegpt_content
 from rljax.data.rows.unread import unread_parts
 from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
@@ -156,13 +157,13 @@ def _message(turn: object, location: str) -> dict:
             rule=f"'from' is one of {', '.join(SPEAKERS)}, function_call",
             fix='write {"from": "human", "value": "..."}',
         )
-    others = {n: v for n, v in turn.items() if n not in ("from", "value")}
+    others = {n: v for n, v in turn.items() if n not in ("from", "value", "content")}
+    content = sharegpt_content(turn, location)
     if speaker.lower() == "function_call":  # LLaMA-Factory's and APIGen's
-        calls = turn.get("value")
-        calls = parse_json(calls, location) if isinstance(calls, str) else calls
+        calls = parse_json(content, location) if isinstance(content, str) else content
         calls = calls if isinstance(calls, list) else [calls]
         return {"role": "assistant", "content": "", "tool_calls": calls, **others}
-    return {"role": SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
+    return {"role": SPEAKERS[speaker.lower()], "content": content, **others}
 
 
 def _alpaca(row: dict, location: str) -> dict:
