@@ -334,6 +334,10 @@ def tool(name, parameters=None):
         {"functions": [tool("f")["function"]]},
         {"functions": json.dumps([tool("f")["function"]])},
         {"tool_defs": [tool("f")["function"]]},
+        {"tools": [tool("f")["function"]]},
+        {"tools": json.dumps([{"type": "function", **tool("f")["function"]}])},
+        {"tools": [{"name": "f", "input_schema": {}}]},
+        {"tool_defs": [{"name": "f", "inputSchema": {}}], "tools": [tool("f")]},
         {"tools": None, "extra_info": {"tools": [tool("f")]}},
         {"tools": [tool("f")], "extra_info": {"tools": None}},
         {"tools": [tool("f")], "extra_info": {"tools": [], "functions": None}},
@@ -351,6 +355,11 @@ def test_tools_under_all_their_names(tmp_path, columns):
         U,
         A,
     ]
+
+
+def test_a_tool_of_another_type_stays_as_it_is():
+    builtin = {"type": "web_search", "name": "web_search"}
+    assert messages_of({"messages": [U, A], "tools": [builtin]}, name="tools") == [builtin]
 
 
 def test_tools_that_contradict_each_other_are_refused(tmp_path):

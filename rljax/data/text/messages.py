@@ -18,6 +18,7 @@ LEARN = "learn"  # the key of a turn of the assistant that is context only: Fals
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 NOT_ASKING = ("system", "developer", "assistant")  # no turn of the assistant answers these roles
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call, the usual name first
+_SCHEMAS = ("parameters", "input_schema", "inputSchema")  # of a tool, the usual name first
 # Other names of the roles: ShareGPT's and its kin's.
 SPEAKERS = {
     "human": "user",
@@ -341,6 +342,25 @@ def validate_objects(values: object, name: str) -> list | None:
             fix='write a list, for instance [{"type": "function", "function": {...}}]',
         )
     return to_plain(values)
+
+
+def tools_in_one_form(values: object, name: str) -> list | None:
+    """Returns tools as plain values, each function in {"type", "function"}, where templates look
+    for it: data sets publish the functions alone, OpenAI's newer API and Anthropic's ask for them
+    so, and MCP calls their parameters `inputSchema`. Raises InputError as `validate_objects`."""
+    tools = validate_objects(values, name)
+    return tools and [_tool(tool) for tool in tools]
+
+
+def _tool(tool: dict) -> dict:
+    is_function = tool.get("type") in (None, "function") and isinstance(tool.get("name"), str)
+    if not is_function or tool.get("function") is not None:
+        return tool
+    schema = next((n for n in _SCHEMAS if tool.get(n) is not None), "parameters")
+    names = {schema: "parameters"}
+    hidden = ("type", "function", *(n for n in _SCHEMAS if n != schema))
+    function = {names.get(n, n): value for n, value in tool.items() if n not in hidden}
+    return {"type": "function", "function": function}
 
 
 def to_plain(value: object) -> object:
