@@ -78,6 +78,7 @@ class Tokenizer(abc.ABC):
     has_chat_template: bool = False
     turn_ends: tuple[EndOfTurn, ...] = ()
     variables: Mapping[str, object] = types.MappingProxyType({})  # of the chat template
+    now: datetime.datetime | None = None  # date of the chat template
     image_mark: str = ""  # stands for an image in the texts of messages
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
@@ -338,7 +339,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = self._stop_set()
-        self._templates = read_templates(self.folder, now)
+        self.now = now or datetime.datetime.now()
+        self._templates = read_templates(self.folder, self.now)
         self._openers: dict[int, str] = {}
         self.has_chat_template = "default" in self._templates
         self.variables = checked_variables(variables)
