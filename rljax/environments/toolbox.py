@@ -36,7 +36,7 @@ from rljax.config import NAMESPACES
 from rljax.contracts import component_in, contract, spec
 from rljax.environments.awaiting import awaited
 from rljax.environments.contract import Call, Opening, Reply
-from rljax.environments.schemas import checked_arguments, schema_of
+from rljax.environments.schemas import checked_arguments, name_of, schema_of
 from rljax.errors import InputError
 from rljax.rewards.sandbox.tiers import SandboxError, sandbox_tier
 
@@ -157,7 +157,7 @@ def _tool(function: str | Callable) -> Tool:
     target = getattr(component, "function", component)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise InputError(
-            f"tool {target.__name__!r} is a generator",
+            f"tool {name_of(target)!r} is a generator",
             rule="a tool returns its result, once",
             fix="return a list, or one text, instead of each yield",
         )

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import decimal
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -173,6 +174,7 @@ def test_functions_of_a_file_and_functions_themselves(tmp_path):
         ((f"{HERE}.multiply(c=1)",), "no option 'c'"),
         ((f"{HERE}.yields",), "'yields' is a generator"),
         ((yields_later,), "'yields_later' is a generator"),
+        ((functools.partial(yields_later),), "'yields_later' is a generator"),
     ],
 )
 def test_a_toolbox_that_cannot_be(functions, message):
