@@ -84,6 +84,9 @@ def understood(row: dict) -> str:
     return kind + conversational + extras
 
 
+_OUR_QUESTIONS = {"prompt", "question", "messages", "text"}
+
+
 def form_of(row: dict) -> Form | None:
     """Returns the form of a row of another project; None if its columns are ours."""
     if _is_turns(row.get("conversations")):
@@ -103,7 +106,7 @@ def form_of(row: dict) -> Form | None:
         return _MARKED_MATH_SHEPHERD
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
-    our_columns = {"prompt", "question", "messages", "text"} & row.keys()
+    our_columns = _OUR_QUESTIONS & row.keys()
     if not our_columns and ("input" in row or _is_turns(row.get("context_messages"))):
         return _OPENRLHF
     if not our_columns and isinstance(row.get("problem"), str):
@@ -343,7 +346,15 @@ def table_row(names: list[str], cells: list[str], location: str) -> dict:
     """Returns a row of a table of texts: an empty cell is None; numbers and truth values where a
     column holds such; lists and objects that were written as JSON."""
     columns = zip(names, cells, strict=True)
-    return {name: _cell(name, cell, f"{location}, column {name!r}") for name, cell in columns}
+    # OpenRLHF's label of a prompt without an output is its ground truth, a text.
+    is_prompt = {"input", "context_messages"} & {*names} and not {*_OUR_QUESTIONS, "output"} & {
+        *names
+    }
+    kinds = {"label": "ground_truth"} if is_prompt else {}
+    return {
+        name: _cell(kinds.get(name, name), cell, f"{location}, column {name!r}")
+        for name, cell in columns
+    }
 
 
 def _cell(name: str, cell: str, location: str) -> object:
