@@ -29,7 +29,8 @@ def main(options: ChatOptions) -> None:
             config = dataclasses.replace(config, environment=settings)
         return config
 
-    policy = load_policy(options.model, options.step, trust_code=options.trust_code, read=read)
+    arguments = dict(trust_code=options.trust_code, read=read, today=True)
+    policy = load_policy(options.model, options.step, **arguments)
     chat = Chat(policy, options)
     console = Terminal(highlight=False)
     for note in chat.notes:  # beside the answers, which may be read by a program

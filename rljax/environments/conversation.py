@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from rljax.data.text.chat import appended_after, compare_log, encode_after, prompt_text
 from rljax.data.text.contents import check_messages
-from rljax.data.text.control_tokens import parted_messages, parted_pieces
+from rljax.data.text.control_tokens import Marks, parted_messages, parted_pieces
 from rljax.environments.calls import Parsed, assistant_message
 from rljax.errors import InputError
 from rljax.reasoning import answer_of, beginning_of, response_of
@@ -158,8 +158,8 @@ def _reads_reasoning_apart(tokenizer) -> bool:
 
 def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
     """Messages whose contents have `limit` tokens together at most; in answers of tools stands no
-    token of the chat template."""
-    messages = parted_messages(tokenizer, messages, tokenizer.template_ids)
+    mark of the chat template."""
+    messages = parted_messages(tokenizer, messages, tokenizer.template_marks)
     texts = [message.get("content") or "" for message in messages]
     if sum(map(len, texts)) * 4 <= limit:  # no tokenizer makes more than four tokens of a character
         return [dict(message) for message in messages]
@@ -177,9 +177,9 @@ def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
     ]
 
 
-def _control(tokenizer, message: Mapping) -> frozenset[int]:
-    """Returns the tokens that must not form in a message's text where it is cut."""
-    return tokenizer.template_ids if message.get("role") == "tool" else tokenizer.special_ids
+def _control(tokenizer, message: Mapping) -> Marks:
+    """Returns the marks that must not form in a message's text where it is cut."""
+    return tokenizer.template_marks if message.get("role") == "tool" else tokenizer.special_ids
 
 
 def _share(sizes: Sequence[int], limit: int) -> int:
@@ -192,7 +192,7 @@ def _share(sizes: Sequence[int], limit: int) -> int:
     return limit
 
 
-def _cut(tokenizer, text: str, limit: int, control: frozenset[int]) -> str:
+def _cut(tokenizer, text: str, limit: int, control: Marks) -> str:
     """Returns head and tail of a text, with the number of tokens or characters that were
     left out between them."""
     most = CHARACTERS_PER_TOKEN * limit

@@ -6,6 +6,7 @@ descriptions of their arguments it is what `transformers` makes of them, with de
 """
 
 import enum
+import functools
 import inspect
 import json
 import re
@@ -50,7 +51,7 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
     """{"type": "function", "function": {name, description, parameters}}; `hidden` names parameters
     that the policy does not set. Raises InputError for a function without a readable signature, or
     with a type that has no schema."""
-    name = getattr(function, "__name__", "") or type(function).__name__
+    name = name_of(function)
     location = f"tool {name!r}"
     try:
         parameters = inspect.signature(function).parameters
@@ -62,7 +63,7 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
             fix="wrap it in a function with type hints",
         ) from None
     hidden = set(hidden)
-    description, descriptions = _docstring(inspect.getdoc(function) or "")
+    description, descriptions = _described(function)
     properties, required = {}, []
     for parameter in parameters.values():
         if parameter.name in hidden:
@@ -87,12 +88,42 @@ def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
     return {"type": "function", "function": function_schema}
 
 
+def name_of(function: Callable) -> str:
+    """Returns the name of a tool: the function's, or that of an object's class."""
+    inner = _inner(function)
+    names = (getattr(f, "__name__", "") for f in (function, inner))
+    return next(filter(None, names), type(inner).__name__)
+
+
+def _inner(function: Callable) -> Callable:
+    """Returns the function or object inside of decorators and of functools.partial."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    return inner
+
+
+def _described(function: Callable) -> tuple[str, dict[str, str]]:
+    """Returns (description, {parameter: its text}) by the docstrings of the function, of the one
+    inside a functools.partial, and of the __call__ of an object: the first that has a text."""
+    texts = [
+        inspect.getdoc(outer)
+        for outer in (function, _inner(function))
+        # The docstring of a partial is that of the class, unless it was given one.
+        if not isinstance(outer, functools.partial) or "__doc__" in vars(outer)
+    ]
+    texts.append(inspect.cleandoc(_annotated(function).__doc__ or ""))
+    parsed = [_docstring(text) for text in texts if text]
+    descriptions: dict[str, str] = {}
+    for _, of_parameters in reversed(parsed):
+        descriptions |= of_parameters
+    return next((text for text, _ in parsed if text), ""), descriptions
+
+
 def _annotated(function: Callable) -> Callable:
     """Returns the object that carries the type hints: the function, or the __call__ of an
     object."""
-    inner = inspect.unwrap(function)
-    while hasattr(inner, "func"):  # functools.partial
-        inner = inner.func
+    inner = _inner(function)
     if inspect.isfunction(inner) or inspect.ismethod(inner) or inspect.isbuiltin(inner):
         return inner
     return type(inner).__call__

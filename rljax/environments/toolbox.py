@@ -36,7 +36,7 @@ from rljax.config import NAMESPACES
 from rljax.contracts import component_in, contract, spec
 from rljax.environments.awaiting import awaited
 from rljax.environments.contract import Call, Opening, Reply
-from rljax.environments.schemas import checked_arguments, schema_of
+from rljax.environments.schemas import checked_arguments, name_of, schema_of
 from rljax.errors import InputError
 from rljax.rewards.sandbox.tiers import SandboxError, sandbox_tier
 
@@ -47,6 +47,7 @@ ToolText = component_in(HOME)
 # Limit of an answer, as environment.max_reply_tokens cuts only after all of it was tokenized.
 MOST_CHARACTERS = 32_768
 _LONGEST_ERROR = 500  # characters
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @contract(
@@ -157,7 +158,7 @@ def _tool(function: str | Callable) -> Tool:
     target = getattr(component, "function", component)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise InputError(
-            f"tool {target.__name__!r} is a generator",
+            f"tool {name_of(target)!r} is a generator",
             rule="a tool returns its result, once",
             fix="return a list, or one text, instead of each yield",
         )
@@ -182,19 +183,48 @@ def _name(call: Call) -> str:
 
 def _as_text(value: object) -> str:
     """Returns a tool's result as text: a text as it is, values that JSON has as JSON, anything
-    else as its str(). NumPy's numbers and arrays count as Python's; other values inside JSON are
-    written as their str()."""
+    else as its str(), without addresses. NumPy's numbers and arrays count as Python's, and a set is
+    a sorted list; other values inside JSON are written as their str(). So the text is the same in
+    every process, in which an episode may be played again."""
     if isinstance(value, str):
         return value
-    value = _plain(value)
+    try:
+        value = _plain(_with_sorted_sets(value))
+    except RecursionError:  # a circle
+        return _str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if not isinstance(value, dict | list | tuple | int | float | None):
-        return str(value)
+        return _str(value)
     try:
-        return json.dumps(value, ensure_ascii=False, default=lambda item: _plain(item, str))
+        return json.dumps(value, ensure_ascii=False, default=lambda item: _plain(item, _str))
     except (TypeError, ValueError, RecursionError):  # keys that are no texts, a circle
-        return str(value)
+        return _str(value)
+
+
+def _str(value: object) -> str:
+    return without_addresses(str(value))
+
+
+def without_addresses(text: str) -> str:
+    """Returns the text without the addresses of objects, which differ from process to process."""
+    return _ADDRESS.sub(" at 0x...", text)
+
+
+def _with_sorted_sets(value: object) -> object:
+    """Returns a value with a list in place of each set: their order differs from process to
+    process. Numbers and texts are in their own order, other items in that of their texts."""
+    if type(value) is dict:
+        return {name: _with_sorted_sets(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_sorted_sets, value))
+    if not isinstance(value, set | frozenset):
+        return value
+    items = [_with_sorted_sets(item) for item in value]
+    is_plain = all(isinstance(x, str) for x in items) or all(
+        isinstance(x, int | float) for x in items
+    )
+    return sorted(items, key=None if is_plain else lambda item: _str([item]))
 
 
 def _plain(value: object, convert: Callable = lambda value: value) -> object:
@@ -211,6 +241,7 @@ def described(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
+    text = without_addresses(text)
     return f"{type(error).__name__}{': ' * bool(text)}{text}"[:_LONGEST_ERROR]
 
 

@@ -25,6 +25,7 @@ from rljax.models.huggingface.load import look_for_adapter
 from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.policies.sampling import ROWS_PER_CALL, Policy
+from rljax.report.starts import run_date
 from rljax.roles import Actor
 from rljax.rollout import Player, Reward, player_of
 from rljax.runs.mirror import local_copy
@@ -111,7 +112,8 @@ class SavedPolicy:
         def opened() -> Reward:
             rows = _SCORED_ROWS * mesh.size
             model = model_scorer(self.config, self.model, self.tokenizer, text, rows)
-            return Reward(text_scorer(self.config, text, mesh), self.tokenizer, mesh, model=model)
+            scorer = text_scorer(self.config, text, mesh, now=self.tokenizer.now)
+            return Reward(scorer, self.tokenizer, mesh, model=model)
 
         if not self.config.environment.function:
             return player_of(opened())
@@ -128,6 +130,7 @@ def load_policy(
     *,
     trust_code: bool = False,
     read: Callable[[Config], Config] = untrained,
+    today: bool = False,
 ) -> SavedPolicy:
     """Loads the policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder;
     either may be a URL, and the latter a repository of the hub. `step` of a run: latest, best, or
@@ -135,6 +138,7 @@ def load_policy(
 
     A run folder is data: if its config names functions outside of rljax it is refused, unless
     trust_code says that they may run. `read` returns the part of the run's config that is used.
+    The chat template of a run writes the date at which it began, or with `today` that of today.
     Raises InputError for a folder that is none of these, and for a step that the run has not saved.
 
     All devices here share the weights, whatever mesh the run was trained on.
@@ -152,7 +156,7 @@ def load_policy(
         saved = read_json_object(local / "config.json")
         if "model_type" not in saved:
             path = local / "config.json"
-            return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code, read)
+            return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code, read, today)
         config = Config(model=str(local))
         tokenizer = load_run_tokenizer(config)
         model = load_model(config, tokenizer)
@@ -170,6 +174,7 @@ def _run_policy(
     step: str,
     trust_code: bool,
     read: Callable[[Config], Config],
+    today: bool,
 ) -> SavedPolicy:
     """The policy of a run with the config `saved`, which lies at `path`."""
     if "dataflow" not in saved:
@@ -189,7 +194,7 @@ def _run_policy(
     config = dataclasses.replace(config, mesh=MeshConfig(), sampler=sampler)
     store = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
     number = _find_step(store, step)
-    tokenizer = load_run_tokenizer(config)
+    tokenizer = load_run_tokenizer(config, None if today else run_date(path.parent))
     model = load_model(config, tokenizer)
     while True:
         try:

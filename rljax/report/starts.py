@@ -1,8 +1,11 @@
 """Starts of a run: a line of `starts.jsonl` in its folder for each start, resumes included.
 
-Command line, working folder and its git commit, rljax's version, host, process and devices.
+Command line, working folder and its git commit, rljax's version, host, process and devices; and the
+date that the chat template writes, which is that of the first start.
 """
 
+import contextlib
+import datetime
 import json
 import logging
 import os
@@ -66,10 +69,12 @@ def record_start(
     memory: str,
     compiled_for: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
+    chat_date: datetime.datetime | None = None,
 ) -> None:
     """Adds a line about this start to the folder: `step` steps are done, `device` is "8 x TPU v5e",
     `memory` the line of the plan, `compiled_for` what programs depend on, `warnings` those before
-    the first step. If it cannot be written, there is a warning."""
+    the first step, `chat_date` the date that the chat template writes. If it cannot be written,
+    there is a warning."""
     working_folder = os.path.realpath(".")  # also of a folder that is gone
     row = {
         "time": time.time(),
@@ -85,6 +90,7 @@ def record_start(
         "step": step,
         "compiled_for": dict(compiled_for or {}),
         "warnings": list(warnings),
+        "chat_date": chat_date and chat_date.isoformat(),
     }
     try:
         with open(folder / FILE, "a", encoding="utf-8", errors="backslashreplace") as file:
@@ -106,6 +112,18 @@ def last_start(folder: Path) -> float | None:
     """Returns the time of the last start, in seconds since 1970; None if nothing says so."""
     starts = read_starts(folder)
     return starts[-1]["time"] if starts else None
+
+
+def run_date(folder: Path) -> datetime.datetime:
+    """Returns the date that the chat template of the run in `folder` writes: that of its first
+    start, so that a resumed run learns the same prompts; now, of a run that begins."""
+    for start in read_starts(folder):
+        date = start.get("chat_date")
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged line
+            if isinstance(date, str):
+                return datetime.datetime.fromisoformat(date)
+            return datetime.datetime.fromtimestamp(start["time"])  # of an older version
+    return datetime.datetime.now()
 
 
 def peak_memory(devices: Sequence) -> Mapping[str, int]:

@@ -134,7 +134,7 @@ def serve(options: ServeOptions) -> None:
     try:
         # At once, so that a port in use is an error before minutes of loading.
         with in_background(loading, options.host, options.port, limits) as address:
-            arguments = dict(trust_code=options.trust_code, read=unscored)
+            arguments = dict(trust_code=options.trust_code, read=unscored, today=True)
             policy = load_policy(options.model, options.step, **arguments)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)

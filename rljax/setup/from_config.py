@@ -1,5 +1,7 @@
 """`build`: the setup of a config with its data read."""
 
+import datetime
+
 import jax
 
 from rljax.components import resolve
@@ -14,11 +16,12 @@ from rljax.setup.placement import divided
 from rljax.setup.setup import Setup, assemble, check_context, load_model
 
 
-def build(config: Config, devices=None) -> Setup:
-    """Returns everything that a run needs but its weights, on `devices` (default: all). Raises
-    InputError for bad data, tokenizer or model folders."""
+def build(config: Config, devices=None, now: datetime.datetime | None = None) -> Setup:
+    """Returns everything that a run needs but its weights, on `devices` (default: all); `now` is
+    the date that chat templates write. Raises InputError for bad data, tokenizer or model
+    folders."""
     devices, groups = divided(config, jax.devices() if devices is None else devices)
-    tokenizer = load_run_tokenizer(config)
+    tokenizer = load_run_tokenizer(config, now)
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     data = load_data(config, tokenizer, kind)
     check_images(config, data)

@@ -43,7 +43,8 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
         if spec(resolve(text, NAMESPACES["reward"])).rubrics and not evolving:
             _check_rubrics(setup)
         judge_mesh = setup.model_on("judge").mesh
-        pool = text_scorer(setup.config, text, judge_mesh, log, apart=judge_mesh != mesh)
+        options = dict(apart=judge_mesh != mesh, now=setup.tokenizer.now)
+        pool = text_scorer(setup.config, text, judge_mesh, log, **options)
     else:
         pool, scorer = scorer, None
     process = _process_scorer(setup, rows) if dense and reward.process_model else None
@@ -115,11 +116,11 @@ def _kept(config: Config, params: dict) -> dict:
 
 
 def text_scorer(
-    config: Config, text: str, mesh, log: Path | None = None, *, apart: bool = False
+    config: Config, text: str, mesh, log: Path | None = None, *, apart: bool = False, now=None
 ) -> RewardPool | MeshJudge:
     """Opens the scorer of the reward `text`: worker processes, or reward.judge_model on `mesh` for
     the rewards that it can answer. What a function prints goes to the file `log`, or to stderr.
-    `apart`: the mesh is the judge's own."""
+    `apart`: the mesh is the judge's own. `now`: the date that the judge's chat template writes."""
     reward, component = config.reward, resolve(text, NAMESPACES["reward"])
     if not reward.judge_model or spec(component).asks != "mesh":
         workers = reward.workers if asks_nobody(component) else _share(reward.workers)
@@ -127,7 +128,8 @@ def text_scorer(
             text, workers=workers, timeout_s=reward.timeout_s, memory_gb=reward.memory_gb, log=log
         )
     folder = reward.judge_model
-    tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
+    judge_config = Config(model=f"{folder.rstrip('/')}/")  # a slash: it is a path
+    tokenizer = load_run_tokenizer(judge_config, now)
     model_config = load_config(folder, **dataclasses.asdict(config.model_settings))
     if tokenizer.vocab_size <= model_config.vocab_size:
         model_config = dataclasses.replace(model_config, known_ids=tokenizer.vocab_size)

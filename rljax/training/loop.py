@@ -6,6 +6,7 @@ in rljax.training.run, and every algorithm is a page of rljax.dataflows.
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import gc
 import json
@@ -40,7 +41,7 @@ from rljax.report.run_warnings import (
     UNHEALTHY,
     too_many_truncated,
 )
-from rljax.report.starts import last_start, peak_memory, record_start, versions
+from rljax.report.starts import last_start, peak_memory, record_start, run_date, versions
 from rljax.rollout import Player
 from rljax.runs.folder import concerns, disk_fault, not_written, write_whole
 from rljax.setup import Setup, build
@@ -568,7 +569,7 @@ def train_in(
                     vouch(config, run_folder.at("config.json"), folder)
                     write_data_page(folder, run.setup)
                     started = dict(memory=run.memory.line(), step=run.progress.step)
-                    started["warnings"] = run.warnings
+                    started |= dict(warnings=run.warnings, chat_date=run.setup.tokenizer.now)
                     record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
                 with renewed_report(folder, config.report_every_minutes if writes else 0.0):
                     yield from loop(run, tracking, signals, profile)
@@ -603,6 +604,7 @@ def train_in(
 
 
 def _new_run(config: Config, devices, run_folder: RunFolder, players: Sequence[Player]) -> Run:
-    setup = build(config, devices)
+    date = run_date(run_folder.path).isoformat() if hosts.first() else ""
+    setup = build(config, devices, datetime.datetime.fromisoformat(hosts.share(date)))
     check_same_data(setup)
     return Run(setup, run_folder, players=players)

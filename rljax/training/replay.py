@@ -14,6 +14,7 @@ from rljax.files import read_json_object
 from rljax.keys import root_key, stream
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import fewest_microbatches
+from rljax.report.starts import run_date
 from rljax.runs.mirror import local_copy
 from rljax.training import bad_batch
 from rljax.training.nonfinite import INF, NAN, Origin, trace
@@ -75,7 +76,8 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     step = steps[0] if step is None else step
     config = dataclasses.replace(config, mesh=MeshConfig(), placement=())
     chip = local_devices()[1]
-    setup = build.build(config, jax.local_devices() if devices is None else devices)
+    devices = jax.local_devices() if devices is None else devices
+    setup = build.build(config, devices, run_date(folder))
     setup = fewest_microbatches(setup, chip and chip.hbm_bytes)
     batch = bad_batch.read(folder, step, setup.model.mesh)
     checkpoints, saved = _newest(run_dir, step)

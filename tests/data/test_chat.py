@@ -3,6 +3,7 @@
 import datetime
 
 import pytest
+from tiny_refusal import refused
 from tiny_tokenizer import FORGETFUL, LLAMA_LIKE, QWEN_LIKE, write_tokenizer
 
 from rljax.data.offline.encode import encode_rows
@@ -28,9 +29,13 @@ CHAT = chat(
 )
 
 
-def render(template, messages=USER, tools=None, **special_tokens):
+def render(template, messages=USER, tools=None, documents=None, **special_tokens):
     return ChatTemplate(template, "test.jinja").render(
-        messages, special_tokens=special_tokens, add_generation_prompt=True, tools=tools
+        messages,
+        special_tokens=special_tokens,
+        add_generation_prompt=True,
+        tools=tools,
+        documents=documents,
     )
 
 
@@ -46,7 +51,7 @@ def test_chatml_text():
     ("template", "expected"),
     [
         ("{{ {'a': 'é<&', 'b': [1]} | tojson }}", '{"a": "é<&", "b": [1]}'),
-        ("{{ tools | tojson(indent=2) }}", '[\n  {\n    "name": "f"\n  }\n]'),
+        ("{{ tools[0].function | tojson(indent=2) }}", '{\n  "name": "f"\n}'),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c", "abhic"),
         ("{% if x %}\n    y\n{% endif %}\nz\n", "z"),
@@ -57,6 +62,16 @@ def test_chatml_text():
 )
 def test_what_templates_may_use(template, expected):
     assert render(template, tools=[{"name": "f"}], bos_token="<s>") == expected
+
+
+@pytest.mark.parametrize(("name", "form"), [("tools", "parameters"), ("documents", "title")])
+def test_tools_and_documents_that_fail_are_named(name, form):
+    """Without them the template renders, so it is not the messages' roles."""
+    template = f"{{% for x in {name} or [] %}}{{{{ x.a.b.c }}}}{{% endfor %}}x"
+    error = refused(lambda: render(template, **{name: [{"odd": 1}]}), f"fails on the '{name}'")
+    assert form in error and "roles" not in error
+    broken = f"{{{{ messages[0].a.b }}}}{template}"
+    refused(lambda: render(broken, **{name: [{"odd": 1}]}), "fails on 1 messages with roles")
 
 
 def test_the_date_is_the_one_given():

@@ -322,6 +322,15 @@ def test_cells_that_look_like_json(tmp_path, names, cells, says):
         assert load()[0]["prompt"] == cells[0]
 
 
+@pytest.mark.parametrize("cell", ["1.50", "1e3", "True", "007"])
+def test_the_label_of_a_prompt_in_a_table_is_a_text(tmp_path, cell):
+    for names in (["input", "label"], ["prompt", "answer"]):
+        (record,) = load_prompts(written(tmp_path, names, ["q", cell]), "train")
+        assert record["ground_truth"] == cell
+    path = written(tmp_path, ["input", "output", "label"], ["q", "a", "True"])
+    assert load_rows(path, "train", "unpaired")[0]["label"] is True
+
+
 def written(tmp_path, names, cells):
     with open(tmp_path / "rows.csv", "w", newline="") as file:
         csv.writer(file).writerows([names, cells])

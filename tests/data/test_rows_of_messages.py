@@ -284,6 +284,40 @@ def test_a_tools_answer_has_the_name_of_its_call():
     refused(lambda: for_template([both]), "'function_call' and 'tool_calls'")
 
 
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            {**A, "reasoning_content": "one", "thinking": "two"},
+            "'reasoning_content' and 'thinking'",
+        ),
+        ({**A, "thinking": "one", "reasoning": "two"}, "'thinking' and 'reasoning'"),
+        (
+            {**A, "tool_calls": [{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}]},
+            "call 0 of 'f' has arguments that differ in 'arguments' and 'parameters'",
+        ),
+        ({"from": "gpt", "value": "a", "content": "b"}, "'value' and 'content'"),
+    ],
+)
+def test_a_field_that_differs_under_two_of_its_names_is_refused(message, says):
+    refused(lambda: messages_of({"messages": [U, message]}), "row 0", "message 1", says)
+    if "from" not in message:
+        refused(lambda: template_view([U, message]), "message 1", says)
+    else:
+        turns = [{"from": "human", "value": "q"}, message]
+        refused(lambda: messages_of({"conversations": turns}), "row 0", "turn 1", says)
+
+
+def test_a_field_under_two_of_its_names_that_agree_or_say_nothing():
+    reasoning = {**A, "reasoning_content": "why", "thinking": " why\n", "reasoning": ""}
+    assert template_view([reasoning])[0]["reasoning_content"] == "why"
+    called = {**A, "tool_calls": [{"name": "f", "arguments": {}, "input": {"a": 1}}]}
+    assert template_view([called])[0]["tool_calls"] == [call("f", {"a": 1})]
+    for turn in ({"value": "bad", "content": None}, {"value": None, "content": "bad"}):
+        turns = [{"from": "human", "value": "q"}, {"from": "gpt", **turn}]
+        assert messages_of({"conversations": turns}) == [U, A]
+
+
 # -- tools --
 
 
@@ -300,6 +334,10 @@ def tool(name, parameters=None):
         {"functions": [tool("f")["function"]]},
         {"functions": json.dumps([tool("f")["function"]])},
         {"tool_defs": [tool("f")["function"]]},
+        {"tools": [tool("f")["function"]]},
+        {"tools": json.dumps([{"type": "function", **tool("f")["function"]}])},
+        {"tools": [{"name": "f", "input_schema": {}}]},
+        {"tool_defs": [{"name": "f", "inputSchema": {}}], "tools": [tool("f")]},
         {"tools": None, "extra_info": {"tools": [tool("f")]}},
         {"tools": [tool("f")], "extra_info": {"tools": None}},
         {"tools": [tool("f")], "extra_info": {"tools": [], "functions": None}},
@@ -317,6 +355,11 @@ def test_tools_under_all_their_names(tmp_path, columns):
         U,
         A,
     ]
+
+
+def test_a_tool_of_another_type_stays_as_it_is():
+    builtin = {"type": "web_search", "name": "web_search"}
+    assert messages_of({"messages": [U, A], "tools": [builtin]}, name="tools") == [builtin]
 
 
 def test_tools_that_contradict_each_other_are_refused(tmp_path):

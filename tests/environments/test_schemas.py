@@ -306,3 +306,35 @@ def test_texts_become_what_their_schema_says():
     for text, kind, value in cases:
         found = coerced(text, {"type": kind})
         assert found == (text if value is None and kind != "null" else value), (text[:20], kind)
+
+
+def test_a_partial_and_an_object_are_described_by_the_function_inside():
+    def weather(town: str, days: int):
+        """Tells the weather.
+
+        Args:
+            town: A town.
+        """
+
+    partial = functools.partial(functools.partial(weather, days=2))
+    shown = schema_of(partial)["function"]
+    assert (shown["name"], shown["description"]) == ("weather", "Tells the weather.")
+    assert shown["parameters"]["properties"]["town"]["description"] == "A town."
+    partial.__name__, partial.__doc__ = "soon", "Of two days."
+    shown = schema_of(partial)["function"]
+    assert (shown["name"], shown["description"]) == ("soon", "Of two days.")
+    assert shown["parameters"]["properties"]["town"]["description"] == "A town."
+
+    class Service:
+        def __call__(self, town: str):
+            """Serves.
+
+            Args:
+                town: A town.
+            """
+
+    assert schema_of(Service())["function"]["description"] == "Serves."
+    Service.__doc__ = "A service."
+    shown = schema_of(Service())["function"]
+    assert (shown["name"], shown["description"]) == ("Service", "A service.")
+    assert shown["parameters"]["properties"]["town"]["description"] == "A town."

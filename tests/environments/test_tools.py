@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import decimal
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -173,6 +174,7 @@ def test_functions_of_a_file_and_functions_themselves(tmp_path):
         ((f"{HERE}.multiply(c=1)",), "no option 'c'"),
         ((f"{HERE}.yields",), "'yields' is a generator"),
         ((yields_later,), "'yields_later' is a generator"),
+        ((functools.partial(yields_later),), "'yields_later' is a generator"),
     ],
 )
 def test_a_toolbox_that_cannot_be(functions, message):
@@ -191,7 +193,7 @@ def test_a_toolbox_that_cannot_be(functions, message):
         ("nothing", "null"),
         ("object", '{"a": [1, null], "ä": "ß"}'),
         ("half", "?"),
-        ("set", "{1}"),
+        ("set", "[1]"),
         ("circle", "[[...]]"),
     ],
 )
@@ -213,7 +215,11 @@ def test_results_are_texts_or_json(kind, text):
         (datetime.date(2020, 1, 1), "2020-01-01"),
         (decimal.Decimal("1.50"), "1.50"),
         ([decimal.Decimal("1.50"), None], '["1.50", null]'),
-        ({1}, "{1}"),
+        ({1}, "[1]"),
+        ({"plum", "apple", "fig"}, '["apple", "fig", "plum"]'),
+        ({"of": {10, 9.5, 2}}, '{"of": [2, 9.5, 10]}'),
+        ({(1, 2): {"b", "a"}}, "{(1, 2): ['a', 'b']}"),
+        ({frozenset("ab"), 1, None}, '[1, null, ["a", "b"]]'),
         (Point(1), "Point(x=1)"),
         ({"at": [Point(1)]}, '{"at": ["Point(x=1)"]}'),
         (b"abc", "b'abc'"),
@@ -234,6 +240,19 @@ def test_a_result_that_json_does_not_have_is_no_failure(value, text):
         "name": "look",
         "content": text,
     }
+
+
+def test_no_answer_holds_the_address_of_an_object():
+    def look(how: str) -> object:
+        """Looks."""
+        if how == "error":
+            raise ValueError(object())
+        return {"as": [object()]} if how == "json" else object()
+
+    plain = "<object object at 0x...>"
+    for how, text in (("", plain), ("json", f'{{"as": ["{plain}"]}}'), ("error", plain)):
+        content = toolbox([look]).answer(Call("look", {"how": how}))["content"]
+        assert content.endswith(text), content
 
 
 def test_an_async_tool_is_awaited():

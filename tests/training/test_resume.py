@@ -4,6 +4,8 @@ Runs in this process share their compiled programs; kills need processes of thei
 """
 
 import contextlib
+import dataclasses
+import datetime
 import json
 import os
 import random
@@ -23,13 +25,24 @@ import pytest
 from conftest import lanes
 from processes import alive, children, wait_until
 from test_checkpoint import with_hash
-from tiny_run import REPO, assert_same_run, metrics_rows, newest_step, summary, tiny_config
+from tiny_offline import offline_config
+from tiny_run import (
+    REPO,
+    assert_same_run,
+    metrics_rows,
+    newest_step,
+    summary,
+    tiny_config,
+    train_on_one,
+)
+from tiny_tokenizer import QWEN_LIKE, write_tokenizer
 
 from rljax.checkpoint.checkpoint import Checkpoints, reads_steps
 from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
 from rljax.policies import load_policy
+from rljax.report.starts import run_date
 from rljax.runs.folder import FILES, FOLDERS, LOCK, locked
 from rljax.training import RunStopped
 from rljax.training import train as train_on_all
@@ -668,3 +681,41 @@ def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
         assert last["collect/rounds"] >= 1
     else:
         assert last["baseline"] > 0
+
+
+def test_a_resumed_run_writes_the_date_of_its_first_start(tmp_path):
+    dated = "{{ strftime_now('%d %b %Y') }}\n" + QWEN_LIKE
+    write_tokenizer(tmp_path / "tokenizer", dated)
+    config = offline_config(tmp_path, "examples", "sft", "run", steps=1, data__test="")
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows_path = tmp_path / "rows.jsonl"
+    rows_path.write_text((json.dumps({"messages": turns}) + "\n") * 20)
+    config.data.train, config.checkpoint.allow_changed = str(rows_path), ("steps",)
+    train_on_one(config)
+    starts_path = tmp_path / "run" / "starts.jsonl"
+    start = json.loads(starts_path.read_text())
+    first_date = datetime.datetime.fromisoformat(start["chat_date"])
+    assert abs(time.time() - first_date.timestamp()) < 600
+    start["chat_date"] = "2020-02-03T00:00:00"  # as if it had begun then
+    starts_path.write_text(json.dumps(start) + "\n")
+    train_on_one(dataclasses.replace(config, steps=2))
+    assert json.loads(starts_path.read_text().splitlines()[1])["chat_date"] == start["chat_date"]
+    assert "03 Feb 2020" in (tmp_path / "run" / "data.json").read_text()
+    date = datetime.datetime(2020, 2, 3)
+    assert load_policy(tmp_path / "run").tokenizer.now == date
+    assert load_policy(tmp_path / "run", today=True).tokenizer.now > date
+
+
+@pytest.mark.parametrize(
+    ("starts", "date"),
+    [
+        ([{"time": 1e9}, {"time": 2e9}], datetime.datetime.fromtimestamp(1e9)),
+        ([{"time": 1e9, "chat_date": None}], datetime.datetime.fromtimestamp(1e9)),
+        ([{"time": 1e30}, {"time": 0, "chat_date": "x"}], None),
+        ([], None),
+    ],
+)
+def test_the_date_of_a_run_whose_starts_do_not_say_it(tmp_path, starts, date):
+    (tmp_path / "starts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in starts))
+    made = run_date(tmp_path)
+    assert made == date if date else abs(made.timestamp() - time.time()) < 60

@@ -243,7 +243,7 @@ class _ImageTokens(Tokenizer):
     def __init__(self, tokenizer: Tokenizer, reader: ImageReader, images: tuple[Image, ...]):
         self._tokenizer, self._reader, self._images = tokenizer, reader, images
         names = "vocab_size pad_id bos_id eos_ids special_ids template_ids turn_ends variables"
-        for name in (*names.split(), "has_chat_template", "context_free"):
+        for name in (*names.split(), "closing_tags", "has_chat_template", "context_free"):
             setattr(self, name, getattr(tokenizer, name))
         self.image_mark = MARK
 

@@ -5,6 +5,7 @@ One record is read by rljax.data.rows.sources and encoded by rljax.data.online.p
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import logging
 
@@ -97,15 +98,16 @@ class Data:
         return any(isinstance(source, Stream) for source in self.sources)
 
 
-def load_run_tokenizer(config: Config) -> Tokenizer:
+def load_run_tokenizer(config: Config, now: datetime.datetime | None = None) -> Tokenizer:
     """Returns the tokenizer of the config's folder, else of the model's folder, else one of the
-    characters of its tasks. Raises InputError if a built-in model reads a file, or a task without
-    an alphabet, and for a folder that `load_tokenizer` refuses."""
+    characters of its tasks; `now` is the date that its chat template writes. Raises InputError if a
+    built-in model reads a file, or a task without an alphabet, and for a folder that
+    `load_tokenizer` refuses."""
     variables = template_variables(config)
     if config.tokenizer:
-        return load_tokenizer(config.tokenizer, variables=variables)
+        return load_tokenizer(config.tokenizer, now=now, variables=variables)
     if is_path(config.model):
-        return load_tokenizer(config.model, variables=variables)
+        return load_tokenizer(config.model, now=now, variables=variables)
     if is_path(config.data.train):
         raise InputError(
             "a built-in model has no tokenizer for a data file",

@@ -26,7 +26,7 @@ from rljax.data.rows.conversation import (
 )
 from rljax.data.rows.nulls import TOOLS, Nulls
 from rljax.data.rows.unread import Unread
-from rljax.data.text.messages import LEARN, check_unicode, validate_objects
+from rljax.data.text.messages import LEARN, check_unicode, tools_in_one_form
 from rljax.errors import InputError
 from rljax.files import parse_json
 
@@ -386,14 +386,7 @@ def _tools(name: str, value: object, location: str) -> list[dict] | None:
         return None
     if value is None or isinstance(value, str) and not value:
         return None
-    tools = validate_objects(value, f"{location}:")
-    if name == "tools":
-        return tools
-
-    def as_tool(tool):
-        return {"type": "function", "function": tool}
-
-    return [tool if "function" in tool else as_tool(tool) for tool in tools]
+    return tools_in_one_form(value, f"{location}:")
 
 
 def as_written(row: dict, location: str, nulls: Nulls) -> dict:

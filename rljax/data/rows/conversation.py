@@ -78,11 +78,26 @@ def messages_in_text(value: object, location: str) -> object:
         ) from None
 
 
+def sharegpt_content(turn: Mapping, location: str) -> object:
+    """Returns the content of a turn {"from", "value"}, which may stand in `content` instead. Raises
+    InputError where the two differ."""
+    value, content = turn.get("value"), turn.get("content")
+    if value and content and value != content:
+        raise InputError(
+            f"{location} has contents that differ in 'value' and 'content'",
+            value=(value, content),
+            rule="these are names of one field",
+            fix="remove one of them",
+        )
+    return content if value in (None, "") and content is not None else value
+
+
 def _in_one_form(message: Mapping, location: str) -> dict:
     converted = {name: value for name, value in message.items() if value is not None}
     if "role" not in converted and "from" in converted:
-        fields = {name: value for name, value in converted.items() if name not in ("from", "value")}
-        converted = {"role": converted["from"], "content": converted.get("value"), **fields}
+        fields = {n: v for n, v in converted.items() if n not in ("from", "value", "content")}
+        content = sharegpt_content(message, location)
+        converted = {"role": converted["from"], "content": content, **fields}
     converted["role"] = role = role_of(converted.get("role"), location)
     if isinstance(converted.get("tool_calls"), str):
         text = converted["tool_calls"]

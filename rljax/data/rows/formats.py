@@ -14,6 +14,7 @@ from collections.abc import Callable
 from rljax.answer_columns import held_answers
 from rljax.data.images.columns import has_images
 from rljax.data.rows.columns import RESPONSES, TEXTS, TRUTHS, VALUES, with_system
+from rljax.data.rows.conversation import sharegpt_content
 from rljax.data.rows.unread import unread_parts
 from rljax.data.text.messages import SPEAKERS
 from rljax.errors import InputError
@@ -83,6 +84,9 @@ def understood(row: dict) -> str:
     return kind + conversational + extras
 
 
+_OUR_QUESTIONS = {"prompt", "question", "messages", "text"}
+
+
 def form_of(row: dict) -> Form | None:
     """Returns the form of a row of another project; None if its columns are ours."""
     if _is_turns(row.get("conversations")):
@@ -102,7 +106,7 @@ def form_of(row: dict) -> Form | None:
         return _MARKED_MATH_SHEPHERD
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
-    our_columns = {"prompt", "question", "messages", "text"} & row.keys()
+    our_columns = _OUR_QUESTIONS & row.keys()
     if not our_columns and ("input" in row or _is_turns(row.get("context_messages"))):
         return _OPENRLHF
     if not our_columns and isinstance(row.get("problem"), str):
@@ -156,13 +160,13 @@ def _message(turn: object, location: str) -> dict:
             rule=f"'from' is one of {', '.join(SPEAKERS)}, function_call",
             fix='write {"from": "human", "value": "..."}',
         )
-    others = {n: v for n, v in turn.items() if n not in ("from", "value")}
+    others = {n: v for n, v in turn.items() if n not in ("from", "value", "content")}
+    content = sharegpt_content(turn, location)
     if speaker.lower() == "function_call":  # LLaMA-Factory's and APIGen's
-        calls = turn.get("value")
-        calls = parse_json(calls, location) if isinstance(calls, str) else calls
+        calls = parse_json(content, location) if isinstance(content, str) else content
         calls = calls if isinstance(calls, list) else [calls]
         return {"role": "assistant", "content": "", "tool_calls": calls, **others}
-    return {"role": SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
+    return {"role": SPEAKERS[speaker.lower()], "content": content, **others}
 
 
 def _alpaca(row: dict, location: str) -> dict:
@@ -342,7 +346,15 @@ def table_row(names: list[str], cells: list[str], location: str) -> dict:
     """Returns a row of a table of texts: an empty cell is None; numbers and truth values where a
     column holds such; lists and objects that were written as JSON."""
     columns = zip(names, cells, strict=True)
-    return {name: _cell(name, cell, f"{location}, column {name!r}") for name, cell in columns}
+    # OpenRLHF's label of a prompt without an output is its ground truth, a text.
+    is_prompt = {"input", "context_messages"} & {*names} and not {*_OUR_QUESTIONS, "output"} & {
+        *names
+    }
+    kinds = {"label": "ground_truth"} if is_prompt else {}
+    return {
+        name: _cell(kinds.get(name, name), cell, f"{location}, column {name!r}")
+        for name, cell in columns
+    }
 
 
 def _cell(name: str, cell: str, location: str) -> object:

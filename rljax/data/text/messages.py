@@ -18,6 +18,7 @@ LEARN = "learn"  # the key of a turn of the assistant that is context only: Fals
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 NOT_ASKING = ("system", "developer", "assistant")  # no turn of the assistant answers these roles
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call, the usual name first
+_SCHEMAS = ("parameters", "input_schema", "inputSchema")  # of a tool, the usual name first
 # Other names of the roles: ShareGPT's and its kin's.
 SPEAKERS = {
     "human": "user",
@@ -81,7 +82,7 @@ def for_template(messages: object, where: str = "chat messages") -> object:
     arguments are objects, where OpenAI's API has JSON texts; its older `function_call` is a call of
     `tool_calls`; a tool's answer has the name of its call; and no list of calls is empty. A value
     that is no message stays, for `validate_messages` to refuse. Raises InputError for arguments
-    that are no JSON object."""
+    that are no JSON object, and for a field that has two values under two of its names."""
     if not isinstance(messages, (list, tuple)):
         return messages
     call_names, converted, has_older_calls = {}, [], False
@@ -93,6 +94,7 @@ def for_template(messages: object, where: str = "chat messages") -> object:
         if message.get("function_call"):
             has_older_calls = True
             message = _with_older_call(message, location)
+        _require_one_reasoning(message, location)
         if isinstance(message.get("content"), (list, tuple)):
             message = _with_usual_parts(message, location)
         if "tool_calls" in message:
@@ -115,6 +117,18 @@ def for_template(messages: object, where: str = "chat messages") -> object:
             message = {**message, "name": call_name} if call_name else message
         converted.append(message)
     return converted
+
+
+def _require_one_reasoning(message: Mapping, location: str) -> None:
+    """Raises InputError for a message with reasonings that differ: a template gets one of them."""
+    texts = {name: message[name] for name in REASONING if isinstance(message.get(name), str)}
+    if len({text.strip() for text in texts.values()} - {""}) > 1:
+        raise InputError(
+            f"{location} has reasonings that differ in {' and '.join(map(repr, texts))}",
+            value=texts,
+            rule="these are names of one field: a turn has one reasoning",
+            fix="remove all but one of them",
+        )
 
 
 def _with_usual_parts(message: Mapping, location: str) -> dict:
@@ -214,7 +228,17 @@ def _function(call: object, location: str) -> dict:
             value=call,
             fix='write {"type": "function", "function": {"name": ..., "arguments": {...}}}',
         )
-    key = next((n for n in ARGUMENTS if call.get(n) is not None), "arguments")
+    values = {n: call[n] for n in ARGUMENTS if call.get(n) is not None}
+    filled = {n: value for n, value in values.items() if value not in ("", {})}
+    key = next(iter(filled or values), "arguments")
+    if any(value != filled[key] for value in filled.values()):
+        raise InputError(
+            f"{location} of {name!r} has arguments that differ in"
+            f" {' and '.join(map(repr, filled))}",
+            value=filled,
+            rule="these are names of one field",
+            fix="write 'arguments' alone",
+        )
     arguments = _arguments(call.get(key), f"{location} of {name!r}")
     if arguments is call.get("arguments"):
         return dict(call)
@@ -318,6 +342,25 @@ def validate_objects(values: object, name: str) -> list | None:
             fix='write a list, for instance [{"type": "function", "function": {...}}]',
         )
     return to_plain(values)
+
+
+def tools_in_one_form(values: object, name: str) -> list | None:
+    """Returns tools as plain values, each function in {"type", "function"}, where templates look
+    for it: data sets publish the functions alone, OpenAI's newer API and Anthropic's ask for them
+    so, and MCP calls their parameters `inputSchema`. Raises InputError as `validate_objects`."""
+    tools = validate_objects(values, name)
+    return tools and [_tool(tool) for tool in tools]
+
+
+def _tool(tool: dict) -> dict:
+    is_function = tool.get("type") in (None, "function") and isinstance(tool.get("name"), str)
+    if not is_function or tool.get("function") is not None:
+        return tool
+    schema = next((n for n in _SCHEMAS if tool.get(n) is not None), "parameters")
+    names = {schema: "parameters"}
+    hidden = ("type", "function", *(n for n in _SCHEMAS if n != schema))
+    function = {names.get(n, n): value for n, value in tool.items() if n not in hidden}
+    return {"type": "function", "function": function}
 
 
 def to_plain(value: object) -> object:

@@ -17,6 +17,7 @@ from rljax.data.text.messages import (
     check_unicode,
     template_view,
     to_plain,
+    tools_in_one_form,
     validate_objects,
     with_text_arguments,
 )
@@ -30,6 +31,12 @@ MAX_OUTPUT, MAX_GROWTH = 1_000_000, 8
 RESERVED = (MARKS, "messages", "tools", "documents", "add_generation_prompt", "range")
 _MOST_FORMS = 1_000  # kinds of conversations of which the forms are kept
 _COPY_AGAIN = "copy the template from the model's repository again"
+# Values beside the messages, and how each of their objects is written.
+_FORMS_OF_OBJECTS = {
+    "tools": 'write each tool as {"type": "function", "function": {"name": ..., "description": ...,'
+    ' "parameters": {"type": "object", "properties": {...}}}}',
+    "documents": 'write each document as {"title": ..., "text": ...}',
+}
 # Stands at the end of a message that is continued; its space tells whether the template trims.
 _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 
@@ -222,20 +229,32 @@ class ChatTemplate:
 
     def _run(self, view: list[dict], context: Mapping) -> str:
         context = {**context, "messages": view}
-        kind, text = guarded.call(
-            "render", self.text, self._now, context, MAX_OUTPUT + MAX_GROWTH * _characters(context)
-        )
+        kind, text = self._call(context)
         if kind != OK:
             refused = kind == REFUSED
+            verb = "refuses" if refused else "fails on"
+            rule = f"it says {text!r}" if refused else text
+            for name, form in _FORMS_OF_OBJECTS.items():
+                if context.get(name) and self._call({**context, name: None})[0] == OK:
+                    raise InputError(
+                        f"{self.source}: the chat template {verb} the {name!r}",
+                        value=context[name],
+                        rule=rule,
+                        fix=f"{form}, or correct the template",
+                    )
             roles = [message["role"] for message in view[:8]]
             raise InputError(
-                f"{self.source}: the chat template {'refuses' if refused else 'fails on'} "
-                f"{len(view)} messages with roles {roles}",
-                rule=f"it says {text!r}" if refused else text,
+                f"{self.source}: the chat template {verb} {len(view)} messages with roles {roles}",
+                rule=rule,
                 fix="use roles and turns that this template knows, or correct the template",
             )
         check_unicode(text, f"{self.source}: the rendered chat")
         return text
+
+    def _call(self, context: Mapping) -> tuple[str, str]:
+        """Returns (OK, the rendered text), or another kind of reply with its reason."""
+        most = MAX_OUTPUT + MAX_GROWTH * _characters(context)
+        return guarded.call("render", self.text, self._now, context, most)
 
 
 def _characters(value: object) -> int:
@@ -255,7 +274,7 @@ def _template_context(
     return {
         **special_tokens,
         **checked_variables(variables),
-        "tools": validate_objects(tools, "tools"),
+        "tools": tools_in_one_form(tools, "tools"),
         "documents": validate_objects(documents, "documents"),
         "add_generation_prompt": add_generation_prompt,
     }

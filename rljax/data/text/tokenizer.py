@@ -21,7 +21,7 @@ from pathlib import Path
 import tokenizers
 
 from rljax import hub
-from rljax.data.text.control_tokens import parted_messages, parted_texts
+from rljax.data.text.control_tokens import closing_tags, parted_messages, parted_texts
 from rljax.data.text.ends import PROBED_TOOL, EndOfTurn, always_opened, turn_ends
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.template import ChatTemplate, checked_variables
@@ -64,7 +64,8 @@ class Tokenizer(abc.ABC):
     `eos_ids` is the stop set; its first id is the tokenizer's own end token, which supervised
     examples get appended. `turn_ends` are the tokens of it that end a turn in the chat template.
     `special_ids` are ids that `decode` leaves out. `template_ids` are these and the other added
-    tokens that the chat template writes, such as </tool_response> and <think>.
+    tokens that the chat template writes, such as </tool_response> and <think>. `closing_tags` are
+    texts by which the chat template closes a block, and which are no tokens.
     """
 
     vocab_size: int
@@ -73,9 +74,11 @@ class Tokenizer(abc.ABC):
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]
     template_ids: frozenset[int]
+    closing_tags: frozenset[str] = frozenset()
     has_chat_template: bool = False
     turn_ends: tuple[EndOfTurn, ...] = ()
     variables: Mapping[str, object] = types.MappingProxyType({})  # of the chat template
+    now: datetime.datetime | None = None  # date of the chat template
     image_mark: str = ""  # stands for an image in the texts of messages
     context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
@@ -84,6 +87,11 @@ class Tokenizer(abc.ABC):
         """The token that ends a turn of the assistant: the chat template's, else the tokenizer's
         own end token."""
         return self.turn_ends[0].id if self.turn_ends else self.eos_ids[0]
+
+    @property
+    def template_marks(self) -> frozenset[int | str]:
+        """The tokens and closing tags of the chat template: no text of a tool may hold one."""
+        return self.template_ids | self.closing_tags
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -331,7 +339,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = self._stop_set()
-        self._templates = read_templates(self.folder, now)
+        self.now = now or datetime.datetime.now()
+        self._templates = read_templates(self.folder, self.now)
         self._openers: dict[int, str] = {}
         self.has_chat_template = "default" in self._templates
         self.variables = checked_variables(variables)
@@ -350,6 +359,8 @@ class HuggingFaceTokenizer(Tokenizer):
             {i for i, token in added.items() if token.special} | {self.pad_id, *self.eos_ids}
         )
         self.template_ids = self.special_ids | self._written_by_templates()
+        tags = closing_tags(template.text for template in self._templates.values())
+        self.closing_tags = frozenset(tags - {token.content for token in added.values()})
         self._adds_bos, self._prefix = self._read_prefix()
 
     def _id_of(self, field: str) -> int | None:
@@ -557,8 +568,8 @@ class HuggingFaceTokenizer(Tokenizer):
         variables=None,
         continue_final_message=False,
     ):
-        """Renders the chat template; texts of tools and documents hold no token of it."""
-        messages, tools, documents = self._without_template_tokens(messages, tools, documents)
+        """Renders the chat template; texts of tools and documents hold no mark of it."""
+        messages, tools, documents = self._without_template_marks(messages, tools, documents)
         template = self._template(tools)
         text = template.render(
             messages,
@@ -585,13 +596,13 @@ class HuggingFaceTokenizer(Tokenizer):
             )
         return self._openers[id(template)]
 
-    def _without_template_tokens(self, messages, tools, documents) -> tuple:
-        """Returns answers of tools, their descriptions and documents as texts that hold no token of
+    def _without_template_marks(self, messages, tools, documents) -> tuple:
+        """Returns answers of tools, their descriptions and documents as texts that hold no mark of
         the template: whoever wrote them could end a turn, or the block that they stand in."""
         if isinstance(messages, (list, tuple)) and all(isinstance(m, Mapping) for m in messages):
-            messages = parted_messages(self, messages, self.template_ids)
+            messages = parted_messages(self, messages, self.template_marks)
         tools, documents = (
-            parted_texts(self, value, self.template_ids) for value in (tools, documents)
+            parted_texts(self, value, self.template_marks) for value in (tools, documents)
         )
         return messages, tools, documents
 
@@ -602,7 +613,7 @@ class HuggingFaceTokenizer(Tokenizer):
             return super().render_marked(
                 messages, tools=tools, documents=documents, variables=variables, text=text
             )
-        messages, tools, documents = self._without_template_tokens(messages, tools, documents)
+        messages, tools, documents = self._without_template_marks(messages, tools, documents)
         return template.render_marked(
             messages,
             special_tokens=self._special_tokens,

@@ -1,9 +1,9 @@
 """The tool `python`: a program of the policy, run in the sandbox of rljax.rewards."""
 
-import re
 from collections.abc import Callable
 
 from rljax.contracts import contract
+from rljax.environments.toolbox import without_addresses
 from rljax.rewards.sandbox.tiers import ProcessLimits, run_program, sandbox_tier
 
 _OUTPUT_BYTES = 1 << 16  # bytes of stdout and of stderr
@@ -53,7 +53,6 @@ def _run(cells):
         traceback.print_exception(type(error), error, frames)
         sys.exit(1)
 """
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @contract(safe=True)
@@ -91,6 +90,4 @@ def _report(result) -> str:
     texts = [part.decode("utf-8", "replace").strip("\n") for part in parts]
     if result.status not in ("ok", "error"):
         texts.append(f"The program was stopped: {result.message}")
-    # The address of an object differs from process to process.
-    shown = "\n".join(text for text in texts if text)
-    return _ADDRESS.sub(" at 0x...", shown) or "[no output]"
+    return without_addresses("\n".join(text for text in texts if text)) or "[no output]"
