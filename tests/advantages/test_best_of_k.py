@@ -106,7 +106,7 @@ def test_every_subset_is_counted(k, binary):
             want = by_groups(lambda r: enumerated_pkpo(r, k), scores, group, mask)
             np.testing.assert_allclose(got, want, atol=1e-12)
             assert (got[group == 2] == 0).all() and (got >= 0).all()
-            assert binary or got.max() > 0.1
+            assert binary or k > 3 or got.max() > 0.1
     assert (largest > 0.1) == (k < 6)  # later each group is one subset
 
 

@@ -322,8 +322,7 @@ def test_real_at_a_large_tau_is_the_policy_gradient_of_its_labels():
     logp, batch = random_case(0)
     group = np.asarray(batch.group)
     live = np.asarray(batch.mask).any(axis=1)
-    sign = np.sign(np.nan_to_num(np.asarray(batch.advantages))).max(axis=1)
-    sign = np.where(live, np.where(np.nanmin(batch.advantages, axis=1) < 0, -1, sign), 0)
+    sign = np.sign(np.nan_to_num(np.asarray(batch.advantages)).sum(axis=1))
     rights, wrongs = (
         np.array([np.sum((group == g) & (sign == s)) for g in group]) for s in (1, -1)
     )
