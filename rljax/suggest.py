@@ -258,11 +258,13 @@ VALUES: dict[str, dict[str, str]] = {
             _OF_PAIRS: "dpo simpo orpo cpo tpo spin",
             "`dataflow=preference` with "
             "`algorithm.preference_loss=\"dpo(losses=('ipo',))\"`": "ipo",
-            _OF_GRPO: "gspo cispo sapo gmpo gvpo vespo clip_cov kl_cov",
+            _OF_GRPO: "gspo cispo sapo gmpo gvpo vespo clip_cov kl_cov fipo topr m2po real",
             "the preset `presets/dapo`: it is GRPO with other parts": "dapo",
             "the preset `presets/dr_grpo`: it is GRPO with other parts": "dr_grpo",
             '`dataflow=grpo` with `algorithm.advantage="rloo()"`, or `presets/rloo`': "rloo",
             '`dataflow=grpo` with `algorithm.advantage="opo()"`, or `presets/opo`': "opo",
+            '`dataflow=grpo` with `algorithm.advantage="maxrl()"`': "maxrl",
+            '`dataflow=grpo` with `algorithm.advantage="pkpo(k=4)"`': "pkpo",
             '`dataflow=grpo` with `algorithm.advantage="reinforce_plus_plus()"`, or '
             "`presets/reinforce_pp`": "reinforce_plus_plus",
             "`dataflow=on_policy_distil`": "gkd",
@@ -288,6 +290,7 @@ VALUES: dict[str, dict[str, str]] = {
             '`algorithm.advantage="group_relative()"`': "grpo group_norm",
             "`algorithm.advantage=\"group_relative(std='none')\"`": "dr_grpo",
             '`algorithm.advantage="best_of_group()"`': "grpo_passk",
+            '`algorithm.advantage="pass_at_k(k=4)"`': "passk pass_k pass@k",
             '`algorithm.advantage="reinforce_plus_plus_baseline()"`': "reinforce_baseline",
         },
         "algorithm.reduction": {

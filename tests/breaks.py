@@ -25,6 +25,8 @@ PUBLISHED = "tests/data/test_published_templates.py"
 TEMPLATES = "tests/data/test_chat_templates.py"
 TRUST, ORDERS = "rljax/config/trust.py", "tests/data/test_recorded_orders.py"
 PROGRAM, ON_DEVICE = "tests/training/test_program_steps.py", "tests/rewards/test_on_device.py"
+BEST_OF_K = "tests/advantages/test_best_of_k.py"
+OFF_POLICY = "tests/losses/test_off_policy_losses.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
@@ -1139,6 +1141,109 @@ BREAKS |= {
         "log_weight = constant(batch.old_logprobs, batch) - constant(behaviour, batch)",
         "log_weight = policy_logprobs(policy, batch) - constant(behaviour, batch)",
         ["tests/losses/test_policy_examples.py", "-k", "decoupled"],
+    ),
+    "MaxRL does not divide by the pass rate": (
+        "rljax/advantages/groups.py",
+        "centred / jnp.where(is_solved, groups.mean + eps, 1.0)",
+        "centred",
+        [BEST_OF_K, "-k", "maxrl or objective"],
+    ),
+    "MaxRL turns the order of scores below 0 round": (
+        "rljax/advantages/groups.py",
+        "is_solved = groups.mean > 0",
+        "is_solved = groups.mean != 0",
+        [BEST_OF_K, "-k", "maxrl"],
+    ),
+    "pass@k takes a row twice into its subsets": (
+        "rljax/advantages/subsets.py",
+        "above = running_total(above, rows.ids, reverse=True) - above",
+        "above = running_total(above, rows.ids, reverse=True)",
+        [BEST_OF_K, "-k", "subset"],
+    ),
+    "pass@k divides a rounding by eps where every subset is right": (
+        "rljax/advantages/subsets.py",
+        "(rows.counted > 0) & (rows.rank >= rows.k))",
+        "rows.counted > 0)",
+        [BEST_OF_K, "-k", "right_and_wrong or subset"],
+    ),
+    "PKPO compares with subsets that have the row": (
+        "rljax/advantages/subsets.py",
+        "_share_above(rows, rows.rank + 1, k)",
+        "_share_above(rows, rows.rank, k)",
+        [BEST_OF_K, "-k", "objective"],
+    ),
+    "PKPO counts an episode by its rows": (
+        "rljax/advantages/subsets.py",
+        "below = rows.counted * _share_above",
+        "below = _share_above",
+        ["tests/advantages/test_advantages.py", "-k", "several_rows and pkpo"],
+    ),
+    "a running total goes on in the next group": (
+        "rljax/advantages/grouping.py",
+        "jnp.where(left[1] == right[1], left[0], 0)",
+        "left[0]",
+        [BEST_OF_K, "-k", "running"],
+    ),
+    "FIPO sums tokens above the second clip": (
+        "rljax/losses/policy/tokens.py",
+        "jnp.where(is_skipped, 0.0, difference)",
+        "difference",
+        [OFF_POLICY, "-k", "fipo"],
+    ),
+    "FIPO raises the weight of bad tokens that are far out": (
+        "rljax/losses/policy/tokens.py",
+        "jnp.where(is_unsafe, jnp.minimum(weight, 1.0), weight)",
+        "weight + jnp.where(is_unsafe, 0.0, 0.0)",
+        [OFF_POLICY, "-k", "fipo"],
+    ),
+    "the weight of FIPO has a gradient": (
+        "rljax/losses/policy/tokens.py",
+        "    difference = jax.lax.stop_gradient(difference)\n    ratio = jnp.exp(difference)\n"
+        "    is_skipped",
+        "    ratio = jnp.exp(difference)\n    is_skipped",
+        [OFF_POLICY, "-k", "fipo"],
+    ),
+    "TOPR pushes bad samples down harder, the likelier they are": (
+        "rljax/losses/policy/sequences.py",
+        "jnp.exp(jnp.minimum(log_weight, 0.0))",
+        "jnp.exp(log_weight)",
+        [OFF_POLICY, "-k", "topr"],
+    ),
+    "TOPR weighs a response by its mean ratio": (
+        "rljax/losses/policy/sequences.py",
+        'log_weight = difference if level == "token" else batches.segment_sum(difference, batch)',
+        'log_weight = difference if level == "token" else sequence_mean(difference, batch)',
+        [OFF_POLICY, "-k", "topr"],
+    ),
+    "M2PO bounds tokens that come back to the policy, too": (
+        "rljax/losses/policy/selection.py",
+        "eligible = eligible & (advantages * log_r > 0)",
+        "eligible = eligible & (advantages != 0)",
+        [OFF_POLICY, "-k", "m2po"],
+    ),
+    "M2PO keeps the first of equals": (
+        "rljax/losses/policy/selection.py",
+        'jnp.searchsorted(ordered, flat, side="right")',
+        'jnp.searchsorted(ordered, flat, side="left")',
+        [OFF_POLICY, "-k", "m2po"],
+    ),
+    "the mean of REAL leaves out groups that do not teach": (
+        "rljax/losses/policy/sequences.py",
+        "groups = jnp.maximum(jnp.sum(live / size), 1)",
+        "groups = jnp.maximum(jnp.sum(teaches / size), 1)",
+        [OFF_POLICY, "-k", "real"],
+    ),
+    "REAL has no anchor": (
+        "rljax/losses/policy/sequences.py",
+        "anchor = jnp.zeros_like(x)[:, None]",
+        "anchor = jnp.full_like(x, -1e9)[:, None]",
+        [OFF_POLICY, "-k", "real"],
+    ),
+    "REAL learns from groups with one label": (
+        "rljax/losses/policy/sequences.py",
+        "teaches = live & (counts[:, 1] > 0) & (counts[:, 2] > 0)",
+        "teaches = live",
+        [OFF_POLICY, "-k", "real"],
     ),
     # -- mesh
     "a slice has every second device": (

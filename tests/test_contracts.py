@@ -60,6 +60,8 @@ TABLE = {
             P(policy.ppo_clip, max_sequence_kl=0.1),
             P(policy.gspo, max_sequence_kl=0.1),
             P(policy.cispo, behaviour="sampler"),
+            P(policy.topr, behaviour="old"),
+            P(policy.m2po, behaviour="old"),
             P(policy.trajectory_balance, log_z=jnp.zeros(ROWS)),
         ],
     ),

@@ -5,7 +5,8 @@ gradient) and 0 where mask is 0. An estimator raises InputError where the batch 
 it reads. KL penalties in the reward: rljax.losses.kl.
 
     returns.py   sums of later rewards: GAE, VAPO, REINFORCE, ReMax, REINFORCE++
-    groups.py    scores relative to other samples of the prompt: GRPO, RLOO, OPO, GPG, ...
+    groups.py    scores relative to other samples of the prompt: GRPO, RLOO, OPO, GPG, MaxRL, ...
+    subsets.py   the best of k samples of the prompt: pass@k training, PKPO
     steps.py     steps of a response, turns of an episode: GRPO with process rewards, VinePPO,
                  PRIME, GiGPO, turns compared with those of siblings
     baseline.py  the baseline per token that minimises the variance
@@ -25,6 +26,7 @@ from rljax.advantages.groups import (
     gdpo,
     gpg,
     group_relative,
+    maxrl,
     opo,
     reinforce_plus_plus_baseline,
     rloo,
@@ -38,6 +40,7 @@ from rljax.advantages.steps import (
     turn_leave_one_out,
     vineppo,
 )
+from rljax.advantages.subsets import pass_at_k, pkpo
 from rljax.batch import Batch
 
 # The type of an estimator, once its options are bound.
@@ -53,8 +56,11 @@ __all__ = [
     "gpg",
     "group_process",
     "group_relative",
+    "maxrl",
     "opo",
     "optimal_token_baseline",
+    "pass_at_k",
+    "pkpo",
     "prime",
     "reinforce",
     "reinforce_plus_plus",

@@ -21,6 +21,7 @@ __all__ = [
     "group_total",
     "normalised",
     "on_policy_tokens",
+    "running_total",
 ]
 
 
@@ -45,6 +46,16 @@ def group_total(x: jax.Array, ids: jax.Array) -> jax.Array:
     """Returns the sum of x over the group of each element: x [N] or [N, S], dense ids [N] -> the
     shape of x."""
     return jax.ops.segment_sum(x, ids, num_segments=ids.shape[0])[ids]
+
+
+def running_total(x: jax.Array, ids: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """Returns the sum of x over the elements of its group up to each one, itself included, or from
+    it on if `reverse`: x [N], ids [N] in ascending order -> [N]. No other group enters a sum."""
+
+    def join(left, right):
+        return right[0] + jnp.where(left[1] == right[1], left[0], 0), right[1]
+
+    return jax.lax.associative_scan(join, (x, ids), reverse=reverse)[0]
 
 
 def group_range(x: jax.Array, ids: jax.Array, keep: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -47,8 +47,8 @@ def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: 
     return jnp.where(groups.size > 1, advantages, singleton_advantages)
 
 
-# The contract that the estimators here have in common: they read one score of each sample.
-_OF_SCORES = dict(
+# The contract of estimators that read one score of each sample.
+OF_SCORES = dict(
     safe=True, reads=("rewards", "group"), fills=(), compares_samples=True, token_rewards=False
 )
 
@@ -57,7 +57,7 @@ def _group_relative_reads(options: dict) -> tuple[str, ...]:
     return ("rewards", "group", *("finish_reason",) * options["exclude_truncated"])
 
 
-@contract(**_OF_SCORES | {"reads": _group_relative_reads})
+@contract(**OF_SCORES | {"reads": _group_relative_reads})
 def group_relative(
     batch: Batch,
     *,
@@ -87,7 +87,7 @@ def group_relative(
     return batches.whiten(advantages, batch.mask) if whiten else advantages
 
 
-@contract(**_OF_SCORES)
+@contract(**OF_SCORES)
 def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - mean of the other rows of the group = (r_i - mean) k / (k - 1): [B, S].
 
@@ -100,7 +100,7 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "rloo"), batch)
 
 
-@contract(**_OF_SCORES)
+@contract(**OF_SCORES)
 def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """score - mean of its group, on every policy token, whitened over the batch: [B, S].
 
@@ -114,7 +114,7 @@ def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero")
     return jax.lax.stop_gradient(batches.whiten(centred, batch.mask))
 
 
-@contract(**_OF_SCORES)
+@contract(**OF_SCORES)
 def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - sum_j l_j r_j / sum_j l_j over the group, l = policy tokens: [B, S].
 
@@ -132,7 +132,7 @@ def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "opo"), batch)
 
 
-@contract(**_OF_SCORES)
+@contract(**OF_SCORES)
 def gpg(
     batch: Batch,
     *,
@@ -160,7 +160,25 @@ def gpg(
     return on_policy_tokens(centred * scale.astype(scores.dtype), batch)
 
 
-@contract(**_OF_SCORES)
+@contract(**OF_SCORES)
+def maxrl(batch: Batch, *, eps: NotNegative = 1e-6) -> jax.Array:
+    """A = (score - mean of its group) / (mean of its group + eps), on every policy token: [B, S].
+
+    Maximum likelihood reinforcement learning, arXiv 2602.02710: prompts weigh 1 / their pass rate.
+    With scores of 0 and 1, n samples of a prompt and eps = 0, the expected gradient is that of the
+    sum over k < n of pass@k / k; it is that of the pass rate p for n = 2, and tends to that of
+    log p. Scores are 0 or more. A group whose mean is not above 0 (no sample was right) gets 0, as
+    does a group of equal scores. So does a group of one, whose score the paper's code divides by
+    eps.
+    """
+    scores, ids, counted = _scores(batch, "maxrl")
+    groups = group_statistics(scores, ids, counted)
+    is_solved = groups.mean > 0
+    centred = jnp.where(is_solved, normalised(scores, groups, std="none", eps=0.0), 0.0)
+    return on_policy_tokens(centred / jnp.where(is_solved, groups.mean + eps, 1.0), batch)
+
+
+@contract(**OF_SCORES)
 def best_of_group(batch: Batch, *, std: Std = "none", eps: NotNegative = 1e-6) -> jax.Array:
     """A = best - second best score for the best row of each group, 0 for all others: [B, S].
 
@@ -180,7 +198,7 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: NotNegative = 1e-6) -
     return on_policy_tokens(jnp.where(is_unique_best, gain, 0.0), batch)
 
 
-@contract(**_OF_SCORES)
+@contract(**OF_SCORES)
 def batch_normalised(batch: Batch, *, eps: NotNegative = 1e-8, ddof: int = 0) -> jax.Array:
     """A = (score - mean of its group) / (std of that difference over the batch + eps): [B, S].
 
@@ -197,7 +215,7 @@ def batch_normalised(batch: Batch, *, eps: NotNegative = 1e-8, ddof: int = 0) ->
     return on_policy_tokens(scaled, batch)
 
 
-@contract(**_OF_SCORES | {"reads": ("reward_parts", "group")})
+@contract(**OF_SCORES | {"reads": ("reward_parts", "group")})
 def gdpo(
     batch: Batch,
     *,

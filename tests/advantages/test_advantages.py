@@ -310,6 +310,9 @@ TABLE = {
         "dead alone",
     ),
     "batch_normalised": (advantages.batch_normalised, GROUPED, "dead alone"),
+    "maxrl": (advantages.maxrl, GROUPED, "dead alone"),
+    "pass_at_k": (functools.partial(advantages.pass_at_k, k=2), GROUPED, "dead alone"),
+    "pkpo": (functools.partial(advantages.pkpo, k=3), GROUPED, "dead alone"),
     "gdpo": (functools.partial(advantages.gdpo, weights=(1.0, 0.5)), ("reward_parts", "group"), ""),
     "group_process": (advantages.group_process, ("process_rewards", "step_ids", "group"), ""),
     "vineppo": (advantages.vineppo, ("rewards", "values", "step_ids"), ""),
@@ -357,6 +360,8 @@ OF_EACH_KIND = (
     "reinforce_plus_plus",
     "group_relative",
     "opo",
+    "pass_at_k",
+    "pkpo",
     "gdpo",
     "vineppo",
     "prime",
@@ -585,8 +590,10 @@ SHIFTED = {
     "gpg": advantages.gpg,
     "best_of_group": advantages.best_of_group,
     "batch_normalised": advantages.batch_normalised,
+    "pass_at_k": functools.partial(advantages.pass_at_k, k=3),
+    "pkpo": functools.partial(advantages.pkpo, k=2),
 }
-MORE_SHIFTED = ("dr_grpo", "gpg", "best_of_group", "batch_normalised")
+MORE_SHIFTED = ("dr_grpo", "gpg", "best_of_group", "batch_normalised", "pass_at_k", "pkpo")
 
 
 def lengths_mask(lengths):
@@ -608,7 +615,7 @@ def test_shifting_the_rewards_of_a_group_changes_nothing(name, scores, group, sh
         rows = group == g
         if len(set(np.asarray(scores)[rows])) < 2:
             assert (want[rows] == 0).all()
-        elif name not in ("opo", "best_of_group"):
+        elif name not in ("opo", "best_of_group", "pkpo"):
             assert abs(want[rows, 0].sum()) < 1e-9  # centred
     if name == "group_relative":
         scaled = function(outcome(np.asarray(scores) * 7, group, mask))

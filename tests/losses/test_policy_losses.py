@@ -52,6 +52,17 @@ LOSSES = {
     "dppo_tv": (policy.dppo_tv, TOKEN, ("advantages", "old_logprobs")),
     "dppo_kl": (policy.dppo_kl, TOKEN, ("advantages", "old_logprobs")),
     "dro": (policy.dro, TOKEN, ("advantages", "old_logprobs")),
+    "fipo": (
+        P(policy.fipo, half_life=1.5, weight_low=0.3, weight_high=0.4, dual_clip=1.6),
+        TOKEN,
+        ("advantages", "old_logprobs"),
+    ),
+    "topr": (policy.topr, update.seq_mean_token_sum, ("advantages", "sampler_logprobs")),
+    "topr_token": (
+        P(policy.topr, level="token", behaviour="old"),
+        TOKEN,
+        ("advantages", "old_logprobs"),
+    ),
     "gspo": (P(policy.gspo, clip_low=0.1, clip_high=0.1), SEQUENCE, ("advantages", "old_logprobs")),
     "gspo_product": (
         P(policy.gspo, clip_low=0.2, clip_high=0.2, length_normalized=False),
@@ -66,6 +77,7 @@ LOSSES = {
     "gmpo": (policy.gmpo, SEQUENCE, ("advantages", "old_logprobs")),
     "vespo": (policy.vespo, TOKEN, ("advantages", "old_logprobs")),
     "gvpo": (policy.gvpo, SEQUENCE, ("advantages", "old_logprobs", "group")),
+    "real": (policy.real, SEQUENCE, ("advantages", "old_logprobs", "group")),
     "trajectory_balance": (
         P(policy.trajectory_balance, beta=0.5),
         SEQUENCE,
@@ -77,6 +89,12 @@ LOSSES = {
         ("advantages", "old_logprobs"),
     ),
     "kl_cov": (P(policy.kl_cov, fraction=0.2), TOKEN, ("advantages", "old_logprobs")),
+    "m2po": (P(policy.m2po, threshold=0.1), TOKEN, ("advantages", "sampler_logprobs")),
+    "m2po_all": (
+        P(policy.m2po, threshold=0.1, tokens="all", behaviour="old"),
+        TOKEN,
+        ("advantages", "old_logprobs"),
+    ),
     "ppo_high_entropy": (
         P(policy.ppo_high_entropy, fraction=0.4),
         TOKEN,
@@ -94,9 +112,13 @@ BEYOND_TOKENS = (
     "gmpo",
     "vespo",
     "gvpo",
+    "fipo",
+    "topr",
+    "real",
     "trajectory_balance",
     "clip_cov",
     "kl_cov",
+    "m2po",
     "ppo_high_entropy",
 )
 
@@ -232,7 +254,7 @@ def test_a_split_into_uneven_microbatches_is_the_same(name):
 
 
 @of_each_kind(
-    sorted(set(LOSSES) - {"gvpo", "trajectory_balance"}),
+    sorted(set(LOSSES) - {"gvpo", "real", "trajectory_balance"}),
     ("ppo_clip", "cispo_sequence", "gspo", "gmpo", "clip_cov"),
 )
 def test_packed_rows_equal_unpacked_ones(name):
@@ -342,6 +364,11 @@ def test_the_first_step_on_policy_is_the_policy_gradient(name):
             want = -2 * 0.5 * centred * batch.mask / count / 4
         elif name == "gvpo":  # the residual is A itself: n / (n - 1) beta A at each token
             want = -batch.advantages * 2 * 0.1 * batch.mask / 4
+        elif name == "real":
+            # Of rows 0 and 2 one is right, one wrong: 1 / tau / (1 + 1) each. 1 and 3 are alike.
+            count = batch.mask.sum(axis=1, keepdims=True)
+            want = -jnp.sign(batch.advantages) / 0.5 / 2 * batch.mask / count / 2
+            want = want * (batch.group == 0)[:, None]
         else:
             # As one action, a response has the gradient of its sum.
             whole = update.seq_mean_token_sum if name == "gspo_product" else reduction

@@ -11,8 +11,17 @@ step at once (`whole_step`).
 """
 
 from rljax.losses.policy.common import PolicyOutputs
-from rljax.losses.policy.selection import clip_cov, kl_cov, ppo_high_entropy
-from rljax.losses.policy.sequences import gmpo, gspo, gspo_token, gvpo, trajectory_balance, vespo
+from rljax.losses.policy.selection import clip_cov, kl_cov, m2po, ppo_high_entropy
+from rljax.losses.policy.sequences import (
+    gmpo,
+    gspo,
+    gspo_token,
+    gvpo,
+    real,
+    topr,
+    trajectory_balance,
+    vespo,
+)
 from rljax.losses.policy.tokens import (
     cispo,
     decoupled_ppo,
@@ -20,6 +29,7 @@ from rljax.losses.policy.tokens import (
     dppo_tv,
     dro,
     dynamic_fine_tuning,
+    fipo,
     gpg,
     negative_log_likelihood,
     policy_gradient,
@@ -36,17 +46,21 @@ __all__ = [
     "dppo_tv",
     "dro",
     "dynamic_fine_tuning",
+    "fipo",
     "gmpo",
     "gpg",
     "gspo",
     "gspo_token",
     "gvpo",
     "kl_cov",
+    "m2po",
     "negative_log_likelihood",
     "policy_gradient",
     "ppo_clip",
     "ppo_high_entropy",
+    "real",
     "sapo",
+    "topr",
     "trajectory_balance",
     "vespo",
 ]

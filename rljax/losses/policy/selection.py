@@ -1,4 +1,5 @@
-"""Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
+"""Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy,
+second moments.
 
 Every loss here declares `whole_step`: rljax.learn calls it once on all rows of the step. Losses are
 (policy, batch, **options) -> (loss [B, S], metrics), of B rows and S tokens. They raise InputError
@@ -6,6 +7,7 @@ where the batch lacks a field that their contract reads.
 """
 
 from fractions import Fraction
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from rljax.batch import Batch
 from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
+    Behaviour,
     PolicyOutputs,
     batch_advantages,
     constant,
@@ -41,6 +44,12 @@ METRICS = {
     "cov_tokens_max": Metric("number of tokens picked by covariance", "tokens"),
     "entropy_keep": Metric(
         "tokens learned from, those of highest entropy", "share", "about its option"
+    ),
+    "second_moment": Metric(
+        "squared log-ratio of the tokens that the bound is on (m2po), 0 at others", "nats squared"
+    ),
+    "second_moment_masked": Metric(
+        "tokens left out for their squared log-ratio (m2po)", "share", "below 0.01"
     ),
 }
 
@@ -232,3 +241,50 @@ def ppo_high_entropy(
     loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics["entropy_keep"] = high_entropy(policy, batch, fraction)
     return loss * metrics["entropy_keep"], metrics
+
+
+def _within_second_moment(squares: jax.Array, eligible: jax.Array, threshold) -> jax.Array:
+    """Returns whether the mean of `squares` over the eligible tokens that have at most a token's
+    own is at most the threshold: bool [B, S], of use at eligible tokens."""
+    flat = jnp.where(eligible, squares, jnp.inf).reshape(-1)
+    ordered = jnp.sort(flat)
+    sums = jnp.cumsum(jnp.where(jnp.isfinite(ordered), ordered, 0.0))
+    counts = jnp.maximum(jnp.searchsorted(ordered, flat, side="right"), 1)
+    return (sums[counts - 1] <= threshold * counts).reshape(squares.shape)
+
+
+@contract(
+    safe=True,
+    reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"),
+    corrects_mismatch=lambda options: options["behaviour"] == "sampler",
+    whole_step=True,
+)
+def m2po(
+    policy: PolicyOutputs,
+    batch: Batch,
+    *,
+    threshold: NotNegative = 0.04,
+    tokens: Literal["trust_region", "all"] = "trust_region",
+    behaviour: Behaviour = "sampler",
+):
+    """-A r where a bound on the mean of (log r)^2 over the step keeps the token, else 0.
+
+    M2PO, arXiv 2510.01161, r = pi / pi_behaviour: of the tokens of the trust region, those with A >
+    0 and r > 1 or A < 0 and r < 1, the ones with the largest (log r)^2 are left out until the mean
+    of the rest is at most `threshold`; tokens with equal ones share their fate. The denominators
+    still count every token. tokens="all" takes the mean over all policy tokens, and leaves any of
+    them out, as AReaL does. The authors' own code clips in place of that: at the ratio that brings
+    the mean of the clipped (log r)^2 to the threshold, but not inside of 0.7 and 1.5.
+    Returns [B, S]. Metrics: second_moment, second_moment_masked, ppo_kl, ppo_k3.
+    """
+    advantages = batch_advantages(batch, by="m2po")
+    difference = log_ratio(policy, batch, by="m2po", behaviour=behaviour)
+    log_r = jax.lax.stop_gradient(difference)
+    eligible = batch.mask > 0
+    if tokens == "trust_region":
+        eligible = eligible & (advantages * log_r > 0)
+    squares = jnp.where(eligible, log_r**2, 0.0)
+    is_masked = eligible & ~_within_second_moment(squares, eligible, threshold)
+    metrics = {"second_moment": squares, "second_moment_masked": indicator(is_masked, batch)}
+    loss = jnp.where(is_masked, 0.0, -advantages * jnp.exp(difference))
+    return loss, metrics | drift_metrics(difference)

@@ -7,6 +7,7 @@ contract reads.
 """
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from rljax.batch import Batch
 from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.losses.policy.common import (
     RATIO,
+    Behaviour,
     PolicyOutputs,
     at_tokens,
     batch_advantages,
@@ -43,6 +45,19 @@ METRICS = {
     "sequence_ratio_max": Metric("largest ratio of a sequence in the step", "ratio", "below 10"),
     "phi": Metric("weight of a sequence (vespo), mean", "ratio", "near 1"),
     "gvpo_residual": Metric("error of the regression on the advantage (gvpo)", "", "falls"),
+    "tapered_weight": Metric(
+        "importance weight (topr): 1 at good samples, at most 1 at bad ones", "ratio", "above 0.5"
+    ),
+    "real_margin": Metric(
+        "mean log-ratio of a group's right samples less that of its wrong ones (real)",
+        "nats per token",
+        "rises",
+    ),
+    "real_groups": Metric(
+        "samples of groups with both right and wrong ones, which alone teach (real)",
+        "share",
+        "above 0.3",
+    ),
     "balance_weight": Metric("importance weight of a trajectory", "ratio", "near 1"),
     "balance_residual": Metric("violation of trajectory balance", "nats", "falls"),
 }
@@ -213,6 +228,35 @@ def vespo(
     return -phi * advantages * policy_logprobs(policy, batch), metrics
 
 
+@contract(
+    safe=True,
+    reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"),
+    corrects_mismatch=lambda options: options["behaviour"] == "sampler",
+)
+def topr(
+    policy: PolicyOutputs,
+    batch: Batch,
+    *,
+    level: Literal["sequence", "token"] = "sequence",
+    behaviour: Behaviour = "sampler",
+):
+    """-sg(w) A log pi, w = 1 where A > 0 and min(prod of the sequence's r, 1) where A < 0.
+
+    Tapered off-policy REINFORCE, arXiv 2503.14286, r = pi / pi_behaviour: good samples are learned
+    at full speed however old they are, bad ones no further than they are still likely. The paper's
+    A is the reward, +1 or -1, or that less a baseline. level="token" takes each token's own r for
+    the product, as ROLL and Trinity-RFT do. Reduction seq_mean_token_sum. Returns [B, S]. Metrics:
+    tapered_weight, ppo_kl, ppo_k3.
+    """
+    advantages = batch_advantages(batch, by="topr")
+    difference = log_difference(policy, batch, by="topr", behaviour=behaviour)
+    log_weight = difference if level == "token" else batches.segment_sum(difference, batch)
+    weight = jnp.where(advantages < 0, jnp.exp(jnp.minimum(log_weight, 0.0)), 1.0)
+    weight = jax.lax.stop_gradient(weight)
+    metrics = {"tapered_weight": weight} | drift_metrics(difference)
+    return -weight * advantages * policy_logprobs(policy, batch), metrics
+
+
 def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
     """Returns the mean of x [B] over the rows of the same group that have policy tokens: [B]."""
     live = (jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype)
@@ -243,6 +287,51 @@ def gvpo(policy: PolicyOutputs, batch: Batch, *, beta: AboveZero = 0.1):
     loss = 0.5 * scale * residual**2
     loss = at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch)
     return loss, {"gvpo_residual": jnp.abs(residual)}
+
+
+def _log_one_plus_sum(x: jax.Array, peers: jax.Array, included: jax.Array) -> jax.Array:
+    """Returns log(1 + sum of exp(x) over the included rows of each row's group): x, included [B],
+    peers bool [B, B] -> [B]."""
+    of_group = jnp.where(peers & included[None, :], x[None, :], -jnp.inf)
+    anchor = jnp.zeros_like(x)[:, None]  # exp(0) = 1
+    return jax.nn.logsumexp(jnp.concatenate([of_group, anchor], axis=1), axis=1)
+
+
+@contract(safe=True, reads=(*RATIO, "group"), whole_step=True, reduction="seq_mean_token_mean")
+def real(policy: PolicyOutputs, batch: Batch, *, tau: AboveZero = 0.5):
+    """log(1 + sum of exp(-s / tau), right rows) + log(1 + sum of exp(s / tau), wrong), by groups.
+
+    s = mean log r of the row. Rewards as labels (REAL), arXiv 2602.05630: the rows of a group are
+    classified by their log-ratio, so that the gradient of each is bounded by 1 / tau. Rows with
+    A > 0 are right, with A < 0 wrong, which for rewards of 0 and 1 are the paper's labels; A is the
+    row's mean, and only its sign counts. Rows with A = 0 and rows without policy tokens have no
+    label. A group without both labels gives 0. Under the reduction seq_mean_token_mean the loss is
+    the mean over all groups with policy tokens. Rows are unpacked (a row has one group). Returns
+    [B, S]. Metrics: real_margin (0 where a group does not teach), real_groups, ppo_kl, ppo_k3.
+    """
+    batch.require("group", by="real")
+    difference = log_difference(policy, batch, by="real")
+    count = jnp.sum(batch.mask, axis=1)
+    tokens, live = jnp.maximum(count, 1), count > 0
+    logit = batches.row_sum(difference, batch) / tokens / tau
+    advantage = batches.row_sum(batch_advantages(batch, by="real"), batch)
+    right, wrong = live & (advantage > 0), live & (advantage < 0)
+    peers = batch.group[:, None] == batch.group[None, :]
+    counts = peers.astype(logit.dtype) @ jnp.stack([live, right, wrong], axis=1).astype(logit.dtype)
+    size, rights, wrongs = (jnp.maximum(n, 1) for n in counts.T)
+    teaches = live & (counts[:, 1] > 0) & (counts[:, 2] > 0)
+    loss = _log_one_plus_sum(-logit, peers, right) + _log_one_plus_sum(logit, peers, wrong)
+    # A group's loss stands at each of its rows; the mean over rows is to weigh all groups alike.
+    groups = jnp.maximum(jnp.sum(live / size), 1)
+    loss = jnp.where(teaches, loss, 0.0) * jnp.sum(live) / (groups * size)
+    labels = jnp.where(right, 1 / rights, 0.0) - jnp.where(wrong, 1 / wrongs, 0.0)
+    margin = tau * (peers.astype(logit.dtype) @ (labels * logit))
+    metrics = {
+        "real_margin": jnp.where(teaches, margin, 0.0),
+        "real_groups": teaches.astype(logit.dtype),
+    }
+    loss = at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch)
+    return loss, metrics | drift_metrics(difference)
 
 
 @contract(
