@@ -14,6 +14,7 @@ from rljax.losses.policy.common import PolicyOutputs
 from rljax.losses.policy.selection import clip_cov, kl_cov, ppo_high_entropy
 from rljax.losses.policy.sequences import gmpo, gspo, gspo_token, gvpo, trajectory_balance, vespo
 from rljax.losses.policy.tokens import (
+    chord_phi,
     cispo,
     decoupled_ppo,
     dppo_kl,
@@ -29,6 +30,7 @@ from rljax.losses.policy.tokens import (
 
 __all__ = [
     "PolicyOutputs",
+    "chord_phi",
     "cispo",
     "clip_cov",
     "decoupled_ppo",
