@@ -211,10 +211,15 @@ class AlgorithmConfig(Settings):
         0.005,
         "Change of the coefficient per step: up below entropy_target, down above it.",
         above=0,
+        fix="write 0.005",
         needs="entropy_target",
     )
     entropy_coef_max: float = option(
-        1.0, "Largest coefficient that entropy_target leads to.", above=0, needs="entropy_target"
+        1.0,
+        "Largest coefficient that entropy_target leads to.",
+        above=0,
+        fix="write 1.0",
+        needs="entropy_target",
     )
     observation_coef: float = option(
         0.0,
