@@ -409,6 +409,24 @@ def _last_of_row(batch: Batch) -> jax.Array:
     return column == last_column
 
 
+def observed_tokens(batch: Batch) -> jax.Array:
+    """Returns whether a token is part of what the environment said between two turns of a row that
+    is learned from: bool [B, S].
+
+    What stands before the first turn is the prompt, and what follows the last one is no answer to
+    it. Raises InputError where the batch has no `step_ids`, which number the turns of episodes.
+
+        step_ids   [ 0  0  1  1  0  0  2  0 ]
+        observed   [ .  .  .  .  1  1  .  . ]
+    """
+    batch.require("step_ids", by="observed_tokens")
+    in_turn = batch.step_ids > 0
+    begun = jax.lax.cummax(in_turn.astype(jnp.int32), axis=1) > 0
+    goes_on = jax.lax.cummax(in_turn.astype(jnp.int32), axis=1, reverse=True) > 0
+    is_learned = jnp.any(batch.mask > 0, axis=1, keepdims=True)
+    return begun & goes_on & ~in_turn & is_learned
+
+
 def last_token(batch: Batch) -> jax.Array:
     """Returns 1 at the last policy token of every sequence (row, or episode) that has one, else 0:
     [B, S]."""

@@ -95,7 +95,11 @@ FIELDS: dict[str, str] = _by_name(
         "discount_factor",
         "nothing: the critic has an optimizer of its own, `critic_optimizer.lr`": "vf_coef "
         "value_loss_coef",
-        "`algorithm.entropy_coef`": "entropy_coeff ent_coef entropy_loss_coef",
+        "`algorithm.entropy_coef`": "entropy_coeff ent_coef entropy_loss_coef init_ent_coef",
+        "`algorithm.entropy_target`": "use_adaptive_entropy use_adapt_ent adaptive_entropy "
+        "target_entropy adaptive_entropy.target_entropy",
+        "`algorithm.entropy_coef_step`": "entropy_coef_delta delta_ent_coef entropy_coeff_delta",
+        "`algorithm.entropy_coef_max`": "max_ent_coef max_entropy_coeff",
         "`dataflow`": "algo",
         '`algorithm.collect="dynamic()"`': "dynamic_sampling filter_groups filter_groups.enable "
         "use_dynamic_sampling",

@@ -1341,6 +1341,48 @@ BREAKS |= {
         "self.state * (1 + error / self.horizon)",
         ["tests/test_worked_examples.py", "tests/dataflows/test_dataflows.py", "-k", "controller"],
     ),
+    "the entropy bonus stays on above its target": (
+        "rljax/roles/state.py",
+        "return jnp.where(entropy <= self.target, self.state, 0.0)",
+        "return self.state",
+        ["tests/dataflows/test_entropy_controller.py", "-k", "rule or target"],
+    ),
+    "the entropy coefficient moves the other way": (
+        "rljax/roles/state.py",
+        "jnp.where(entropy < self.target, self.size, -self.size)",
+        "jnp.where(entropy > self.target, self.size, -self.size)",
+        ["tests/dataflows/test_entropy_controller.py", "-k", "rule"],
+    ),
+    "a step without tokens has an entropy of 0": (
+        "rljax/dataflows/steps.py",
+        "    state = jnp.where(jnp.any(sampled), updated.state, entropy_controller.state)\n",
+        "    state = updated.state\n",
+        ["tests/dataflows/test_entropy_controller.py", "-k", "without_tokens"],
+    ),
+    "a turn that a limit cut off is what the environment said": (
+        "rljax/batch.py",
+        "    return begun & goes_on & ~in_turn & is_learned\n",
+        "    return begun & ~in_turn & is_learned\n",
+        ["tests/learn/test_observations.py", "-k", "between_turns"],
+    ),
+    "the observations are a part of the policy's tokens": (
+        "rljax/roles/objectives.py",
+        "        tokens.append(observed_tokens)\n",
+        "        tokens.append(None)\n",
+        ["tests/learn/test_observations.py", "-m", "", "-k", "gradient and microbatches"],
+    ),
+    "the samples keep their whole loss beside CHORD's examples": (
+        "rljax/roles/pretraining.py",
+        "        batch_share = 1 - coefficient if self.mixed else 1.0\n",
+        "        batch_share = 1.0\n",
+        ["tests/learn/test_pretraining.py", "-m", "", "-k", "share_of_the_objective"],
+    ),
+    "CHORD's token weight is the probability alone": (
+        "rljax/losses/policy/tokens.py",
+        "jax.lax.stop_gradient(-jnp.exp(logprobs) * jnp.expm1(logprobs))",
+        "jax.lax.stop_gradient(jnp.exp(logprobs))",
+        ["tests/losses/test_reward_model_losses.py", "-k", "chord"],
+    ),
     "the multiplier's mean is over the oldest places of its window": (
         "rljax/roles/state.py",
         "filled = jnp.arange(window) >= window - seen",

@@ -152,8 +152,9 @@ class SFTConfig(Settings):
 
 @dataclasses.dataclass
 class PretrainingSettings(Settings):
-    """Examples whose loss is added to that of the actor, beside its rollouts (PPO-ptx): coef x the
-    mean NLL of their target tokens. Read by dataflows that take `pretraining`: ppo, safe_rlhf."""
+    """Examples whose loss is added to that of the actor, beside its rollouts (PPO-ptx, CHORD): coef
+    x the mean loss of their target tokens. Read by dataflows that take `pretraining`: grpo, ppo,
+    safe_rlhf."""
 
     data: str = option(
         "",
@@ -168,6 +169,30 @@ class PretrainingSettings(Settings):
         "Coefficient of the examples' loss; that of algorithm.policy_loss is 1.",
         above=0,
         fix="pretraining.data='' (off)",
+    )
+    loss: str = option(
+        "negative_log_likelihood",
+        "Loss of the examples: negative_log_likelihood, chord_phi, dynamic_fine_tuning, or another "
+        "function of rljax.losses.policy that reads the log-probs alone.",
+        component="policy_loss",
+    )
+    mixed: bool = option(
+        False,
+        "Multiplies the loss of the samples by 1 - coef, so that coef is a share (CHORD's mu).",
+    )
+    schedule: str = option(
+        "constant",
+        "Schedule of coef, of rljax.learn.schedules: constant | linear | cosine | wsd with "
+        'options, "cosine(final=0.1)".',
+        component="schedule",
+    )
+    warmup_steps: int = option(
+        0, "Optimizer steps in which coef rises linearly from 0; 0 = none.", low=0
+    )
+    schedule_steps: int = option(
+        0,
+        "Optimizer steps after warm-up over which the schedule is laid out; 0 = all that are left.",
+        low=0,
     )
     sequences_per_optimizer_step: int = option(
         64, "Examples in every optimizer step of the actor.", low=1

@@ -195,7 +195,39 @@ class AlgorithmConfig(Settings):
         fix="write 10000",
     )
     entropy_coef: float = option(
-        0.0, "Coefficient of the entropy bonus; 0 = off.", low=0, learn=True, per_run=True
+        0.0,
+        "Coefficient of the entropy bonus; 0 = off. With entropy_target: the one to start from.",
+        low=0,
+        learn=True,
+        per_run=True,
+    )
+    entropy_target: float = option(
+        0.0,
+        "Entropy of the samples, in nats per token, that the coefficient adapts to keep; above it "
+        "there is no bonus. 0 = the coefficient is fixed.",
+        low=0,
+    )
+    entropy_coef_step: float = option(
+        0.005,
+        "Change of the coefficient per step: up below entropy_target, down above it.",
+        above=0,
+        fix="write 0.005",
+        needs="entropy_target",
+    )
+    entropy_coef_max: float = option(
+        1.0,
+        "Largest coefficient that entropy_target leads to.",
+        above=0,
+        fix="write 1.0",
+        needs="entropy_target",
+    )
+    observation_coef: float = option(
+        0.0,
+        "Coefficient of the cross-entropy of what the environment said between the turns of an "
+        "episode (ECHO); 0 = off.",
+        low=0,
+        learn=True,
+        per_run=True,
     )
     correction: str = option(
         "",

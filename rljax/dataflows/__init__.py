@@ -3,8 +3,9 @@
 What a page learns from is declared: @contract(data=...), one of rljax.data.kinds; without it,
 scored rollouts. Keyword-only arguments name roles (rljax.setup.role_table, config.roles); the run
 builds exactly those. A role with default None is built where the config needs it (`reference`: a KL
-coefficient is above 0, or the loss reads its log-probs; `kl_controller`: a KL target is set). Other
-keyword-only arguments are the page's options: dataflow="vapo(positive_nll=0.1)".
+coefficient is above 0, or the loss reads its log-probs; `kl_controller`, `entropy_controller`: such
+a target is set). Other keyword-only arguments are the page's options:
+dataflow="vapo(positive_nll=0.1)".
 """
 
 from rljax.dataflows.cgpo import cgpo

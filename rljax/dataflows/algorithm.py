@@ -31,6 +31,7 @@ class Algorithm:
     kl_reward_estimator: str = AlgorithmConfig.kl_reward_estimator
     kl_importance: bool = AlgorithmConfig.kl_importance
     entropy_coef: float = AlgorithmConfig.entropy_coef
+    observation_coef: float = AlgorithmConfig.observation_coef
     positive_nll: float = 0.0
     correct_at: float = EvaluateConfig.correct_at
     trust_region: float = AlgorithmConfig.trust_region
@@ -55,6 +56,7 @@ class Algorithm:
             "kl_estimator": self.kl_estimator,
             "kl_importance": self.kl_importance,
             "entropy_coef": self.entropy_coef,
+            "observation_coef": self.observation_coef,
             "positive_nll": self.positive_nll,
             "correct_at": self.correct_at,
             "trust_region": self.trust_region,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, take_rows
 from rljax.contracts import NotNegative, contract
 from rljax.dataflows.ppo import ppo
-from rljax.dataflows.steps import compute_logprobs, prepare_batch, update_actor
+from rljax.dataflows.steps import adapt_entropy_coef, compute_logprobs, prepare_batch, update_actor
 from rljax.roles import program
 from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
@@ -24,6 +24,7 @@ def pf_ppo(
     critic,
     reference=None,
     kl_controller=None,
+    entropy_controller=None,
     scope: Literal["prompt", "batch"] = "prompt",
     kind: Literal["bon", "br", "bw"] = "br",
     method: Literal["pow", "max_min", "max_random"] = "pow",
@@ -35,15 +36,17 @@ def pf_ppo(
     roles = dict(actor=actor, critic=critic, reference=reference)
     if scope == "prompt":
         batch = take_rows(batch, redraw_in_groups(key, batch, kind))
-        return ppo.page(batch, key, cfg, **roles, kl_controller=kl_controller)
+        controllers = dict(kl_controller=kl_controller, entropy_controller=entropy_controller)
+        return ppo.page(batch, key, cfg, **roles, **controllers)
+    cfg, entropy_controller, bonus = adapt_entropy_coef(batch, cfg, entropy_controller)
     batch, load = compute_logprobs(batch, cfg, **roles)
     batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     batch = take_rows(batch, resample(key, weights_of_scored(batch, method, power)))
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    actor, metrics = update_actor(
-        actor, batch, cfg, {**critic_metrics, **metrics, **load}, kl_controller
-    )
-    return {"actor": actor, "critic": critic, "kl_controller": controller}, metrics
+    earlier_metrics = {**critic_metrics, **metrics, **bonus, **load}
+    actor, metrics = update_actor(actor, batch, cfg, earlier_metrics, kl_controller)
+    controllers = dict(kl_controller=controller, entropy_controller=entropy_controller)
+    return {"actor": actor, "critic": critic, **controllers}, metrics
 
 
 def redraw_in_groups(key, batch, kind: str):

@@ -39,6 +39,7 @@ def prime(
     implicit,
     reference,
     kl_controller=None,
+    entropy_controller=None,
     beta: AboveZero = 0.05,
     update: Literal["before", "after"] = "before",
 ):
@@ -64,9 +65,8 @@ def prime(
         for x in (rewards, batch.scores)
     ]
     metrics["implicit/process_share"] = spread[0] / jnp.maximum(sum(spread), 1e-12)
-    roles, learned = grpo.page(
-        rated, key, cfg, actor=actor, reference=reference, kl_controller=kl_controller
-    )
+    controllers = dict(kl_controller=kl_controller, entropy_controller=entropy_controller)
+    roles, learned = grpo.page(rated, key, cfg, actor=actor, reference=reference, **controllers)
     return {**roles, "implicit": implicit}, {**learned, **metrics}
 
 

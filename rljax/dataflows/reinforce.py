@@ -22,7 +22,16 @@ METRICS = {
 @contract(safe=True, reads=("rewards", "scores", "group"), fills=("values",))
 @program
 def reinforce(
-    batch, key, cfg, *, actor, baseline, reference=None, kl_controller=None, decay: Share = 0.9
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    baseline,
+    reference=None,
+    kl_controller=None,
+    entropy_controller=None,
+    decay: Share = 0.9,
 ):
     """`decay` is that of the running mean, per step; 0 = the mean of the previous batch."""
     # The mean of earlier steps only: a baseline that has seen the sample is biased.
@@ -34,6 +43,7 @@ def reinforce(
         actor=actor,
         reference=reference,
         kl_controller=kl_controller,
+        entropy_controller=entropy_controller,
     )
     scored = jnp.any(batch.mask > 0, axis=1)
     updated = baseline.update(masked_mean(batch.scores, scored), decay)

@@ -3,6 +3,7 @@ multiplier that learns (arXiv 2310.12773)."""
 
 from rljax.contracts import NotNegative, Share, contract
 from rljax.dataflows.steps import (
+    adapt_entropy_coef,
     compute_logprobs,
     prepare_batch,
     update_actor,
@@ -25,6 +26,7 @@ def safe_rlhf(
     multiplier,
     reference=None,
     kl_controller=None,
+    entropy_controller=None,
     pretraining=None,
     kl_split: Share = 1.0,
     clip: NotNegative = 50.0,
@@ -34,6 +36,7 @@ def safe_rlhf(
     config.roles = ("cost_critic=trained_values(lr=5e-6)", "multiplier=lagrange_multiplier()").
     `kl_split` and `clip`: rljax.dataflows.steps.use_lagrangian_advantage.
     """
+    cfg, entropy_controller, bonus = adapt_entropy_coef(batch, cfg, entropy_controller)
     batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
     batch = batch.replace(cost_values=cost_critic.values(batch, cfg.steps))
     multiplier, costs = multiplier.update(batch)
@@ -43,7 +46,7 @@ def safe_rlhf(
     cost_critic, cost_learned = cost_critic.update(
         use_costs_as_rewards(batch), cfg.value_loss, **cfg.critic_options
     )
-    earlier_metrics = {**learned, **cost_learned, **costs, **metrics, **load}
+    earlier_metrics = {**learned, **cost_learned, **costs, **metrics, **bonus, **load}
     actor, metrics = update_actor(actor, batch, cfg, earlier_metrics, kl_controller, pretraining)
-    roles = {"actor": actor, "critic": critic, "kl_controller": controller}
-    return {**roles, "cost_critic": cost_critic, "multiplier": multiplier}, metrics
+    roles = {"actor": actor, "critic": critic, "cost_critic": cost_critic, "multiplier": multiplier}
+    return {**roles, "kl_controller": controller, "entropy_controller": entropy_controller}, metrics

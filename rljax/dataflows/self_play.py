@@ -31,6 +31,7 @@ def self_play(
     seat_baseline,
     reference=None,
     kl_controller=None,
+    entropy_controller=None,
     decay: Share = 0.95,
 ):
     """`decay` is that of the running means, per step; 0 = the means of the previous step. An
@@ -56,6 +57,7 @@ def self_play(
         actor=actor,
         reference=reference,
         kl_controller=kl_controller,
+        entropy_controller=entropy_controller,
     )
     counted = first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
     count = jax.ops.segment_sum(counted.astype(jnp.float32), seat, num_segments=seats)

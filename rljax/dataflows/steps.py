@@ -25,6 +25,14 @@ METRICS = {
         "KL that the controller sees", "nats per token", "near algorithm.kl_target"
     ),
     "kl_controller/scale": Metric("factor on the KL coefficient", "x", "steady in the end"),
+    "entropy_controller/entropy": Metric(
+        "entropy of the samples that the controller sees, the mean of -log pi",
+        "nats per token",
+        "at algorithm.entropy_target or above",
+    ),
+    "entropy_controller/coef": Metric(
+        "coefficient of this step's entropy bonus", "x", "0 while the entropy is above its target"
+    ),
     "filter/kept_fraction": Metric("rows that are learned from", "share", "above 0.3"),
 }
 
@@ -176,6 +184,26 @@ def update_kl_controller(kl_controller, batch: Batch):
     kl = mean_sequence_kl(batch)
     updated = kl_controller.update(kl, batches.sequence_count(batch))
     return updated, {"kl_controller/kl": kl, "kl_controller/scale": updated.state}
+
+
+def adapt_entropy_coef(batch: Batch, cfg, entropy_controller=None):
+    """Takes the coefficient of the entropy bonus from the controller, by the mean of -log pi of the
+    sampler over the policy tokens of the batch, an estimate of the entropy. Without such tokens
+    there is no bonus, and the controller stays as it is.
+
+    Returns (cfg with the coefficient of this step, the controller after it, metrics); (cfg, None,
+    {}) without a controller. Raises InputError where the batch has no log-probs of the sampler.
+    """
+    if entropy_controller is None:
+        return cfg, None, {}
+    batch.require("sampler_logprobs", by="an entropy controller")
+    entropy, sampled = -batches.masked_mean(batch.sampler_logprobs, batch.mask), batch.mask > 0
+    coefficient = jnp.where(jnp.any(sampled), entropy_controller.coefficient(entropy), 0.0)
+    updated = entropy_controller.update(entropy)
+    state = jnp.where(jnp.any(sampled), updated.state, entropy_controller.state)
+    updated = dataclasses.replace(updated, state=state)
+    metrics = {"entropy_controller/entropy": entropy, "entropy_controller/coef": coefficient}
+    return cfg.replace(entropy_coef=coefficient), updated, metrics
 
 
 def prepare_batch(batch: Batch, cfg, *, actor, kl_controller=None):

@@ -21,6 +21,7 @@ def vapo(
     critic,
     reference=None,
     kl_controller=None,
+    entropy_controller=None,
     value_pretraining_steps: int = 50,
     positive_nll: NotNegative = 0.1,
 ):
@@ -28,7 +29,8 @@ def vapo(
     before the actor's first; `positive_nll` weighs the NLL of rows with score >= correct_at.
     Metrics of the actor's update are NaN until its first step."""
     cfg = cfg.replace(positive_nll=positive_nll)
-    roles = dict(actor=actor, critic=critic, kl_controller=kl_controller)
+    controllers = dict(kl_controller=kl_controller, entropy_controller=entropy_controller)
+    roles = dict(actor=actor, critic=critic, **controllers)
 
     def train(batch, roles):
         return ppo.page(batch, key, cfg, reference=reference, **roles)

@@ -3,6 +3,7 @@ steps."""
 
 from rljax.learn.fit import Beside, fit
 from rljax.learn.objective import (
+    MetricAt,
     Objective,
     Steps,
     loss_alone,
@@ -25,6 +26,7 @@ from rljax.learn.reductions import (
 
 __all__ = [
     "Beside",
+    "MetricAt",
     "Objective",
     "Steps",
     "fit",

@@ -149,13 +149,14 @@ def _moved_by_sums(objective: Objective, old: TrainState, new: TrainState, count
 @dataclasses.dataclass(frozen=True)
 class Beside:
     """An objective on rows of its own, whose gradient every optimizer step of a batch adds to that
-    of the batch (a pre-training loss beside the policy's). `steps.rows` of them are an optimizer
-    step's; further epochs take the same rows again."""
+    of the batch times `batch_share` (a pre-training loss beside the policy's). `steps.rows` of them
+    are an optimizer step's; further epochs take the same rows again."""
 
     batch: Batch
     objective: Objective
     steps: Steps
     name: str  # of its metric: the loss as the objective's metric "loss" has it
+    batch_share: float | jax.Array = 1.0
 
     def of_steps(self, count: int, frozen: dict) -> "Beside":
         """Returns the objective of the trained weights alone, beside the weights `frozen`. Raises
@@ -174,7 +175,10 @@ class Beside:
         is nothing to learn from, the model's sums) with theirs included; their gradient has the
         same loss scale."""
         # Without policy tokens a load-balancing loss, for one, would still have a gradient.
-        loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
+        own = self.batch_share
+        loss, gradient = jax.tree.map(
+            lambda x: jnp.where(empty, 0, (own * x).astype(x.dtype)), (loss, gradient)
+        )
         options = self.steps.microbatch_rows, self.steps.packing, scale
         extra_loss, extra_gradient, extra_metrics, (_, extra_sums) = loss_and_gradient(
             params, examples, self.objective, *options

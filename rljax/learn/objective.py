@@ -4,6 +4,7 @@ step."""
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +112,23 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
     return numbers, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
 
 
-def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected: bool = True):
+class MetricAt(NamedTuple):
+    """A metric of tokens that are not the policy's: its value [B, S] and where it counts, bool
+    [B, S]."""
+
+    value: jax.Array
+    counted: jax.Array
+
+
+def weighted_loss(
+    loss,
+    metrics,
+    batch: Batch,
+    weights: jax.Array,
+    *,
+    corrected: bool = True,
+    tokens: Callable | None = None,
+):
     """Returns (sum of weights * loss, numerators of the metrics).
 
     Args:
@@ -120,13 +137,14 @@ def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected:
       batch: the B rows.
       weights: of the loss, as the reduction gives them, in the shape of `loss`.
       corrected: multiplies a loss per token by the rollout correction, `batch.weights`.
+      tokens: batch -> bool [B, S], the tokens that a loss per token is of; None: the policy's.
     """
     if loss.ndim == 1:
         # A loss per row (or example) is averaged over those that have policy tokens; weights sum
         # to 1 over them.
         counted, weight = _live(batch, loss.shape[0]), weights
     else:
-        counted, weight = batch.mask > 0, weights
+        counted, weight = batch.mask > 0 if tokens is None else tokens(batch), weights
         if corrected and batch.weights is not None:
             weight = weight * jax.lax.stop_gradient(batch.weights)
     # Selected before the product: what stands at weight 0 may be infinite.
@@ -149,7 +167,10 @@ def _metric_sum(name: str, value: jax.Array, batch: Batch):
     """Returns (numerator, denominator) so that means never depend on the split; names ending in
     _max or _min keep the extreme."""
     value = jax.lax.stop_gradient(value)
-    counted = batch.mask > 0 if value.ndim == 2 else _live(batch, value.shape[0])
+    if isinstance(value, MetricAt):
+        value, counted = value
+    else:
+        counted = batch.mask > 0 if value.ndim == 2 else _live(batch, value.shape[0])
     count = jnp.sum(counted.astype(jnp.float32))
     if name.endswith("_max"):
         return jnp.max(jnp.where(counted, value, -jnp.inf)), count
@@ -189,7 +210,9 @@ class Objective:
     terms(outputs, batch) -> (unreduced losses, one per reduction, metrics). A loss is [B, S], or
     [B] for one value per row, or [B / rows_per_example] for one per example (a pair is two rows
     that follow each other), which is averaged over those that have policy tokens.
-    `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
+    `corrected` names, term by term, whether the rollout correction weighs it, and `tokens` the
+    function of the batch that says at which tokens a loss per token counts (None, and () for all
+    terms: at the policy's). `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
     `keep` picks of the outputs what `fit` returns of every row, beside the sums, and `auxiliary`
     says what else is made of them. With several `replicas` the model is on the mesh of one.
@@ -199,6 +222,7 @@ class Objective:
     terms: Callable
     reductions: tuple[Callable, ...]
     corrected: tuple[bool, ...]
+    tokens: tuple[Callable | None, ...] = ()
     whole_step: bool = False
     rows_per_example: int = 1
     sums: bool = False
@@ -239,9 +263,12 @@ class Objective:
         [examples] per term."""
         losses, metrics = self.terms(outputs, batch)
         total, sums = jnp.zeros(()), {}
-        for loss, tokens, corrected in zip(losses, token_weights, self.corrected, strict=True):
-            weights = row_weights if loss.ndim == 1 else tokens
-            term, sums = weighted_loss(loss, metrics, batch, weights, corrected=corrected)
+        counted_tokens = self.tokens or (None,) * len(losses)
+        parts = zip(losses, token_weights, self.corrected, counted_tokens, strict=True)
+        for loss, per_token, corrected, tokens in parts:
+            weights = row_weights if loss.ndim == 1 else per_token
+            options = dict(corrected=corrected, tokens=tokens)
+            term, sums = weighted_loss(loss, metrics, batch, weights, **options)
             total = total + term
         return total, sums
 

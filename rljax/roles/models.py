@@ -237,7 +237,8 @@ class Actor(_Decodes, _Trained):
         kl_in_loss: float | jax.Array = 0.0,
         kl_estimator: str = "k3",
         kl_importance: bool = False,
-        entropy_coef: float = 0.0,
+        entropy_coef: float | jax.Array = 0.0,
+        observation_coef: float | jax.Array = 0.0,
         positive_nll: float = 0.0,
         correct_at: float = 1.0,
         trust_region: float = 0.0,
@@ -245,8 +246,10 @@ class Actor(_Decodes, _Trained):
         pretraining: Pretraining | None = None,
     ):
         """Takes all optimizer steps of this batch: loss [B, S] or [B] + kl_in_loss KL(pi || ref) -
-        entropy_coef H + positive_nll NLL(correct rows) + pretraining.coef NLL(examples) -> (Actor,
-        metrics). Raises InputError if it penalises the KL and the batch has no ref_logprobs.
+        entropy_coef H + observation_coef NLL(observations) + positive_nll NLL(correct rows), and
+        beside them the loss of the examples in `pretraining` -> (Actor, metrics). Raises InputError
+        if it penalises the KL and the batch has no ref_logprobs, or learns observations and the
+        batch has no step_ids.
 
         `on_policy` says that old log-probs are those of the actor as it is, so that the only
         optimizer step of a batch has them from its own forward pass; what it makes of the batch
@@ -271,12 +274,17 @@ class Actor(_Decodes, _Trained):
         if not is_zero(positive_nll):
             correct_token_mean = functools.partial(positive_token_mean, correct_at=correct_at)
             terms.append((correct_token_mean, lambda policy, b: -positive_nll * policy.logprobs))
-        objective = policy_objective(self.per_replica, loss, reduction, terms, extra_metrics)
+        observed = None if is_zero(observation_coef) else observation_coef
+        objective = policy_objective(
+            self.per_replica, loss, reduction, terms, extra_metrics, observed
+        )
         if on_policy is not None:
             objective = on_policy_objective(self.per_replica, loss, objective, batch.old_logprobs)
             batch = batch.replace(old_logprobs=None)
         options = dict(trust_region=trust_region, beside=pretraining and pretraining.beside(self))
         state, metrics, extras = self._fit(batch, objective, steps, **options)
+        if pretraining is not None:
+            metrics["pretraining_coef"] = pretraining.coefficient(self.state.step)
         if on_policy is not None:
             old_logprobs, load = extras
             load = load_metrics(load) if load else {}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rljax.batch import observed_tokens
 from rljax.contracts import spec
-from rljax.learn import Objective
+from rljax.learn import MetricAt, Objective
 from rljax.losses.policy import PolicyOutputs
 from rljax.losses.policy.common import constant, log_ratio
 from rljax.metric import Metric
@@ -20,13 +21,25 @@ METRICS = {
         "how open the policy's choice of the next token is",
         "nats per token",
         "falls slowly; near 0 early on, the samples are all alike and learning stops",
-    )
+    ),
+    "observation_loss": Metric(
+        "negative log-likelihood of what the environment said, before its coefficient",
+        "nats per token",
+        "falls, while episode/return rises",
+    ),
 }
 
 
-def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:
+def policy_objective(
+    actor, loss: Callable, reduction: Callable, terms, shown, observation_coef=None
+) -> Objective:
     """Returns the policy loss, which the rollout correction weighs, with further terms (reduction,
-    function), which it does not. `shown` are functions whose values are metrics."""
+    function), which it does not. `shown` are functions whose values are metrics.
+
+    `observation_coef`: times the mean of -log pi over what the environment said, of the optimizer
+    step, is added (ECHO, arXiv 2605.24517); None: nothing. These tokens are in the mean of no other
+    term, nor the policy's in that one. The log-probs are those at the sampling temperature.
+    """
 
     def values(policy, batch):
         value, metrics = loss(policy, batch)
@@ -36,7 +49,15 @@ def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -
             # To the policy that the batch began with, whatever ratio the loss itself uses.
             metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d}
         metrics |= {name: function(policy, batch) for name, function in shown.items()}
-        return [value, *(function(policy, batch) for _, function in terms)], metrics
+        losses = [value, *(function(policy, batch) for _, function in terms)]
+        if observation_coef is not None:
+            losses.append(-policy.logprobs)
+            metrics["observation_loss"] = MetricAt(-policy.logprobs, observed_tokens(batch))
+        return losses, metrics
+
+    def observation_weights(batch):
+        observed = observed_tokens(batch).astype(batch.mask.dtype)
+        return observation_coef * observed / jnp.maximum(jnp.sum(observed), 1)
 
     declared = spec(loss)
     forward = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
@@ -46,11 +67,17 @@ def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -
     def policy(params, microbatch, hidden):
         return PolicyOutputs(*forward(params, microbatch, actor.temperature, hidden=hidden))
 
+    reductions = [reduction, *(r for r, _ in terms)]
+    tokens = [None] * len(reductions)
+    if observation_coef is not None:
+        reductions.append(observation_weights)
+        tokens.append(observed_tokens)
     return Objective(
         **balanced(actor.model, policy),
         terms=values,
-        reductions=(reduction, *(r for r, _ in terms)),
-        corrected=(not declared.applies_weights, *(False for _ in terms)),
+        reductions=tuple(reductions),
+        corrected=(not declared.applies_weights, *(False for _ in reductions[1:])),
+        tokens=tuple(tokens),
         whole_step=declared.whole_step,
         rows_per_example=declared.rows,
     )

@@ -1,5 +1,5 @@
-"""Small roles that hold what outlives a step: an adaptive KL coefficient, running baselines, a
-Lagrange multiplier."""
+"""Small roles that hold what outlives a step: adaptive coefficients of the KL and of the entropy,
+running baselines, a Lagrange multiplier."""
 
 import dataclasses
 
@@ -46,6 +46,35 @@ class KLController(Role):
         """Returns the controller after a step of n sequences with this mean KL [], in nats."""
         error = jnp.clip(kl / self.target - 1, -0.2, 0.2)
         return dataclasses.replace(self, state=self.state * (1 + error * n / self.horizon))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EntropyController(Role):
+    """Adapts the coefficient of the entropy bonus to keep the entropy from falling below `target`
+    (Skywork-OR1, arXiv 2505.22312).
+
+    alpha_k = c_k where H_k <= target, else 0
+    c_{k+1} = min(c_k + size, maximum) where H_k < target, else max(c_k - size, 0)
+
+    H_k is the entropy of step k's own samples, and alpha_k the coefficient of its bonus. The
+    published code, and TRL after it, applies alpha by the entropy of the step before; here it is as
+    in the paper. The bounds of c are theirs. state: c [], which starts at algorithm.entropy_coef.
+    """
+
+    state: jax.Array
+    target: float = static_field()
+    size: float = static_field()
+    maximum: float = static_field()
+
+    def coefficient(self, entropy: jax.Array) -> jax.Array:
+        """Returns alpha [] for samples of this mean entropy [], in nats per token."""
+        return jnp.where(entropy <= self.target, self.state, 0.0)
+
+    def update(self, entropy: jax.Array) -> "EntropyController":
+        """Returns the controller after a step whose samples had this mean entropy []."""
+        moved = self.state + jnp.where(entropy < self.target, self.size, -self.size)
+        return dataclasses.replace(self, state=jnp.clip(moved, 0.0, self.maximum))
 
 
 @jax.tree_util.register_dataclass

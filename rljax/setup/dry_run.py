@@ -247,6 +247,8 @@ def check_fields_read(setup: Setup) -> set[str]:
     fields_read |= {"collect"} if setup.main.samples else set()
     if "kl_controller" in abstract_roles(setup):
         fields_read |= {"kl_target", "kl_horizon"}
+    if "entropy_controller" in abstract_roles(setup):
+        fields_read |= {"entropy_target", "entropy_coef_step", "entropy_coef_max"}
     settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
     unread_defaults = {name: value for name, value in default.items() if name not in fields_read}
     unread = [

@@ -33,6 +33,7 @@ FIXED = {
     "critic": _TRAINED,
     "teacher": _INSIDE,
     "kl_controller": _TRAINED,
+    "entropy_controller": _TRAINED,
     "baseline": _TRAINED,
 }
 _FORM = 'ROLE+ROLE=group(devices=..., tensor=...), such as "reference=group(devices=4)"'

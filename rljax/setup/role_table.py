@@ -28,6 +28,7 @@ from rljax.roles import (
     Actor,
     Baseline,
     Critic,
+    EntropyController,
     KLController,
     Pretraining,
     Reference,
@@ -242,6 +243,17 @@ def make_kl_controller(inputs: RoleInputs) -> KLController:
     return KLController(inputs.number(1.0), settings.kl_target, settings.kl_horizon)
 
 
+def make_entropy_controller(inputs: RoleInputs) -> EntropyController:
+    """Makes the controller of the entropy coefficient (algorithm.entropy_target)."""
+    settings = inputs.config.algorithm
+    return EntropyController(
+        inputs.number(settings.entropy_coef),
+        settings.entropy_target,
+        settings.entropy_coef_step,
+        settings.entropy_coef_max,
+    )
+
+
 def make_baseline(inputs: RoleInputs) -> Baseline:
     """Makes the moving mean of returns that serves as a baseline."""
     return Baseline(inputs.number([0.0, 0.0]))
@@ -269,7 +281,18 @@ def make_pretraining(inputs: RoleInputs) -> Pretraining:
 
     ids = {name: empty(np.int32) for name in ("tokens", "segment_ids", "positions")}
     batch = Batch(**ids, mask=empty(np.float32))
-    return Pretraining(batch, inputs.config.pretraining.coef, setup.pretraining)
+    settings = inputs.config.pretraining
+    decaying_steps = max(inputs.phase.optimizer_steps - settings.warmup_steps, 1)
+    return Pretraining(
+        batch,
+        settings.coef,
+        setup.pretraining,
+        loss=resolve(settings.loss, NAMESPACES["policy_loss"]),
+        mixed=settings.mixed,
+        schedule=settings.schedule,
+        warmup_steps=settings.warmup_steps,
+        schedule_steps=settings.schedule_steps or decaying_steps,
+    )
 
 
 def needs_reference(setup: Setup) -> bool:
@@ -289,6 +312,11 @@ def needs_kl_controller(setup: Setup) -> bool:
     return needs_reference(setup) and setup.config.algorithm.kl_target > 0
 
 
+def needs_entropy_controller(setup: Setup) -> bool:
+    """Returns whether algorithm.entropy_target is above 0."""
+    return setup.config.algorithm.entropy_target > 0
+
+
 ROLES: dict[str, RoleSpec] = {
     "actor": RoleSpec(make_actor),
     "critic": RoleSpec(make_critic, lambda setup: False),  # optional: where another part asks it
@@ -296,6 +324,7 @@ ROLES: dict[str, RoleSpec] = {
     "reference": RoleSpec(make_reference, needs_reference),
     "teacher": RoleSpec(make_teacher),
     "kl_controller": RoleSpec(make_kl_controller, needs_kl_controller),
+    "entropy_controller": RoleSpec(make_entropy_controller, needs_entropy_controller),
     "baseline": RoleSpec(make_baseline),
     "seat_baseline": RoleSpec(make_seat_baseline),
     "pretraining": RoleSpec(make_pretraining, lambda setup: setup.pretraining is not None),

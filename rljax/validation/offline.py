@@ -1,12 +1,14 @@
 """Checks of a config by the source of its dataflow's batches: rows of a file, or rollouts."""
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, value_of
+from rljax.config import NAMESPACES, Config, OptimizerConfig, value_of
 from rljax.config.checks import Problems
 from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.data.online.default_rewards import training_text
+from rljax.errors import InputError
+from rljax.learn.optimizers import learning_rate
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
 from rljax.validation.problems import check_call, resolve_field, resolved, shards_of
@@ -166,6 +168,8 @@ def _check_pretraining(config: Config, problems: Problems, dataflow: Component) 
     takes = "pretraining" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} takes no `pretraining`"
     problems.check(takes or not settings.data, field, settings.data, rule, f"{field}=''")
+    if settings.data:
+        _check_pretraining_loss(config, problems)
     rows, shards = settings.sequences_per_optimizer_step, shards_of(config)
     rule = f"must divide by mesh.data x fsdp x expert = {shards}"
     field = "pretraining.sequences_per_optimizer_step"
@@ -176,6 +180,31 @@ def _check_pretraining(config: Config, problems: Problems, dataflow: Component) 
         rule,
         fix=f"{field}={-(-max(rows, 1) // shards) * shards}",
     )
+
+
+def _check_pretraining_loss(config: Config, problems: Problems) -> None:
+    """Checks that the loss of the examples reads nothing that examples lack, and that its
+    coefficient has a schedule."""
+    settings, field = config.pretraining, "pretraining.loss"
+    loss = resolve_field(problems, field, settings.loss, "policy_loss")
+    if loss is not None:
+        declared = spec(loss)
+        fits = not (declared.reads or declared.whole_step or declared.reads_targets)
+        rule = "reads more of an example than the log-probs of its tokens"
+        fix = f"{field}='negative_log_likelihood', or 'chord_phi'"
+        problems.check(fits and declared.rows == 1, field, settings.loss, rule, fix)
+    rule = "must be at most 1: with pretraining.mixed it is a share"
+    is_share = settings.coef <= 1 or not settings.mixed
+    problems.check(is_share, "pretraining.coef", settings.coef, rule, "pretraining.coef=0.5")
+    field = "pretraining.schedule"
+    if resolve_field(problems, field, settings.schedule, "schedule") is not None:
+        try:
+            learning_rate(OptimizerConfig(lr=1.0, schedule=settings.schedule), 100)
+        except InputError as error:
+            problems.add(field, settings.schedule, error)
+        except TypeError as error:
+            rule = f"cannot be called: {error}"
+            problems.check(False, field, settings.schedule, rule, "schedule='cosine()'")
 
 
 def _check_teacher(config: Config, problems: Problems, needed: bool) -> None:

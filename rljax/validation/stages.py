@@ -70,6 +70,7 @@ def check_components(config: Config, problems: Problems) -> str:
         _check_group_of_one(config, problems, components["advantage"], collect)
         _check_process(config, problems)
     _check_kl(config, problems, dataflow)
+    _check_entropy(config, problems, dataflow)
     if collect is not None:
         _check_groups(config, problems, dataflow, collect)
     check_online(config, problems, dataflow)
@@ -290,6 +291,42 @@ def _check_process(config: Config, problems: Problems) -> None:
         component = resolve_field(problems, field, value_of(config, field), "process_reward")
         if component is not None:
             _check_signature(problems, field, component, "process_reward", ())
+
+
+def _check_entropy(config: Config, problems: Problems, dataflow: Component) -> None:
+    """Checks that an entropy to keep has a controller, and observations to predict an
+    environment."""
+    algorithm = config.algorithm
+    if algorithm.entropy_target > 0:
+        problems.check(
+            "entropy_controller" in dataflow.parameters,
+            "algorithm.entropy_target",
+            algorithm.entropy_target,
+            f"dataflow={config.dataflow!r} takes no entropy_controller",
+            "entropy_target=0",
+        )
+        problems.check(
+            algorithm.entropy_coef <= algorithm.entropy_coef_max,
+            "algorithm.entropy_coef",
+            algorithm.entropy_coef,
+            f"starts above entropy_coef_max={algorithm.entropy_coef_max}",
+            f"entropy_coef_max={algorithm.entropy_coef}, or more",
+        )
+    if algorithm.observation_coef > 0:
+        problems.check(
+            bool(config.environment.function),
+            "algorithm.observation_coef",
+            algorithm.observation_coef,
+            "there is no environment whose words could be predicted",
+            "set environment.function, or observation_coef=0",
+        )
+        problems.check(
+            not config.reward.process_model,
+            "algorithm.observation_coef",
+            algorithm.observation_coef,
+            "reward.process_model numbers lines where an environment numbers turns",
+            "reward.process_model='', or observation_coef=0",
+        )
 
 
 def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:

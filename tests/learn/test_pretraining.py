@@ -1,7 +1,8 @@
-"""A pre-training loss beside the policy's (PPO-ptx): the gradient changes by the coefficient times
-that of the examples, however rows are cut, packed and split over devices."""
+"""A pre-training loss beside the policy's (PPO-ptx, CHORD): the gradient changes by the coefficient
+times that of the examples, however rows are cut, packed and split over devices."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def actor_on(mesh, config=DENSE, spread=None) -> Actor:
     return Actor(state, model, optimizer)
 
 
-def stepped(case: str, coef: float) -> tuple[dict, dict]:
+def stepped(case: str, coef: float, **fields) -> tuple[dict, dict]:
     """(weights after one optimizer step, its metrics)."""
     sizes, config, rows, more_rows, packed, spread = CASES[case]
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
@@ -84,7 +85,8 @@ def stepped(case: str, coef: float) -> tuple[dict, dict]:
     packing = Packing(16, 4, row_shards(mesh), 4, False, mesh) if packed else None
     actor = actor_on(mesh, config, spread)
     batch, beside = (place(jax.device_get(x), mesh) for x in (batch, beside))
-    pretraining = Pretraining(beside, coef, Steps(beside.rows, more_rows, packing=packing))
+    more_steps = Steps(beside.rows, more_rows, packing=packing)
+    pretraining = Pretraining(beside, coef, more_steps, **fields)
     steps = Steps(batch.rows, rows, packing=packing)
 
     @jax.jit
@@ -184,3 +186,76 @@ def test_a_step_without_policy_tokens_takes_the_gradient_of_the_examples_alone()
     bare = beside.replace(mask=jnp.zeros_like(beside.mask))
     after, metrics = step(actor, none, Pretraining(bare, 0.5, Steps(8, 8)))
     assert float(metrics["empty_steps"]) == 1 and int(after.state.step) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_mixed_coefficient_is_a_share_of_the_objective(packed):
+    """CHORD: (1 - mu) x the batch's loss + mu x that of the examples, of chord_phi."""
+    mu, case = 0.3, "packed microbatches" if packed else "microbatches"
+    without, metrics = stepped(case, 0.0)
+    with_it, more = stepped(case, mu, mixed=True, loss=policy.chord_phi)
+    actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    batch = examples()
+
+    def weighted(own):
+        weights = dataclasses.replace(actor.state, params=own).weights
+        logprobs, _ = actor.model.logprobs(weights, batch, 1.0)
+        p = jnp.exp(logprobs)
+        # The gradient of sum -sg(p (1 - p)) log p is that of sum (p^2 / 2 - p).
+        antiderivative = jnp.where(batch.mask > 0, p * p / 2 - p, 0.0)
+        value = jnp.where(batch.mask > 0, -p * (1 - p) * logprobs, 0.0)
+        tokens = jnp.sum(batch.mask)
+        return jnp.sum(antiderivative) / tokens, jnp.sum(value) / tokens
+
+    (_, loss), gradient = jax.jit(jax.value_and_grad(weighted, has_aux=True))(actor.state.params)
+    want_loss = (1 - mu) * float(metrics["loss"]) + mu * float(loss)
+    assert float(more["loss"]) == pytest.approx(want_loss, rel=1e-4)
+    assert float(more["pretraining_loss"]) == pytest.approx(likelihood(DENSE)[0], rel=1e-5)
+    assert float(more["pretraining_coef"]) == pytest.approx(mu)
+    start = jax.device_get(actor.state.params)
+    trees = (start, without, with_it, jax.device_get(gradient))
+    for before, plain, mixed, of_examples in zip(*map(jax.tree.leaves, trees), strict=True):
+        want = (1 - mu) * (before - plain) / LR + mu * of_examples
+        np.testing.assert_allclose((before - mixed) / LR, want, rtol=2e-4, atol=6e-6)
+
+
+def test_the_coefficient_of_the_examples_is_the_published_schedule():
+    """Trinity-RFT's and ms-swift's: a line up to the peak, a cosine down to the valley, and then
+    the valley."""
+    peak, valley, warmup, decay = 0.9, 0.05, 6, 20
+
+    def published(step):
+        if step < warmup:
+            return step / warmup * peak
+        if step >= warmup + decay:
+            return valley
+        falling = 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay))
+        return (peak - valley) * falling + valley
+
+    steps = dict(warmup_steps=warmup, schedule_steps=decay)
+    cosine = f"cosine(final={valley / peak})"
+    role = Pretraining(examples(), peak, Steps(8, 8), schedule=cosine, **steps)
+    for step in range(40):
+        found = float(jax.jit(lambda role, step: role.coefficient(step))(role, jnp.int32(step)))
+        assert found == pytest.approx(published(step), abs=1e-6), step
+    constant = Pretraining(examples(), peak, Steps(8, 8))
+    for step in (0, 9):
+        assert float(constant.coefficient(jnp.int32(step))) == pytest.approx(peak)
+
+
+@pytest.mark.slow
+def test_the_schedule_counts_optimizer_steps():
+    """The second batch has the coefficient of the steps that the first one took."""
+    actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()
+    part = Pretraining(beside, 0.8, Steps(4, 4), schedule="linear()", schedule_steps=8)
+
+    @jax.jit
+    def step(actor, batch, part):
+        how = dict(steps=Steps(8, 8), reduction=token_mean, pretraining=part)
+        return actor.update(batch, policy.ppo_clip, **how)
+
+    for want in (0.8, 0.6, 0.4):
+        actor, metrics = step(actor, batch, part)
+        assert float(metrics["pretraining_coef"]) == pytest.approx(want, rel=1e-5)

@@ -24,6 +24,7 @@ P = functools.partial
 LOSSES = {
     "negative_log_likelihood": (policy.negative_log_likelihood, TOKEN, ()),
     "dynamic_fine_tuning": (policy.dynamic_fine_tuning, TOKEN, ()),
+    "chord_phi": (policy.chord_phi, TOKEN, ()),
     "policy_gradient": (policy.policy_gradient, TOKEN, ("advantages",)),
     "gpg": (policy.gpg, TOKEN, ("advantages",)),
     "ppo_clip": (policy.ppo_clip, TOKEN, ("advantages", "old_logprobs")),
@@ -356,6 +357,8 @@ def test_the_first_step_on_policy_is_the_policy_gradient(name):
             batch = batch.replace(advantages=jnp.ones_like(logp))
         if name == "dynamic_fine_tuning":
             batch = batch.replace(advantages=jnp.exp(logp))
+        if name == "chord_phi":
+            batch = batch.replace(advantages=jnp.exp(logp) * (1 - jnp.exp(logp)))
         if name == "trajectory_balance":  # the residual is beta (mean A - A) where pi = ref
             batch = batch.replace(ref_logprobs=logp)
             count = batch.mask.sum(axis=1, keepdims=True)

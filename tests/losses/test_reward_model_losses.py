@@ -176,3 +176,25 @@ def test_dynamic_fine_tuning_has_the_gradient_of_minus_the_probability():
     )
     clean = jnp.where(batch.mask > 0, logps, 0.0)
     close(ours, jax.grad(total)(clean, lambda x: -jnp.exp(x)))
+
+
+def test_chord_phi_has_the_value_and_the_gradient_of_its_formula():
+    """p (1 - p) -log p at each token, the weight constant: by numpy, in float64; exact where p
+    rounds to 1, and 0 where it is."""
+    logps, batch = sample(garbage=np.nan)
+    logps = logps.at[0, 2].set(-1e-12) if batch.mask[0, 2] else logps
+    mask = np.asarray(batch.mask) > 0
+
+    def total(x):
+        loss, _ = policy.chord_phi(PolicyOutputs(x, x), batch)
+        return jnp.sum(loss * batch.mask), loss
+
+    gradient, loss = jax.grad(total, has_aux=True)(logps)
+    x = np.where(mask, np.asarray(logps, np.float64), 0.0)
+    weight = np.exp(x) * -np.expm1(x)
+    close(loss, np.where(mask, -weight * x, 0.0))
+    close(gradient, np.where(mask, -weight, 0.0))
+    half = jnp.full_like(logps, np.log(0.5))
+    heaviest = jax.grad(lambda x: total(x)[0])(half)
+    close(heaviest, np.where(mask, -0.25, 0.0))
+    assert (np.abs(gradient) <= 0.25).all()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from role_programs import logprobs
 
 from rljax.arrays import fetch
-from rljax.batch import FinishReason
+from rljax.batch import FinishReason, observed_tokens
 from rljax.config import Config
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
@@ -108,6 +109,25 @@ def test_what_is_learned_is_what_was_drawn(actor, counted):
     between = (batch.step_ids == 0) & (np.cumsum(chosen, axis=1) > 0) & (batch.segment_ids > 0)
     assert between.any() and not chosen[between].any()  # what was said to the policy
     np.testing.assert_array_equal(batch.group, np.repeat(np.arange(PROMPTS), SAMPLES))
+
+
+@pytest.mark.slow
+def test_what_the_environment_said_is_learned_beside_grpo(counted, tmp_path):
+    """Two steps with ECHO's term; its tokens are those that stand between the turns."""
+    batch, _, _ = counted
+    between = (batch.step_ids == 0) & (np.cumsum(batch.step_ids, axis=1) > 0)
+    between &= np.cumsum(batch.step_ids[:, ::-1], axis=1)[:, ::-1] > 0
+    np.testing.assert_array_equal(observed_tokens(batch), between)
+    assert between.any(axis=1).all()
+    config = config_of("tiny_environments.count_letter()")
+    config.algorithm.observation_coef, config.algorithm.entropy_target = 0.1, 50.0
+    config.steps, config.run_dir, config.export = 2, str(tmp_path / "run"), False
+    train(config)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    losses = [row["observation_loss"] for row in rows if "observation_loss" in row]
+    assert len(losses) == 2 and all(0 < loss < 50 for loss in losses)
+    coefs = [r["entropy_controller/coef"] for r in rows if "entropy_controller/coef" in r]
+    assert coefs == pytest.approx([0.0, 0.005])
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from rljax.losses.policy.sequences import (
     vespo,
 )
 from rljax.losses.policy.tokens import (
+    chord_phi,
     cispo,
     decoupled_ppo,
     dppo_kl,
@@ -39,6 +40,7 @@ from rljax.losses.policy.tokens import (
 
 __all__ = [
     "PolicyOutputs",
+    "chord_phi",
     "cispo",
     "clip_cov",
     "decoupled_ppo",

@@ -77,6 +77,19 @@ def dynamic_fine_tuning(policy: PolicyOutputs, batch: Batch):
     return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, _accuracy(policy)
 
 
+@contract(safe=True, reads_greedy=True)
+def chord_phi(policy: PolicyOutputs, batch: Batch):
+    """-sg(pi (1 - pi)) log pi: supervised fine-tuning on the tokens of which the policy is unsure.
+
+    The token weights of CHORD-phi, arXiv 2508.11408: neither tokens that the policy writes anyway
+    nor those that it finds impossible move it. Largest at pi = 1/2. Returns [B, S]. Metrics:
+    token_accuracy.
+    """
+    logprobs = policy_logprobs(policy, batch)
+    weight = jax.lax.stop_gradient(-jnp.exp(logprobs) * jnp.expm1(logprobs))
+    return -weight * logprobs, _accuracy(policy)
+
+
 @contract(safe=True, reads=("advantages",))
 def policy_gradient(policy: PolicyOutputs, batch: Batch):
     """-A log pi: [B, S] (REINFORCE)."""

@@ -1,0 +1,155 @@
+"""The entropy bonus whose coefficient adapts to a target (Skywork-OR1): its rule, what it sees of a
+batch, and the bonus that it leads to."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_checks.common import response_batch
+from preset_runs import Shared, preset_config
+
+from rljax import setup as build
+from rljax.dataflows.steps import adapt_entropy_coef
+from rljax.errors import InputError
+from rljax.roles import EntropyController
+from rljax.validation import validate
+
+TARGET, SIZE, MOST = 0.25, 0.005, 0.02
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    runs = Shared(tmp_path_factory.mktemp("entropy"))
+    yield runs
+    runs.close()
+
+
+def started(shared, name, **algorithm):
+    config = preset_config(name)
+    config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
+    run = shared.run(config)
+    run.begin(run.setup.main, build.initial_params(config, run.setup.model))
+    return run
+
+
+@dataclasses.dataclass
+class Cfg:
+    entropy_coef: float = 0.5
+
+    def replace(self, **fields):
+        return dataclasses.replace(self, **fields)
+
+
+def published(entropies, c: float, target: float, size: float, most: float):
+    """(the coefficient of each step, c after it), as the paper has them, in Python's floats."""
+    applied, after = [], []
+    for entropy in entropies:
+        applied.append(c if entropy <= target else 0.0)
+        c = min(c + size, most) if entropy < target else max(c - size, 0.0)
+        after.append(c)
+    return applied, after
+
+
+def sampled(entropies, dtype=jnp.float64) -> list:
+    """Batches of those mean entropies, with NaN at what the policy did not choose, and a row
+    without tokens."""
+    mask = np.array([[0, 0, 1, 1, 0], [0, 1, 1, 0, 1], [0, 0, 0, 0, 0]], np.float64)
+    random = np.random.default_rng(0)
+    batches = []
+    for entropy in entropies:
+        spread = np.where(mask > 0, random.normal(size=mask.shape), 0.0)
+        spread = np.where(mask > 0, spread - spread.sum() / mask.sum(), np.nan)
+        logprobs = np.where(mask > 0, spread - entropy, np.nan)
+        batches.append(response_batch(mask, dtype, sampler_logprobs=logprobs))
+    return batches
+
+
+@pytest.mark.parametrize("start", [0.0, 0.013, MOST])
+def test_the_coefficient_follows_the_published_rule(start):
+    with jax.enable_x64(True):
+        random = np.random.default_rng(1)
+        entropies = [*random.uniform(0, 0.5, 60), *[0.1] * 8, *[0.4] * 9, 0.1, 0.1]
+        controller = EntropyController(jnp.float64(start), TARGET, SIZE, MOST)
+        coefficients, states = published(entropies, start, TARGET, SIZE, MOST)
+        batches = sampled(entropies)
+        for batch, entropy, alpha, after in zip(
+            batches, entropies, coefficients, states, strict=True
+        ):
+            cfg, controller, metrics = jax.jit(
+                lambda batch, role: (lambda c, r, m: (c.entropy_coef, r, m))(
+                    *adapt_entropy_coef(batch, Cfg(), role)
+                )
+            )(batch, controller)
+            assert float(cfg) == pytest.approx(alpha, abs=1e-12)
+            assert float(metrics["entropy_controller/coef"]) == float(cfg)
+            assert float(metrics["entropy_controller/entropy"]) == pytest.approx(entropy)
+            assert float(controller.state) == pytest.approx(after, abs=1e-12)
+        assert {0.0, MOST} <= {round(x, 9) for x in states}  # both bounds were reached
+
+
+def test_at_the_target_the_bonus_applies_and_the_coefficient_falls():
+    controller = EntropyController(jnp.float32(0.01), TARGET, SIZE, MOST)
+    exactly = jnp.float32(TARGET)
+    assert float(controller.coefficient(exactly)) == pytest.approx(0.01)
+    assert float(controller.update(exactly).state) == pytest.approx(0.005)
+    assert float(controller.coefficient(exactly + 1e-3)) == 0
+
+
+def test_a_step_without_tokens_moves_nothing():
+    batch = sampled([0.0], jnp.float32)[0]
+    none = batch.replace(mask=jnp.zeros_like(batch.mask))
+    controller = EntropyController(jnp.float32(0.01), TARGET, SIZE, MOST)
+    cfg, after, _ = adapt_entropy_coef(none, Cfg(), controller)
+    assert float(cfg.entropy_coef) == 0 and float(after.state) == pytest.approx(0.01)
+
+
+def test_without_a_controller_the_config_is_as_it_was():
+    cfg = Cfg()
+    assert adapt_entropy_coef(sampled([0.1], jnp.float32)[0], cfg) == (cfg, None, {})
+    bare = dataclasses.replace(sampled([0.1], jnp.float32)[0], sampler_logprobs=None)
+    controller = EntropyController(jnp.float32(0.01), TARGET, SIZE, MOST)
+    with pytest.raises(InputError, match="sampler_logprobs"):
+        adapt_entropy_coef(bare, cfg, controller)
+
+
+@pytest.mark.slow
+def test_the_bonus_is_that_of_the_coefficient_and_is_checkpointed(shared):
+    """A step at the adapted coefficient is a step at the same fixed one; both bounds of the entropy
+    are seen."""
+    high = dict(entropy_target=50.0, entropy_coef_step=0.01, entropy_coef=0.03)
+    run, fixed = started(shared, "grpo", **high), started(shared, "grpo", entropy_coef=0.03)
+    first = run.step()
+    assert first["entropy_controller/coef"] == pytest.approx(0.03)
+    assert 0 < first["entropy_controller/entropy"] < 50
+    plain = fixed.step()
+    assert first["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    weights = [jax.tree.leaves(jax.device_get(r.roles["actor"].state.params)) for r in (run, fixed)]
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    arrays = build.role_arrays(run.roles)
+    assert float(arrays["entropy_controller"]) == pytest.approx(0.04)
+    second = run.step()
+    assert second["entropy_controller/coef"] == pytest.approx(0.04)
+    again = build.with_arrays(run.roles, {**arrays, "entropy_controller": jnp.float32(0.5)})
+    assert float(again["entropy_controller"].state) == 0.5
+    low = started(shared, "grpo", entropy_target=1e-6, entropy_coef=0.03)
+    assert low.step()["entropy_controller/coef"] == 0
+    assert float(build.role_arrays(low.roles)["entropy_controller"]) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        (dict(dataflow="raft"), "takes no entropy_controller"),
+        (dict(entropy_coef=2.0), "starts above entropy_coef_max"),
+        (dict(observation_coef=0.1), "no environment whose words"),
+    ],
+)
+def test_a_target_that_nothing_keeps_is_refused(changes, problem):
+    config = preset_config("grpo")
+    config.dataflow = changes.pop("dataflow", config.dataflow)
+    config.algorithm = dataclasses.replace(config.algorithm, entropy_target=0.2, **changes)
+    with pytest.raises(InputError, match=problem):
+        validate(config)
