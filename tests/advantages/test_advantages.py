@@ -564,7 +564,7 @@ def test_a_tool_reply_changes_nothing_around_it(name):
 
 @of_each_kind(
     [n for n in TABLE if "optimal_token_baseline" not in n],
-    ("gae", "vapo_gae", "group_relative", "prime", "gigpo"),
+    ("gae", "vapo_gae", "group_relative", "pass_at_k", "pkpo", "prime", "gigpo"),
 )
 def test_an_episode_of_several_rows_counts_once(name):
     """Its advantages are those of the same episode in one row, whatever the order of its rows; and
