@@ -99,7 +99,8 @@ class Spec:
     # fields of the config.
     holds: str = ""
     # It names a folder: of a "model", a "tokenizer", an "adapter", a "policy" (which may be a run),
-    # or a folder or file that is "written"; of an option of a command also of "data".
+    # or a path that is written: a "written_file" or a "written_folder", or either, "written"; of an
+    # option of a command also of "data".
     path: str = ""
     needs: str = ""  # the field of its section without which nothing reads it; of a section, too
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
@@ -116,6 +117,11 @@ class Spec:
     safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
     needs_trust: bool = False  # a stranger may write no value but the default, not even a number
     kind: typing.Any = None  # the type of its values, which `declared` reads from the class
+
+    @property
+    def is_written(self) -> bool:
+        """Returns whether its value is a path that is written."""
+        return self.path.startswith("written")
 
     @property
     def harmless(self) -> str:
@@ -233,13 +239,13 @@ def check_options(options: Options) -> None:
 
 def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
     """Yields (field, value, rule) of paths that are written and are also read, or cannot be
-    replaced, or are written twice, or lie in a file. It is asked before anything is computed."""
+    replaced or written, or are written twice. It is asked before anything is computed."""
     specs = declared(type(options))
     read, written = {}, {}
     for name, spec in specs.items():
         value = getattr(options, name)
         texts = value if isinstance(value, tuple) else (value,)
-        for text in texts if spec.path != "written" else ():
+        for text in texts if not spec.is_written else ():
             for path in _paths_in(text):
                 shown = name.upper() if spec.positional else f"--{spec.flag}"
                 if os.path.isfile(path) or spec.path or spec.component or spec.positional:
@@ -250,7 +256,7 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
                     read |= dict.fromkeys(map(os.path.realpath, rows), shown)
     for name, spec in specs.items():
         path = getattr(options, name)
-        if spec.path != "written" or not path or is_url(path):
+        if not spec.is_written or not path or is_url(path):
             continue
         real_path = os.path.realpath(path)
         existing_parent = next(p for p in Path(os.path.abspath(path)).parents if os.path.lexists(p))
@@ -260,9 +266,15 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
         if os.path.basename(path) in _OF_A_RUN and os.path.lexists(path):
             folder = os.path.dirname(os.path.abspath(path))
             if os.path.lexists(os.path.join(folder, "metrics.jsonl")):
-                rule = rule or f"it is what the run in {folder} has written"
+                rule = rule or f"it is what the run in {folder} has written; name another file"
         if not os.path.isdir(existing_parent):
             rule = rule or f"{existing_parent} is a file, not a folder"
+        elif os.path.isdir(path) and spec.path == "written_file":
+            rule = rule or "it is a folder; name a file, such as one in it"
+        elif os.path.isfile(path) and spec.path == "written_folder":
+            rule = rule or "it is a file; name a folder"
+        elif not os.access(holder := path if os.path.isdir(path) else existing_parent, os.W_OK):
+            rule = rule or f"nothing can be written into {holder}; name a folder of yours"
         try:
             require_replaceable(path)
         except InputError as error:
