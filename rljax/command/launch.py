@@ -119,7 +119,7 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             values = config_as_data(source.config, only_changed=printed_fields == "changed")
             print(json.dumps(values, indent=2))
             return 0
-        options = parsed_options(command.options, positional, flag_values)
+        options = parsed_options(command.options, positional, flag_values, path or "")
         if path and not command.prints_config:
             trust_code = isinstance(options, TrustOptions) and options.trust_code
             require_trust(path, source.loaded, trust_code)

@@ -18,7 +18,7 @@ from rljax.components import Range
 from rljax.config.describe import flag_lines, is_about
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, data_files, is_whole_number, require_replaceable
-from rljax.runs.folder import FILES
+from rljax.runs.folder import FILES, require_writable
 from rljax.runs.store import is_url
 from rljax.suggest import near_names
 
@@ -220,14 +220,15 @@ class Options:
         return ()
 
 
-def check_options(options: Options) -> None:
-    """Raises InputError that lists every problem of every option, in the order of the fields."""
+def check_options(options: Options, config_file: str = "") -> None:
+    """Raises InputError that lists every problem of every option, in the order of the fields.
+    `config_file`: that of --config, over which no option may write."""
     shown, problems = {}, []
     for name, spec in declared(type(options)).items():
         shown[name] = name.upper() if spec.positional else f"--{spec.flag}"
         value = getattr(options, name)
         problems.append((name, value, spec.problem(value, _MOST)))
-    problems += _overwritten(options)
+    problems += _overwritten(options, config_file)
     problems += options.conflicts()
     problems = [problem for problem in problems if problem[-1]]
     problems.sort(key=lambda problem: list(shown).index(problem[0]))
@@ -237,11 +238,12 @@ def check_options(options: Options) -> None:
         raise InputError(text, fix="--help lists the flags")
 
 
-def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
+def _overwritten(options: Options, config_file: str) -> Iterable[tuple[str, object, str]]:
     """Yields (field, value, rule) of paths that are written and are also read, or cannot be
     replaced or written, or are written twice. It is asked before anything is computed."""
     specs = declared(type(options))
-    read, written = {}, {}
+    read = {os.path.realpath(path): "--config" for path in _paths_in(config_file)}
+    written = {}
     for name, spec in specs.items():
         value = getattr(options, name)
         texts = value if isinstance(value, tuple) else (value,)
@@ -273,10 +275,10 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
             rule = rule or "it is a folder; name a file, such as one in it"
         elif os.path.isfile(path) and spec.path == "written_folder":
             rule = rule or "it is a file; name a folder"
-        elif not os.access(holder := path if os.path.isdir(path) else existing_parent, os.W_OK):
-            rule = rule or f"nothing can be written into {holder}; name a folder of yours"
         try:
             require_replaceable(path)
+            if not rule:
+                require_writable(path if os.path.isdir(path) else existing_parent)
         except InputError as error:
             rule = rule or error.parts[0].removeprefix(f"{path} ")
         written[real_path] = spec.flag
@@ -359,10 +361,10 @@ def parse_flags(
     return arguments
 
 
-def parsed_options(kind: type, positional: Sequence[str], parsed):
+def parsed_options(kind: type, positional: Sequence[str], parsed, config_file: str = ""):
     """Returns the options of a class, checked, from parsed flags (absl's FlagValues) and
     the arguments without a flag. Raises InputError for arguments that are left over, and
-    as `check_options`."""
+    as `check_options`, which is given `config_file`."""
     values, remaining = {}, tuple(positional)
     for name, spec in declared(kind).items():
         if spec.positional:
@@ -389,7 +391,7 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
     if remaining:
         raise InputError("unknown arguments", value=list(remaining), fix="--help lists the flags")
     options = kind(**values)
-    check_options(options)
+    check_options(options, config_file)
     return options
 
 

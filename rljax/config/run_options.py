@@ -125,7 +125,7 @@ class PlanOptions(TrustOptions):
         "",
         "Devices such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: those of this host",
     )
-    json: str = option("", "File to which everything is written as JSON")
+    json: str = option("", "File to which everything is written as JSON", path="written_file")
     programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
     compile: bool = option(True, "Compile; else (--nocompile) the estimate from shapes alone")
     search: bool = option(False, "Try other meshes, remat and tokens_per_microbatch")

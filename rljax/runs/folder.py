@@ -94,6 +94,19 @@ def try_to_write(folder: Path) -> None:
         file.flush()
 
 
+def require_writable(folder: str | Path) -> None:
+    """Raises InputError if nothing can be written into a folder that exists: before hours of work
+    whose result would be lost."""
+    try:
+        try_to_write(Path(folder))
+    except OSError as error:
+        raise InputError(
+            f"nothing can be written into {folder}",
+            rule=str(error.strerror or error),
+            fix="name a folder of yours, on a disk with room",
+        ) from None
+
+
 def _unwritable(subject: str, path: Path, error: Exception) -> InputError:
     fix = "another run_dir, or free its disk and its permissions"
     reason = disk_fault(error) or str(error)

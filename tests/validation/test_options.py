@@ -145,14 +145,20 @@ def test_a_file_is_not_written_over_a_folder_nor_a_folder_over_a_file(tmp_path, 
 
 
 def test_a_folder_without_permission_is_said_before_anything_is_computed():
-    user = os.getuid()
-    if not user:
-        os.setreuid(65534, -1)  # root may write everywhere
-    try:
-        with pytest.raises(InputError, match="--out=/x.json: nothing can be written into /;"):
-            options_of(COMMANDS["evaluate"].options, dict(checkpoint="run", out="/x.json"))
-    finally:
-        os.setreuid(user, -1)
+    with pytest.raises(InputError, match="--out=/proc/x.json: nothing can be written into /proc;"):
+        options_of(COMMANDS["evaluate"].options, dict(checkpoint="run", out="/proc/x.json"))
+
+
+def test_no_option_writes_over_the_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def get_config(variant): ...\n")
+    plan = COMMANDS["plan"].options
+    for config_file in ("mine.py", "./mine.py:tiny"):
+        with pytest.raises(InputError, match="--json=mine.py: it is --config, which is read"):
+            check_options(plan(json="mine.py"), config_file)
+    check_options(plan(json="plan.json"), "mine.py")
+    with pytest.raises(InputError, match="it is a folder; name a file"):
+        check_options(plan(json=str(tmp_path)), "mine.py")
 
 
 def test_arguments_that_no_option_takes_are_refused():
