@@ -101,6 +101,7 @@ def question_of(text: str, members: Sequence[Member]) -> Question:
     return Question(match[1], match[2], float(match[3] or 0.0))
 
 
+    everyone: Sequence[Member] = (),
 def run_until(
     question: Question,
     members: Sequence[Member],
@@ -108,12 +109,13 @@ def run_until(
     at_once: int,
 ) -> Iterator[tuple[Member, int | None]]:
     """Runs the members of `at_once` seeds after another, as `run` does, until the question is
-    answered. Prints the answer each time."""
+    answered by `everyone` (default: these members): those, too, that other machines run. Prints
+    the answer each time."""
     seeds = sorted({member.config.seed for member in members})
     for first in range(0, len(seeds), at_once):
         current = seeds[first : first + at_once]
         yield from run([member for member in members if member.config.seed in current])
-        answer = question.answer(members)
+        answer = question.answer(everyone or members)
         print(answer.text)
         if answer.known:
             return
