@@ -56,6 +56,8 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
     sweep.require_unset(source.fields.keys() - counted_fields, entries, "member", path)
     selected = members[share[0] :: share[1]] if share else members
     question = until.question_of(options.until, members) if options.until else None
+    if options.together:
+        sweep.check_together(selected)
     if options.dry_run:
         for member in selected:
             print(shlex.join(sweep.command(arguments, member)))

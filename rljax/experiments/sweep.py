@@ -317,16 +317,11 @@ def run_together(
     the warnings of all runs behind the last. Raises InputError for settings that cannot be trained
     in this way, before any member begins."""
     from rljax.training.result import RunStopped
-    from rljax.training.run_numbers import split_numbers
-    from rljax.training.together import check_together, train_together
+    from rljax.training.together import train_together
 
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        groups.setdefault(repr(split_numbers(member.config)[0]), []).append(member)
-    for group in groups.values():
-        check_together([member.config for member in group])
+    groups = check_together(members)
     os.environ.update(env or {})
-    for group in groups.values():
+    for group in groups:
         left = [member for member in group if not member.finished()]
         ended = train_together([member.config for member in left]) if left else []
         yield from ((member, None) for member in group if member not in left)
@@ -355,6 +350,20 @@ def result_rows(members: Sequence[Member]) -> list[dict]:
         keys = ("accuracy_before", "accuracy_after", "difference", "steps", "wall_s")
         row = {"name": member.name, "overrides": dict(member.overrides), "status": status}
         rows.append({**row, **{key: summary.get(key) for key in keys}})
+def check_together(members: Sequence[Member]) -> list[list[Member]]:
+    """Returns the members in groups that one program trains. Raises InputError for settings that
+    cannot be trained in this way."""
+    from rljax.training import together
+    from rljax.training.run_numbers import split_numbers
+
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        groups.setdefault(repr(split_numbers(member.config)[0]), []).append(member)
+    for group in groups.values():
+        together.check_together([member.config for member in group])
+    return list(groups.values())
+
+
     return rows
 
 
