@@ -21,6 +21,7 @@ import re
 import signal
 import subprocess
 import sys
+import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from rljax.runs.units import interval_text
 from rljax.validation import validate
 
 RESULT = "sweep.json"
+STOP_S = 60  # seconds in which a member that is stopped by an error saves
 STOPPED = 143  # exit code of a member that a notice has stopped on one of its hosts
 ALONE = {"RLJAX_HOSTS": "1"}  # variables of a member that one host runs by itself
 TRAIN = (sys.executable, "-m", "rljax", "train")
@@ -271,16 +273,19 @@ def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
 
     old = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with child.stdout, log.open("a", encoding="utf-8") as file:
+        with child.stdout, file:
             for line in child.stdout:
-                file.write(line)
-                file.flush()
+                _write_line(file, line, log)
                 print("  " + line, end="", flush=True)
         code = child.wait()
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
     if received or code == STOPPED:
+    try:
+        file = log.open("ab", buffering=0)  # closing it has nothing left to write
+    except OSError as error:
+        raise _log_fault(log, error) from None
         raise Stopped(signal.Signals(received[0] if received else signal.SIGTERM).name)
     return code
 
@@ -296,6 +301,13 @@ def run_members(
     """Runs each member that is not finished, in order; yields (member, exit code), None for one
     that was finished. Raises Stopped if a signal has stopped a member.
 
+    except BaseException:
+        child.terminate()  # it saves and ends, and does not go on alone
+        try:
+            child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
     `host`: the number of this one of the hosts that run a member together. `env`: variables of the
     members' processes.
     """
@@ -304,6 +316,21 @@ def run_members(
         if member.finished():
             yield member, None
             continue
+def _write_line(file: typing.BinaryIO, line: str, log: Path) -> None:
+    try:
+        file.write(line.encode())
+    except OSError as error:
+        raise _log_fault(log, error) from None
+
+
+def _log_fault(log: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{log} cannot be written",
+        rule=str(error.strerror or error),
+        fix="make room and move away what has its name; the same command goes on",
+    )
+
+
         make_folder(member.folder)
         line = command(arguments, member, launcher)
         yield member, _run_one(line, member.folder / name, env or {})

@@ -109,6 +109,29 @@ def test_finished_members_are_not_run_again_and_failed_ones_are(tmp_path, launch
     assert members[1].summary()["resumed"]
 
 
+def test_a_member_whose_log_cannot_be_written_does_not_go_on_alone(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "folder = [a for a in sys.argv if 'run_dir=' in a][0].partition('=')[2]\n"
+        "(pathlib.Path(folder) / 'pid').write_text(str(os.getpid()))\n"
+        "print('hello', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (member,) = members_of(tmp_path / "s", {"seed": 0})
+    member.folder.mkdir(parents=True)
+    (member.folder / "log.txt").mkdir()
+    with pytest.raises(InputError, match="log.txt cannot be written; Is a directory.*goes on"):
+        list(run_members([member], [], launcher=[sys.executable, str(script)]))
+    assert not (member.folder / "pid").exists()
+    (member.folder / "log.txt").rmdir()
+    (member.folder / "log.txt").symlink_to("/dev/full")
+    with pytest.raises(InputError, match="log.txt cannot be written; No space left"):
+        list(run_members([member], [], launcher=[sys.executable, str(script)]))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((member.folder / "pid").read_text()), 0)
+
+
 @pytest.mark.slow
 def test_a_stopped_sweep_hands_the_signal_on_and_resumes(tmp_path, launcher):
     script = f"""
