@@ -246,7 +246,7 @@ def checkpoint(folder: Path):
 
 
 def finished(folder: Path):
-    return Member("a", {}, types.SimpleNamespace(run_dir=str(folder))).finished()
+    return Member("a", "a", {}, types.SimpleNamespace(run_dir=str(folder))).finished()
 
 
 def prompts(path: Path):

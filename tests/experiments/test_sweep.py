@@ -248,6 +248,19 @@ def test_results_of_two_experiments_are_not_mixed(tmp_path):
         members_of(tmp_path, {"seed": 1})
 
 
+def test_fields_of_one_name_are_told_apart_by_their_sections(tmp_path):
+    rates = [{f"{role}_optimizer.lr": 0.001, "seed": 1} for role in ("actor", "critic")]
+    config = base()
+    config.dataflow, config.algorithm.advantage = "ppo", "gae()"
+    members = make_members(config, [*rates, {"steps": 3}], tmp_path, "x.py")
+    expected = ["actor_optimizer.lr=0.001,seed=1", "critic_optimizer.lr=0.001,seed=1", "steps=3"]
+    assert [member.name for member in members] == expected
+    assert members[0].setting == "actor_optimizer.lr=0.001"
+    both = {"actor_optimizer.lr": 1e-3, "critic_optimizer.lr": 1e-2}  # a name of its own
+    (member,) = make_members(config, [both], tmp_path, "x.py")
+    assert member.name == "lr=0.001,lr=0.01"
+
+
 def test_names_and_flags(tmp_path):
     assert member_name({"actor_optimizer.lr": 1e-5, "seed": 1}) == "lr=1e-05,seed=1"
     assert "/" not in member_name({"data.train": "a/b c.parquet"})
