@@ -655,11 +655,16 @@ def write_text(path: str | Path, text: str) -> None:
     InputError if it cannot be written, and as `require_replaceable`."""
     path = Path(path)
     require_replaceable(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", rule="a file is written", fix="name a file")
     hidden = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        hidden.write_text(text, encoding="utf-8")
-        os.replace(hidden, path)
+        try:
+            hidden.write_text(text, encoding="utf-8")
+            os.replace(hidden, path)
+        finally:
+            hidden.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(
             f"{path} cannot be written",

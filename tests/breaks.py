@@ -1031,8 +1031,8 @@ BREAKS |= {
     ),
     "a file is half written while it is replaced": (
         "rljax/files.py",
-        '        hidden.write_text(text, encoding="utf-8")\n        os.replace(hidden, path)\n',
-        '        path.write_text(text, encoding="utf-8")\n',
+        '            hidden.write_text(text, encoding="utf-8")\n            os.replace(hidden, path)\n',
+        '            path.write_text(text, encoding="utf-8")\n',
         ["tests/test_strangers_files.py", "-k", "written_whole"],
     ),
     # -- gguf

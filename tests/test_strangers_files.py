@@ -246,7 +246,7 @@ def checkpoint(folder: Path):
 
 
 def finished(folder: Path):
-    return Member("a", {}, types.SimpleNamespace(run_dir=str(folder))).finished()
+    return Member("a", "a", {}, types.SimpleNamespace(run_dir=str(folder))).finished()
 
 
 def prompts(path: Path):
@@ -426,7 +426,9 @@ def test_a_file_that_cannot_be_written_whole_stays_what_it_was(tmp_path, monkeyp
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(InputError, match="cannot be written.*No space left"):
         files.write_text(path, "after")
-    assert path.read_text() == "before"
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["rows.jsonl"]
+    with pytest.raises(InputError, match="is a folder; a file is written. Fix: name a file"):
+        files.write_text(tmp_path, "text")
 
 
 def test_half_a_pair_is_refused_where_it_is_read_and_mended_where_it_is_kept(tmp_path):

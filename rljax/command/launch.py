@@ -33,6 +33,7 @@ from rljax.config.trust import require_trust
 from rljax.doctor.before_jax import no_device, refuse_what_ends_jax
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
+from rljax.runs.folder import is_full_disk
 
 _FLAG_ERROR = "these flags cannot be used"
 _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
@@ -119,7 +120,7 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             values = config_as_data(source.config, only_changed=printed_fields == "changed")
             print(json.dumps(values, indent=2))
             return 0
-        options = parsed_options(command.options, positional, flag_values)
+        options = parsed_options(command.options, positional, flag_values, path or "")
         if path and not command.prints_config:
             trust_code = isinstance(options, TrustOptions) and options.trust_code
             require_trust(path, source.loaded, trust_code)
@@ -138,6 +139,12 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
         return (main(options, source) if command.config else main(options)) or 0
     except InputError as error:
         return complain(error)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        path = error.filename2 or error.filename or "a file of this command"
+        fix = "make room there, or write to another disk; TMPDIR names that of temporary files"
+        return complain(InputError(f"{path} cannot be written", rule=error.strerror, fix=fix))
     except (RuntimeError, AssertionError, ValueError) as error:
         if (device_error := no_device(error)) is None:
             raise

@@ -9,13 +9,13 @@ plays the run by its dispatches, compiling nothing: seconds of a step by rollout
 one mesh and split, and how old the tokens are (docs/guides/asynchronous.md).
 """
 
-import json
 from pathlib import Path
 
 from rljax.command.launch import ConfigSource
 from rljax.config.checks import refuse_early
 from rljax.config.run_options import PlanOptions
 from rljax.errors import InputError
+from rljax.files import write_json
 
 
 def main(options: PlanOptions, source: ConfigSource) -> int:
@@ -64,5 +64,5 @@ def main(options: PlanOptions, source: ConfigSource) -> int:
         print(table.plan_text(plan))
         result, fits = table.plan_json(plan), plan.fits
     if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        write_json(options.json, result)
     return 0 if fits else 1

@@ -56,6 +56,8 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
     sweep.require_unset(source.fields.keys() - counted_fields, entries, "member", path)
     selected = members[share[0] :: share[1]] if share else members
     question = until.question_of(options.until, members) if options.until else None
+    if options.together:
+        sweep.check_together(selected)
     if options.dry_run:
         for member in selected:
             print(shlex.join(sweep.command(arguments, member)))
@@ -69,7 +71,9 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
         run = functools.partial(sweep.run_members, arguments=arguments, host=host, env=env)
         if options.together:
             run = functools.partial(sweep.run_together, env=env)
-        runs = until.run_until(question, selected, run, group_size) if question else run(selected)
+        runs = run(selected)
+        if question:
+            runs = until.run_until(question, selected, run, group_size, members)
         for member, code in runs:
             print(f"{member.name}: " + ("was finished" if code is None else f"exit code {code}"))
             if not host:
@@ -92,7 +96,7 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
         print(write_pages(started_folders, folder / "comparison.html"))
     print(stopped, end="\n" if stopped else "")
     finished = (
-        question.answer(selected).known
+        question.answer(members).known
         if question
         else all(member.finished() for member in selected)
     )

@@ -105,7 +105,7 @@ def check_paths(config: Config, problems: Problems) -> None:
             elif is_path(spec) and not spec.startswith(TFDS):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
                 _check_files(field, spec, file, problems)
-    for field in (name for name, spec in FIELDS.items() if spec.path == "written"):
+    for field in (name for name, spec in FIELDS.items() if spec.is_written):
         path = value_of(config, field)
         is_free = not os.path.exists(path) or os.path.isdir(path)
         problems.check(is_free, field, path, "is a file", "name a folder")

@@ -13,7 +13,9 @@ class PrepareOptions(Options):
     source: str = option(
         "", "Path, folder, tfds:NAME, or a function that returns rows", path="data"
     )
-    out: str = option("", "Folder for train.parquet, test.parquet and counts.json", path="written")
+    out: str = option(
+        "", "Folder for train.parquet, test.parquet and counts.json", path="written_folder"
+    )
     map: str = option("", "Function of (example, index); default: the columns are ours")
     data_source: str = option("", "Name of the data; default: what the map or source says")
     test_fraction: float = option(0.0, "Share held out; 0 = the source's own test split, if any")

@@ -236,7 +236,7 @@ class OfflineConfig(Settings):
         "Folder into which the reference's log-probs of every example are written once and from "
         'which they are read, so that training holds no reference model; "" = computed at each '
         "step.",
-        path="written",
+        path="written_folder",
         may_change=True,
         refused=True,
     )

@@ -18,7 +18,7 @@ from rljax.components import Range
 from rljax.config.describe import flag_lines, is_about
 from rljax.errors import InputError
 from rljax.files import DATA_FILES, data_files, is_whole_number, require_replaceable
-from rljax.runs.folder import FILES
+from rljax.runs.folder import FILES, require_writable
 from rljax.runs.store import is_url
 from rljax.suggest import near_names
 
@@ -99,7 +99,8 @@ class Spec:
     # fields of the config.
     holds: str = ""
     # It names a folder: of a "model", a "tokenizer", an "adapter", a "policy" (which may be a run),
-    # or a folder or file that is "written"; of an option of a command also of "data".
+    # or a path that is written: a "written_file" or a "written_folder", or either, "written"; of an
+    # option of a command also of "data".
     path: str = ""
     needs: str = ""  # the field of its section without which nothing reads it; of a section, too
     switches: tuple[str, ...] = ()  # dotted names of all such fields, of the sections around first
@@ -116,6 +117,11 @@ class Spec:
     safe: str = ""  # pattern of the texts that a stranger may write, beside harmless components
     needs_trust: bool = False  # a stranger may write no value but the default, not even a number
     kind: typing.Any = None  # the type of its values, which `declared` reads from the class
+
+    @property
+    def is_written(self) -> bool:
+        """Returns whether its value is a path that is written."""
+        return self.path.startswith("written")
 
     @property
     def harmless(self) -> str:
@@ -214,14 +220,15 @@ class Options:
         return ()
 
 
-def check_options(options: Options) -> None:
-    """Raises InputError that lists every problem of every option, in the order of the fields."""
+def check_options(options: Options, config_file: str = "") -> None:
+    """Raises InputError that lists every problem of every option, in the order of the fields.
+    `config_file`: that of --config, over which no option may write."""
     shown, problems = {}, []
     for name, spec in declared(type(options)).items():
         shown[name] = name.upper() if spec.positional else f"--{spec.flag}"
         value = getattr(options, name)
         problems.append((name, value, spec.problem(value, _MOST)))
-    problems += _overwritten(options)
+    problems += _overwritten(options, config_file)
     problems += options.conflicts()
     problems = [problem for problem in problems if problem[-1]]
     problems.sort(key=lambda problem: list(shown).index(problem[0]))
@@ -231,15 +238,16 @@ def check_options(options: Options) -> None:
         raise InputError(text, fix="--help lists the flags")
 
 
-def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
+def _overwritten(options: Options, config_file: str) -> Iterable[tuple[str, object, str]]:
     """Yields (field, value, rule) of paths that are written and are also read, or cannot be
-    replaced, or are written twice, or lie in a file. It is asked before anything is computed."""
+    replaced or written, or are written twice. It is asked before anything is computed."""
     specs = declared(type(options))
-    read, written = {}, {}
+    read = {os.path.realpath(path): "--config" for path in _paths_in(config_file)}
+    written = {}
     for name, spec in specs.items():
         value = getattr(options, name)
         texts = value if isinstance(value, tuple) else (value,)
-        for text in texts if spec.path != "written" else ():
+        for text in texts if not spec.is_written else ():
             for path in _paths_in(text):
                 shown = name.upper() if spec.positional else f"--{spec.flag}"
                 if os.path.isfile(path) or spec.path or spec.component or spec.positional:
@@ -250,7 +258,7 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
                     read |= dict.fromkeys(map(os.path.realpath, rows), shown)
     for name, spec in specs.items():
         path = getattr(options, name)
-        if spec.path != "written" or not path or is_url(path):
+        if not spec.is_written or not path or is_url(path):
             continue
         real_path = os.path.realpath(path)
         existing_parent = next(p for p in Path(os.path.abspath(path)).parents if os.path.lexists(p))
@@ -260,11 +268,17 @@ def _overwritten(options: Options) -> Iterable[tuple[str, object, str]]:
         if os.path.basename(path) in _OF_A_RUN and os.path.lexists(path):
             folder = os.path.dirname(os.path.abspath(path))
             if os.path.lexists(os.path.join(folder, "metrics.jsonl")):
-                rule = rule or f"it is what the run in {folder} has written"
+                rule = rule or f"it is what the run in {folder} has written; name another file"
         if not os.path.isdir(existing_parent):
             rule = rule or f"{existing_parent} is a file, not a folder"
+        elif os.path.isdir(path) and spec.path == "written_file":
+            rule = rule or "it is a folder; name a file, such as one in it"
+        elif os.path.isfile(path) and spec.path == "written_folder":
+            rule = rule or "it is a file; name a folder"
         try:
             require_replaceable(path)
+            if not rule:
+                require_writable(path if os.path.isdir(path) else existing_parent)
         except InputError as error:
             rule = rule or error.parts[0].removeprefix(f"{path} ")
         written[real_path] = spec.flag
@@ -347,10 +361,10 @@ def parse_flags(
     return arguments
 
 
-def parsed_options(kind: type, positional: Sequence[str], parsed):
+def parsed_options(kind: type, positional: Sequence[str], parsed, config_file: str = ""):
     """Returns the options of a class, checked, from parsed flags (absl's FlagValues) and
     the arguments without a flag. Raises InputError for arguments that are left over, and
-    as `check_options`."""
+    as `check_options`, which is given `config_file`."""
     values, remaining = {}, tuple(positional)
     for name, spec in declared(kind).items():
         if spec.positional:
@@ -377,7 +391,7 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
     if remaining:
         raise InputError("unknown arguments", value=list(remaining), fix="--help lists the flags")
     options = kind(**values)
-    check_options(options)
+    check_options(options, config_file)
     return options
 
 

@@ -75,4 +75,4 @@ def jsonl_option(help: str, **spec):
         return not path or path.endswith(".jsonl")
 
     rule = "the name of a .jsonl file"
-    return option("", help, fits=fits, rule=rule, path="written", **spec)
+    return option("", help, fits=fits, rule=rule, path="written_file", **spec)

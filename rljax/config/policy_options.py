@@ -2,6 +2,7 @@
 score, compare, play."""
 
 import dataclasses
+import os
 import typing
 
 from rljax.config.declare import option
@@ -83,7 +84,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         choices=("outcome", "process", "critic"),
     )
     seed: int = option(0, "Seed of the samples", low=0)
-    out: str = option("", "Write the result to this file, as JSON", path="written")
+    out: str = option("", "Write the result to this file, as JSON", path="written_file")
     answers: str = jsonl_option("File for the greedy response to every prompt, and its score")
 
     def ks_of(self, samples: int) -> tuple[int, ...]:
@@ -170,6 +171,10 @@ class RejectionOptions(CompilerOptions, TrustOptions):
         above the samples, and --process_samples without --trajectories."""
         if not self.iterations and self.out and not self.out.endswith(".jsonl"):
             yield "out", self.out, "the name of a .jsonl file"
+        elif self.iterations and os.path.isfile(self.out):
+            yield "out", self.out, "it is a file; with --iterations name a folder"
+        elif not self.iterations and os.path.isdir(self.out):
+            yield "out", self.out, "it is a folder; name a file, such as one in it"
         files = [file for file in (self.out, self.pairs, self.trajectories) if file]
         if len(set(files)) < len(files):
             yield "out", self.out, "another file than --pairs and --trajectories"
@@ -194,7 +199,10 @@ class LabelOptions(CompilerOptions, TrustOptions):
         path="policy",
     )
     out: str = option(
-        "", "Folder for train.jsonl, test.jsonl and labels.json", required=True, path="written"
+        "",
+        "Folder for train.jsonl, test.jsonl and labels.json",
+        required=True,
+        path="written_folder",
     )
     data: str | None = option(
         None, "File or task; default: the run's training prompts", component="data"
@@ -244,7 +252,7 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     data: str = option(
         "", "Rows to compare, or prompts where --policy is set", required=True, component="data"
     )
-    out: str = option("", "File for the pairs, .jsonl", required=True, path="written")
+    out: str = option("", "File for the pairs, .jsonl", required=True, path="written_file")
     judge: str = option(
         "", "Judge, a function (prompt, first, second) -> P(first is better), as text"
     )
@@ -288,14 +296,14 @@ class ScoreOptions(CompilerOptions):
     show: int = option(
         4, "Number of rows, the first ones, whose lines are printed as a table", low=0
     )
-    out: str = option("", "Write the result to this file, as JSON", path="written")
+    out: str = option("", "Write the result to this file, as JSON", path="written_file")
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonOptions(CompilerOptions, TrustOptions):
     """Options of `rljax compare`, the same for every method."""
 
-    out: str = option("", "Folder of the comparison", path="written")
+    out: str = option("", "Folder of the comparison", path="written_folder")
     seeds: tuple[int, ...] = option(
         (0, 1, 2), "Seeds; each has a base policy, a file and a run of every method", required=True
     )

@@ -125,7 +125,7 @@ class PlanOptions(TrustOptions):
         "",
         "Devices such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: those of this host",
     )
-    json: str = option("", "File to which everything is written as JSON")
+    json: str = option("", "File to which everything is written as JSON", path="written_file")
     programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
     compile: bool = option(True, "Compile; else (--nocompile) the estimate from shapes alone")
     search: bool = option(False, "Try other meshes, remat and tokens_per_microbatch")
@@ -207,7 +207,7 @@ class ReportOptions(Options):
     """Options of `rljax report`."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
-    out: str = option("", "File of the comparison of several runs", path="written")
+    out: str = option("", "File of the comparison of several runs", path="written_file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +237,7 @@ class PushOptions(Options):
     base: str = option("", "OWNER/NAME of the base model, where the run read it from a folder")
     license: str = option("", "License on the card; default: the base's")
     report: bool = option(True, "Push report.html, too: curves, samples, config")
-    out: str = option("", "Write the folder here and push nothing", path="written")
+    out: str = option("", "Write the folder here and push nothing", path="written_folder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +258,7 @@ class SweepOptions(TrustOptions):
     """Options of `rljax sweep`."""
 
     out: str = option(
-        "", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE", path="written"
+        "", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE", path="written_folder"
     )
     dry_run: bool = option(False, "Check the members and print their commands")
     member_of: str = option(
@@ -300,7 +300,7 @@ class PipelineOptions(TrustOptions):
     """Options of `rljax pipeline`."""
 
     out: str = option(
-        "", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE", path="written"
+        "", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE", path="written_folder"
     )
     dry_run: bool = option(False, "Check the stages and print their commands")
     redo: tuple[str, ...] = option(
@@ -323,4 +323,4 @@ class ScalingOptions(Options):
         None, "Fit up to this compute; later points are compared with the prediction", above=0
     )
     to: float | None = option(None, "Predict the performance at this compute", above=0)
-    out: str = option("", "Write the result to this file, as JSON", path="written")
+    out: str = option("", "Write the result to this file, as JSON", path="written_file")

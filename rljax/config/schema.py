@@ -157,7 +157,7 @@ class Config(Settings):
     )
     seed: int = option(0, "Seed of weights, data order and samples.", low=0)
     run_dir: str = option(
-        "", 'Folder of the run; "" = a new one under runs/.', path="written", may_change=True
+        "", 'Folder of the run; "" = a new one under runs/.', path="written_folder", may_change=True
     )
     trackers: tuple[str, ...] = option(
         ("console",),

@@ -148,7 +148,9 @@ class PodOptions(Options):
     queue: str = option("", "LocalQueue of Kueue (jobset)")
     accelerators: str = option("", "GPUs of a machine, such as H100:8 (sky)")
     bucket: str = option("", "Bucket, gs:// or s3://, mounted at /runs (sky)")
-    out: str = option("", "Folder of the manifest; default: runs/accept (accept)")
+    out: str = option(
+        "", "Folder of the manifest; default: runs/accept (accept)", path="written_folder"
+    )
     command: tuple[str, ...] = option(
         (), "Command of every host, behind --: train quickstart --config.steps=20", positional=True
     )

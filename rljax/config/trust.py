@@ -150,7 +150,7 @@ def _rule_of(spec: Spec) -> Callable[[str, str | os.PathLike], bool] | None:
         return functools.partial(_is_harmless_component, home=home, safe=spec.safe)
     if spec.harmless:
         return lambda text, folder: re.fullmatch(spec.harmless, text) is not None
-    if spec.path == "written":
+    if spec.is_written:
         return _is_inside
     return (lambda text, folder: not is_url(text)) if spec.path else None
 

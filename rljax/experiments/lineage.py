@@ -54,7 +54,7 @@ def inputs_of(fields: Mapping[str, object], specs: Mapping[str, Spec]) -> dict[s
     options of a command, name, but for what is written there. `specs` are their declarations."""
     digests = {}
     for field, value in fields.items():
-        if specs[field].path == "written" or field == "compilation_cache":
+        if specs[field].is_written or field == "compilation_cache":
             continue
         texts = value if isinstance(value, tuple | list) else (value,)
         texts = [text for text in texts if isinstance(text, str)]

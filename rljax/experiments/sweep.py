@@ -21,6 +21,7 @@ import re
 import signal
 import subprocess
 import sys
+import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from rljax.runs.units import interval_text
 from rljax.validation import validate
 
 RESULT = "sweep.json"
+STOP_S = 60  # seconds in which a member that is stopped by an error saves
 STOPPED = 143  # exit code of a member that a notice has stopped on one of its hosts
 ALONE = {"RLJAX_HOSTS": "1"}  # variables of a member that one host runs by itself
 TRAIN = (sys.executable, "-m", "rljax", "train")
@@ -41,9 +43,10 @@ TRAIN = (sys.executable, "-m", "rljax", "train")
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One run of the sweep; `name` is the name of its folder."""
+    """One run of the sweep; `name` is the name of its folder, `setting` that without its seed."""
 
     name: str
+    setting: str
     overrides: Mapping[str, object]
     config: Config
 
@@ -64,19 +67,35 @@ class Member:
         return self.summary().get("status") == "finished"
 
 
-def member_name(overrides: Mapping[str, object]) -> str:
+def member_name(overrides: Mapping[str, object], whole: Collection[str] = ()) -> str:
     """Returns the name of a folder for the overrides: "lr=1e-05,seed=1", the last part of each
-    field; a config file of the member's own comes first, "dapo,seed=1"."""
+    field, but of those in `whole`; a config file of the member's own comes first, "dapo,seed=1"."""
     parts = [
         Path(str(value).partition(":")[0]).stem
         if name == "config"
-        else f"{name.rpartition('.')[2]}={value}"
+        else f"{name if name in whole else name.rpartition('.')[2]}={value}"
         for name, value in overrides.items()
     ]
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or "base"
     if len(name) > 100:  # file systems end at 255
         name = f"{name[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return name
+
+
+def _is_entry(item: object) -> bool:
+    """Returns whether a sweep may yield it: a dict of fields."""
+    return isinstance(item, Mapping) and all(isinstance(name, str) for name in item)
+
+
+def _ambiguous_fields(entries: Sequence[Mapping[str, object]]) -> set[str]:
+    """Returns the fields that two entries of a sweep would need for a name of their own: those
+    with the last part of another one, as actor_optimizer.lr and critic_optimizer.lr."""
+    by_name: dict[str, Mapping] = {}
+    if all(by_name.setdefault(member_name(entry), entry) == entry for entry in entries):
+        return set()
+    fields = {field for entry in entries for field in entry}
+    last_parts = [field.rpartition(".")[2] for field in fields]
+    return {field for field in fields if last_parts.count(field.rpartition(".")[2]) > 1}
 
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
@@ -147,11 +166,12 @@ def make_members(
             for item in overrides
             for seed in seeds
         ]
+    whole = _ambiguous_fields([item for item in overrides if _is_entry(item)])
     members, problems, shared = [], [], {}
     for i, item in enumerate(overrides):
         location = f"{where}: member {i} of sweep()"
         try:
-            if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
+            if not _is_entry(item):
                 raise InputError(
                     f"{location} is no dict of dotted fields",
                     value=item,
@@ -159,11 +179,12 @@ def make_members(
                 )
             if "run_dir" in item:
                 raise InputError(f"{location} sets run_dir", fix="leave it out: the sweep sets it")
-            name = member_name(item)
+            name = member_name(item, whole)
             how = dict(where=where, location=location, trusted=trusted)
             config = config_of(base, item, str(folder / name), **how)
             validate(config)
-            members.append(Member(name, dict(item), config))
+            setting = member_name({k: v for k, v in item.items() if k != "seed"}, whole)
+            members.append(Member(name, setting, dict(item), config))
         except InputError as error:
             text = str(error)
             if location in text:
@@ -262,6 +283,10 @@ class Stopped(Exception):
 def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
     """Run a member to its end, its output in `log`, too; a signal to this process is passed on."""
     received = []
+    try:
+        file = log.open("ab", buffering=0)  # closing it has nothing left to write
+    except OSError as error:
+        raise _log_fault(log, error) from None
     output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     child = subprocess.Popen(arguments, env={**os.environ, **env}, **output)
 
@@ -271,18 +296,39 @@ def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
 
     old = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with child.stdout, log.open("a", encoding="utf-8") as file:
+        with child.stdout, file:
             for line in child.stdout:
-                file.write(line)
-                file.flush()
+                _write_line(file, line, log)
                 print("  " + line, end="", flush=True)
         code = child.wait()
+    except BaseException:
+        child.terminate()  # it saves and ends, and does not go on alone
+        try:
+            child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
     if received or code == STOPPED:
         raise Stopped(signal.Signals(received[0] if received else signal.SIGTERM).name)
     return code
+
+
+def _write_line(file: typing.BinaryIO, line: str, log: Path) -> None:
+    try:
+        file.write(line.encode())
+    except OSError as error:
+        raise _log_fault(log, error) from None
+
+
+def _log_fault(log: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{log} cannot be written",
+        rule=str(error.strerror or error),
+        fix="make room and move away what has its name; the same command goes on",
+    )
 
 
 def run_members(
@@ -309,6 +355,20 @@ def run_members(
         yield member, _run_one(line, member.folder / name, env or {})
 
 
+def check_together(members: Sequence[Member]) -> list[list[Member]]:
+    """Returns the members in groups that one program trains. Raises InputError for settings that
+    cannot be trained in this way."""
+    from rljax.training import together
+    from rljax.training.run_numbers import split_numbers
+
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        groups.setdefault(repr(split_numbers(member.config)[0]), []).append(member)
+    for group in groups.values():
+        together.check_together([member.config for member in group])
+    return list(groups.values())
+
+
 def run_together(
     members: Sequence[Member], env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Member, int | None]]:
@@ -317,16 +377,11 @@ def run_together(
     the warnings of all runs behind the last. Raises InputError for settings that cannot be trained
     in this way, before any member begins."""
     from rljax.training.result import RunStopped
-    from rljax.training.run_numbers import split_numbers
-    from rljax.training.together import check_together, train_together
+    from rljax.training.together import train_together
 
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        groups.setdefault(repr(split_numbers(member.config)[0]), []).append(member)
-    for group in groups.values():
-        check_together([member.config for member in group])
+    groups = check_together(members)
     os.environ.update(env or {})
-    for group in groups.values():
+    for group in groups:
         left = [member for member in group if not member.finished()]
         ended = train_together([member.config for member in left]) if left else []
         yield from ((member, None) for member in group if member not in left)

@@ -9,10 +9,10 @@ that bound.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rljax.errors import InputError
-from rljax.experiments.sweep import Member, member_name
+from rljax.experiments.sweep import Member
 from rljax.report.arms import always_valid, always_valid_half
 from rljax.runs.units import interval_text
 
@@ -44,8 +44,8 @@ class Question:
         accuracies: dict[str, dict[int, float]] = {self.better: {}, self.worse: {}}
         for member in members:
             accuracy = member.summary().get("accuracy_after") if member.finished() else None
-            if accuracy and (setting := setting_of(member.overrides)) in accuracies:
-                accuracies[setting][member.config.seed] = accuracy["value"]
+            if accuracy and member.setting in accuracies:
+                accuracies[member.setting][member.config.seed] = accuracy["value"]
         better, worse = accuracies[self.better], accuracies[self.worse]
         gains = [better[seed] - worse[seed] for seed in better if seed in worse]
         if not gains:
@@ -70,15 +70,10 @@ class Question:
         return ""
 
 
-def setting_of(overrides: Mapping[str, object]) -> str:
-    """Returns the name of a member without its seed."""
-    return member_name({name: value for name, value in overrides.items() if name != "seed"})
-
-
 def question_of(text: str, members: Sequence[Member]) -> Question:
     """Returns the question of --until. Raises InputError for another form, a setting that the sweep
     does not have, and members of a single seed."""
-    settings = sorted({setting_of(member.overrides) for member in members})
+    settings = sorted({member.setting for member in members})
     if len(settings) < 2:
         raise InputError(
             "--until compares two settings",
@@ -106,14 +101,16 @@ def run_until(
     members: Sequence[Member],
     run: Callable[[Sequence[Member]], Iterator[tuple[Member, int | None]]],
     at_once: int,
+    everyone: Sequence[Member] = (),
 ) -> Iterator[tuple[Member, int | None]]:
     """Runs the members of `at_once` seeds after another, as `run` does, until the question is
-    answered. Prints the answer each time."""
+    answered by `everyone` (default: these members): those, too, that other machines run. Prints
+    the answer each time."""
     seeds = sorted({member.config.seed for member in members})
     for first in range(0, len(seeds), at_once):
         current = seeds[first : first + at_once]
         yield from run([member for member in members if member.config.seed in current])
-        answer = question.answer(members)
+        answer = question.answer(everyone or members)
         print(answer.text)
         if answer.known:
             return

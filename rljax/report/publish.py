@@ -104,8 +104,16 @@ def _staged(out: str) -> Iterator[Path]:
             rule="an empty folder, or one that is not there yet",
             fix="name another folder, or empty this one",
         )
+    is_new = not path.exists()
     make_folder(path)
-    yield path
+    try:
+        yield path
+    except BaseException:  # half a folder, which a second try would refuse
+        for file in path.iterdir():
+            file.unlink()
+        if is_new:
+            path.rmdir()
+        raise
 
 
 def _part(run: RecordedRun, part: str) -> str:
@@ -128,7 +136,7 @@ def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> Non
                 with contextlib.suppress(OSError):
                     os.link(path, stage / path.name)
             if not (stage / path.name).exists():
-                shutil.copyfile(path, stage / path.name)
+                _copy_file(path, stage / path.name)
     if part != "adapter":
         return
     path = stage / "adapter_config.json"
@@ -143,6 +151,17 @@ def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> Non
         )
     config |= {"base_model_name_or_path": base.repository, "revision": base.revision or None}
     write_json(path, config)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise InputError(
+            f"{target} cannot be written",
+            rule=f"{error.strerror or error}; {source} has {source.stat().st_size:,} bytes",
+            fix="make room there, or name another disk: --out=FOLDER, or TMPDIR without --out",
+        ) from None
 
 
 def _write_report(run: RecordedRun, stage: Path) -> None:

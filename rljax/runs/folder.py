@@ -94,6 +94,19 @@ def try_to_write(folder: Path) -> None:
         file.flush()
 
 
+def require_writable(folder: str | Path) -> None:
+    """Raises InputError if nothing can be written into a folder that exists: before hours of work
+    whose result would be lost."""
+    try:
+        try_to_write(Path(folder))
+    except OSError as error:
+        raise InputError(
+            f"nothing can be written into {folder}",
+            rule=str(error.strerror or error),
+            fix="name a folder of yours, on a disk with room",
+        ) from None
+
+
 def _unwritable(subject: str, path: Path, error: Exception) -> InputError:
     fix = "another run_dir, or free its disk and its permissions"
     reason = disk_fault(error) or str(error)
@@ -120,9 +133,14 @@ def not_written(what: str, folder: Path, error: BaseException, fix: str) -> Inpu
     return InputError(f"{what} could not be written", value=str(folder), rule=rule, fix=fix)
 
 
+def is_full_disk(error: OSError) -> bool:
+    """Returns whether a disk is full, or takes no more of a file, or nothing at all."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
 def concerns(folder: Path, error: OSError) -> bool:
     """Returns whether the error is one of the disk, or of a file of the run folder."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO):
+    if is_full_disk(error) or error.errno == errno.EIO:
         return True
     filename = error.filename if isinstance(error.filename, str) else ""
     return bool(filename) and Path(filename).absolute().is_relative_to(folder.absolute())

@@ -231,12 +231,13 @@ class JointProgram:
                     static=self.static,
                 )
                 out = fetch(out)
-        except TypeError as error:  # JAX's own about tracers are, and that of a formatted one
+        except TypeError as error:  # those of JAX, and Python's of a number in a format
             if not self.places:
                 raise
             raise InputError(
                 f"runs that are trained together differ in {'; '.join(map(str, self.places))}",
-                rule="a function of the program branches on such a number, or wants its value: "
+                rule="a function of the program branches on such a number, formats it, or hands it "
+                "to NumPy: "
                 f"{str(error).splitlines()[0]}",
                 fix="train those of equal settings together, and the others apart",
             ) from error

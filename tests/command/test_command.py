@@ -40,6 +40,16 @@ def test_every_command_explains_itself(rljax_command):
     assert rljax_command()[0] == 2
 
 
+def test_a_full_disk_is_an_error_of_every_command(rljax_command, monkeypatch):
+    def write(*_):
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    monkeypatch.setattr("rljax.command.configs.main", write)
+    code, _, err = rljax_command("configs")
+    assert code == 2 and "cannot be written; No space left on device. Fix: make room" in err
+
+
 @pytest.mark.smoke
 def test_launchers_are_the_same_commands():
     launchers = sorted((REPO / "launchers").glob("*.py"))

@@ -109,6 +109,29 @@ def test_finished_members_are_not_run_again_and_failed_ones_are(tmp_path, launch
     assert members[1].summary()["resumed"]
 
 
+def test_a_member_whose_log_cannot_be_written_does_not_go_on_alone(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "folder = [a for a in sys.argv if 'run_dir=' in a][0].partition('=')[2]\n"
+        "(pathlib.Path(folder) / 'pid').write_text(str(os.getpid()))\n"
+        "print('hello', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (member,) = members_of(tmp_path / "s", {"seed": 0})
+    member.folder.mkdir(parents=True)
+    (member.folder / "log.txt").mkdir()
+    with pytest.raises(InputError, match="log.txt cannot be written; Is a directory.*goes on"):
+        list(run_members([member], [], launcher=[sys.executable, str(script)]))
+    assert not (member.folder / "pid").exists()
+    (member.folder / "log.txt").rmdir()
+    (member.folder / "log.txt").symlink_to("/dev/full")
+    with pytest.raises(InputError, match="log.txt cannot be written; No space left"):
+        list(run_members([member], [], launcher=[sys.executable, str(script)]))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((member.folder / "pid").read_text()), 0)
+
+
 @pytest.mark.slow
 def test_a_stopped_sweep_hands_the_signal_on_and_resumes(tmp_path, launcher):
     script = f"""
@@ -223,6 +246,19 @@ def test_results_of_two_experiments_are_not_mixed(tmp_path):
     (member.folder / "config.json").write_text("{")
     with pytest.raises(InputError, match="config.json is not a run's config"):
         members_of(tmp_path, {"seed": 1})
+
+
+def test_fields_of_one_name_are_told_apart_by_their_sections(tmp_path):
+    rates = [{f"{role}_optimizer.lr": 0.001, "seed": 1} for role in ("actor", "critic")]
+    config = base()
+    config.dataflow, config.algorithm.advantage = "ppo", "gae()"
+    members = make_members(config, [*rates, {"steps": 3}], tmp_path, "x.py")
+    expected = ["actor_optimizer.lr=0.001,seed=1", "critic_optimizer.lr=0.001,seed=1", "steps=3"]
+    assert [member.name for member in members] == expected
+    assert members[0].setting == "actor_optimizer.lr=0.001"
+    both = {"actor_optimizer.lr": 1e-3, "critic_optimizer.lr": 1e-2}  # a name of its own
+    (member,) = make_members(config, [both], tmp_path, "x.py")
+    assert member.name == "lr=0.001,lr=0.01"
 
 
 def test_names_and_flags(tmp_path):
@@ -401,8 +437,9 @@ def test_each_member_is_run_with_as_many_seeds_as_are_asked_for(tmp_path, rljax_
     assert [line.count("--config.seed=") for line in out.splitlines()] == [1, 1]
     code, _, said = rljax_command(*asked)
     assert code == 2 and "has no sweep()" in said
-    code, _, said = rljax_command(*asked[:2], f"--out={tmp_path}", "--seeds=2", "--together")
-    assert code == 2 and "program_steps=1" in said
+    for flags in (asked, [word for word in asked if word != "--dry_run"]):
+        code, out, said = rljax_command(*flags, "--seeds=2", "--together")
+        assert code == 2 and "program_steps=1" in said and not out
 
 
 def test_a_flag_of_a_field_that_members_set_is_refused_at_once(tmp_path, rljax_command):

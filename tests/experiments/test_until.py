@@ -51,6 +51,17 @@ def test_a_sweep_ends_when_the_question_is_answered(tmp_path, capsys):
     assert "not known" in question.answer(members).text
 
 
+def test_machines_that_share_a_sweep_ask_the_runs_of_all(tmp_path, capsys):
+    gains = np.tile([0.05, -0.03], 4)[:3]
+    members = members_of(tmp_path, 3)
+    shares = [members[0::2], members[1::2]]  # of no seed does one machine run both settings
+    question = question_of("lr=0.01 better than lr=0.001", members)
+    for share in shares:
+        list(run_until(question, share, runner(gains), 1, members))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "no seed has finished with both" in first and "over 3 seeds" in last
+
+
 def test_an_open_question_says_how_many_seeds_would_settle_it(tmp_path, capsys):
     gains = np.tile([0.05, -0.03], 4)  # mean 0.01, deviation 0.04
     members = members_of(tmp_path, 8)

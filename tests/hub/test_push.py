@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import resource
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -283,6 +284,18 @@ def test_the_license_is_that_of_the_base(server, run, tmp_path):
     (run / "config.json").write_text(json.dumps(config))
     publish(str(run), "me/out", out=str(tmp_path / "out"))
     assert front_matter((tmp_path / "out" / "README.md").read_text())["license"] == "mit"
+
+
+def test_a_full_disk_is_said_and_no_half_folder_is_left(run, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a full disk to a writer
+    try:
+        with pytest.raises(InputError, match="out/.* cannot be written; File too large"):
+            publish(str(run), "me/out", out=str(tmp_path / "out"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "out").exists()
+    publish(str(run), "me/out", out=str(tmp_path / "out"))
 
 
 def test_what_cannot_be_pushed_is_said(server, run, tmp_path):

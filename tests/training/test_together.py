@@ -133,13 +133,12 @@ def numpy_loss(policy, batch, *, width: float = 1.0):
     return -batch.advantages * policy.logprobs * np.exp(width), {}
 
 
-def naming_loss(policy, batch, *, width: float = 1.0):
-    loss = -batch.advantages * policy.logprobs * width
-    return loss, {f"loss_{width:.1f}": loss}
+def formatting_loss(policy, batch, *, width: float = 1.0):
+    return -batch.advantages * policy.logprobs, {f"loss/width_{width:.1f}": batch.advantages}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["branching_loss", "numpy_loss", "naming_loss"])
+@pytest.mark.parametrize("loss", ["branching_loss", "numpy_loss", "formatting_loss"])
 def test_a_function_that_needs_its_number_on_the_host_is_named(tmp_path, loss):
     members = [
         {**FIXED, "algorithm__policy_loss": f"{__name__}.{loss}(width={width})"}

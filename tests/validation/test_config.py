@@ -276,7 +276,7 @@ def test_what_a_declaration_names_is_there():
         "model",
         "tokenizer",
         "adapter",
-        "written",
+        "written_folder",
     }
     assert {spec.holds for spec in FIELDS.values()} <= {"", "field", *NAMESPACES}
     readers = {spec.read_by for spec in FIELDS.values()}

@@ -117,9 +117,48 @@ def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
     for name in ("metrics.jsonl", "samples.jsonl"):
         (tmp_path / "rows" / name).write_text("")
     of_a_run = problem("evaluate", checkpoint="rows", out="rows/samples.jsonl")
-    assert f"it is what the run in {tmp_path}/rows has written" in of_a_run
+    assert f"it is what the run in {tmp_path}/rows has written; name another file" in of_a_run
     assert problem("evaluate", checkpoint="rows", out="rows/report.html") == ""
     assert "file is a file" in problem("push", run="rows", to="a/b", out="file/x")
+
+
+def test_a_file_is_not_written_over_a_folder_nor_a_folder_over_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x\n")
+    (tmp_path / "folder.jsonl").mkdir()
+    of_both = [  # (a command whose --out is a file, or a folder, and its other options)
+        ("folder.jsonl", "evaluate", dict(checkpoint="run")),
+        ("folder.jsonl", "sample", dict(checkpoint="run")),
+        ("folder.jsonl", "label preferences", dict(data="rows.jsonl")),
+        ("folder.jsonl", "scaling", {}),
+        ("file", "sample", dict(checkpoint="run", iterations=2)),
+        ("file", "sweep", {}),
+        ("file", "push", dict(run="run", to="a/b")),
+        ("file", "data prepare", dict(source="rows.jsonl")),
+    ]
+    for path, command, values in of_both:
+        with pytest.raises(InputError) as caught:
+            options_of(COMMANDS[command].options, {**values, "out": path})
+        kind, other = ("folder", "file") if path == "folder.jsonl" else ("file", "folder")
+        message = str(caught.value)
+        assert f"--out={path}: it is a {kind}" in message and f"name a {other}" in message, command
+
+
+def test_a_folder_without_permission_is_said_before_anything_is_computed():
+    with pytest.raises(InputError, match="--out=/proc/x.json: nothing can be written into /proc;"):
+        options_of(COMMANDS["evaluate"].options, dict(checkpoint="run", out="/proc/x.json"))
+
+
+def test_no_option_writes_over_the_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def get_config(variant): ...\n")
+    plan = COMMANDS["plan"].options
+    for config_file in ("mine.py", "./mine.py:tiny"):
+        with pytest.raises(InputError, match="--json=mine.py: it is --config, which is read"):
+            check_options(plan(json="mine.py"), config_file)
+    check_options(plan(json="plan.json"), "mine.py")
+    with pytest.raises(InputError, match="it is a folder; name a file"):
+        check_options(plan(json=str(tmp_path)), "mine.py")
 
 
 def test_arguments_that_no_option_takes_are_refused():
