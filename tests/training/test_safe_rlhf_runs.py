@@ -206,14 +206,17 @@ def test_examples_go_on_where_they_were(parts, tmp_path):
 REFUSED = [
     (
         dict(
-            dataflow="grpo",
+            dataflow="remax",
             roles=(),
-            algorithm__advantage="group_relative()",
+            algorithm__advantage="remax()",
             algorithm__kl_in_reward=0.0,
         ),
         "takes no `pretraining`",
     ),
     (dict(pretraining__coef=0.0), "pretraining.coef"),
+    (dict(pretraining__coef=1.5, pretraining__mixed=True), "with pretraining.mixed it is a share"),
+    (dict(pretraining__loss="ppo_clip()"), "the log-probs of its tokens"),
+    (dict(pretraining__schedule="cosine(final=2.0)"), "pretraining.schedule"),
     (dict(pretraining__sequences_per_optimizer_step=0), "pretraining.sequences_per_optimizer_step"),
     (dict(pretraining__data="no_such_task()"), "no_such_task"),
     (dict(dataflow="ppo()", roles=(), reward__cost_model="."), "reads no costs"),
