@@ -56,11 +56,23 @@ def _wrapped(message):
     return {**message, "tool_calls": calls} if calls else message
 
 
+# A tool's answer may hold no token of the template, nor a tag by which it closes a block: such a
+# text gets a space here.
+PARTED = {
+    "qwen2_5": "<tool_response>\nx\n< /tool_response>",
+    "qwen3": "< tool_response>\nx\n< /tool_response>",
+}
+
+
 def theirs_of(family, name):
     """A case as transformers has to be given it, which passes calls on as they are: DeepSeek's
     template writes the arguments as a text, the others as an object, and few read a call that is
     the function alone."""
     case = CORPUS[name]
+    if name == "tool_call_nested" and family in PARTED:
+        answer = {"content": PARTED[family]}
+        messages = [m | answer if m["role"] == "tool" else m for m in case["messages"]]
+        return {**case, "messages": messages}
     if name == "tool_call_bare":
         return {**case, "messages": [_wrapped(message) for message in case["messages"]]}
     if family == "deepseek" or name != "tool_call_text_arguments":
@@ -88,15 +100,6 @@ REFUSED = dict(
 )
 
 
-# A tool's answer may hold no token of the template: such a text gets a space here.
-PARTED = {
-    ("qwen3", "tool_call_nested"): (
-        "<tool_response>\nx\n</tool_response>",
-        "< tool_response>\nx\n< /tool_response>",
-    )
-}
-
-
 @pytest.mark.parametrize("mode", MODES, ids=["finished", "prompt", "continued"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_and_ids_are_those_of_transformers(ours, theirs, family, mode):
@@ -113,7 +116,6 @@ def test_text_and_ids_are_those_of_transformers(ours, theirs, family, mode):
         if name == "unknown_role":  # which some templates write and some leave out
             assert "unknown role: got 'critic'" in str(mine)
             continue
-        other = other.replace(*PARTED.get((family, name), ("", "")))
         assert mine == other, name
         ids = theirs[family, True](other, add_special_tokens=False)["input_ids"]
         assert ours[family, True].encode(mine) == ids, name
