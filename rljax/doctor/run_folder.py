@@ -7,8 +7,7 @@ from rljax.config.flags import load_config_file
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
 from rljax.gguf import is_gguf
-from rljax.report.head import is_of_a_model
-from rljax.runs.folder import is_locked, make_folder
+from rljax.runs.folder import is_locked, is_of_a_model, make_folder
 from rljax.runs.store import is_url
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.files import read_json_object
 from rljax.hub.names import is_hub, parse
 from rljax.report.run_folder import RecordedRun, is_number, moment
-from rljax.runs.folder import is_locked
+from rljax.runs.folder import is_locked, is_of_a_model
 from rljax.runs.units import human_bytes
 from rljax.tracking.charts import duration, escaped, short
 
@@ -21,15 +20,6 @@ FILES = """
     summary.json starts.jsonl timeline.json model.json hub.json policy adapter reward_model
     checkpoints tensorboard profile bad
 """.split()
-
-
-def is_of_a_model(path: Path) -> bool:
-    """Returns whether a file is the config.json of a Hugging Face model."""
-    try:
-        saved = read_json_object(path)
-    except InputError:  # said where it is read
-        return False
-    return "dataflow" not in saved and not saved.keys().isdisjoint(("model_type", "architectures"))
 
 
 def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:

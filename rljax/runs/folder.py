@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.files import parse_json
+from rljax.files import parse_json, read_json_object
 from rljax.runs.units import human_bytes
 
 LOG = logging.getLogger("rljax")
@@ -43,6 +43,15 @@ FILES = (
     "rewards.log",
 )
 FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard", "profile", "bad")
+
+
+def is_of_a_model(path: Path) -> bool:
+    """Returns whether a file is the config.json of a Hugging Face model."""
+    try:
+        saved = read_json_object(path)
+    except InputError:  # said where it is read
+        return False
+    return "dataflow" not in saved and not saved.keys().isdisjoint(("model_type", "architectures"))
 
 
 def make_folder(path: str | Path) -> Path:
