@@ -175,9 +175,9 @@ class Beside:
         is nothing to learn from, the model's sums) with theirs included; their gradient has the
         same loss scale."""
         # Without policy tokens a load-balancing loss, for one, would still have a gradient.
-        own = self.batch_share
+        share = self.batch_share
         loss, gradient = jax.tree.map(
-            lambda x: jnp.where(empty, 0, (own * x).astype(x.dtype)), (loss, gradient)
+            lambda x: jnp.where(empty, 0, (share * x).astype(x.dtype)), (loss, gradient)
         )
         options = self.steps.microbatch_rows, self.steps.packing, scale
         extra_loss, extra_gradient, extra_metrics, (_, extra_sums) = loss_and_gradient(
