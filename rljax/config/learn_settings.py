@@ -235,7 +235,6 @@ class AlgorithmConfig(Settings):
         'weights tokens; "" = metrics only.',
         component="correction",
         learn=True,
-        per_run=True,
     )
     old_logprobs: str = option(
         "recomputed",

@@ -206,10 +206,7 @@ def test_examples_go_on_where_they_were(parts, tmp_path):
 REFUSED = [
     (
         dict(
-            dataflow="remax",
-            roles=(),
-            algorithm__advantage="remax()",
-            algorithm__kl_in_reward=0.0,
+            dataflow="remax", roles=(), algorithm__advantage="remax()", algorithm__kl_in_reward=0.0
         ),
         "takes no `pretraining`",
     ),

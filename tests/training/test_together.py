@@ -106,8 +106,16 @@ NUMBERS = {  # of two runs that differ from the case of CASES
             algorithm__advantage="gae(lam=0.7)",
             algorithm__kl_in_reward=0.3,
             algorithm__entropy_coef=0.02,
+            algorithm__reward_shaping=("scaled(scale=3.0, shift=0.5)",),
+            algorithm__value_loss="squared_error(clip=0.1)",
+            algorithm__trust_region=0.5,
         ),
-        dict(algorithm__entropy_coef=0.01),
+        dict(
+            algorithm__entropy_coef=0.01,
+            algorithm__reward_shaping=("scaled(scale=2.0, shift=0.25)",),
+            algorithm__value_loss="squared_error(clip=0.3)",
+            algorithm__trust_region=0.4,
+        ),
     ],
 }
 
