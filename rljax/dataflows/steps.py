@@ -31,7 +31,9 @@ METRICS = {
         "at algorithm.entropy_target or above",
     ),
     "entropy_controller/coef": Metric(
-        "coefficient of this step's entropy bonus", "x", "0 while the entropy is above its target"
+        "coefficient of this step's entropy bonus",
+        "x",
+        "0 while the entropy is above algorithm.entropy_target, or as entropy_schedule says",
     ),
     "filter/kept_fraction": Metric("rows that are learned from", "share", "above 0.3"),
 }

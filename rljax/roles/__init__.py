@@ -9,13 +9,21 @@ from rljax.roles.models import Actor, Critic, Reference, RewardModel
 from rljax.roles.pretraining import Pretraining
 from rljax.roles.program import program
 from rljax.roles.role import Role
-from rljax.roles.state import Baseline, EntropyController, KLController, Multiplier, SeatBaseline
+from rljax.roles.state import (
+    Baseline,
+    EntropyController,
+    EntropySchedule,
+    KLController,
+    Multiplier,
+    SeatBaseline,
+)
 
 __all__ = [
     "Actor",
     "Baseline",
     "Critic",
     "EntropyController",
+    "EntropySchedule",
     "KLController",
     "Multiplier",
     "Pretraining",

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, row_sum
+from rljax.config import OptimizerConfig
+from rljax.learn.optimizers import learning_rate
 from rljax.metric import Metric
 from rljax.roles.role import Role, static_field
 
@@ -75,6 +77,30 @@ class EntropyController(Role):
         """Returns the controller after a step whose samples had this mean entropy []."""
         moved = self.state + jnp.where(entropy < self.target, self.size, -self.size)
         return dataclasses.replace(self, state=jnp.clip(moved, 0.0, self.maximum))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EntropySchedule(Role):
+    """Moves the coefficient of the entropy bonus by a schedule over the training steps, whatever
+    the entropy is.
+
+    state: [2], the coefficient of the first step, and the number of steps with samples so far.
+    `schedule` is one of rljax.learn.schedules, laid out over `steps` of them.
+    """
+
+    state: jax.Array
+    schedule: str = static_field()
+    steps: int = static_field()
+
+    def coefficient(self, entropy: jax.Array) -> jax.Array:
+        """Returns the coefficient [] of the step."""
+        shape = learning_rate(OptimizerConfig(lr=1.0, schedule=self.schedule), self.steps)
+        return self.state[0] * shape(self.state[1])
+
+    def update(self, entropy: jax.Array) -> "EntropySchedule":
+        """Returns the schedule one step later."""
+        return dataclasses.replace(self, state=self.state + jnp.array([0.0, 1.0]))
 
 
 @jax.tree_util.register_dataclass

@@ -248,7 +248,8 @@ def check_fields_read(setup: Setup) -> set[str]:
     if "kl_controller" in abstract_roles(setup):
         fields_read |= {"kl_target", "kl_horizon"}
     if "entropy_controller" in abstract_roles(setup):
-        fields_read |= {"entropy_target", "entropy_coef_step", "entropy_coef_max"}
+        names = ("entropy_target", "entropy_coef_step", "entropy_coef_max", "entropy_schedule")
+        fields_read |= {*names}
     settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
     unread_defaults = {name: value for name, value in default.items() if name not in fields_read}
     unread = [

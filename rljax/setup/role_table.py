@@ -29,6 +29,7 @@ from rljax.roles import (
     Baseline,
     Critic,
     EntropyController,
+    EntropySchedule,
     KLController,
     Pretraining,
     Reference,
@@ -243,9 +244,12 @@ def make_kl_controller(inputs: RoleInputs) -> KLController:
     return KLController(inputs.number(1.0), settings.kl_target, settings.kl_horizon)
 
 
-def make_entropy_controller(inputs: RoleInputs) -> EntropyController:
-    """Makes the controller of the entropy coefficient (algorithm.entropy_target)."""
+def make_entropy_controller(inputs: RoleInputs) -> EntropyController | EntropySchedule:
+    """Makes what moves the entropy coefficient (algorithm.entropy_target, entropy_schedule)."""
     settings = inputs.config.algorithm
+    if settings.entropy_schedule:
+        start = inputs.number([settings.entropy_coef, 0.0])
+        return EntropySchedule(start, settings.entropy_schedule, inputs.config.steps)
     return EntropyController(
         inputs.number(settings.entropy_coef),
         settings.entropy_target,
@@ -313,8 +317,9 @@ def needs_kl_controller(setup: Setup) -> bool:
 
 
 def needs_entropy_controller(setup: Setup) -> bool:
-    """Returns whether algorithm.entropy_target is above 0."""
-    return setup.config.algorithm.entropy_target > 0
+    """Returns whether the entropy coefficient changes during the run."""
+    settings = setup.config.algorithm
+    return settings.entropy_target > 0 or bool(settings.entropy_schedule)
 
 
 ROLES: dict[str, RoleSpec] = {

@@ -1,17 +1,16 @@
 """Checks of a config by the source of its dataflow's batches: rows of a file, or rollouts."""
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, OptimizerConfig, value_of
+from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.data.online.default_rewards import training_text
 from rljax.errors import InputError
-from rljax.learn.optimizers import learning_rate
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
-from rljax.validation.problems import check_call, resolve_field, resolved, shards_of
+from rljax.validation.problems import check_call, check_schedule, resolve_field, resolved, shards_of
 
 
 def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> None:
@@ -196,15 +195,7 @@ def _check_pretraining_loss(config: Config, problems: Problems) -> None:
     rule = "must be at most 1: with pretraining.mixed it is a share"
     is_share = settings.coef <= 1 or not settings.mixed
     problems.check(is_share, "pretraining.coef", settings.coef, rule, "pretraining.coef=0.5")
-    field = "pretraining.schedule"
-    if resolve_field(problems, field, settings.schedule, "schedule") is not None:
-        try:
-            learning_rate(OptimizerConfig(lr=1.0, schedule=settings.schedule), 100)
-        except InputError as error:
-            problems.add(field, settings.schedule, error)
-        except TypeError as error:
-            rule = f"cannot be called: {error}"
-            problems.check(False, field, settings.schedule, rule, "schedule='cosine()'")
+    check_schedule(problems, "pretraining.schedule", settings.schedule)
 
 
 def _check_teacher(config: Config, problems: Problems, needed: bool) -> None:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterable
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, Config, OptimizerConfig
 from rljax.config.checks import Problems, check_bare_name
 from rljax.config.schema import FIELDS
 from rljax.errors import InputError
+from rljax.learn.optimizers import learning_rate
 
 
 def shards_of(config: Config) -> int:
@@ -46,3 +47,15 @@ def check_call(
     except TypeError as error:
         rule = f"it is called with ({', '.join(called)}): {error}"
         problems.check(False, field, component.text, rule, fix)
+
+
+def check_schedule(problems: Problems, field: str, text: str) -> None:
+    """Adds a problem unless a text names a schedule whose options fit."""
+    if resolve_field(problems, field, text, "schedule") is None:
+        return
+    try:
+        learning_rate(OptimizerConfig(lr=1.0, schedule=text), 100)
+    except InputError as error:
+        problems.add(field, text, error)
+    except TypeError as error:
+        problems.check(False, field, text, f"cannot be called: {error}", f"{field}='cosine()'")

@@ -18,16 +18,16 @@ from rljax.setup.setup import fields_by_settings, rollout_of
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
-from rljax.validation.problems import resolve_field
+from rljax.validation.problems import check_schedule, resolve_field
 
 # Arguments that the run hands to a rollout that asks for them, beside the roles.
 _ROLLOUT_ARGUMENTS = ("sample", "reward", "draw", "tokenizer")
-# {field: stage}, but for preference losses, which rljax.validation.offline checks.
+# {field: stage}, but for preference losses and schedules, which have checks of their own.
 _STAGE_OF_FIELD = {
     field: declared.component
     for field, declared in FIELDS.items()
     if field.startswith(("algorithm.", "dataflow"))
-    and declared.component not in ("", "preference_loss")
+    and declared.component not in ("", "preference_loss", "schedule")
 }
 
 
@@ -294,17 +294,25 @@ def _check_process(config: Config, problems: Problems) -> None:
 
 
 def _check_entropy(config: Config, problems: Problems, dataflow: Component) -> None:
-    """Checks that an entropy to keep has a controller, and observations to predict an
-    environment."""
+    """Checks that a coefficient that changes has a controller and one cause, and observations to
+    predict an environment."""
     algorithm = config.algorithm
-    if algorithm.entropy_target > 0:
+    for name, off in (("entropy_target", 0), ("entropy_schedule", "")):
         problems.check(
-            "entropy_controller" in dataflow.parameters,
-            "algorithm.entropy_target",
-            algorithm.entropy_target,
+            getattr(algorithm, name) == off or "entropy_controller" in dataflow.parameters,
+            f"algorithm.{name}",
+            getattr(algorithm, name),
             f"dataflow={config.dataflow!r} takes no entropy_controller",
-            "entropy_target=0",
+            f"{name}={off!r}",
         )
+    if algorithm.entropy_schedule:
+        field, text = "algorithm.entropy_schedule", algorithm.entropy_schedule
+        check_schedule(problems, field, text)
+        rule = "it moves algorithm.entropy_coef over the steps, and that is 0"
+        problems.check(algorithm.entropy_coef > 0, field, text, rule, "entropy_coef=0.01")
+        rule = "algorithm.entropy_target moves the coefficient already"
+        problems.check(not algorithm.entropy_target, field, text, rule, "entropy_target=0")
+    if algorithm.entropy_target > 0:
         problems.check(
             algorithm.entropy_coef <= algorithm.entropy_coef_max,
             "algorithm.entropy_coef",

@@ -13,7 +13,7 @@ from preset_runs import Shared, preset_config
 from rljax import setup as build
 from rljax.dataflows.steps import adapt_entropy_coef
 from rljax.errors import InputError
-from rljax.roles import EntropyController
+from rljax.roles import EntropyController, EntropySchedule
 from rljax.validation import validate
 
 TARGET, SIZE, MOST = 0.25, 0.005, 0.02
@@ -105,6 +105,33 @@ def test_a_step_without_tokens_moves_nothing():
     assert float(cfg.entropy_coef) == 0 and float(after.state) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("linear(final=0.2)", [0.5 * (1 - 0.2 * k) for k in range(5)]),
+        ("cosine()", [0.25 * (1 + np.cos(np.pi * k / 4)) for k in range(5)]),
+    ],
+)
+def test_a_schedule_moves_the_coefficient_whatever_the_entropy_is(text, expected):
+    role = EntropySchedule(jnp.array([0.5, 0.0]), text, 4)
+    found = []
+    for batch in sampled([0.1, 9.0, 0.0, 0.3, 0.3], jnp.float32):
+        cfg, role, metrics = adapt_entropy_coef(batch, Cfg(), role)
+        found.append(float(metrics["entropy_controller/coef"]))
+        assert float(cfg.entropy_coef) == found[-1]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_follows_the_schedule_of_its_steps(shared):
+    """The coefficient falls by one part of the run's steps in each, and its step is checkpointed."""
+    run = started(shared, "grpo", entropy_coef=0.04, entropy_schedule="linear()")
+    steps = run.config.steps
+    coefs = [run.step()["entropy_controller/coef"] for _ in range(2)]
+    assert coefs == pytest.approx([0.04, 0.04 * (1 - 1 / steps)])
+    assert build.role_arrays(run.roles)["entropy_controller"].tolist() == pytest.approx([0.04, 2])
+
+
 def test_without_a_controller_the_config_is_as_it_was():
     cfg = Cfg()
     assert adapt_entropy_coef(sampled([0.1], jnp.float32)[0], cfg) == (cfg, None, {})
@@ -137,6 +164,25 @@ def test_the_bonus_is_that_of_the_coefficient_and_is_checkpointed(shared):
     low = started(shared, "grpo", entropy_target=1e-6, entropy_coef=0.03)
     assert low.step()["entropy_controller/coef"] == 0
     assert float(build.role_arrays(low.roles)["entropy_controller"]) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        (dict(entropy_coef=0.0), "that is 0"),
+        (dict(entropy_target=0.2), "moves the coefficient already"),
+        (dict(entropy_schedule="linear(last=0)"), "last"),
+        (dict(entropy_schedule="line()"), "line"),
+        (dict(dataflow="raft"), "takes no entropy_controller"),
+    ],
+)
+def test_a_schedule_of_nothing_is_refused(changes, problem):
+    config = preset_config("grpo")
+    config.dataflow = changes.pop("dataflow", config.dataflow)
+    changes = dict(entropy_coef=0.01, entropy_schedule="linear()") | changes
+    config.algorithm = dataclasses.replace(config.algorithm, **changes)
+    with pytest.raises(InputError, match=problem):
+        validate(config)
 
 
 @pytest.mark.parametrize(
