@@ -196,16 +196,16 @@ class AlgorithmConfig(Settings):
     )
     entropy_coef: float = option(
         0.0,
-        "Coefficient of the entropy bonus; 0 = off. With entropy_target or entropy_schedule: the one "
-        "to start from.",
+        "Coefficient of the entropy bonus; 0 = off. With entropy_target or entropy_schedule: the "
+        "one to start from.",
         low=0,
         learn=True,
         per_run=True,
     )
     entropy_schedule: str = option(
         "",
-        "Schedule of entropy_coef over the steps of the RL phase, of rljax.learn.schedules: linear | "
-        'cosine | wsd with options, "linear(final=0.1)"; "" = the coefficient is fixed.',
+        "Schedule of entropy_coef over the steps of the RL phase, of rljax.learn.schedules: linear "
+        '| cosine | wsd with options, "linear(final=0.1)"; "" = the coefficient is fixed.',
         component="schedule",
     )
     entropy_target: float = option(

@@ -7,7 +7,6 @@ from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.data.online.default_rewards import training_text
-from rljax.errors import InputError
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
 from rljax.validation.problems import check_call, check_schedule, resolve_field, resolved, shards_of

@@ -124,7 +124,7 @@ def test_a_schedule_moves_the_coefficient_whatever_the_entropy_is(text, expected
 
 @pytest.mark.slow
 def test_a_run_follows_the_schedule_of_its_steps(shared):
-    """The coefficient falls by one part of the run's steps in each, and its step is checkpointed."""
+    """The coefficient falls on a line over the run's steps; the step is in the checkpoint."""
     run = started(shared, "grpo", entropy_coef=0.04, entropy_schedule="linear()")
     steps = run.config.steps
     coefs = [run.step()["entropy_controller/coef"] for _ in range(2)]
