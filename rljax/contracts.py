@@ -33,6 +33,8 @@ AboveZero = typing.Annotated[float, Range(above=0)]
 NotNegative = typing.Annotated[float, Range(low=0)]
 AtLeastOne = typing.Annotated[float, Range(low=1)]
 Share = typing.Annotated[float, Range(low=0, high=1)]
+# The largest size of a reward: advantages are computed in float32, and square it.
+MOST_REWARD = 1e15
 
 # The parameters of a reward, a judge or an extractor that are responses.
 _RESPONSES = ("response", "responses", "completions", "solution_str", "first", "second")

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rljax.contracts import MOST_REWARD
 from rljax.data.text.messages import validate_messages
 from rljax.environments.contract import Done, Opening, Turn
 from rljax.errors import InputError
 
-MOST = 1e30  # bound of a reward: sums of rewards are float32
 OWN_PARTS = ("outcome", "turn_rewards")  # parts that the rows of every episode have
 
 
@@ -152,8 +152,8 @@ def finite(value: object, name: object) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not abs(number) <= MOST:
-        raise BadYield(f"{name} is {shown(value)}: not a finite number of at most {MOST:g}")
+    if not abs(number) <= MOST_REWARD:
+        raise BadYield(f"{name} is {shown(value)}: not a finite number of at most {MOST_REWARD:g}")
     return number
 
 

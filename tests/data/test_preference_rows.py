@@ -266,6 +266,7 @@ BAD = [
     (*bad("pairs", margin="1"), "'margin' is not a finite number"),
     (*bad("pairs", margin=float("inf")), "'margin' is not a finite number"),
     (*bad("pairs", margin=10**400), "'margin' is not a finite number"),
+    (*bad("pairs", margin=1e39), "'margin' is not a finite number of at most 1e+15"),
     (*bad("pairs", score_chosen=1.0), "'score_rejected' is missing"),
     (*bad("pairs", score_chosen=1, score_rejected=2), "'score_chosen' is below"),
     (*bad("pairs", tie="yes"), "'tie' is not true or false"),

@@ -276,6 +276,7 @@ def test_the_column_of_the_ground_truth_is_handed_over_by_its_own_name(users):
         ("return float('inf')", "bad outcome", "finite"),
         ("return 'won'", "bad outcome", "not a number"),
         ("return {'style': 1.0}", "bad outcome", "score"),
+        ("return 1e16", "bad outcome", "at most 1e+15"),
         ("return 10 ** 400", "bad outcome", "finite"),
         ("return 10 ** 5000", "bad outcome", "finite"),
     ],

@@ -207,6 +207,8 @@ def test_parts_are_named_numbers_with_a_score():
         ([1.0], "not|no number"),
         (math.nan, "nan as 'score', not a finite"),
         (-math.inf, "-inf as 'score'"),
+        (1e39, "of at most 1e.15"),  # float32, in which advantages are computed, holds no such
+        ({"score": 1.0, "cost": -1e16}, "-1e.16 as 'cost'"),
         (1j, "no number"),
         ({"format": 1.0}, "without 'score'"),
         ({"score": 1.0, "format": math.inf}, "inf as 'format'"),

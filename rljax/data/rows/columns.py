@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from rljax.config.answer_numbers import written_cells
+from rljax.contracts import MOST_REWARD
 from rljax.data import kinds
 from rljax.data.rows.conversation import (
     asks_to_learn,
@@ -249,9 +250,10 @@ def number_of(value: object, location: str) -> float:
     number = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # A whole number may be too large for a float: JSON has no limit.
-        number = float(value) if abs(value) < 1e300 else math.inf
+        number = float(value) if abs(value) <= MOST_REWARD else math.inf
     if not math.isfinite(number):
-        kind = "missing (null or NaN)" if is_missing(value) else "not a finite number"
+        rule = f"not a finite number of at most {MOST_REWARD:g}"
+        kind = "missing (null or NaN)" if is_missing(value) else rule
         raise InputError(
             f"{location} is {kind}", value=value, fix="write a number or remove the row"
         )

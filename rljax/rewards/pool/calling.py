@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
 from rljax.components import Component, resolve, signature_of
-from rljax.contracts import component_in, spec
+from rljax.contracts import MOST_REWARD, component_in, spec
 from rljax.errors import InputError, location_in, location_of
 from rljax.rewards.pool.foreign import (
     OF_GROUPS,
@@ -538,8 +538,9 @@ def _finite(name: object, value: object) -> float:
             f"the reward returned {_shown(value)} ({type(value).__name__}) as {name!r}: no number"
         )
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward returned {number} as {name!r}, not a finite number")
+    if not abs(number) <= MOST_REWARD:
+        rule = f"not a finite number of at most {MOST_REWARD:g}"
+        raise ValueError(f"the reward returned {number} as {name!r}, {rule}")
     return number
 
 

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 
 from rljax.answer_columns import PLAIN_ANSWERS
 from rljax.components import Component
+from rljax.contracts import MOST_REWARD
 from rljax.errors import InputError
 
 _TRL_FIELDS = (
@@ -248,7 +249,7 @@ def _finite(value: object) -> float | None:
         number = float(value) if isinstance(value, numbers.Real) else math.nan
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MOST_REWARD else None
 
 
 def arguments_of(component: Component, sample: Mapping, logged: Logged | None = None) -> dict:
