@@ -453,8 +453,15 @@ def _fits(value: object, kind: object) -> bool:
     if kind in (int, str, bool):
         return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if tuple in (kind, origin):
-        return isinstance(value, tuple)
+        element = _element_of(kind)
+        return isinstance(value, tuple) and all(_fits(item, element) for item in value)
     return True
+
+
+def _element_of(kind: object) -> object:
+    """Returns the type of the elements of tuple[X, ...]; object of another tuple."""
+    elements = typing.get_args(kind)
+    return elements[0] if len(elements) == 2 and elements[1] is ... else object
 
 
 def ranges_of(kind: object) -> list[Range]:
@@ -496,17 +503,27 @@ def _check_option(
                 subject = f"option {option!r} of {component}"
                 raise InputError(subject, value=value, rule=rule, fix=fix)
         return
-    kind = plain_kind(kind)
-    if typing.get_origin(kind) is typing.Literal:
-        choices = list(map(repr, typing.get_args(kind)))
-        rule, example = f"it is one of {', '.join(choices)}", choices[0]
-    else:
-        name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-        rule = f"must be {name}"
-        kinds = [kind, typing.get_origin(kind), *typing.get_args(kind)]
-        example = next((text for base, text in _EXAMPLES.items() if base in kinds), "None")
+    rule, example = _kind_and_example(plain_kind(kind), value)
     fix = f"{option}={example}, or another such value"
     raise InputError(f"option {option!r} of {component}", value=value, rule=rule, fix=fix)
+
+
+def _kind_and_example(kind: object, value: object) -> tuple[str, str]:
+    """Returns the rule for values of a type, and one that fits it: of a tuple with `value` as its
+    element where that fits, as if its comma had been forgotten."""
+    if typing.get_origin(kind) is typing.Literal:
+        choices = list(map(repr, typing.get_args(kind)))
+        return f"it is one of {', '.join(choices)}", choices[0]
+    inner = (kind, *typing.get_args(kind))
+    tuples = [k for k in inner if tuple in (k, typing.get_origin(k))]
+    element = plain_kind(_element_of(tuples[0])) if tuples else object
+    if element is not object:
+        example = repr(value) if _fits(value, element) else _EXAMPLES.get(element, "None")
+        name = getattr(element, "__name__", str(element).replace("typing.", ""))
+        return f"must be a tuple of {name}, with a comma behind each", f"({example},)"
+    name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    kinds = [*inner, typing.get_origin(kind)]
+    return f"must be {name}", next((x for base, x in _EXAMPLES.items() if base in kinds), "None")
 
 
 class Component:

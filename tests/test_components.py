@@ -299,3 +299,19 @@ def test_annotations_that_are_texts_are_read(tmp_path):
         resolve(f"{path}:f(mode='z')", "rljax.rewards")
     assert resolve(f"{path}:f(mode='b')", "rljax.rewards")(response="x") == 1.0
     assert resolve(f"{path}:g(n=2)", "rljax.rewards")(response="x") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("mixture(rewards=('gsm8k()'))", "rewards=('gsm8k()',)"),
+        ("mixture(rewards=('gsm8k()',), weights=2)", "weights=(2,)"),
+        ("mixture(rewards=(1, 2))", "rewards=('text',)"),
+        ("mixture(rewards=('gsm8k()',), weights=('a',))", "weights=(0.5,)"),
+        ("language(scripts='zh')", "scripts=('zh',)"),
+    ],
+)
+def test_a_tuple_that_lacks_its_comma_is_shown_with_it(text, fix):
+    with pytest.raises(InputError, match="must be a tuple of (str|float), with a comma") as told:
+        resolve(text, "rljax.rewards")
+    assert f"Fix: {fix}, or another such value" in str(told.value)

@@ -125,11 +125,14 @@ def member_weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[flo
     the rewards, or that add up to 0 where they are normalised."""
     weights = weights or (1.0,) * len(rewards)
     numbers = all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
-    if not rewards or len(weights) != len(rewards) or not numbers:
+    if not rewards:
+        fix = "mixture(rewards=('exact_match()',)), with the rewards that are to be added"
+        raise InputError("mixture(rewards)", value=rewards, rule="at least one reward", fix=fix)
+    if len(weights) != len(rewards) or not numbers:
         raise InputError(
             "mixture(weights)",
             value=weights,
-            rule=f"one finite number for each of the {len(rewards)} rewards, at least one",
+            rule=f"one finite number for each of the {len(rewards)} rewards",
             fix=f"weights={(1.0,) * len(rewards)}",
         )
     size = sum(abs(w) for w in weights)
