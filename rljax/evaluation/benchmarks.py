@@ -208,7 +208,8 @@ def _part(scored: Sequence[Sequence[dict]], name: str, weight: str) -> dict:
     values = [
         total and s / total if total else math.nan for s, total in zip(sums, totals, strict=True)
     ]
-    return bootstrap(values, weights=totals)
+    is_share = all(0 <= s["parts"][name] <= 1 for row in scored for s in row)
+    return bootstrap(values, weights=totals, within=SHARE if is_share else None)
 
 
 def _health(items: Sequence[dict]) -> dict:

@@ -232,6 +232,10 @@ def test_ifeval_by_prompt_and_by_instruction(tmp_path):
     items = scored(suite, records, [["* rain,\n* more, rain"], ['Here:\n"yes"']])
     found = suite_metrics(items, (), parts=suite.parts)
     assert found["avg@1"]["value"] == 0 and found["prompt_loose"]["value"] == 0.5
+    for item in items:  # all of them right: an interval that draws from them has no width
+        item["samples"][0]["parts"] |= {"prompt_loose": 1.0}
+    loose = suite_metrics(items, (), parts=suite.parts)["prompt_loose"]
+    assert loose["value"] == loose["high"] == 1 and 0.2 < loose["low"] < 0.6
     # 3 instructions of 2 prompts: not the mean of the two prompts' shares, 1/2 and 0.
     assert found["instruction_strict"]["value"] == pytest.approx(1 / 3)
     assert found["instruction_loose"]["value"] == pytest.approx(2 / 3)
