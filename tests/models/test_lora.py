@@ -253,6 +253,22 @@ def test_we_compute_the_same_with_what_peft_saved(case, tmp_path):
     same_weights(lora.merge(model, params), plain, peft, tmp_path)
 
 
+def test_the_factor_of_an_adapter_in_16_bits_is_not_rounded(tmp_path):
+    """B x sqrt(8), the factor of rsLoRA, is the float32 product where B has 16 bits."""
+    wish = dict(r=8, lora_alpha=8, use_rslora=True, target_modules=["q_proj"])
+    peft, folder = theirs(**wish)
+    peft.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    rounded = {name: x.bfloat16() + 0.3 for name, x in load_file(file).items()}  # B is 0 at first
+    save_file(rounded, file)
+    model, params, _, _ = adapted(folder, rank=8, alpha=8.0, targets=("q_proj",))
+    loaded = flattened(load_adapter(tmp_path, model, params))
+    name = next(n for n in rounded if ".layers.0." in n and n.endswith("lora_B.weight"))
+    (b,) = (x for path, x in loaded.items() if path[:2] == ("layers", "0") and path[-1] == "lora_b")
+    wanted = rounded[name].float().numpy().T * np.float32(np.sqrt(8))
+    np.testing.assert_array_equal(np.asarray(b).reshape(-1, *wanted.shape)[0], wanted)
+
+
 def merged_as_told(error: str, folder) -> None:
     """Does what the fix of an error says, word by word."""
     import peft

@@ -427,7 +427,9 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
         tensor = tensors[key]
         require_finite(tensor, file, key)
         if not held[0].is_a and own_factor != factor:
-            tensor = tensor * np.asarray(own_factor / factor, tensor.dtype)
+            # In 16 bits the factor and each product would be rounded.
+            wide = np.promote_types(tensor.dtype, np.float32)
+            tensor = tensor.astype(wide) * np.asarray(own_factor / factor, wide)
         own_rank = own_rank if key in plain else rank
         for half, block in _blocks(file, key, tensor, held, own_rank, rank):
             target = new[half.path] if half.layer is None else new[half.path][half.layer]
