@@ -71,6 +71,8 @@ def type_problem(value: object, kind: type, name: str) -> tuple[str, str]:
         fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         kind_text = kind_name(kind)
         if fits and kind is int and abs(value) > _MOST:
+            if value < 0:
+                return f"must be {-_MOST} or more", f"write {-_MOST} or more"
             return f"must be below {_MOST + 1}", f"write {_MOST} or less"
     return ("", "") if fits else (rule, f"write {kind_text}, such as {example}")
 

@@ -266,6 +266,7 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     temperature: float | None = temperature_option()
     max_prompt_tokens: int | None = prompt_tokens_option()
     max_response_tokens: int | None = response_tokens_option()
+    keep_truncated: bool = option(False, "Keep completions of --policy without an end, too")
     max_tokens: int = option(
         4096, "Largest length of prompt and completion, in tokens, for --reward_model", low=1
     )

@@ -1,8 +1,10 @@
 """Reads texts as values of config fields, those of --config flags and of YAML, by the types of
 the fields."""
 
+import contextlib
 import itertools
 import json
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 
@@ -13,7 +15,6 @@ from rljax.config.values import value_of, with_overrides
 from rljax.errors import InputError
 from rljax.files import parse_number
 
-_TOO_LARGE = 2**63  # for a whole number: arrays have no larger ones
 _NO_NULL = 'there is no null; "" is an empty text, [] an empty list, 0 is off'
 
 
@@ -91,8 +92,13 @@ def value_of_text(text: object, kind: type):
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
     value = truths.get(text.lower()) if kind is bool else parse_number(text, kind)
-    if value is None or kind is int and abs(value) >= _TOO_LARGE:
+    if value is None and kind is int and (based := re.fullmatch("0[xo][0-9a-fA-F]{1,20}", text)):
+        with contextlib.suppress(ValueError):  # 0x10 and 0o17, as a flag has them; no 0o18
+            value = int(based[0], 0)
+    if value is None:
         raise ValueError(_must_be(kind))
+    if rule := type_problem(value, kind, "")[0]:
+        raise ValueError(rule)
     return value
 
 

@@ -4,8 +4,9 @@ tools and variables of the chat template where its prompt has some."""
 
 import dataclasses
 import itertools
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import ModelScorer
 
+LOG = logging.getLogger("rljax")
 # A judge: comparisons -> P(first is better), NaN and a message where it failed.
 Judge = Callable[[Sequence[dict]], list[Score]]
 
@@ -215,34 +217,55 @@ def sample_comparisons(
     max_prompt_tokens: int | None = None,
     seed: int = 0,
     prompts_per_call: int | None = None,
+    keep_truncated: bool = False,
     **sampling,
 ) -> list[dict]:
     """Returns comparisons of a saved policy's completions to the prompts of `data`, two by two,
-    also of empty ones: a policy that is trained on the labels may write them. `sampling` replaces
-    the policy's own temperature and max_response_tokens. Raises InputError for fewer than 2
-    samples, and for prompts with images."""
+    also of empty ones: a policy that is trained on the labels may write them.
+
+    Completions without an end are left out with a warning, unless `keep_truncated`: training would
+    learn an end behind them. `sampling` replaces the policy's own temperature and
+    max_response_tokens. Raises InputError for fewer than 2 samples, for prompts with images, and
+    where no prompt has two completions that ended."""
     if samples < 2:
         fix = "--samples=2 or more: the samples of a prompt are compared with one another"
         raise InputError("samples", value=samples, fix=fix)
     with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(data, "train", test_fraction=held_out_fraction(saved.config, data))
+        fraction = held_out_fraction(saved.config, data)
+        records = load_prompts(data, "train", need_ground_truth=False, test_fraction=fraction)
     require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=max_prompt_tokens)
     policy, key = saved.ready(prompts, **sampling), jax.random.key(seed)
     completions = sample_all(policy, prompts, samples, key=key, prompts_per_call=prompts_per_call)
-    comparisons = []
+    comparisons, left_out = [], 0
     for i, prompt in enumerate(prompts):
-        texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
+        group = completions[i * samples : (i + 1) * samples]
+        texts = [sample.text for sample in group if keep_truncated or not sample.truncated]
+        left_out += samples - len(texts)
         pairs = itertools.combinations(texts, 2)
         comparisons += [{**prompt.columns, "first": a, "second": b} for a, b in pairs]
+    limit = policy.sampling.max_response_tokens
+    count = f"{left_out:,} of {len(completions):,} completions have no end within {limit:,} tokens"
+    longer = f"--max_response_tokens={2 * limit} or more, or --keep_truncated"
+    if not comparisons:
+        rule = f"two of a prompt's completions are compared, and {count}"
+        raise InputError("nothing to compare", rule=rule, fix=longer)
+    if left_out:
+        LOG.warning("%s and are left out. Fix: %s", count, longer)
     return comparisons
 
 
-def write_pairs(rows: Sequence[dict], path: str | Path) -> None:
-    """Writes one JSON object per line, as data.train reads it. Raises InputError if there
-    is no row."""
+def write_pairs(rows: Sequence[dict], path: str | Path, counts: Mapping[str, float]) -> None:
+    """Writes one JSON object per line, as data.train reads it. Raises InputError that has the
+    `counts` of `label` if there is no row."""
     if not rows:
-        raise InputError(f"{path}: no pair has a label", fix="another judge, or other completions")
+        raise InputError(
+            f"{path}: no pair has a label",
+            value=", ".join(f"{name} {count:g}" for name, count in counts.items()),
+            rule="a label is what the judge prefers in both orders: first_won counts the pairs in "
+            "which it preferred whichever stood first",
+            fix="another judge, other completions, or --ties=keep for pairs without a preference",
+        )
     write_rows(path, rows)
 
 
@@ -257,10 +280,11 @@ def label_preferences(options: PreferenceOptions) -> dict[str, float]:
     if options.policy:
         policy = load_named_policy(options.policy, trust_code=options.trust_code)
         names = ("samples", "max_prompt_tokens", "seed", "temperature", "max_response_tokens")
+        names += ("keep_truncated",)
         sampling = {name: getattr(options, name) for name in names}
         comparisons = sample_comparisons(policy, options.data, **sampling)
     else:
         comparisons = load_comparisons(options.data)
     rows, counts = label(comparisons, judge, ties=options.ties)
-    write_pairs(rows, options.out)
+    write_pairs(rows, options.out, counts)
     return counts

@@ -17,7 +17,7 @@ from rljax.config import Config
 from rljax.config.declare import check_options
 from rljax.config.policy_options import RejectionOptions
 from rljax.data.images.columns import require_text_alone
-from rljax.data.online.default_rewards import reward_text
+from rljax.data.online.default_rewards import reads_reference, reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
@@ -157,9 +157,12 @@ def selection_metrics(
 # -- sampling and files --
 
 
-def _records(options: RejectionOptions, data: str, test_fraction: float) -> list[dict]:
+def _records(options: RejectionOptions, data: str, reward: str, test_fraction: float) -> list[dict]:
+    need = reads_reference([reward])
     with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(data, options.split, test_fraction=test_fraction)[: options.prompts]
+        records = load_prompts(
+            data, options.split, need_ground_truth=need, test_fraction=test_fraction
+        )[: options.prompts]
     require_text_alone(records, "this command")
     return records
 
@@ -174,7 +177,7 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     saved = _load_with_reward_model(options)
     data, reward_name = _data_and_reward(options, saved)
     held_out = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
-    records = _records(options, data, held_out)
+    records = _records(options, data, reward_name, held_out)
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
@@ -235,7 +238,6 @@ def _example_rows(
         example_row(prompts, group[i])
         for group, picks in zip(groups, selected, strict=True)
         for i in picks
-        if group[i].text.strip()
     ]
 
 
@@ -300,6 +302,7 @@ def meta_path(out: str) -> Path:
 
 
 def _eligible(group: list[Completion], options: RejectionOptions) -> list[bool]:
+    """Returns which samples may be kept: those with an end, or all with --keep_truncated."""
     return [options.keep_truncated or not s.truncated for s in group]
 
 
@@ -308,10 +311,12 @@ def _select(groups: list[list[Completion]], options: RejectionOptions) -> tuple[
     texts = [[s.text for s in group] for group in groups]
     names = ("top_k", "min_reward", "per_prompt", "dedup")
     selection = {"method": options.select, **{name: getattr(options, name) for name in names}}
-    selected = [
-        select(r, t, **selection, eligible=_eligible(group, options))
-        for r, t, group in zip(rewards, texts, groups, strict=True)
-    ]
+    selected = []
+    for r, t, group in zip(rewards, texts, groups, strict=True):
+        # SFT cannot learn an empty text: the best of the others is taken.
+        eligible = zip(_eligible(group, options), t, strict=True)
+        has_text = [may_be_kept and bool(text.strip()) for may_be_kept, text in eligible]
+        selected.append(select(r, t, **selection, eligible=has_text))
     truncated = [[s.truncated for s in group] for group in groups]
     return selected, selection_metrics(rewards, texts, selected, truncated, method=options.select)
 

@@ -14,7 +14,7 @@ from rljax.config import NAMESPACES
 from rljax.config.declare import check_options
 from rljax.config.policy_options import LabelOptions
 from rljax.data.images.columns import require_text_alone
-from rljax.data.online.default_rewards import reward_text
+from rljax.data.online.default_rewards import reads_reference, reward_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
@@ -86,7 +86,8 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
         rule = "it reads the score of a reward model: no test of a program"
         raise InputError("reward", value=reward, rule=rule, fix="--reward='code_tests()', say")
     with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(data, "train", test_fraction=held_out_fraction(config, data))
+        need, fraction = reads_reference([reward]), held_out_fraction(config, data)
+        records = load_prompts(data, "train", need_ground_truth=need, test_fraction=fraction)
     rng = random.Random(f"{options.seed} {number}")
     drawn = rng.sample(records, min(options.prompts, len(records)))
     require_text_alone(drawn, "this command")

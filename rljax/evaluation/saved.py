@@ -16,7 +16,7 @@ from rljax.config.declare import check_options
 from rljax.config.policy_options import EvaluateOptions
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
-from rljax.data.online.default_rewards import evaluation_of, evaluation_text
+from rljax.data.online.default_rewards import evaluation_of, evaluation_text, reads_reference
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
@@ -133,7 +133,9 @@ def evaluate_saved(
     fraction = 0.0 if options.data else held_out_fraction(config, data)
     count = options.prompts or (config.evaluate.prompts if run else 256)
     with rows_of("--data", "--data=FILE of prompts with answers"):
-        prompts = load_prompts(data, "test", test_fraction=fraction)[:count]
+        need = reads_reference([reward_text])
+        records = load_prompts(data, "test", need_ground_truth=need, test_fraction=fraction)
+    prompts = records[:count]
     correct_at = config.evaluate.correct_at
     ask = functools.partial(_asked, options, prompts, reward_text, correct_at, answer)
     result = ask(saved)

@@ -99,13 +99,19 @@ PITFALLS = [
         0.9,
     ),
     ("sft: {optimizer: {<<: [{lr: 1}, {lr: 2}]}}", "sft.optimizer.lr", 1.0),
+    ("steps: 0x10", "steps", 16),  # as --config.steps=0x10
+    ("steps: 0o17", "steps", 15),
     ("profile_steps: &s [3, 5]\nsampler: {thinking_tokens: *s}", "sampler.thinking_tokens", (3, 5)),
 ]
 REFUSED = [
     ("export: no", "export=no: must be true or false"),
     ("export: yes", "must be true or false"),
     ("steps: 1e3", "steps=1e3: must be a whole number"),
-    ("steps: 0x10", "must be a whole number"),
+    ("steps: 0x1g", "must be a whole number"),
+    ("steps: 0o18", "must be a whole number"),
+    ("seed: 9999999999", "seed=9999999999: must be below 2147483648"),
+    ("seed: 99999999999999999999", "must be below 2147483648"),
+    ("seed: -9999999999", "must be -2147483647 or more"),
     ("steps: null", "there is no null"),
     ("model: ~", "model=null: there is no null"),
     ("actor_optimizer: {lr: fast}", "actor_optimizer.lr=fast: must be a number"),

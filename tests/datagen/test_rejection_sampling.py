@@ -19,6 +19,7 @@ from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.sources import load_demonstrations
+from rljax.datagen import rejection
 from rljax.datagen.rejection import (
     best_and_worst,
     best_of_n_kl,
@@ -31,6 +32,7 @@ from rljax.datagen.rejection import (
 from rljax.datagen.trajectories import centred_scores, lines_of
 from rljax.errors import InputError
 from rljax.policies import load_policy
+from rljax.policies.sampling import Completion
 from rljax.rewards import last_line
 from rljax.tasks import running_sum
 
@@ -83,6 +85,32 @@ def test_what_each_method_keeps():
     assert found["mean_reward_all"] == pytest.approx(3.0 / 5)
     with pytest.raises(InputError, match="min_reward is the bound"):
         select(rewards, texts, method="threshold")
+
+
+def test_of_samples_without_a_text_the_next_best_is_taken():
+    """SFT cannot learn an empty answer, and a prompt that has no other is counted."""
+
+    def sample(prompt, text, reward, finish="stop"):
+        return Completion(prompt, text, (), (), finish, reward)
+
+    groups = [
+        [sample(0, " ", 1.0), sample(0, "b", 0.5), sample(0, "c", 0.7, "length")],
+        [sample(1, "", 1.0), sample(1, "\n", 0.5), sample(1, "d", 0.1, "length")],
+    ]
+    selected, metrics = rejection._select(groups, RejectionOptions("run", "out.jsonl", samples=3))
+    assert selected == [[1], []] and metrics["prompts_without_any"] == 0.5
+    assert metrics["acceptance_rate"] == 1 / 6
+
+
+def test_prompts_alone_are_enough_for_a_reward_that_reads_no_answer(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    options = RejectionOptions("run", "out.jsonl")
+    for reward in ("light_rewards.begins_even", "reward_model()"):
+        records = rejection._records(options, str(path), reward, 0.0)
+        assert [record["prompt"] for record in records] == ["a", "b"]
+    with pytest.raises(InputError, match="lacks the column 'ground_truth'"):
+        rejection._records(options, str(path), "gsm8k()", 0.0)
 
 
 def test_every_flag_that_is_wrong_is_named():

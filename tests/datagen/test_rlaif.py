@@ -1,6 +1,7 @@
 """Labels by a judge: both orders, ties, failures, files that training reads, and who labels."""
 
 import collections
+import functools
 import json
 import math
 import random
@@ -89,8 +90,8 @@ def test_a_judge_that_answers_by_position_labels_nothing():
     items = [comparison("a", "b"), comparison("c", "a")]
     rows, counts = rlaif.label(items, rlaif.text_judge("judges.always_first", workers=1))
     assert rows == [] and counts["judge/disagreements"] == counts["judge/first_won"] == 2
-    with pytest.raises(InputError, match="no pair has a label"):
-        rlaif.write_pairs(rows, "unused.jsonl")
+    with pytest.raises(InputError, match="no pair has a label: got .*judge/first_won 2"):
+        rlaif.write_pairs(rows, "unused.jsonl", counts)
 
 
 @pytest.mark.slow
@@ -108,6 +109,11 @@ def test_a_failed_judgement_is_no_label():
     assert counts["judge/failed"] == 4 and counts["judge/labelled"] == 2
     with pytest.raises(InputError, match="no answer"):
         rlaif.label([comparison("raise", "b")], rlaif.text_judge("judges.careless", workers=1))
+
+
+def test_a_judge_that_returns_nothing_is_said():
+    with pytest.raises(InputError, match="the judge returned None: a probability is from 0 to 1"):
+        rlaif.label([comparison("none", "b")], rlaif.text_judge("judges.careless", workers=1))
 
 
 def test_what_is_no_judge_is_said_at_once():
@@ -144,7 +150,7 @@ def test_the_labels_are_read_by_training_unchanged(tmp_path):
     judge = rlaif.text_judge("judges.more_a", workers=1)
     rows, _ = rlaif.label([*items, comparison("a", "b")], judge, ties="keep")
     path = tmp_path / "pairs.jsonl"
-    rlaif.write_pairs(rows, path)
+    rlaif.write_pairs(rows, path, {})
     tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz :")
     found, counts = encode_rows(
         load_rows(str(path), "train", "pairs"), tokenizer, "pairs", max_tokens=32
@@ -193,21 +199,28 @@ def test_a_reward_model_as_the_judge(tmp_path):
     assert len(rows) + counts["judge/ties"] + counts["judge/identical"] == 5
 
 
-def test_completions_of_a_policy_are_compared(tmp_path):
+@functools.cache
+def random_policy() -> SavedPolicy:
+    """A policy of random weights over four letters."""
     tokenizer = CharTokenizer("abcd>")
     text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)"
     model = Model(
         resolve(text, NAMESPACES["model"])(tokenizer.vocab_size),
         make_mesh(devices=jax.devices()[:1]),
     )
-    params = model.init(jax.random.key(0))
-    policy = SavedPolicy(Config(), model, params, tokenizer, None)
+    return SavedPolicy(Config(), model, model.init(jax.random.key(0)), tokenizer, None)
+
+
+def test_completions_of_a_policy_are_compared(tmp_path):
+    policy = random_policy()
+    tokenizer = policy.tokenizer
     found = rlaif.sample_comparisons(
         policy,
         "first_letter(letters=2, kinds=4, test=4)",
         samples=3,
         max_response_tokens=4,
         prompts_per_call=8,
+        keep_truncated=True,
     )
     assert {c["prompt"] for c in found} <= {f"{x}{y}>" for x in "abcd" for y in "abcd"}
     of_prompt = collections.Counter(c["prompt"] for c in found)
@@ -221,10 +234,29 @@ def test_completions_of_a_policy_are_compared(tmp_path):
     rejected = [row for row in rows if not row["rejected"]]
     assert rejected and all("a" in row["chosen"] for row in rejected)
     path = tmp_path / "pairs.jsonl"
-    rlaif.write_pairs(rows, path)
+    rlaif.write_pairs(rows, path, {})
     pairs, _ = encode_rows(load_rows(str(path), "train", "pairs"), tokenizer, "pairs", max_tokens=9)
     ended = [p for p in pairs if p.rejected_ids.tolist() == [tokenizer.eos_ids[0]]]
     assert len(ended) == len(rejected)
+
+
+def test_completions_without_an_end_are_left_out_and_prompts_need_no_answer(tmp_path, caplog):
+    """Training would learn an end behind them. A judge reads no reference."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": f"{x}{y}>"}) + "\n" for x in "abcd" for y in "ab")
+    )
+    draw = functools.partial(rlaif.sample_comparisons, random_policy(), str(path), samples=3)
+    limit = dict(max_response_tokens=4, prompts_per_call=8)
+    caplog.set_level("WARNING", "rljax")
+    every, ended = draw(**limit, keep_truncated=True), draw(**limit)
+    (line,) = (r.message for r in caplog.records if "have no end" in r.message)
+    assert "of 24 completions have no end within 4 tokens and are left out" in line
+    assert len(every) == 24 and 0 < len(ended) < 24
+    assert all(len(c[name]) < 4 for c in ended for name in ("first", "second"))
+    assert [c for c in every if c in ended] == ended
+    with pytest.raises(InputError, match="of 24 completions .*--max_response_tokens=2 or more"):
+        draw(max_response_tokens=1, prompts_per_call=8)
 
 
 @pytest.mark.slow
@@ -299,7 +331,7 @@ def test_labels_keep_all_that_the_prompt_is_rendered_of(tmp_path, row, expected)
     assert items == [{**expected, "first": "a", "second": "b"}]
     rows, _ = rlaif.label(items, lambda comparisons: [said(0.9)] + [said(0.1)])
     assert {name: rows[0][name] for name in expected} == expected and rows[0]["chosen"] == "a"
-    rlaif.write_pairs(rows, tmp_path / "pairs.jsonl")
+    rlaif.write_pairs(rows, tmp_path / "pairs.jsonl", {})
     (pair,) = load_rows(str(tmp_path / "pairs.jsonl"), "train", "pairs")
     whole = load_rows([{**row, "chosen": "a", "rejected": "b"}], "train", "pairs")[0]
     assert {n: v for n, v in pair.items()} == whole  # as the row that was answered

@@ -24,6 +24,8 @@ def careless(prompt, first: str, second: str) -> dict:
         raise RuntimeError("no answer")
     if "two" in first + second:
         return {"score": 2.0}
+    if "none" in first + second:
+        return None
     if "nan" in first:  # in one of the two orders only
         return {"score": float("nan")}
     return {"score": more_a(prompt, first, second), "letters": float(len(first))}

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rljax.config import Config, is_path
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, is_path
 from rljax.data.rows.read import make_task
 from rljax.errors import InputError
 from rljax.hub.names import is_hub
 from rljax.rewards.mixing import reward_of_source
+from rljax.rewards.pool.calling import wanted_fields
 
 LOG = logging.getLogger("rljax")
 _UNKNOWN = "exact_match()"  # a task without a reward, a file whose data source nobody knows
@@ -29,6 +31,16 @@ def reward_text(config: Config) -> str:
 def training_text(config: Config) -> str:
     """Returns `reward_text`, or "" if the model of reward.model is the only reward."""
     return config.reward.function if config.reward.model else reward_text(config)
+
+
+def reads_reference(texts: Iterable[str]) -> bool:
+    """Returns whether rewards compare an answer with a reference. A reward model, whose text is "",
+    does not, nor does a function without the parameter `ground_truth`."""
+    texts = {*texts} - {""}
+    if OF_FILES in texts:
+        return True
+    fields = [wanted_fields(resolve(text, NAMESPACES["reward"])) for text in texts]
+    return any(names is None or "ground_truth" in required for names, required in fields)
 
 
 def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) -> None:

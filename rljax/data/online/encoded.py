@@ -21,9 +21,9 @@ from rljax.data.offline.encode import encode_row, encode_rows
 from rljax.data.offline.packing import pack_examples
 from rljax.data.offline.rows import load_rows, load_stored_rows
 from rljax.data.online.default_rewards import (
-    OF_FILES,
     evaluation_text,
     log_rewards_of_file,
+    reads_reference,
     training_text,
 )
 from rljax.data.online.examples import (
@@ -49,7 +49,6 @@ from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.files import parse_json
-from rljax.rewards.pool.calling import wanted_fields
 
 LOG = logging.getLogger("rljax")
 _WARN_ABOVE = 0.1  # share of the prompts that are dropped
@@ -164,8 +163,9 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
 def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[dict] | Stream:
     options = {}
     if is_path(spec):
-        check = reference_check({training_text(config), evaluation_text(config)})
-        options = dict(need_ground_truth=needs_ground_truth(config), check=check, notes=notes)
+        texts = {training_text(config), evaluation_text(config)}
+        need, check = reads_reference(texts), reference_check(texts)
+        options = dict(need_ground_truth=need, check=check, notes=notes)
         options["test_fraction"] = held_out_fraction(config, spec)
         options |= {"stored": True} if split == "train" and config.data.stream else {}
     if split == "train":
@@ -181,16 +181,6 @@ def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[di
 
         return Stream(record_at, rows=records.rows)
     return [with_target_length(record, config, split) for record in records]
-
-
-def needs_ground_truth(config: Config) -> bool:
-    """Returns whether the rewards of a file's prompts compare the answer with a reference. A reward
-    model does not, nor does a function without the parameter `ground_truth`."""
-    texts = {evaluation_text(config), training_text(config)} - {""}
-    if OF_FILES in texts:
-        return True
-    fields = [wanted_fields(resolve(text, NAMESPACES["reward"])) for text in texts]
-    return any(names is None or "ground_truth" in required for names, required in fields)
 
 
 def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> Data:

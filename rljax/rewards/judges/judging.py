@@ -7,6 +7,7 @@ rljax.rewards.judges.judges.
 """
 
 import functools
+import numbers
 
 from rljax.components import Component, resolve
 from rljax.contracts import contract
@@ -100,6 +101,7 @@ def judged(prompt, response: str, extra_info: dict, *, judge: str) -> dict:
     extra_info["second"] the second. Raises ValueError for a verdict that is not in [0, 1]."""
     verdict = judge_of(judge)(prompt, response, extra_info["second"])
     verdict = verdict if isinstance(verdict, dict) else {"score": verdict}
-    if "score" in verdict and not 0 <= verdict["score"] <= 1:
-        raise ValueError(f"the judge returned {verdict['score']!r}: a probability is from 0 to 1")
+    score = verdict.get("score", 0.5)
+    if not isinstance(score, numbers.Real) or not 0 <= score <= 1:
+        raise ValueError(f"the judge returned {score!r:.100}: a probability is from 0 to 1")
     return verdict
