@@ -201,14 +201,18 @@ def _evaluation(run: RecordedRun, evaluations: Sequence[tuple[str, dict]]) -> di
     parts = []
     for name, result in evaluations:
         suites = result.get("suites")
-        parts += [_separate(name, x) for x in (suites if isinstance(suites, list) else [result])]
+        checkpoint, step = str(result["checkpoint"]), result.get("step")
+        measured = checkpoint if hub.is_hub(checkpoint) else Path(checkpoint).name
+        measured = _code(measured) + (f", step {_text(step)}," if isinstance(step, int) else "")
+        tables = suites if isinstance(suites, list) else [result]
+        parts += [_separate(name, measured, table) for table in tables]
     if parts:
         words["evaluations"] = "\n\n".join(parts)
     return words if len(words) > 1 else words | {"unmeasured": ""}
 
 
-def _separate(name: str, result: dict) -> str:
-    """The table of a file that `rljax evaluate` wrote."""
+def _separate(name: str, measured: str, result: dict) -> str:
+    """The table of a file that `rljax evaluate` wrote about the policy `measured`."""
     rows = [
         (_text(metric), _number(value, percent=False), "" if value.n is None else str(value.n))
         for metric, recorded in result["metrics"].items()
@@ -216,7 +220,7 @@ def _separate(name: str, result: dict) -> str:
     ]
     suite = f" --suite={result['suite']}" if result.get("suite") else ""
     description = (
-        f"{_code(f'rljax evaluate{suite}')} on {_code(result.get('data'))}, reward "
+        f"{_code(f'rljax evaluate{suite}')} of {measured} on {_code(result.get('data'))}, reward "
         f"{_code(result.get('reward'))}, {_text(result.get('samples'))} samples at temperature "
         f"{_text(result.get('temperature'))}, at most {_text(result.get('max_response_tokens'))} "
         f"tokens ({_text(name)}); 95 % intervals over prompts."

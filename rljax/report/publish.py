@@ -6,6 +6,7 @@ pages without keys, machines or folders. Checkpoints and their optimizer states 
 
 import contextlib
 import dataclasses
+import logging
 import os
 import shutil
 import tempfile
@@ -19,9 +20,11 @@ from rljax.report.card import base_of, license_of, model_card, read_evaluation
 from rljax.report.page import page_of
 from rljax.report.redacted import redacted, redacted_values
 from rljax.report.run_folder import RecordedRun, read_run
+from rljax.runs.folder import is_of_a_model
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import require_run_folder
 
+LOG = logging.getLogger("rljax")
 PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
 _PUBLISHED = (".safetensors", ".json", ".jinja")
 _CONFIG = "training_config.json"
@@ -63,6 +66,8 @@ def publish(
         )
     require_run_folder(run_dir)
     results = [read_evaluation(path) for path in evaluations]
+    for file, result in results:
+        _warn_of_another(file, str(result["checkpoint"]), run_dir)
     with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
         run = read_run(folder)
         part = _part(run, part)
@@ -87,6 +92,17 @@ def publish(
         message = f"{part.replace('_', ' ').capitalize()} of an rljax run, step {run.steps()[0]}"
         url = "" if out else hub.upload(name, stage, private=not public, message=message)
     return Published(part, files, url)
+
+
+def _warn_of_another(file: str, checkpoint: str, run_dir: str) -> None:
+    """Warns of scores that are not those of the run, as far as its place tells."""
+    is_below = Path(checkpoint).resolve().is_relative_to(Path(run_dir).resolve())
+    if not is_below and not checkpoint.startswith(run_dir):
+        LOG.warning(
+            "--evaluations: %s has the scores of %s, and the card is that of %s, beside which it "
+            "names them so. Fix: `rljax evaluate %s --out=%s`, unless that is the same policy",
+            *(file, checkpoint, run_dir, run_dir, file),
+        )
 
 
 @contextlib.contextmanager
@@ -120,11 +136,16 @@ def _part(run: RecordedRun, part: str) -> str:
     parts = [p for p in PARTS if (run.folder / p).is_dir()]
     if part in parts or (not part and parts):
         return part or parts[0]
-    raise InputError(
-        f"{run.folder} has no {part or 'policy, adapter or reward model'}",
-        value=parts or None,
-        fix="let the run finish with export=True" if not parts else f"--part={parts[0]}",
-    )
+    what = f"{run.folder} has no {part or 'policy, adapter or reward model'}"
+    if parts:
+        raise InputError(what, value=parts, fix=f"--part={parts[0]}")
+    fix = "let the run finish with export=True"
+    is_adapter = (run.folder / "adapter_config.json").is_file()
+    if is_adapter or is_of_a_model(run.folder / "config.json"):
+        what = f"{run.folder} is not the folder of a run"
+        fix = "name the folder that --config.run_dir gave a run; any other folder goes to the hub "
+        fix += "by the hub's own command, `hf upload OWNER/NAME FOLDER`"
+    raise InputError(what, fix=fix)
 
 
 def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> None:

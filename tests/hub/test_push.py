@@ -116,6 +116,7 @@ def run(tmp_path):
 def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
     result = {
         "checkpoint": str(run),
+        "step": 9,
         "data": "rows.parquet",
         "reward": "gsm8k()",
         "samples": 4,
@@ -154,6 +155,7 @@ def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
         "| score | 1 [0.9, 1.1] | 1.05 [0.95, 1.15] | 0.05 [-0.09142, 0.1914] | 200 | no ",
         "| eval/loss | 2 | 1.5 |",
         ": GRPO of Tiny on gsm8k.",
+        "`rljax evaluate` of `run`, step 9, on `rows.parquet`",
         "| pass@1 | 0.5 [0.4, 0.6] | 50 |",
         "4 samples at temperature 0.7",
         "| seed | `3` |",
@@ -173,6 +175,19 @@ def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
     assert "wall" not in card.partition("pass@1")[2].partition("## Training")[0]
     # The library's own check of a card's front matter.
     huggingface_hub.ModelCard(card).data.to_dict()
+
+
+def test_scores_of_another_policy_are_said_to_be_its(server, run, tmp_path, caplog):
+    caplog.set_level("WARNING", "rljax")
+    for checkpoint, warned in ((run / "policy", 0), (tmp_path / "other", 1), ("hf://me/third", 2)):
+        result = {"checkpoint": str(checkpoint), "metrics": {"gsm8k/avg@1": 0.5}}
+        result |= {"suites": [{"suite": "gsm8k", "metrics": {"avg@1": 0.5}}]}
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        out = tmp_path / f"out{warned}"
+        publish(str(run), "me/x", out=str(out), evaluations=(str(tmp_path / "result.json"),))
+        assert len([r for r in caplog.records if "has the scores of" in r.message]) == warned
+        name = "hf://me/third" if warned == 2 else checkpoint.name
+        assert f"`rljax evaluate --suite=gsm8k` of `{name}` on" in (out / "README.md").read_text()
 
 
 def test_without_a_measurement_the_card_says_so(server, tmp_path):
@@ -321,6 +336,8 @@ def test_what_cannot_be_pushed_is_said(server, run, tmp_path):
             publish(str(run), wrong)
     with pytest.raises(InputError, match="no such run folder"):
         publish(str(tmp_path / "none"), "me/new")
+    with pytest.raises(InputError, match="not the folder of a run.*hf upload OWNER/NAME FOLDER"):
+        publish(str(run / "adapter"), "me/new")
     with pytest.raises(InputError, match="has no reward_model.*--part=adapter"):
         publish(str(run), "me/new", part="reward_model")
     with pytest.raises(InputError, match="--out.*an empty folder"):
