@@ -3,7 +3,7 @@
 Runs every member that the config file's sweep() yields, or the list `sweep` of a JSON or YAML file
 holds, one after the other, prints a table, and compares the runs on one page, comparison.html. The
 same command again goes on: finished members are kept, an interrupted one resumes. --dry_run lists
-the members and their commands only.
+the members and their commands only; with --together also which of them share a program.
 
 --seeds=8 runs every member with eight seeds; a config without sweep() is then the only member.
 With --together, members that differ in nothing but their seed and in numbers, such as a learning
@@ -56,9 +56,13 @@ def main(options: SweepOptions, source: ConfigSource) -> int:
     sweep.require_unset(source.fields.keys() - counted_fields, entries, "member", path)
     selected = members[share[0] :: share[1]] if share else members
     question = until.question_of(options.until, members) if options.until else None
-    if options.together:
-        sweep.check_together(selected)
+    groups = sweep.check_together(selected) if options.together else []
     if options.dry_run:
+        for number, group in enumerate(groups, start=1):
+            names = ", ".join(member.name for member in group)
+            print(f"program {number} of {len(groups)} trains {len(group)} runs: {names}")
+        if groups:
+            print("Each run by itself:")
         for member in selected:
             print(shlex.join(sweep.command(arguments, member)))
         return 0

@@ -440,6 +440,9 @@ def test_each_member_is_run_with_as_many_seeds_as_are_asked_for(tmp_path, rljax_
     for flags in (asked, [word for word in asked if word != "--dry_run"]):
         code, out, said = rljax_command(*flags, "--seeds=2", "--together")
         assert code == 2 and "program_steps=1" in said and not out
+    code, out, _ = rljax_command(*asked, "--seeds=2", "--together", "--config.program_steps=2")
+    assert code == 0 and out.startswith("program 1 of 1 trains 2 runs: seed=0, seed=1\nEach run by")
+    assert len(out.splitlines()) == 4
 
 
 def test_a_flag_of_a_field_that_members_set_is_refused_at_once(tmp_path, rljax_command):
