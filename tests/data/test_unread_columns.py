@@ -396,3 +396,16 @@ def test_answers_that_are_said_to_be_bad_are_counted_where_they_are_learned(tmp_
     plain = [{"prompt": "q", "completion": "a", "label": 0}]  # a class
     load_rows(stored(tmp_path, plain, ".jsonl"), "train", "examples")
     assert warned() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("unpaired", {"prompt": "q", "completion": "a", "label": False}),
+        ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b", "label": False}),
+        ("trajectories", {"prompt": "q", "completion": "a", "reward": -1.0}),
+    ],
+)
+def test_labels_that_a_run_learns_from_are_no_mistake(tmp_path, warned, kind, row):
+    load_rows(stored(tmp_path, [row] * 3, ".jsonl"), "train", kind)
+    assert warned() == []

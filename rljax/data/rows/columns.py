@@ -494,7 +494,7 @@ def demonstration_record(row: dict, location: str, index: int, unread: Unread) -
         prompt = record["messages"]
         prompt = prompt[:-1] if prompt[-1]["role"] == "assistant" else prompt
     read = "messages" if row.get("messages") is not None else columns[0] if columns else ""
-    unread.check(row, prompt, location, index, read=read, learned=True)
+    unread.check(row, prompt, location, index, read=read, learned=True, demonstrated=True)
     return record
 
 

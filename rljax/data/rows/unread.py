@@ -94,6 +94,7 @@ class Unread:
         *,
         read: str = "",
         learned: bool = False,
+        demonstrated: bool = False,
     ) -> None:
         """Notes the columns of a row whose texts the `prompt`, a text or messages, lacks. `read` is
         the column of the prompt; "messages" or "" where whole conversations bring it. If the prompt
@@ -101,7 +102,7 @@ class Unread:
         too.
 
         Raises InputError where an answer is `learned` without the turns before it, or without an
-        image."""
+        image. One that is `demonstrated` is learned whatever a label of the row says of it."""
         parts = unread_parts(row, prompt, read)
         if read and isinstance(row.get(read), str) and not isinstance(prompt, str):
             missing = unread_parts({"prompt": row[read]}, prompt)
@@ -119,7 +120,7 @@ class Unread:
         for topic, names in self.unlearned.items():
             columns = {name: "" for name in names if row.get(name) not in (None, 0)}
             self._note(topic, columns, location, index)
-        if learned:
+        if demonstrated:
             labels = {name: row.get(name) for name in ("label", "kto_tag", "reward")}
             bad = {name: "" for name, value in labels.items() if value is False}
             if isinstance(labels["reward"], int | float) and labels["reward"] < 0:
