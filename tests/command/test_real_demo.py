@@ -86,6 +86,7 @@ def test_transformers_gives_rljaxs_answers(folder, ours):
     assert real_demo.transformers_answers(folder, PROMPTS, 8) == ours[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clients", lanes([("http_client",)], [("openai_client", "http_client")]), ids="-".join
 )

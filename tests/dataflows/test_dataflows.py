@@ -127,6 +127,7 @@ def test_pf_ppo_over_the_whole_batch_learns_from_the_redrawn_rows(shared):
     assert np.isfinite(run.step()["loss"]) and moved(before, numbers(run.roles["actor"]))
 
 
+@pytest.mark.slow
 def test_the_running_mean_is_the_baseline_of_reinforce(shared):
     run = started(shared, "reinforce")
     first = run.step()

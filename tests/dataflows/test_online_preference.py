@@ -270,6 +270,7 @@ def same(one, other) -> bool:
     return all((a == b).all() for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 def test_the_reference_follows_every_so_many_optimizer_steps(shared):
     run = started(shared, config_of("online_dpo(refresh_every=2)"))
     start = weights(run.roles["reference"])

@@ -227,7 +227,7 @@ READ = {
 }
 
 
-QUICK = ("larger ranks", "all patterns, rsLoRA", "excluded")
+QUICK = ("all patterns, rsLoRA", "excluded")
 
 
 @pytest.mark.parametrize("case", lanes(QUICK, [case for case in READ if case not in QUICK]))

@@ -629,9 +629,9 @@ def shallow(tmp_path_factory):
 ONE_LAYER = "decoder(layers=1, embed=64, mlp=192, heads=4, kv_heads=2, head_dim=16)"
 
 
-# A trained critic of its own and a multiplier, a search, a teacher, no policy, a baseline of seats;
-# of others test_the_programs_are_those_that_the_dataflow_calls makes the programs.
-TRACED = ("safe_rlhf", "expert_iteration", "distil", "process_reward_model", "self_play")
+# A search, no policy, a baseline of seats; of others test_the_programs_are_those_that_the_dataflow_
+# calls makes the programs.
+TRACED = ("expert_iteration", "process_reward_model", "self_play")
 
 
 @pytest.mark.parametrize("name", lanes(TRACED, [name for name in PAGES if name not in TRACED]))
@@ -1033,6 +1033,7 @@ def test_a_packed_step_is_counted_at_full_length():
     assert flops[1] == pytest.approx(2 * flops[0], rel=0.02)
 
 
+@pytest.mark.slow
 def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatch):
     tried = []
 

@@ -335,6 +335,7 @@ def test_limits_hold(actor, tmp_path, turns, tokens, response, reply):
         assert batch.finish_reason[row] == reason
 
 
+@pytest.mark.slow
 def test_limits_of_a_turn_hold_for_that_turn(actor, tmp_path):
     config = config_of("tiny_environments.limited()")
     config.sampler.max_response_tokens = 12

@@ -249,6 +249,7 @@ def decode(ids) -> str:
     return "".join("_abcdefghijklmnopqrstuvwxyz01"[i] for i in ids)
 
 
+@pytest.mark.slow
 def test_stop_strings_and_thinking_go_on_where_the_sample_was():
     """A stop string may begin in the prefix. The thinking budget is that of the sample, counted
     from the beginning of the response; a phrase that was begun is forced to its end."""

@@ -100,6 +100,7 @@ def test_every_layout_samples_the_same(shallow, expected, decoded, trained):
     assert batch.tokens.sharding.mesh == model.mesh
 
 
+@pytest.mark.slow
 def test_the_hosts_loop_samples_the_same(shallow, expected):
     """Two slots for each row of the mesh, refilled, on weights that are gathered over fsdp."""
     model = shallow_on(1, 8, 1)
@@ -259,6 +260,7 @@ def test_a_copy_holds_the_bytes_that_are_counted_and_is_dropped(params, dtype):
     assert timings.synced_s > 0
 
 
+@pytest.mark.slow
 def test_a_new_version_never_decodes_with_older_weights(params):
     """Also inside one block, and where the update has donated what the copy was made of."""
     model, decoding = model_on(1, 8, 1), Decoding(layout=Layout(4, 1, 2))
@@ -291,6 +293,7 @@ def with_adapters():
     return model, trained, frozen, step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", lanes([""], ["int8"]))
 def test_an_update_brings_the_adapters_alone(dtype):
     """The base is brought once, also from one block to the next, and is dropped with its source."""

@@ -219,6 +219,7 @@ def test_a_finished_response_is_found_again():
     assert sampler.cache.hits == 1
 
 
+@pytest.mark.slow
 def test_refilled_slots_take_fewer_steps_than_static_batches():
     """Counted: batches of as many samples, each as long as its longest (rows of the checklist)."""
     model, rng = shallow(), np.random.default_rng(0)

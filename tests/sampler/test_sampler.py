@@ -64,6 +64,7 @@ def test_sampled_logprobs_equal_the_trainers_at_the_same_temperature(model, para
     assert float(batch.mask.sum()) > 12
 
 
+@pytest.mark.slow
 def test_a_dtype_of_its_own_changes_the_log_probs_slightly(model, params):
     """The same arrays, multiplied in bfloat16; in the model's own dtype, bitwise what it was."""
     plain = run(model, params, temperature=0.0)

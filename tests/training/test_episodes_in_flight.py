@@ -137,7 +137,7 @@ def without_seconds(state):
 @pytest.mark.parametrize(
     "function, fields",
     [
-        ("uneven()", dict(sampler__slots=12)),
+        pytest.param("uneven()", dict(sampler__slots=12), marks=pytest.mark.slow),
         pytest.param("lives()", {}, marks=pytest.mark.slow),
         pytest.param(
             "last_turn()",

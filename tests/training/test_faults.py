@@ -156,6 +156,7 @@ def broken(tmp_path_factory):
     return folder, str(error.value)
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_finite_are_skipped_and_counted_until_there_are_too_many(broken):
     folder, _ = broken
     rows = metrics_rows(folder)

@@ -94,6 +94,7 @@ def test_sft_learns_its_examples_and_generalises(tmp_path):
     assert summary["accuracy_before"]["value"] > 0.85
 
 
+@pytest.mark.slow
 def test_sft_on_one_record_reproduces_it_greedily(tmp_path):
     """000-03: an instruction in the form of FLAN is answered, letter by letter, as the record
     says."""

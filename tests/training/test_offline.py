@@ -78,7 +78,8 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     assert unexplained(*rows) == set()
 
 
-@pytest.mark.parametrize("seed", lanes([0], [1, 2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_dqo_improves_where_every_prompt_has_one_response(seed, tmp_path):
     """000-27: of 192 prompts half have one right response each, the others a wrong one; the policy
     answers prompts that it has not seen."""
@@ -456,6 +457,7 @@ def test_a_row_of_the_wrong_kind_is_named_before_a_model_loads(tmp_path):
         train_on_one(config)
 
 
+@pytest.mark.slow
 def test_a_trained_reward_model_is_a_folder_that_scores_the_same(tmp_path):
     config = config_of(tmp_path, "reward_model", steps=12, export=True)
     config.evaluate.every_steps = 0

@@ -183,6 +183,7 @@ def test_every_name_in_a_run_folder_is_one_that_is_looked_at_before_a_run(whole)
 # -- SIGTERM --
 
 
+@pytest.mark.slow
 def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(half, whole, parts):
     assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
