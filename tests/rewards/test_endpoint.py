@@ -10,11 +10,11 @@ import time
 import types
 
 import pytest
-from judge_server import closed_port, completion, raw_server, reset, serving
+from judge_server import closed_port, completion, raw_server, reset, serving, skip_waits
 from processes import wait_until
 
 from rljax.errors import InputError
-from rljax.rewards.judges import endpoint, endpoint_state
+from rljax.rewards.judges import endpoint_state
 from rljax.rewards.judges.endpoint import EndpointError, chat, post_json, strict_json
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.scoring.report import error_kind
@@ -254,11 +254,7 @@ def test_a_redirect_is_not_followed():
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The seconds that the client has waited between attempts: they pass at once."""
-    begun, slept = time.monotonic(), []
-    clock = types.SimpleNamespace(monotonic=lambda: begun + sum(slept), sleep=slept.append)
-    monkeypatch.setattr(endpoint, "time", clock)
-    return slept
+    return skip_waits(monkeypatch)
 
 
 def test_the_server_says_how_long_to_wait(waits):
