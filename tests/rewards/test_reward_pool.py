@@ -495,15 +495,15 @@ def test_nobody_waits_behind_a_slow_sample(act, tmp_path):
 @pytest.mark.slow
 def test_the_clock_of_a_worker_is_never_read_half_written():
     write = (
-        "import itertools, sys; from rljax.workers.progress import Progress; "
-        "ours = Progress(int(sys.argv[1])); "
-        "[ours.write(number, float(number), number % 2) for number in itertools.count(1)]"
+        "import itertools, sys; from rljax.workers.progress import WorkerProgress; "
+        "ours = WorkerProgress(int(sys.argv[1])); "
+        "[ours.write(number, number * 1e-6, number % 2) for number in itertools.count(1)]"
     )
     with tempfile.TemporaryFile() as shared:
         shared.write(bytes(PROGRESS_BYTES))
         shared.flush()
         theirs, seen = WorkerProgress(shared.fileno()), set()
-        theirs.write(-1, -1.0, True)
+        theirs.write(1, 1e-6, True)
         writer = subprocess.Popen(
             [sys.executable, "-c", write, str(shared.fileno())],
             pass_fds=[shared.fileno()],
@@ -513,7 +513,7 @@ def test_the_clock_of_a_worker_is_never_read_half_written():
             deadline = time.monotonic() + 60
             while len(seen) < 500 and time.monotonic() < deadline:
                 number, clock, scored = theirs.read()
-                assert number == -2 or (number, number % 2 == 1) == (clock, scored)
+                assert number == -2 or (number * 1e-6, number % 2 == 1) == (clock, scored)
                 seen.add(number)
         finally:
             writer.kill()
