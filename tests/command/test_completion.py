@@ -118,7 +118,7 @@ def pressed(command: list[str], prepare: str, line: str, whole: bytes, folder) -
         os.execve(command[0], command, {"PATH": os.environ["PATH"], "TERM": "dumb", "PS1": "$ "})
     text = b""
 
-    def read_until(wanted: bytes, seconds: float) -> None:
+    def read_until(wanted: bytes, seconds: float = 120.0) -> None:
         nonlocal text
         deadline = time.monotonic() + seconds
         while wanted not in text and time.monotonic() < deadline:
@@ -127,10 +127,10 @@ def pressed(command: list[str], prepare: str, line: str, whole: bytes, folder) -
 
     try:
         os.write(terminal, f"{prepare}; echo rea''dy\n".encode())
-        read_until(b"\nready", 30)
+        read_until(b"\nready")
         text = text.rpartition(b"\nready")[2]
         os.write(terminal, f"{line}\t".encode())
-        read_until(whole, 10)
+        read_until(whole)
     finally:
         os.close(terminal)
         os.waitpid(pid, 0)

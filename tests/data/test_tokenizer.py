@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import pytest
 from tiny_tokenizer import LLAMA_LIKE, QWEN_LIKE, write_json, write_tokenizer
@@ -34,21 +33,26 @@ def test_a_long_text_is_encoded_while_other_threads_run(tmp_path):
     """The ids are the same, and a server answers meanwhile."""
     tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
     text = "the answer is 漢字 <|im_end|>, " * 15_000
-    ticks, done = [], threading.Event()
+    ticks, most, done = [0], 0, threading.Event()
 
     def tick():
         while not done.wait(0.001):
-            ticks.append(time.monotonic())
+            ticks[0] += 1
 
     thread = threading.Thread(target=tick)
     thread.start()
-    before = len(ticks)
-    ids = tokenizer.encode(text)
-    after = len(ticks)
-    done.set()
-    thread.join()
+    try:
+        for _ in range(20):  # until the machine lets the other thread run
+            before = ticks[0]
+            ids = tokenizer.encode(text)
+            most = max(most, ticks[0] - before)
+            if most > 10:
+                break
+    finally:
+        done.set()
+        thread.join()
     assert ids == tokenizer.encode_with_offsets(text)[0]
-    assert after - before > 10  # one or none, where the library keeps the interpreter
+    assert most > 10  # one or none, where the library keeps the interpreter
 
 
 def test_decode_skips_specials_only_on_request(tmp_path):

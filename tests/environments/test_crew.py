@@ -49,8 +49,8 @@ WRONG = {
     "sys.exit": ("raised", "SystemExit: bye"),
     "recurse": ("raised", "RecursionError"),
     "allocate": ("raised", "MemoryError"),
-    "hang": ("timeout", "over environment.turn_timeout_s=1.0"),
-    "hang in C": ("timeout", "over environment.turn_timeout_s=1.0"),
+    "hang": ("timeout", "over environment.turn_timeout_s=2.0"),
+    "hang in C": ("timeout", "over environment.turn_timeout_s=2.0"),
     "exit": ("killed", "exit code 3"),
     "segfault": ("killed", "signal 11"),
     "kill": ("killed", "signal 9"),
@@ -138,16 +138,20 @@ def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
 
 
 @pytest.mark.slow
-def test_a_hang_ends_soon_after_its_deadline():
-    with crew_of("act()", workers=1) as crew:
+@pytest.mark.parametrize("limit_s", [1.0, 3600.0])
+def test_a_hang_ends_at_its_limit_and_nobody_else_waits_for_it(limit_s):
+    limits = dataclasses.replace(LIMITS, turn_timeout_s=limit_s)
+    with crew_of("act()", workers=1, limits=limits) as crew:
         crew.admit(3, dict(plan=["hang"]), seed=0, sample_seed=0)
-        assert [step.episode for step in crew.news(20.0)] == [3] and crew.pending == 0
+        assert [step.episode for step in crew.news(60.0)] == [3] and crew.pending == 0
         crew.reply(3, script(3, 0), "stop", 1, 1)
-        began = time.monotonic()
-        assert crew.pending == 1 and crew.news() == [] and time.monotonic() - began < 0.05
-        (step,) = crew.news(20.0)
-        # (The worker's clock began a little before this one.)
-        assert 0.9 <= time.monotonic() - began < 2.0 and 1.0 <= step.seconds < 2.0
+        if limit_s > 1.0:
+            assert crew.pending == 1 and crew.news() == []
+            crew.drop(3)
+            assert crew.pending == 0
+        else:
+            (step,) = crew.news(3600.0)
+            assert step.kind == "timeout" and step.seconds >= limit_s
 
 
 @pytest.mark.parametrize("kinds", lanes([("exit",)], [("hang", "raise", "exit")]), ids=len)
@@ -229,7 +233,7 @@ def test_an_environment_that_says_something_else_when_it_is_repeated():
 
 def steps_of(crew, count: int) -> list:
     """So many steps, by episode."""
-    steps, deadline = [], time.monotonic() + 20.0
+    steps, deadline = [], time.monotonic() + 120.0
     while len(steps) < count:
         assert time.monotonic() < deadline, steps
         steps += crew.news(1.0)
@@ -246,7 +250,7 @@ def test_what_one_driver_is_not_told_waits_for_the_other():
         for number in (3, 5, BEHIND[0]):
             crew.admit(number, dict(salt="s", turns=2), seed=1, sample_seed=0)
         wait_until(lambda: crew._supervisor.news.qsize() == 3, "three steps")
-        assert [step.episode for step in crew.news(20.0, BEHIND)] == [BEHIND[0]]
+        assert [step.episode for step in crew.news(120.0, BEHIND)] == [BEHIND[0]]
         assert crew.news(0.0, BEHIND) == [] and crew.pending == 2
         crew.drop(5)
         (step,) = crew.news(0.0, AHEAD)
@@ -310,12 +314,13 @@ ASYNC_WRONG = {
 
 @pytest.mark.slow
 def test_asynchronous_environments_wait_together():
-    rows = {i: dict(plan=["nap 0.5", "nap 0.3"]) for i in range(200)}
-    with crew_of("act_async()", workers=1) as crew:
-        began = time.monotonic()
-        played = play(crew, rows)
-        assert time.monotonic() - began < 8  # 160 s one after the other
+    """At each turn all 200 wait until the last of them has come."""
+    rows = {i: dict(plan=["meet 200", "meet 200"]) for i in range(200)}
+    limits = dataclasses.replace(LIMITS, turn_timeout_s=120.0)
+    with crew_of("act_async()", workers=1, limits=limits) as crew:
+        played = play(crew, rows, seconds=300.0)
         assert all(one.end.outcome == {"": 1.0} for one in played.values())
+    with crew_of("act_async()", workers=1) as crew:
         rows = {i: dict(plan=["nap 0.1", what]) for i, what in enumerate([*ASYNC_WRONG, "fork"])}
         played = play(crew, rows)
     assert [one.end.kind for one in played.values()] == [*ASYNC_WRONG.values(), ""]
@@ -327,7 +332,7 @@ def test_what_is_dropped_is_closed_and_its_number_is_free(tmp_path):
     with crew_of("closes()", workers=1) as crew:
         for _ in range(2):
             crew.admit(5, dict(path=str(told)), seed=0, sample_seed=0)
-            crew.news(20.0)
+            crew.news(120.0)
             crew.reply(5, script(5, 0), "stop", 1, 1)
             crew.drop(5)
             crew.drop(5)
@@ -341,10 +346,10 @@ def test_a_hang_at_the_end_of_one_is_no_harm_to_others():
     with crew_of("hangs_at_its_end()", workers=1) as crew:
         for number in (0, 1):
             crew.admit(number, dict(path=""), seed=0, sample_seed=0)
-            assert crew.news(20.0)[0].ids
+            assert crew.news(120.0)[0].ids
         crew.drop(0)
         crew.reply(1, script(1, 0), "stop", 1, 1)
-        (step,) = crew.news(20.0)
+        (step,) = crew.news(120.0)
         assert step.episode == 1 and not step.ended and not step.restart
         assert crew.take_counts()["killed"] == 1
 
@@ -402,7 +407,7 @@ def test_no_process_stays():
     before = children(os.getpid())
     with crew_of("act()") as crew:
         crew.admit(0, dict(plan=["sleep"]), seed=0, sample_seed=0)
-        crew.news(20.0)
+        crew.news(120.0)
         crew.reply(0, script(0, 0), "stop", 1, 1)
         own = children(os.getpid()) - before
         assert len(own) == 2
@@ -418,16 +423,17 @@ def test_workers_end_with_their_parent(users, tmp_path):
         from played import CHARS, LIMITS, script
         from processes import children
         from rljax.environments.crew import EpisodeCrew
-        import os
+        import dataclasses, os
         if __name__ == "__main__":
-            crew = EpisodeCrew("users_played.act", CHARS, LIMITS, workers=2)
+            limits = dataclasses.replace(LIMITS, turn_timeout_s=3600.0)
+            crew = EpisodeCrew("users_played.act", CHARS, limits, workers=2)
             crew.start()
             for number in range(2):
                 crew.admit(number, dict(plan=["hang in C"]), seed=0, sample_seed=0)
-                crew.news(20.0)
+                crew.news(120.0)
             for number in range(2):
                 crew.reply(number, script(0, 0), "stop", 1, 1)
-            time.sleep(0.3)
+            crew.news(0.3)  # they hang by now, or soon
             open({str(pids)!r}, "w").write(" ".join(map(str, children(os.getpid()))))
             time.sleep(600)
     """
@@ -438,7 +444,7 @@ def test_workers_end_with_their_parent(users, tmp_path):
     parent.wait()
     own = [int(pid) for pid in pids.read_text().split()]
     assert len(own) == 2
-    wait_until(lambda: not any(map(alive, own)), "the workers' end", 5.0)
+    wait_until(lambda: not any(map(alive, own)), "the workers' end")
 
 
 # -- everything at once
@@ -452,20 +458,16 @@ def storm(crew, count: int, seconds: float, calm: bool = False) -> None:
         of_hundred = 50 if calm else i % 100
         what = "raise" if of_hundred < 5 else {5: "hang", 6: "kill"}.get(of_hundred, "hello")
         plans[i] = what, i // 100 % 5
-    late: list[float] = []
-
-    def after(number, played):
-        if played.end.kind == "timeout":
-            late.append(played.end.seconds - crew.limits.turn_timeout_s)
-
     rows = {i: dict(plan=plan, turns=5) for i, plan in plans.items()}
-    played = play(crew, rows, seconds=seconds, after=after)
+    played = play(crew, rows, seconds=seconds)
     kinds = {"raise": "raised", "hang": "timeout", "kill": "killed", "hello": ""}
     expected = {i: kinds[what] for i, (what, _) in plans.items()}
     assert {i: one.end.kind for i, one in played.items()} == expected
     counts = crew.take_counts()
     assert counts["failed"] == sum(map(bool, expected.values())) and counts["retried"] == 0
-    assert len(late) == counts.get("failed/timeout", 0) and all(0 <= x <= 1.0 for x in late)
+    late = [one.end for one in played.values() if one.end.kind == "timeout"]
+    assert len(late) == counts.get("failed/timeout", 0)
+    assert all(end.seconds >= crew.limits.turn_timeout_s for end in late)
     for i, (what, _) in plans.items():  # `play` has seen that no step came after the last
         assert len(played[i].steps) == 6 or what != "hello"
 
@@ -474,14 +476,14 @@ def storm(crew, count: int, seconds: float, calm: bool = False) -> None:
 def test_a_storm(monkeypatch):
     monkeypatch.setenv("STORM_SCALE", "0.05")
     with crew_of("storm()") as crew:
-        storm(crew, 100, 60.0)
+        storm(crew, 100, 300.0)
 
 
 @pytest.mark.slow
 def test_a_great_storm():
     """1,000 episodes at once in two workers, delays of 0-2 s, replies of 0-3,000 tokens."""
     with crew_of("storm()", limits=dataclasses.replace(LIMITS, turn_timeout_s=4.0)) as crew:
-        storm(crew, 1000, 500.0)
+        storm(crew, 1000, 1500.0)
 
 
 def memory_mb(pid) -> float:
@@ -496,7 +498,7 @@ def test_memory_does_not_grow(monkeypatch):
         own = [os.getpid(), *(children(os.getpid()) - before)]
         sizes = []
         for _ in range(12):
-            storm(crew, 400, 100.0, calm=True)
+            storm(crew, 400, 500.0, calm=True)
             sizes.append([memory_mb(pid) for pid in own])
     assert len(own) == 3
     assert all(late < early + 8.0 for early, late in zip(sizes[3], sizes[-1], strict=True)), sizes

@@ -287,7 +287,7 @@ time.sleep(600)
 """
 
 
-def ended(pids, within_s=10.0):
+def ended(pids, within_s=120.0):
     """Whether none of the processes runs any more."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

@@ -8,10 +8,7 @@ Every attempt is bounded by itself as well: should the sandbox not hold, the mac
 
 import json
 import sys
-import time
 from pathlib import Path
-
-TIMEOUT_S = 1.0
 
 # attempt(f): "held" if f raises, else "BREACH". refused(number, ...): a raw system call that the
 # sandbox must refuse: any other answer of the kernel, an error included, means that it got through.
@@ -141,15 +138,15 @@ def _open(number):
 EXHAUST = {
     "loops": ({"timeout"}, "while True: pass"),
     "loops in C": ({"timeout", "memory"}, "5 ** (5 ** (5 ** 5))"),
-    "sleeps": ({"timeout"}, "time.sleep(30)"),
+    "sleeps": ({"timeout"}, "time.sleep(3600)"),
     "ignores signals": (
         {"timeout"},
         "import signal\nfor n in (1, 2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile 1: pass",
     ),
-    "hangs in atexit": ({"timeout"}, "import atexit\natexit.register(time.sleep, 30)"),
+    "hangs in atexit": ({"timeout"}, "import atexit\natexit.register(time.sleep, 3600)"),
     "leaves a thread": (
         {"timeout"},
-        "import threading\nthreading.Thread(target=time.sleep, args=(30,)).start()",
+        "import threading\nthreading.Thread(target=time.sleep, args=(3600,)).start()",
     ),
     "backtracks": ({"timeout"}, "import re\nre.match('(a+)+$', 'a' * 60 + 'b')"),
     "waits for input that never comes": ({"timeout"}, "r, w = os.pipe()\nos.read(r, 1)"),
@@ -370,8 +367,8 @@ def run(name: str, tier: str, canary: str) -> dict:
 
     source = HOLD.get(name) or SEES.get(name) or EXHAUST[name][1]
     source = PRELUDE.format(canary=canary, host=str(Path(canary).parent)) + source
-    limits = ProcessLimits(timeout_s=TIMEOUT_S, memory_bytes=512 << 20)
-    began = time.monotonic()
+    may_be_late = name in EXHAUST and "timeout" in EXHAUST[name][0]
+    limits = ProcessLimits(timeout_s=1.0 if may_be_late else 60.0, memory_bytes=512 << 20)
     with Process({"mode": "script", "source": source}, limits, tier) as process:
         result = process.wait()
     return {
@@ -380,7 +377,6 @@ def run(name: str, tier: str, canary: str) -> dict:
         "status": result.status,
         "message": result.message,
         "stdout": result.stdout[:200].decode(errors="replace"),
-        "seconds": time.monotonic() - began,
     }
 
 
@@ -392,8 +388,6 @@ def problem(found: dict) -> str:
         return ""  # it could not even import what it needs
     if "BREACH" in said:
         return f"{name}: {said}"
-    if found["seconds"] > TIMEOUT_S + 2:
-        return f"{name}: took {found['seconds']} s"
     if name in HOLD and not said.startswith("held"):
         return f"{name}: neither held nor through: {found}"
     if name in EXHAUST and found["status"] not in EXHAUST[name][0]:

@@ -146,7 +146,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if isinstance(self.fault, int):
             return self._answer(b"{}", status=self.fault)
         if self.fault == "silent":
-            hub.ended.wait(30)
+            hub.ended.wait()
             self.close_connection = True
             return None
         for pattern, answer in _ROUTES:
@@ -415,8 +415,8 @@ def environment(server: HubServer, home) -> dict[str, str]:
         "HF_ENDPOINT": server.url,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_ETAG_TIMEOUT": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+        "HF_HUB_ETAG_TIMEOUT": "60",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "60",
     }
 
 
@@ -431,13 +431,19 @@ def use(server: HubServer, home, monkeypatch: pytest.MonkeyPatch) -> None:
         "HF_TOKEN_PATH": str(home / "token"),
         "HF_HUB_OFFLINE": False,
         "HF_HUB_DISABLE_XET": True,
-        "HF_HUB_ETAG_TIMEOUT": 1,
-        "HF_HUB_DOWNLOAD_TIMEOUT": 2,
+        "HF_HUB_ETAG_TIMEOUT": 60,
+        "HF_HUB_DOWNLOAD_TIMEOUT": 60,
         "DOWNLOAD_CHUNK_SIZE": 65536,
     }.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
     monkeypatch.setattr(client, "_WAIT_S", 0.02)
     forget()
+
+
+def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a server that never answers: whoever asks it waits half a second."""
+    for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        monkeypatch.setattr(huggingface_hub.constants, name, 0.5)
 
 
 def forget() -> None:

@@ -6,6 +6,10 @@ import json
 import socket
 import struct
 import threading
+import time
+import types
+
+from rljax.rewards.judges import endpoint
 
 
 def completion(content, **choice) -> dict:
@@ -108,6 +112,14 @@ def reset(connection) -> None:
     """Close with RST, as a crashed peer does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
+
+
+def skip_waits(monkeypatch) -> list[float]:
+    """The seconds that the client has waited between attempts, from now on: they pass at once."""
+    begun, waits = time.monotonic(), []
+    clock = types.SimpleNamespace(monotonic=lambda: begun + sum(waits), sleep=waits.append)
+    monkeypatch.setattr(endpoint, "time", clock)
+    return waits
 
 
 def closed_port() -> int:

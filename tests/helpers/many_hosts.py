@@ -26,6 +26,7 @@ class StoreInMemory:
         self.come: dict[str, set[int]] = {}
         self.messages: Counter = Counter()
         self.polls: Counter = Counter()  # of these: asked again, as others took long
+        self.waits: set[float] = set()  # seconds for which a host waited for a value
 
     def client(self, index: int) -> "Client":
         return Client(self, index)
@@ -57,6 +58,7 @@ class Client:
 
     def get(self, key: str, timeout_s: float) -> str | None:
         with self._locked() as changed:
+            self.store.waits.add(timeout_s)
             if not changed.wait_for(lambda: key in self.store.values, timeout_s):
                 self.store.polls[self.index] += 2  # this message, and a look for a failed host
             return self.store.values.get(key)
@@ -100,7 +102,7 @@ def on_threads(hosts: int, work: Callable[[Exchange], object], *, without=()) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     return results, store
 
 

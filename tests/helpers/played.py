@@ -9,7 +9,7 @@ from rljax.data.text.tokenizer import CharTokenizer
 from rljax.environments.messages import EpisodeLimits, Step
 
 CHARS = CharTokenizer("".join(map(chr, range(32, 127))) + "\n")
-LIMITS = EpisodeLimits(calls="", max_tokens=1 << 20, max_reply_tokens=4096, turn_timeout_s=1.0)
+LIMITS = EpisodeLimits(calls="", max_tokens=1 << 20, max_reply_tokens=4096, turn_timeout_s=2.0)
 
 SOURCE = '''
 import asyncio, ctypes, os, pickle, random, signal, socket, struct, sys, time
@@ -88,9 +88,21 @@ def act(plan):
         reply = yield misbehave(what)
     return 1.0
 
+MEETINGS = {}
+
+async def meet(count, turn):
+    """Returns when so many have come."""
+    come, all_here = MEETINGS.setdefault(turn, ([], asyncio.Event()))
+    come.append(turn)
+    if len(come) == count:
+        all_here.set()
+    await all_here.wait()
+
 async def act_async(plan):
     reply = yield "go"
-    for what in plan:
+    for turn, what in enumerate(plan):
+        if what.startswith("meet "):
+            await meet(int(what.removeprefix("meet ")), turn)
         if what == "wait":
             await asyncio.sleep(600)
         if what == "stubborn":
@@ -205,11 +217,8 @@ class Played:
         return self.steps[-1]
 
 
-def play(
-    crew, rows: dict[int, dict], *, seconds=60.0, turn=script, after=None
-) -> dict[int, Played]:
-    """Plays all episodes to their ends: {number: Played}. `after(number, played)` is called after
-    each step."""
+def play(crew, rows: dict[int, dict], *, seconds=300.0, turn=script) -> dict[int, Played]:
+    """Plays all episodes to their ends: {number: Played}."""
     found = {number: Played() for number in rows}
     for number, fields in rows.items():
         crew.admit(number, fields, seed=1, sample_seed=number)
@@ -222,8 +231,6 @@ def play(
         for step in crew.news(0.2):
             played = found[step.episode]
             played.add(step)
-            if after is not None:
-                after(step.episode, played)
             if step.ended:
                 left.remove(step.episode)
                 continue

@@ -25,7 +25,7 @@ def children(parent: int) -> set[int]:
     return found
 
 
-def wait_until(condition, what: str, seconds: float = 20.0):
+def wait_until(condition, what: str, seconds: float = 120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"

@@ -22,7 +22,7 @@ def five_by_visit(prompt, responses, rubrics) -> dict:
 
 def broken(prompt, responses, rubrics, how: str):
     if how == "hang":
-        time.sleep(60)
+        time.sleep(3600)
     if how == "exit":
         os._exit(1)
     if how == "raise":

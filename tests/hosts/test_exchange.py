@@ -99,13 +99,15 @@ def test_the_reason_of_a_failure_reaches_the_others():
 
 
 @pytest.mark.hosts
-def test_a_barrier_names_who_does_not_come():
+def test_a_barrier_names_who_does_not_come(tmp_path):
     script = start() + (
-        "import time\nif hosts.index(): time.sleep(8)\n"
-        "try: hosts.wait('here', 2)\nexcept ValueError as error: print(error)\n"
-        "import os; time.sleep(8 - 8 * hosts.index()); os._exit(0)"
+        "import os, sys, time\n"
+        "while hosts.index() and not os.path.exists(sys.argv[1]): time.sleep(0.05)\n"
+        "if hosts.index(): os._exit(0)\n"
+        "try: hosts.wait('here', 2)\nexcept ValueError as error: print(error, flush=True)\n"
+        "open(sys.argv[1], 'w').close(); os._exit(0)"
     )
-    first = on_hosts(3, 1, script)[0]
+    first = on_hosts(3, 1, ["-c", script, tmp_path / "waited"])[0]
     assert "waited 2 s for all hosts at 'here'" in first.out
     assert "host 1 (" in first.out and "host 2 (" in first.out and "host 0" not in first.out
 

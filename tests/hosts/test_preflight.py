@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import pytest
 from on_hosts import REPO, on_hosts
@@ -151,9 +150,8 @@ def test_a_file_that_one_host_lacks_ends_all_with_its_name(tmp_path):
         "if hosts.index() == 1: os.path.exists = lambda p: 'examples_' not in str(p) and whole(p)\n"
         "train(config)"
     )
-    begun = time.monotonic()
     ends = on_hosts(3, 1, lambda k: ["-c", script, config])
-    assert [end.code for end in ends] == [171, 2, 171] and time.monotonic() - begun < 60
+    assert [end.code for end in ends] == [171, 2, 171]  # by themselves, before they were ended
     for end in ends:
         assert "does not exist" in end.err and "Traceback" not in end.err
     assert "host 1 (" in ends[0].err and "host 1 (" in ends[2].err

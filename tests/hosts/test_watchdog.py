@@ -132,7 +132,7 @@ def test_last_words_of_a_host_that_was_ended(tmp_path, said, number, words):
     log = tmp_path / "host-001.log"
     folder = os.path.dirname(console.__file__)
     script = SPEAKS.format(folder=folder, log=str(log), said=said, signal=int(number))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
     assert done.returncode == -number
     assert f"hosts: {words}\n" in done.stderr.decode()
     kept = log.read_text()
@@ -158,7 +158,7 @@ kept.close()
 def test_signals_of_a_scheduler_do_not_end_what_keeps_the_log(tmp_path):
     log = tmp_path / "host-001.log"
     script = SIGNALLED.format(folder=os.path.dirname(console.__file__), log=str(log))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == log.read_bytes() == b"before\nbehind it\n"
 

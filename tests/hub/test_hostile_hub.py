@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
@@ -77,10 +76,9 @@ READS = {
 
 def refused(read, match: str = ".") -> str:
     forget()
-    begun = time.monotonic()
     with pytest.raises(InputError, match=match) as told:
         read()
-    assert time.monotonic() - begun < 20 and len(str(told.value)) < 2000
+    assert len(str(told.value)) < 2000
     return str(told.value)
 
 
@@ -234,8 +232,7 @@ def test_a_body_that_drips_is_given_up(server, outside, monkeypatch):
     monkeypatch.setattr(client, "_SLOW_S", 0.5)
 
     def drops():
-        for _ in range(400):
-            time.sleep(0.05)
+        while not server.ended.wait(0.05):
             yield b" "
 
     def drip(answer: Answer):

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -13,7 +12,7 @@ import jax
 import pytest
 from conftest import REPO
 from gguf_files import write_gguf
-from hub_server import TOKEN, Fault, environment, forget, git_digest, running_hub, use
+from hub_server import TOKEN, Fault, environment, forget, git_digest, give_up_soon, running_hub, use
 from tiny_folders import config as tiny_config
 from tiny_folders import one_device, same, tensors_of, write_folder
 from tiny_tokenizer import write_tokenizer
@@ -296,12 +295,11 @@ def test_an_adapter_is_loaded_and_named_with_its_base(server, folder, tmp_path):
         load_config("hf://me/adapter")
 
 
-def test_a_hub_that_never_answers_does_not_hold_anyone_up(server, published):
+def test_a_hub_that_never_answers_does_not_hold_anyone_up(server, published, monkeypatch):
+    give_up_soon(monkeypatch)
     server.faults = [Fault("GET /api", "silent", times=99)]
-    begun = time.monotonic()
     with pytest.raises(InputError, match="hub is not reached.*Timeout"):
         hub.model_folder("hf://me/tiny")
-    assert time.monotonic() - begun < 8  # a limit of 1 s, of one try
     assert len(server.requests) == 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import jax
 import pytest
-from hub_server import Fault, running_hub, use
+from hub_server import Fault, give_up_soon, running_hub, use
 from test_hub_models import log_in
 from tiny_folders import config as tiny_config
 from tiny_folders import one_device, same, tensors_of, write_folder
@@ -313,7 +313,7 @@ def test_a_full_disk_is_said_and_no_half_folder_is_left(run, tmp_path):
     publish(str(run), "me/out", out=str(tmp_path / "out"))
 
 
-def test_what_cannot_be_pushed_is_said(server, run, tmp_path):
+def test_what_cannot_be_pushed_is_said(server, run, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match="nobody is logged in.*token that may write.*hf auth login"
     ):
@@ -329,8 +329,10 @@ def test_what_cannot_be_pushed_is_said(server, run, tmp_path):
     with pytest.raises(InputError, match="status 403.*no right"):
         publish(str(run), "me/other")
     server.faults = [Fault("GET /api/models", "silent", times=9)]
-    with pytest.raises(InputError, match="could not be pushed.*Timeout.*--out=FOLDER"):
-        publish(str(run), "me/new")
+    with monkeypatch.context() as patch:
+        give_up_soon(patch)
+        with pytest.raises(InputError, match="could not be pushed.*Timeout.*--out=FOLDER"):
+            publish(str(run), "me/new")
     for wrong in ("me", "hf://datasets/me/new", "me/new@v1", "me/new/x", "/tmp/x"):
         with pytest.raises(InputError, match="hf://OWNER/NAME|OWNER/NAME of a model"):
             publish(str(run), wrong)

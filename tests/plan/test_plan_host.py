@@ -36,18 +36,18 @@ def test_every_product_is_counted_as_often_as_it_is_made():
 
 @pytest.mark.slow
 def test_the_expected_seconds_are_those_of_the_program_run_here():
-    """Bounds are wide: the machine that tests may do other work."""
+    """Of the processor, which other work changes least; bounds are wide all the same."""
     x, w = jnp.ones((512, 1024)), jnp.full((1024, 1024), 1e-3)
     done = flops_of(layers, x, w)
     run = jax.jit(layers)
     jax.block_until_ready(run(x, w))
     times = []
     for _ in range(5):
-        begun = time.perf_counter()
+        begun = time.process_time()
         jax.block_until_ready(run(x, w))
-        times.append(time.perf_counter() - begun)
+        times.append(time.process_time() - begun)
     parts = expected_seconds(done.products, 8 * 2 * x.nbytes)
-    expected = sum(one.wall for one in parts.values())
+    expected = sum(one.cpu for one in parts.values())
     assert min(times) / 4 < expected < 4 * min(times)
 
 

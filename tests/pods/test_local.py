@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import REPO
@@ -31,7 +30,7 @@ def local(tmp_path, *arguments):
 
 def test_every_host_runs_the_command_and_its_lines_are_marked(tmp_path):
     process = local(tmp_path, "--hosts=3", "--devices=2", "--", "python", "show.py", "0", "-")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 0 and err == ""
     flag = "--xla_force_host_platform_device_count=2"
     assert sorted(out.splitlines()) == sorted(
@@ -41,17 +40,16 @@ def test_every_host_runs_the_command_and_its_lines_are_marked(tmp_path):
 
 def test_the_exit_code_is_that_of_the_first_that_failed(tmp_path):
     process = local(tmp_path, "--", "python", "show.py", "0.5", "fail")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 7 and err == "host 1: exit code 7\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_every_host(tmp_path, number):
-    process = local(tmp_path, "--", "python", "show.py", "600", "-")
+    process = local(tmp_path, "--", "python", "show.py", "3600", "-")
     lines = [process.stdout.readline() for _ in range(2)]
-    assert all(lines)
-    begin = time.monotonic()
+    assert all(lines)  # from here on they sleep for an hour
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM and time.monotonic() - begin < 30
+    _, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
     assert sorted(err.splitlines()) == [f"host {k}: exit code 143" for k in range(2)]

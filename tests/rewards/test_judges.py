@@ -300,10 +300,9 @@ def test_the_deadline_is_that_of_all_rubrics_together():
         return 200, {}, completion('{"score": 1}')
 
     with serving(answer) as server:
-        began = time.monotonic()
-        with pytest.raises(EndpointError, match="timeout"):
+        with pytest.raises(EndpointError, match="timeout"):  # no single one takes so long
             rubric("r", "p", {"rubrics": RUBRICS * 5}, timeout_s=0.8, **at(server))
-        assert time.monotonic() - began < 1.3
+        assert len(server.requests) <= 3
 
 
 # -- rubrics that evolve --
@@ -413,7 +412,8 @@ def test_a_buffer_that_was_saved_goes_on_as_if_it_had_not_been(buffer):
 def test_a_generator_that_fails_writes_nothing():
     for behaviour in ("raise", "hang", "exit", "nonsense", "nothing"):
         text = f"rubric_generators.broken(how={behaviour!r})"
-        buffer = evolving_rubrics(1, generator=text, timeout_s=0.5)
+        limit_s = 0.5 if behaviour == "hang" else 60.0
+        buffer = evolving_rubrics(1, generator=text, timeout_s=limit_s)
         try:
             _, metrics = visit(buffer, 0, {"fixed": [0.0, 1.0]}, rubrics=["fixed"])
             assert texts(buffer, 0) == []

@@ -176,7 +176,7 @@ import time
 from rljax.contracts import contract
 ready = []
 def load():
-    time.sleep(1.0)
+    time.sleep(2.0)
     ready.append("loaded")
 @contract(prepare=lambda options: load)
 def reward(response):
@@ -188,7 +188,7 @@ def reward(response):
 def test_preparation_is_over_before_the_first_clock_starts(text, tmp_path, monkeypatch):
     (tmp_path / "slow_reward.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
-    with RewardPool(text, workers=1, timeout_s=0.5) as pool:
+    with RewardPool(text, workers=1, timeout_s=1.5) as pool:
         found = pool.score([SAMPLE] * 3)
     assert [s.status for s in found] == ["ok"] * 3
     assert {v for k, v in found[0].parts.items() if k.endswith("ready")} == {1.0}

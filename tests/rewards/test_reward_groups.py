@@ -104,7 +104,7 @@ def test_a_failed_sample_is_its_own_and_a_failed_call_its_groups():
         ["good", "g"],
     ]
     rows = [sample(text, i) for i, texts in enumerate(groups) for text in texts]
-    with RewardPool("group_rewards.act", timeout_s=1.0) as pool:
+    with RewardPool("group_rewards.act", timeout_s=2.0) as pool:
         scores = pool.score(rows)
     by_text = {row["response"]: score for row, score in zip(rows, scores, strict=True)}
     assert {t for t, s in by_text.items() if s.status == "ok"} == {"a", "good", "g"}
@@ -122,7 +122,7 @@ def test_a_failed_sample_is_its_own_and_a_failed_call_its_groups():
         "f": "no list of 2",
     }.items():
         assert said in by_text[text].message
-    assert by_text["c"].seconds < 30  # one clock for the group
+    assert by_text["c"].seconds == by_text["hang"].seconds  # one clock for the group
 
 
 def test_keyword_rewards_of_a_group_get_every_field():

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import hostile_programs as hostile
 import pytest
 from hostile_programs import EXHAUST, HOLD, problem, run
+from processes import wait_until
 
 from rljax.errors import InputError
 from rljax.rewards.sandbox import kernel, tiers
@@ -78,9 +78,9 @@ def drop_zygotes():
 
 
 def start(source: str, tier: str, stdin="", warm=True, **limits):
-    with Process(
-        {"mode": "script", "source": source}, ProcessLimits(**limits), tier, stdin=stdin, warm=warm
-    ) as process:
+    header = {"mode": "script", "source": source}
+    limits = ProcessLimits(**{"timeout_s": 60.0, **limits})
+    with Process(header, limits, tier, stdin=stdin, warm=warm) as process:
         return process.wait()
 
 
@@ -135,13 +135,6 @@ def resident_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def wait_for(condition, what: str):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for: {what}"
-        time.sleep(0.02)
-
-
 def test_hostile_programs_in_the_best_tier(best, canary):
     problems = [problem(run(name, best, canary)) for name in QUICK]
     assert [p for p in problems if p] == []
@@ -162,7 +155,7 @@ def host_is_unchanged_by(names, tier, tmp_path, canary):
     assert not Path("/etc/rljax-was-here").exists()
     drop_zygotes()
     assert list((tmp_path / "tmp").iterdir()) == []
-    wait_for(lambda: not descendants() & (before - others), "the end of the zygote")
+    wait_until(lambda: not descendants() & (before - others), "the end of the zygote")
 
 
 @pytest.mark.slow
@@ -236,7 +229,7 @@ def run_as_nobody(nobody, names, tiers):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (folder / "tmp" / "canary").read_text() == "alive"
-    wait_for(lambda: len(list((folder / "tmp").iterdir())) == 1, "the end of the folders")
+    wait_until(lambda: len(list((folder / "tmp").iterdir())) == 1, "the end of the folders")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -302,7 +295,7 @@ import numpy
 found.append(int(numpy.arange(5) @ numpy.ones(5)) // 2)
 threading.Thread(target=lambda: print(json.dumps(found))).start()  # ends after the main thread
 """
-    result = start(source, best, timeout_s=30.0, cpu_s=30.0)
+    result = start(source, best, timeout_s=120.0, cpu_s=60.0)
     assert (result.stdout, result.status) == (b"[1, 2, 3, 4, 5]\n", "ok"), result
 
 
@@ -325,7 +318,7 @@ def test_an_end_is_named(best, source, status, message, code):
     result = start(
         source,
         best,
-        timeout_s=0.3 if status == "timeout" else 20.0,
+        timeout_s=0.3 if status == "timeout" else 60.0,
         max_output_bytes=50 if status == "output" else 10_000,
     )
     assert result.status == status and message in result.message, result
@@ -334,7 +327,7 @@ def test_an_end_is_named(best, source, status, message, code):
 
 def test_processor_time_has_its_own_limit(best):
     source = "import threading\ndef f():\n    while True: pass\nf()"
-    result = start(source, best, timeout_s=30.0, cpu_s=1.0)
+    result = start(source, best, timeout_s=3600.0, cpu_s=1.0)
     assert result.status == "timeout" and "processor" in result.message, result
 
 
@@ -349,7 +342,7 @@ def test_a_file_has_its_limit(best):
 
 def test_output_is_cut_while_it_streams(best):
     before = resident_bytes()
-    result = start("while True: print('x' * 10**6)", best, timeout_s=20.0, max_output_bytes=1 << 20)
+    result = start("while True: print('x' * 10**6)", best, timeout_s=60.0, max_output_bytes=1 << 20)
     assert result.status == "output" and len(result.stdout) == 1 << 20
     assert resident_bytes() - before < 64 << 20
 
@@ -414,7 +407,7 @@ FORKS = """
 import contextlib, os
 from rljax.rewards.sandbox.tiers import Process, ProcessLimits
 def start(source):
-    limits = ProcessLimits(timeout_s=20)
+    limits = ProcessLimits(timeout_s=60)
     with Process({{"mode": "script", "source": source}}, limits, {tier!r}) as p:
         return p.wait().stdout
 start("pass")
@@ -445,7 +438,7 @@ import sys, tempfile
 tempfile.tempdir = {folder!r}
 from rljax.rewards.sandbox.tiers import Process, ProcessLimits
 endless = {{"mode": "script", "source": "while True: pass"}}
-with Process(endless, ProcessLimits(timeout_s=60), {tier!r}) as p:
+with Process(endless, ProcessLimits(timeout_s=3600, cpu_s=3600), {tier!r}) as p:
     print("ready", flush=True)
     p.wait()
 """
@@ -468,8 +461,8 @@ def test_a_program_ends_with_the_caller_that_is_killed(tier, tmp_path):
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
         return False
 
-    wait_for(lambda: not any(map(alive, started)), "the end of the program")
-    wait_for(lambda: list((tmp_path / "tmp").iterdir()) == [], "the end of its folder")
+    wait_until(lambda: not any(map(alive, started)), "the end of the program")
+    wait_until(lambda: list((tmp_path / "tmp").iterdir()) == [], "the end of its folder")
 
 
 # -- choosing
@@ -595,7 +588,7 @@ for way in WAYS:
 
 def test_no_program_fills_the_disk_with_files_that_have_no_name(tier):
     """600 MB are tried in each way, one after the other; all files of a program have 64 MB."""
-    result = start(NAMELESS, tier, timeout_s=20.0, cpu_s=20.0, memory_bytes=2 << 30)
+    result = start(NAMELESS, tier, timeout_s=120.0, cpu_s=60.0, memory_bytes=2 << 30)
     said = result.stdout.decode()
     assert "BREACH" not in said, said
     if tier in ("namespaces", "seccomp"):  # in closed it has no file to begin with

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from conftest import REPO
@@ -96,7 +97,7 @@ def test_a_killed_process_loses_it_at_once_even_to_many_at_a_time(tmp_path):
             try:
                 with locked(tmp_path):
                     outcomes.append("held")
-                    time.sleep(0.5)
+                    wait_until(lambda: len(outcomes) == 8, "the others")
             except InputError:
                 outcomes.append("refused")
 
@@ -159,30 +160,44 @@ def test_a_process_of_another_host_loses_it_when_its_heartbeat_has_stopped(
     tmp_path, monkeypatch, caplog, age
 ):
     """One whose last sign is new is waited for: a preemption kills without one."""
-    if not age:
-        monkeypatch.setattr(folders, "STALE_S", 1.5)
-        monkeypatch.setattr(folders, "LOOK_S", 0.05)
     write_lock_of_another_host(tmp_path, age)
+    # Between two looks the sign becomes too old.
+    between_looks(monkeypatch, lambda: monkeypatch.setattr(folders, "STALE_S", 0.0))
     with locked(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
     waits = [r for r in caplog.records if "waiting whether it still is" in r.getMessage()]
     assert len(waits) == (not age)
 
 
+def between_looks(monkeypatch, change) -> None:
+    """Calls `change` where the library would sleep for LOOK_S."""
+
+    def sleep(seconds):
+        assert seconds == folders.LOOK_S
+        change()
+
+    clock = types.SimpleNamespace(**{**vars(time), "sleep": sleep})
+    monkeypatch.setattr(folders, "time", clock)
+
+
 def test_a_process_of_another_host_whose_heart_beats_keeps_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "LOOK_S", 0.05)
     write_lock_of_another_host(tmp_path, 5)
-    beat = threading.Timer(0.3, os.utime, [tmp_path / LOCK])
-    beat.start()
+    between_looks(monkeypatch, lambda: os.utime(tmp_path / LOCK))
     says = r"process \d+ on host far, since .*60 s after its last sign of life"
     with pytest.raises(InputError, match=says), locked(tmp_path):
         pass
-    beat.join()
     assert json.loads((tmp_path / LOCK).read_text())["host"] == "far"
 
 
 def test_the_heartbeat_goes_on_also_when_the_folder_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "HEARTBEAT_S", 0.02)
+    beats, touch = [], os.utime
+
+    def utime(*args):
+        beats.append(args)
+        touch(*args)
+
+    monkeypatch.setattr(folders.os, "utime", utime)
     place = tmp_path / "run"
     place.mkdir()
     with locked(place):
@@ -190,7 +205,8 @@ def test_the_heartbeat_goes_on_also_when_the_folder_is_gone(tmp_path, monkeypatc
         wait_until(lambda: (place / LOCK).stat().st_mtime > 1e9, "a heartbeat")
         (place / LOCK).unlink()
         place.rmdir()
-        time.sleep(0.1)
+        gone = len(beats)
+        wait_until(lambda: len(beats) > gone + 2, "more heartbeats")
 
 
 @pytest.mark.parametrize(

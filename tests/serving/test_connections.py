@@ -20,8 +20,9 @@ from rljax.serving.app import in_background
 from rljax.serving.connections import CHUNK_LINES, ConnectionLimits, connections_for
 from rljax.serving.guard import Guard
 
-HANG_S = 30  # of a machine that does other work too
+HANG_S = 120  # of a machine that does other work too
 QUICK = ConnectionLimits(headers_s=0.3, body_s=0.3, write_s=0.3, shutdown_s=0.3)
+STEADY = ConnectionLimits(headers_s=2.0, body_s=HANG_S, write_s=HANG_S, shutdown_s=0.3)
 PATIENT = ConnectionLimits(connections=3, headers_s=HANG_S)
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
@@ -45,7 +46,7 @@ class Counting:
             status = 405 if scope["method"] == "CONNECT" else 200
             await send({"type": "http.response.start", "status": status, "headers": []})
             if scope["path"] == "/wait":
-                await asyncio.sleep(HANG_S)
+                await asyncio.sleep(3600)
             for _ in range(2000 if scope["path"] == "/long" else 0):
                 await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
             await send({"type": "http.response.body", "body": b"%d" % size})
@@ -56,6 +57,13 @@ class Counting:
 @pytest.fixture(scope="module")
 def quick():
     with in_background(Counting(), limits=QUICK) as address:
+        yield int(address.rpartition(":")[2])
+
+
+@pytest.fixture(scope="module")
+def steady():
+    """Ends what never comes, and waits for what does."""
+    with in_background(Counting(), limits=STEADY) as address:
         yield int(address.rpartition(":")[2])
 
 
@@ -176,10 +184,10 @@ def test_there_are_files_for_every_connection():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_chunks_are_read_unless_they_are_dust(quick):
+def test_chunks_are_read_unless_they_are_dust(steady):
     def ask(size: int, count: int, end: bytes):
         chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
-        return answers(exchange(quick, Hostile("", CHUNKED + CLOSE + chunk * count + end)))
+        return answers(exchange(steady, Hostile("", CHUNKED + CLOSE + chunk * count + end)))
 
     status, _, body = ask(2**12, 200, end=b"0\r\n\r\n")[0]
     assert (status, body) == (200, b"%d" % (200 * 2**12))

@@ -82,7 +82,7 @@ def text_of(sample, tokenizer) -> str:
     return text_before_stop(tokenizer.decode(sample.tokens), sample.sampling.stop_strings)
 
 
-def wait_until(true, timeout_s=30):
+def wait_until(true, timeout_s=120):
     end = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < end
@@ -496,12 +496,18 @@ def test_models_health_and_metrics(served, client):
 
 def hold(worker):
     """Keep the decode thread from its next dispatch until the result is called."""
+    there, release = hold_later(worker)
+    assert there.wait(120)
+    return release
+
+
+def hold_later(worker):
+    """(an event that shows that the decode thread is held, a function that lets it go)."""
     import threading
 
     go, there = threading.Event(), threading.Event()
-    worker._call(lambda: (there.set(), go.wait(60)))
-    assert there.wait(60)
-    return go.set
+    worker._call(lambda: (there.set(), go.wait(120)))
+    return there, go.set
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -519,8 +525,11 @@ def test_who_hangs_up_frees_the_slot(served, stream):
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         wait_until(lambda: not worker._commands.empty())  # the request is queued
+        begun, go_on = hold_later(worker)
         release()
-        wait_until(lambda: worker.sampler.pending > 0)
+        assert begun.wait(120) and worker.sampler.pending == 8
+    wait_until(lambda: not worker._commands.empty())  # it is heard that nobody reads
+    go_on()
     wait_until(lambda: worker.sampler.pending == 0)
     assert worker.sampler.live_slot_steps - before < 8 * (SLOT_TOKENS - 8)
     assert worker._tickets == {}

@@ -4,7 +4,6 @@ train and test apart, and the guard before scorers that run an answer as code.""
 import json
 import os
 import sys
-import time
 
 import pytest
 
@@ -298,9 +297,7 @@ def test_the_library_is_imported_only_when_it_is_named():
     import subprocess
 
     code = "import sys, rljax.rewards, rljax.tasks; sys.exit('reasoning_gym' in sys.modules)"
-    started = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(

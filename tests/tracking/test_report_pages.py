@@ -10,9 +10,11 @@ import time
 
 import numpy as np
 import pytest
+from processes import alive, wait_until
 from test_report import _rows, _sample, _text, _write
 
 from rljax.errors import InputError
+from rljax.report import live
 from rljax.report.__main__ import main as report_command
 from rljax.report.comparison import run_folders, write_comparison
 from rljax.report.live import renewed_report
@@ -165,10 +167,10 @@ def test_a_run_that_goes_on_says_so_and_one_that_was_killed_too(tmp_path):
         assert "steps 60 of 120" in text and "without an end" not in text
     # What a killed run leaves on this host, and one on another host that is dead or alive.
     lock, boot = tmp_path / ".lock", _boot()
-    for holder, age, alive in ((boot, 0, False), ("elsewhere", 1e3, False), ("elsewhere", 0, True)):
+    for holder, age, runs in ((boot, 0, False), ("elsewhere", 1e3, False), ("elsewhere", 0, True)):
         lock.write_text(json.dumps({"host": "h", "pid": 1, "started": "x", "boot": holder}))
         os.utime(lock, (time.time() - age,) * 2)
-        assert read_run(tmp_path).running() is alive
+        assert read_run(tmp_path).running() is runs
     lock.unlink()
     text = _text(tmp_path)
     assert "This run stopped without an end. Last step: 60 of 120, at 20" in text
@@ -187,37 +189,44 @@ def test_sft_that_ends_early_shortens_the_run(tmp_path):
     assert read_run(_write(tmp_path / "b", _rows(5, 10), config=CONFIG)).steps() == (15, 105)
 
 
-def _until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not within a minute"
-        time.sleep(0.05)
+@pytest.fixture
+def writers(monkeypatch):
+    """The processes that write reports."""
+    started, start = [], subprocess.Popen
+
+    def note(*args, **options):
+        started.append(start(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(live.subprocess, "Popen", note)
+    return started
 
 
 @pytest.mark.slow
-def test_the_report_is_renewed_while_the_run_goes_on_and_never_after_it(tmp_path):
+def test_the_report_is_renewed_while_the_run_goes_on_and_never_after_it(tmp_path, writers):
     folder = _write(tmp_path / "a run, with 'odd' names", _rows(rl=5), config=CONFIG)
     report = folder / "report.html"
     with renewed_report(folder, 0.001):
-        _until(report.exists)
+        wait_until(report.exists, "a report")
         first = report.stat().st_ino  # it is replaced, not written over
-        _until(lambda: report.stat().st_ino != first)
-        time.sleep(0.25)  # the next one has begun
+        wait_until(lambda: report.stat().st_ino != first, "another one")
+        begun = len(writers)
+        wait_until(lambda: len(writers) > begun, "the next one")
     assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
-    report.unlink()
-    time.sleep(2.0)
-    assert not report.exists()
+    assert not any(alive(process.pid) for process in writers)
 
 
-def test_a_report_that_cannot_be_written_costs_the_run_nothing(tmp_path):
-    begun = time.monotonic()
+def test_a_report_that_cannot_be_written_costs_the_run_nothing(tmp_path, monkeypatch, writers):
     with renewed_report(tmp_path / "gone", 0.001):
-        time.sleep(1.0)
+        wait_until(lambda: len(writers) > 1, "another try")
+    assert writers[0].returncode > 0 and not any(alive(process.pid) for process in writers)
+    begun = len(writers)
     with renewed_report(tmp_path, 0.0):  # never
         pass
-    with pytest.raises(KeyError), renewed_report(tmp_path, 5.0):
+    monkeypatch.setattr(live, "FIRST_MINUTES", 60.0)
+    with pytest.raises(KeyError), renewed_report(tmp_path, 60.0):  # the end is not waited for
         raise KeyError
-    assert not list(tmp_path.iterdir()) and time.monotonic() - begun < 30
+    assert not list(tmp_path.iterdir()) and len(writers) == begun
 
 
 # --- where it comes from ---

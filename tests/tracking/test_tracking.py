@@ -134,7 +134,8 @@ def test_kill_9_leaves_whole_rows(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
     process.stdout.readline()
-    time.sleep(0.2)
+    file = tmp_path / "metrics.jsonl"
+    wait_until(lambda: file.exists() and file.stat().st_size > 100_000, "some rows")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
@@ -564,7 +565,8 @@ def test_a_live_console_says_what_it_waits_for_from_the_start():
     now[0] = ("", 0.0)
     console.log(1, {"loss": 1.0, "phase": "sft"})
     console.clock[-1] = (1, time.monotonic() - 75)
-    wait_until(lambda: "last step 1 min 15 s ago" in terminal.file.getvalue(), "the pause")
+    ago = re.compile(r"last step 1 min \d+ s ago")  # a loaded machine shows it a little later
+    wait_until(lambda: ago.search(terminal.file.getvalue()), "the pause")
     console.close()
 
 

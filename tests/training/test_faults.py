@@ -278,7 +278,7 @@ def rollouts(responses: list[str], groups: list[int]) -> tuple[Batch, Prompts]:
 
 @pytest.fixture(scope="module")
 def judge():
-    pool = RewardPool("fault_rewards.by_letter", workers=2, timeout_s=0.5)
+    pool = RewardPool("fault_rewards.by_letter", workers=2, timeout_s=1.5)
     reward = Reward(pool, LETTERS, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     yield reward
     reward.close()

@@ -527,7 +527,7 @@ class Launched:
         workers = children(self.process.pid)
         self.process.kill()
         self.process.wait()
-        wait_until(lambda: not any(map(alive, workers)), "the end of the reward workers", 5.0)
+        wait_until(lambda: not any(map(alive, workers)), "the end of the reward workers")
 
     def wait(self, seconds: float = 300.0) -> int:
         code = self.process.wait(seconds)

@@ -47,11 +47,11 @@ def worker(tmp_path):
     assert answer(one) == ("facts", {"a": 1})
     yield one
     one.kill()
-    one.process.wait(5)
+    one.process.wait()
     one.close_pipe()
 
 
-def answer(worker, seconds: float = 20.0):
+def answer(worker, seconds: float = 120.0):
     """The worker's next message; what it has not been sent is sent meanwhile."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -73,13 +73,14 @@ def test_a_message_larger_than_the_stream_is_posted_without_waiting(worker):
 def test_a_worker_that_is_stuck_can_be_read_and_killed_with_its_children(worker):
     worker.post(frame(("child", None)))
     child = answer(worker)
+    begun = time.monotonic()
     worker.post(frame(("stuck", 42)))
     wait_until(lambda: worker.progress.read()[0] == 42, "its mark")
-    assert time.monotonic() - worker.progress.read()[1] < 60
+    assert begun <= worker.progress.read()[1] <= time.monotonic()
     assert alive(child)
     worker.kill()
     wait_until(lambda: not alive(child) and not alive(worker.process.pid), "their end")
-    assert worker.process.wait(5) == -signal.SIGKILL
+    assert worker.process.wait() == -signal.SIGKILL
 
 
 def test_the_memory_of_a_worker_is_limited(worker):
@@ -99,4 +100,4 @@ def test_a_worker_ends_when_its_lifeline_closes(worker):
     wait_until(lambda: worker.progress.read()[0] == 1, "its mark")
     os.close(worker.lifeline)
     worker.lifeline = -1
-    wait_until(lambda: not alive(worker.process.pid), "its end", 5.0)
+    wait_until(lambda: not alive(worker.process.pid), "its end")
