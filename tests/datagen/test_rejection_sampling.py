@@ -240,12 +240,14 @@ def test_sft_reads_the_file_unchanged(drawn):
     assert (saved["model"], saved["step"], saved["seed"]) == (options.checkpoint, 30, 3)
 
 
+@pytest.mark.slow
 def test_pairs_are_best_and_worst_without_ties(drawn):
     options, _ = drawn
     pairs = load_rows(options.pairs, "train", "pairs")
     assert len(pairs) > 5 and all(p["margin"] == 1.0 for p in pairs)
 
 
+@pytest.mark.slow
 def test_trajectories_hold_the_ids_and_logprobs_that_were_sampled(drawn, base):
     """The trainer's log-probs of the rows, read back, are the sampler's."""
     options, meta = drawn
@@ -315,6 +317,7 @@ def test_nothing_selected_is_said(drawn, tmp_path):
     assert not (tmp_path / "a.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_model_folder_needs_data_and_reward(base, tmp_path):
     options = RejectionOptions(str(base / "policy"), str(tmp_path / "a.jsonl"))
     with pytest.raises(InputError, match="Fix: set --data and --reward"):

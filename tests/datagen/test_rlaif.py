@@ -177,6 +177,7 @@ def write_reward_model(folder, head: float = 1.0):
     return folder
 
 
+@pytest.mark.slow
 def test_a_reward_model_as_the_judge(tmp_path):
     folder = write_reward_model(tmp_path / "rm")
     judge = rlaif.model_judge(folder, max_tokens=24, rows=2)
@@ -211,6 +212,7 @@ def random_policy() -> SavedPolicy:
     return SavedPolicy(Config(), model, model.init(jax.random.key(0)), tokenizer, None)
 
 
+@pytest.mark.slow
 def test_completions_of_a_policy_are_compared(tmp_path):
     policy = random_policy()
     tokenizer = policy.tokenizer

@@ -344,6 +344,7 @@ def test_folders_that_hold_no_policy(tmp_path):
     assert not (tmp_path / "checkpoints").exists()  # nothing is written into a run's folder
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(model, tmp_path, rljax_command):
     flags = [
         f"--checkpoint={model}",

@@ -243,6 +243,7 @@ def never(response):
 """
 
 
+@pytest.mark.slow
 def test_a_model_as_it_is_can_be_the_base(tmp_path):
     model = write_model(tmp_path / "qwen3", "qwen3")
     config = Config(dataflow="sft", steps=0, trackers=(), model=str(model))

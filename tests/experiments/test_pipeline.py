@@ -314,6 +314,7 @@ def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
     assert suite["prompts"][0]["prompt"].replace(">", "&gt;") in page
 
 
+@pytest.mark.slow
 def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x").write_text("1")
@@ -349,6 +350,7 @@ def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_pa
 # -- going on --
 
 
+@pytest.mark.slow
 def test_a_finished_pipeline_is_kept_also_where_its_folder_has_moved(short, tmp_path):
     moved = shutil.copytree(short, tmp_path / "moved")
     before = {path: path.stat().st_mtime_ns for path in moved.glob("*/stage.json")}
@@ -356,6 +358,7 @@ def test_a_finished_pipeline_is_kept_also_where_its_folder_has_moved(short, tmp_
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.slow
 def test_what_has_changed_is_refused_by_name(short, tmp_path):
     home = shutil.copytree(short, tmp_path / "p")
 
@@ -393,6 +396,7 @@ def test_a_stage_is_made_again_with_all_that_reads_it(whole, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_with_what_allow_changed_names(short, tmp_path):
     home = shutil.copytree(short, tmp_path / "p")
     more = {**SFT, "steps": 5, "checkpoint.allow_changed": ("steps",)}
@@ -489,6 +493,7 @@ def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
             assert one[name][part] == other[name][part], (name, part)
 
 
+@pytest.mark.slow
 def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(short, tmp_path):
     """A kill while samples are written: the stage is made anew."""
     home = shutil.copytree(short, tmp_path / "p")
