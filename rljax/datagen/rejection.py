@@ -167,14 +167,17 @@ def _records(options: RejectionOptions, data: str, reward: str, test_fraction: f
     return records
 
 
-def rejection_sample(options: RejectionOptions, *, test_fraction: float | None = None) -> dict:
+def rejection_sample(
+    options: RejectionOptions, *, test_fraction: float | None = None, config: Config | None = None
+) -> dict:
     """Samples, scores, selects and writes the files; returns the content of the .meta.json file.
 
     `test_fraction` is the share of the data that was held out; None: that of the run's config.
-    Raises InputError if nothing at all is selected.
+    `config` has the settings of sampling and rewards in place of those of the checkpoint. Raises
+    InputError if nothing at all is selected.
     """
     check_options(options)
-    saved = _load_with_reward_model(options)
+    saved = _load_with_reward_model(options, config)
     data, reward_name = _data_and_reward(options, saved)
     held_out = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
     records = _records(options, data, reward_name, held_out)
@@ -275,9 +278,12 @@ def _write_report(
     return write_page(Path(out).with_suffix(".report.html"), title, body)
 
 
-def _load_with_reward_model(options: RejectionOptions) -> SavedPolicy:
-    """Returns the policy; its reward model is that of the options, where they name one."""
+def _load_with_reward_model(options: RejectionOptions, config: Config | None) -> SavedPolicy:
+    """Returns the policy, with `config` in place of its own if that is not None; its reward model
+    is that of the options, where they name one."""
     saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
+    if config is not None:
+        saved = dataclasses.replace(saved, config=config, generation={})
     if not options.reward_model:
         return saved
     reward = dataclasses.replace(saved.config.reward, model=options.reward_model)
@@ -366,8 +372,10 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         )
         changes = dict(data=data, reward=reward, seed=options.seed + i, **files, **sampling)
         test_fraction = held_out_fraction(saved_config, data)
+        # The folder of an iteration is a model's, which says nothing of how the run samples.
+        run_config = saved_config if i and saved.step is not None else None
         meta = rejection_sample(
-            dataclasses.replace(options, **changes), test_fraction=test_fraction
+            dataclasses.replace(options, **changes), test_fraction=test_fraction, config=run_config
         )
         sft, examples = copy.deepcopy(config), meta["files"]["examples"]
         sft.dataflow, sft.model = "sft", str(_model_folder(checkpoint))

@@ -18,11 +18,13 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.rows.columns import rows_of
 from rljax.data.text.tokenizer import Tokenizer, load_tokenizer
 from rljax.errors import InputError
+from rljax.files import read_json_object
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.policies import filled_chunks
 from rljax.rollout.scoring.process import token_scores
+from rljax.runs.folder import is_of_a_model
 from rljax.setup import load_scalar
 
 
@@ -33,6 +35,7 @@ class SavedScorer:
     model: Model
     params: dict
     tokenizer: Tokenizer
+    step_separator: str = "\n"  # between the steps that it was trained on
 
 
 def load_scorer(folder: str | Path) -> SavedScorer:
@@ -43,7 +46,19 @@ def load_scorer(folder: str | Path) -> SavedScorer:
     if not folder.is_dir():
         raise InputError("no such folder", value=str(folder), fix="give a run's reward_model/")
     model, params = load_scalar("the reward model", str(folder), load_config(folder), make_mesh())
-    return SavedScorer(model, params, load_tokenizer(folder))
+    return SavedScorer(model, params, load_tokenizer(folder), _separator_of(Path(folder)))
+
+
+def _separator_of(folder: Path) -> str:
+    """Returns offline.step_separator of the run that a folder is in, else that of a run without
+    settings."""
+    config = folder.parent / "config.json"
+    if config.is_file() and not is_of_a_model(config):
+        offline = read_json_object(config).get("offline")
+        text = offline.get("step_separator") if isinstance(offline, dict) else None
+        if isinstance(text, str):
+            return text
+    return SavedScorer.step_separator
 
 
 _token_scores = functools.partial(jax.jit, static_argnames=("model", "rows"))(token_scores)
@@ -76,7 +91,8 @@ def score_lines(
 
 def _encode(scorer: SavedScorer, rows: list[dict]) -> tuple[list[Stepwise], dict]:
     limit = scorer.model.config.max_tokens
-    return encode_rows(rows, scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error")
+    options = dict(separator=scorer.step_separator, max_tokens=limit, overlong="error")
+    return encode_rows(rows, scorer.tokenizer, "stepwise", **options)
 
 
 def step_metrics(scores: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> dict[str, float]:

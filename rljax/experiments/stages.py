@@ -24,6 +24,7 @@ from rljax.config import policy_options as of
 from rljax.config.declare import Options, Spec, declared, option_flags, options_of
 from rljax.config.schema import FIELDS
 from rljax.config.trust import is_harmless, value_asks_for_trust
+from rljax.config.values import plain
 from rljax.errors import InputError
 from rljax.evaluation.benchmarks import HOME as SUITES
 from rljax.experiments.sweep import TRAIN, config_of, flag, without_config
@@ -42,8 +43,8 @@ COMMANDS: dict[str, tuple[type[Options], dict[str, str]]] = {
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _TAKEN = ("lineage.json", "pipeline.html")  # files of the pipeline's own folder
 _KEPT = ("split",)  # {split} is the training or the test split of a path
-# {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
-_REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
+# {NAME} at the beginning of a path: of a value, of one behind a comma, of a text in quotes.
+_REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\",])\{([\w.-]+)\}(?=/)")
 # Options that name components of modules which no field of the config names.
 _HOMES = {"judge": JUDGES, "suites": SUITES}
 
@@ -241,7 +242,7 @@ def _stage(
         raise InputError(
             "stage", value=name, rule=rule, fix='"stage": "sft", or another name of this form'
         )
-    values = {k: v for k, v in item.items() if k not in ("stage", "command")}
+    values = {k: plain(v) for k, v in item.items() if k not in ("stage", "command")}
     for field, value in values.items():
         if not _is_plain(value):
             rule = "a text, a number, True, False, None, or a list of these"

@@ -219,10 +219,16 @@ class Run:
         self.load(step)
         if self.finished() and hosts.share(self.run_folder.is_wrapped_up(self.progress.step)):
             allow = " --config.checkpoint.allow_changed=steps" if spread else ""
+            taken, steps = self.progress.rl_steps, self.config.steps
+            fix = f"train on: --config.steps={max(2 * steps, taken + steps)}{allow}"
+            if taken < steps:  # evaluate.patience ended it
+                fix = "train on without it: --config.evaluate.patience=0 "
+                fix += "--config.checkpoint.allow_changed=evaluate.patience"
+            ended = f", as evaluate.patience={self.config.evaluate.patience} ended it"
             raise InputError(
-                f"{self.run_folder} is a finished run: step {step}, nothing left to train",
-                fix="use a new run_dir, or train on: "
-                f"--config.steps={2 * self.config.steps}{allow}",
+                f"{self.run_folder} is a finished run: step {step}, nothing left to train"
+                + ended * (taken < steps),
+                fix=f"use a new run_dir, or {fix}",
             )
         tracking.truncate(offsets)
         LOG.info("resumed %s at step %d", self.run_folder, step)

@@ -350,3 +350,17 @@ def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
     assert of_policies == [str(tmp_path / str(i) / "policy") for i in range(2)]
     print(means)
     assert means[0] < 0.5 and means[1] > means[0] + 0.1 and means[2] > means[1] + 0.1, means
+
+
+@pytest.mark.slow
+def test_every_iteration_samples_as_the_run_says(tmp_path):
+    """The folder of an iteration is a model's, which knows no top_k: all samples are the same."""
+    config = base_config(tmp_path / "base")
+    config.data.train, config.steps = "first_letter()", 3
+    config.sampler.max_response_tokens, config.sampler.top_k = 2, 1
+    train_on_one(config)
+    options = RejectionOptions(
+        str(tmp_path / "base"), "", samples=4, prompts=8, keep_truncated=True, iterations=2
+    )
+    metas = raft(config, options, tmp_path / "raft")
+    assert [meta["metrics"]["unique_fraction"] for meta in metas] == [0.25, 0.25]

@@ -247,6 +247,16 @@ def test_what_stages_get_from_the_file_and_the_command_line(tmp_path):
     assert "--config=quickstart:tiny" in other.command_line()
 
 
+def test_a_stage_learns_from_the_files_of_several(tmp_path):
+    drawn = [{"stage": f"s{i}", **SAMPLE, "checkpoint": "{sft}/policy", "seed": i} for i in (1, 2)]
+    both = "{s1}/samples.jsonl,{s2}/samples.jsonl"
+    last = {**SFT, "stage": "last", "dataflow": "sft", "data.train": both}
+    stages = make_stages(base(), [SFT, *drawn, last], tmp_path, "x.py")
+    files = ",".join(f"{tmp_path}/s{i}/samples.jsonl" for i in (1, 2))
+    assert stages[-1].needs() == ("s1", "s2")
+    assert f"--config.data.train={files}" in stages[-1].command_line()
+
+
 # -- what a finished pipeline says --
 
 

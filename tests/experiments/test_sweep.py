@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from conftest import REPO, one_device_environment
 from on_hosts import free_port
@@ -277,6 +278,21 @@ def test_names_and_flags(tmp_path):
         "--config.export=False",
         f"--config.run_dir={member.config.run_dir}",
     ]
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    entries = [
+        {"actor_optimizer.lr": lr, "seed": np.int64(3), "data.weights": weights}
+        for lr in np.geomspace(1e-5, 1e-3, 2).astype(np.float32)
+        for weights in ((np.float64(0.25), np.float64(0.75)), np.array([0.5, 0.5]))
+    ]
+    config = load_config_file("quickstart:tiny")
+    config.data.sources = ("letter_count(letters=4)",)
+    members = make_members(config, entries, tmp_path, "x.py")
+    line = command([], members[0])
+    assert "--config.data.weights=(0.25, 0.75)" in line and "--config.seed=3" in line
+    assert "--config.actor_optimizer.lr=1e-05" in line and "np." not in members[0].folder.name
+    assert members[1].config.data.weights == (0.5, 0.5) and type(members[1].config.seed) is int
 
 
 def test_the_shipped_sweep(tmp_path):

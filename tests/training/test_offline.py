@@ -257,6 +257,11 @@ def test_patience_ends_a_run_whose_held_out_loss_rises(tmp_path):
     fields = {"actor_optimizer__lr": 0.0, "evaluate__every_steps": 1, "evaluate__patience": 2}
     summary = train_on_one(config_of(tmp_path, "preference", steps=6, **fields))
     assert summary["stopped_early"] and summary["steps"] == 2 and summary["status"] == "finished"
+    with pytest.raises(InputError, match="evaluate.patience=2 ended it.*patience.*0"):
+        train_on_one(config_of(tmp_path, "preference", steps=6, **fields))
+    fields |= {"evaluate__patience": 0, "checkpoint__allow_changed": ("evaluate.patience",)}
+    more = config_of(tmp_path, "preference", steps=6, **fields)
+    assert train_on_one(more)["steps"] == 6  # as the fix says
 
 
 def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):

@@ -23,6 +23,7 @@ from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
+from rljax.evaluation import process_models
 from rljax.evaluation.process_models import (
     SavedScorer,
     evaluate_scorer,
@@ -381,3 +382,14 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
         run.begin(run.setup.main, initial_params(both, run.setup.model))
         assert run.reward.process is not None and run.eval_player.reward.process is None
         assert not np.any(run.roles["critic"].state.params["head"])
+
+
+def test_the_separator_is_that_of_the_run_beside(tmp_path):
+    (tmp_path / "reward_model").mkdir()
+    for text, separator in (
+        ("{}", "\n"),
+        ('{"offline": {"step_separator": " ki "}}', " ki "),
+        ('{"model_type": "llama", "offline": {"step_separator": ">"}}', "\n"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert process_models._separator_of(tmp_path / "reward_model") == separator
