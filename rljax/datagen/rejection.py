@@ -17,7 +17,7 @@ from rljax.config import Config
 from rljax.config.declare import check_options
 from rljax.config.policy_options import RejectionOptions
 from rljax.data.images.columns import require_text_alone
-from rljax.data.online.default_rewards import reads_reference, reward_text
+from rljax.data.online.default_rewards import reads_reference, training_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.columns import rows_of
 from rljax.data.rows.sources import load_prompts
@@ -297,7 +297,8 @@ def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[st
         reward = "reward_model()"
     if policy.step is not None:
         data = data or policy.config.data.train
-        reward = reward or reward_text(policy.config)
+        # "": the score of reward.model is the only reward.
+        reward = reward or training_text(policy.config) or "reward_model()"
     require_named(options.checkpoint, "sample on", data=data, reward=reward)
     return data, reward
 
@@ -348,7 +349,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
 
     `config` says how SFT trains (optimizer, offline.*); its dataflow, model, data, steps and
     run_dir are set here. `options` are those of the first iteration; iteration i is in FOLDER/i:
-    samples.jsonl, samples.meta.json, and the run with its policy/. Raises InputError for fewer than
+    samples.jsonl, samples.meta.json, files of --pairs and --trajectories, and the run with its policy/. Raises InputError for fewer than
     1 iteration or epoch, and for a step other than "latest".
     """
     if options.iterations < 1 or options.epochs < 1:
@@ -365,6 +366,9 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     for i in range(options.iterations):
         iteration_folder = Path(folder) / str(i)
         files = dict(checkpoint=str(checkpoint), out=str(iteration_folder / "samples.jsonl"))
+        for name in ("pairs", "trajectories"):
+            if path := getattr(options, name):
+                files[name] = str(iteration_folder / Path(path).name)
         sampling = dict(
             temperature=options.temperature or sampler.temperature,
             max_prompt_tokens=options.max_prompt_tokens or tokens,

@@ -184,6 +184,12 @@ class Run:
                 self._resume(step, tracking)
                 break
         if step is None:
+            if hosts.share(self.run_folder.is_wrapped_up()):
+                raise InputError(
+                    f"{self.run_folder} holds a finished run, and no checkpoint to go on from",
+                    rule="a run that begins there would replace its metrics, samples and policy",
+                    fix="use a new run_dir, or remove that folder",
+                )
             tracking.empty()
             record = self.folder / "model.json"
             params = {}

@@ -85,14 +85,14 @@ class RunFolder:
             return f"{self.url} does not have all files of the run: {error}; {self.path} has them"
         return ""
 
-    def is_wrapped_up(self, steps: int) -> bool:
-        """Returns whether the last of `steps` steps was followed by export, summary and report: the
-        report is the last file."""
+    def is_wrapped_up(self, steps: int | None = None) -> bool:
+        """Returns whether the last of `steps` steps (None: of any number) was followed by export,
+        summary and report: the report is the last file."""
         try:
             summary = read_json_object(self.path / "summary.json")
         except InputError:
             return False
-        finished = (summary.get("status"), summary.get("steps")) == ("finished", steps)
+        finished = summary.get("status") == "finished" and steps in (None, summary.get("steps"))
         return finished and (self.path / "report.html").exists()
 
 

@@ -359,8 +359,9 @@ def test_every_iteration_samples_as_the_run_says(tmp_path):
     config.data.train, config.steps = "first_letter()", 3
     config.sampler.max_response_tokens, config.sampler.top_k = 2, 1
     train_on_one(config)
-    options = RejectionOptions(
-        str(tmp_path / "base"), "", samples=4, prompts=8, keep_truncated=True, iterations=2
-    )
+    config.mesh.data = -1  # on all of them from here
+    settings = dict(samples=4, prompts=8, keep_truncated=True, iterations=2, pairs="p.jsonl")
+    options = RejectionOptions(str(tmp_path / "base"), "", reward="exact_match()", **settings)
     metas = raft(config, options, tmp_path / "raft")
+    assert all((tmp_path / "raft" / str(i) / "p.jsonl").is_file() for i in range(2))
     assert [meta["metrics"]["unique_fraction"] for meta in metas] == [0.25, 0.25]

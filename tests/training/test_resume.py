@@ -268,6 +268,12 @@ def test_a_finished_run_is_refused_and_left_as_it_is(whole, tmp_path):
     with pytest.raises(InputError, match="is a finished run: step 12, nothing left to train"):
         train(configured(folder))
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    shutil.rmtree(folder / "checkpoints")  # to save room
+    before = {p: data for p, data in before.items() if "checkpoints" not in p.parts}
+    with pytest.raises(InputError, match="holds a finished run, and no checkpoint"):
+        train(configured(folder))
+    after = {p: p.read_bytes() for p in before}
+    assert after == before
 
 
 @pytest.mark.slow
