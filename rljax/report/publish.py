@@ -55,12 +55,8 @@ def publish(
     empty, and a push that fails."""
     name = hub.parse(repository if hub.is_hub(repository) else f"hf://{repository}")
     if name.kind != "model" or name.revision or name.path:
-        raise InputError(
-            "--to",
-            value=repository,
-            rule="OWNER/NAME of a model, without a revision",
-            fix=f"--to={name.repository}",
-        )
+        rule = "OWNER/NAME of a model, without a revision"
+        raise InputError("--to", value=repository, rule=rule, fix=f"--to={name.repository}")
     require_run_folder(run_dir)
     results = [read_evaluation(path) for path in evaluations]
     with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
@@ -98,12 +94,9 @@ def _staged(out: str) -> Iterator[Path]:
         return
     path = Path(out)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(
-            "--out",
-            value=out,
-            rule="an empty folder, or one that is not there yet",
-            fix="name another folder, or empty this one",
-        )
+        rule = "an empty folder, or one that is not there yet"
+        fix = "name another folder, or empty this one"
+        raise InputError("--out", value=out, rule=rule, fix=fix)
     is_new = not path.exists()
     make_folder(path)
     try:
@@ -120,11 +113,9 @@ def _part(run: RecordedRun, part: str) -> str:
     parts = [p for p in PARTS if (run.folder / p).is_dir()]
     if part in parts or (not part and parts):
         return part or parts[0]
-    raise InputError(
-        f"{run.folder} has no {part or 'policy, adapter or reward model'}",
-        value=parts or None,
-        fix="let the run finish with export=True" if not parts else f"--part={parts[0]}",
-    )
+    problem = f"{run.folder} has no {part or 'policy, adapter or reward model'}"
+    fix = "let the run finish with export=True" if not parts else f"--part={parts[0]}"
+    raise InputError(problem, value=parts or None, fix=fix)
 
 
 def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> None:
@@ -157,11 +148,9 @@ def _copy_file(source: Path, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
     except OSError as error:
-        raise InputError(
-            f"{target} cannot be written",
-            rule=f"{error.strerror or error}; {source} has {source.stat().st_size:,} bytes",
-            fix="make room there, or name another disk: --out=FOLDER, or TMPDIR without --out",
-        ) from None
+        rule = f"{error.strerror or error}; {source} has {source.stat().st_size:,} bytes"
+        fix = "make room there, or name another disk: --out=FOLDER, or TMPDIR without --out"
+        raise InputError(f"{target} cannot be written", rule=rule, fix=fix) from None
 
 
 def _write_report(run: RecordedRun, stage: Path) -> None:
