@@ -157,13 +157,6 @@ def selection_metrics(
 # -- sampling and files --
 
 
-def _records(options: RejectionOptions, data: str, test_fraction: float) -> list[dict]:
-    with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(data, options.split, test_fraction=test_fraction)[: options.prompts]
-    require_text_alone(records, "this command")
-    return records
-
-
 def rejection_sample(options: RejectionOptions, *, test_fraction: float | None = None) -> dict:
     """Samples, scores, selects and writes the files; returns the content of the .meta.json file.
 
@@ -171,10 +164,16 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     Raises InputError if nothing at all is selected.
     """
     check_options(options)
-    saved = _load_with_reward_model(options)
+    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
+    if options.reward_model:
+        reward = dataclasses.replace(saved.config.reward, model=options.reward_model)
+        config = dataclasses.replace(saved.config, reward=reward)
+        saved = dataclasses.replace(saved, config=config)
     data, reward_name = _data_and_reward(options, saved)
     held_out = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
-    records = _records(options, data, held_out)
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        records = load_prompts(data, options.split, test_fraction=held_out)[: options.prompts]
+    require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
@@ -187,15 +186,13 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
         selected, metrics = _select(groups, options)
         if options.trajectories:
+            rates, count = stream(key, "pass rates"), options.process_samples
             trajectories, counts = trajectories_of(
-                policy,
-                prompts,
-                player,
-                samples,
-                stream(key, "pass rates"),
-                process_samples=options.process_samples,
+                policy, prompts, player, samples, rates, process_samples=count
             )
-    examples = _example_rows(prompts, groups, selected)
+    pairs = zip(groups, selected, strict=True)
+    picked = [group[i] for group, picks in pairs for i in picks if group[i].text.strip()]
+    examples = [example_row(prompts, sample) for sample in picked]
     if not examples:
         raise InputError(
             f"none of {len(samples)} samples was selected",
@@ -224,19 +221,6 @@ def rejection_sample(options: RejectionOptions, *, test_fraction: float | None =
     }
     write_json(meta_path(options.out), meta)
     return meta
-
-
-def _example_rows(
-    prompts: Sequence[PromptRecord],
-    groups: Sequence[list[Completion]],
-    selected: Sequence[Sequence[int]],
-) -> list[dict]:
-    return [
-        example_row(prompts, group[i])
-        for group, picks in zip(groups, selected, strict=True)
-        for i in picks
-        if group[i].text.strip()
-    ]
 
 
 def _write_report(
@@ -271,15 +255,6 @@ def _write_report(
         f"<h2>Best, mean and worst of a prompt</h2>{sections}</section>"
     )
     return write_page(Path(out).with_suffix(".report.html"), title, body)
-
-
-def _load_with_reward_model(options: RejectionOptions) -> SavedPolicy:
-    """Returns the policy; its reward model is that of the options, where they name one."""
-    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
-    if not options.reward_model:
-        return saved
-    reward = dataclasses.replace(saved.config.reward, model=options.reward_model)
-    return dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=reward))
 
 
 def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[str, str]:
@@ -383,8 +358,6 @@ def _model_folder(checkpoint: Path) -> Path:
     exported = checkpoint / "policy"
     folder = exported if (exported / "config.json").is_file() else checkpoint
     if "model_type" not in read_json_object(folder / "config.json"):
-        raise InputError(
-            f"{checkpoint} has no exported policy to train from",
-            fix="finish the run with export=True, or give a Hugging Face folder",
-        )
+        fix = "finish the run with export=True, or give a Hugging Face folder"
+        raise InputError(f"{checkpoint} has no exported policy to train from", fix=fix)
     return folder
