@@ -84,13 +84,14 @@ def _assigned(scope: ast.AST) -> list[tuple[int, str, ast.expr]]:
 def _error(node: ast.Call, known: Callable[[], dict[str, ast.expr]]) -> list[Listed]:
     """The error of one call, if it is one and says something; `known` are the names around it."""
     name = node.func.id if isinstance(node.func, ast.Name) else ""
-    checked = isinstance(node.func, ast.Attribute) and node.func.attr == "check"
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     given = {word.arg: word.value for word in node.keywords if word.arg}
     if name in KINDS and node.args:
         parts = [node.args[0], given.get("rule"), given.get("fix")]
-    elif checked and len(node.args) >= 4:  # Problems.check(ok, field, value, rule, fix)
-        fix = node.args[4] if len(node.args) > 4 else given.get("fix")
-        parts = [node.args[1], node.args[3], fix]
+    # Problems.check(ok, field, value, rule, fix), ConfigProblems.check_field(ok, field, rule, fix)
+    elif (first := {"check": 3, "check_field": 2}.get(method)) and len(node.args) > first:
+        fix = node.args[first + 1] if len(node.args) > first + 1 else given.get("fix")
+        parts = [node.args[1], node.args[first], fix]
     else:
         return []
     names = known()

@@ -127,11 +127,9 @@ class Batch:
         for name in fields:
             if name not in field_names:
                 close = near_names(name, field_names, 1)
-                raise InputError(
-                    f"Batch has no field {name!r}",
-                    rule=f"its fields are {', '.join(field_names)}",
-                    fix=f"did you mean {close[0]!r}?" if close else "name one of these",
-                )
+                rule = f"its fields are {', '.join(field_names)}"
+                fix = f"did you mean {close[0]!r}?" if close else "name one of these"
+                raise InputError(f"Batch has no field {name!r}", rule=rule, fix=fix)
         return dataclasses.replace(self, **fields).check()
 
     def check(self) -> "Batch":
@@ -142,35 +140,25 @@ class Batch:
             value, axes = self.__dict__[field.name], field.metadata["axes"]
             if value is None:
                 if field.default is dataclasses.MISSING:
-                    raise InputError(
-                        f"Batch.{field.name} is required",
-                        value=None,
-                        fix=f"give it an array: Batch({field.name}=...)",
-                    )
+                    fix = f"give it an array: Batch({field.name}=...)"
+                    raise InputError(f"Batch.{field.name} is required", value=None, fix=fix)
                 continue
             if len(value.shape) != len(axes):
-                raise InputError(
-                    f"Batch.{field.name} has the wrong number of axes",
-                    value=tuple(value.shape),
-                    rule=f"its axes are [{', '.join(axes)}]",
-                    fix=f"reshape it to one axis for each of {', '.join(axes)}",
-                )
+                problem = f"Batch.{field.name} has the wrong number of axes"
+                rule = f"its axes are [{', '.join(axes)}]"
+                fix = f"reshape it to one axis for each of {', '.join(axes)}"
+                raise InputError(problem, value=tuple(value.shape), rule=rule, fix=fix)
             for axis, size in zip(axes, value.shape, strict=True):
                 if sizes.setdefault(axis, size) != size:
-                    raise InputError(
-                        f"Batch.{field.name} disagrees about axis {axis}",
-                        value=tuple(value.shape),
-                        rule=f"{axis} is {sizes[axis]} in the fields before it",
-                        fix="make all fields of a batch from the same rows and columns",
-                    )
+                    problem = f"Batch.{field.name} disagrees about axis {axis}"
+                    rule = f"{axis} is {sizes[axis]} in the fields before it"
+                    fix = "make all fields of a batch from the same rows and columns"
+                    raise InputError(problem, value=tuple(value.shape), rule=rule, fix=fix)
             dtype = field.metadata["dtype"]  # wider ones are let through: tests run in float64
             if jnp.dtype(value.dtype).kind != dtype.kind or value.dtype.itemsize < dtype.itemsize:
-                raise InputError(
-                    f"Batch.{field.name} has the wrong dtype",
-                    value=str(value.dtype),
-                    rule=f"it is {dtype}",
-                    fix=f"x.astype({str(dtype)!r})",
-                )
+                problem = f"Batch.{field.name} has the wrong dtype"
+                fix = f"x.astype({str(dtype)!r})"
+                raise InputError(problem, value=str(value.dtype), rule=f"it is {dtype}", fix=fix)
         return self
 
     def require(self, *names: str, by: str) -> "Batch":
@@ -179,11 +167,9 @@ class Batch:
         missing = [n for n in names if self.__dict__[n] is None]
         if missing:
             filled = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
-            raise InputError(
-                f"{by} needs batch field {', '.join(missing)}, which no stage has filled",
-                rule=f"the batch has {', '.join(filled)}",
-                fix="run the stage that fills it first: the dataflow decides the order",
-            )
+            problem = f"{by} needs batch field {', '.join(missing)}, which no stage has filled"
+            fix = "run the stage that fills it first: the dataflow decides the order"
+            raise InputError(problem, rule=f"the batch has {', '.join(filled)}", fix=fix)
         return self
 
     @property
@@ -307,8 +293,7 @@ def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def truncated(batch: Batch) -> jax.Array:
-    """Returns whether a limit ended the row or its episode: of tokens, turns or seconds: bool
-    [B]."""
+    """Returns whether a limit (tokens, turns, seconds) ended the row or its episode: bool [B]."""
     return functools.reduce(jnp.logical_or, [batch.finish_reason == limit for limit in LIMITS])
 
 

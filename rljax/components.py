@@ -65,7 +65,7 @@ _WHOLE_FILE = re.compile(r"\s*([^()'\"]+\.py)\s*:?\s*(\(.*\))?\s*", re.DOTALL)
 def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     """Reads `"a.b(x=1)"` as ("a.b", (("x", 1),)), and `"a/b.py:c"` as ("a/b.py:c", ()); a bare name
     means no options. Raises InputError for what is no call with keyword options."""
-    fix = (
+    form = (
         'write it as "name(option=value)", "package.module.function(option=value)" or '
         '"path/to/file.py:function(option=value)"; without options the brackets may be left out'
     )
@@ -77,42 +77,35 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
         node = ast.parse(written.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if entry_point := _ENTRY_POINT.fullmatch(text):
-            raise InputError(
-                "a component has a colon between module and function",
-                value=text,
-                rule="only the path of a .py file has one",
-                fix=f"write {entry_point[1]}.{entry_point[2]}",
-            ) from None
+            problem = "a component has a colon between module and function"
+            rule = "only the path of a .py file has one"
+            fix = f"write {entry_point[1]}.{entry_point[2]}"
+            raise InputError(problem, value=text, rule=rule, fix=fix) from None
         if re.search(r"\(.*\.py:", text):
-            raise InputError(
-                "a component in a file whose path has brackets",
-                value=text,
-                rule="brackets begin the options",
-                fix="rename the folder, or put a link without brackets in its place",
-            ) from None
-        raise InputError(
-            "a component is not a valid call",
-            value=text,
-            rule=error.msg if isinstance(error, SyntaxError) else str(error),
-            fix=fix,
-        ) from None
+            problem = "a component in a file whose path has brackets"
+            rule = "brackets begin the options"
+            fix = "rename the folder, or put a link without brackets in its place"
+            raise InputError(problem, value=text, rule=rule, fix=fix) from None
+        problem = "a component is not a valid call"
+        rule = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InputError(problem, value=text, rule=rule, fix=form) from None
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     parts, target = [], call.func
     while isinstance(target, ast.Attribute):
         parts.append(target.attr)
         target = target.value
     if not isinstance(target, ast.Name):
-        raise InputError("a component must start with a name", value=text, fix=fix)
+        raise InputError("a component must start with a name", value=text, fix=form)
     name = ".".join([target.id, *reversed(parts)])
     name = f"{file_match[1]}:{name}" if file_match else name
     if call.args:
         problem = f"component {name!r} has positional options"
-        raise InputError(problem, value=text, rule="options are keywords", fix=fix)
+        raise InputError(problem, value=text, rule="options are keywords", fix=form)
     options = []
     for keyword in call.keywords:
         if keyword.arg is None:
             problem = f"component {name!r} uses **"
-            raise InputError(problem, value=text, rule="options are keywords", fix=fix)
+            raise InputError(problem, value=text, rule="options are keywords", fix=form)
         try:
             value = ast.literal_eval(keyword.value)
             hash(value)
@@ -125,11 +118,8 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
                 f"{keyword.arg}='text'",
             ) from None
         if keyword.arg in dict(options):
-            raise InputError(
-                f"component {name!r} sets option {keyword.arg!r} twice",
-                value=text,
-                fix=f"leave one {keyword.arg}= out",
-            )
+            problem = f"component {name!r} sets option {keyword.arg!r} twice"
+            raise InputError(problem, value=text, fix=f"leave one {keyword.arg}= out")
         options.append((keyword.arg, value))
     return name, tuple(options)
 
@@ -146,15 +136,13 @@ _MOVED = {
 
 
 def _is_public_function(name: str, value: object, home: str) -> bool:
-    """Returns whether `value` is a function that `home` or its submodules define, not one they
-    import."""
+    """Returns whether `value` is a function that `home` or a submodule defines, not imports."""
     is_local = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
     return is_local and not name.startswith("_")
 
 
 def _import(name: str, home: str) -> Callable:
-    """The function called `name`: of a file, imported where it is dotted, else of the `home`
-    module."""
+    """The function called `name`: of a file, imported if dotted, else of the `home` module."""
     if _OF_A_FILE.fullmatch(name):
         return _of_file(name)
     if "." not in name:
@@ -189,11 +177,9 @@ def _import(name: str, home: str) -> Callable:
                 fix=f"write a function in {parent!r} that calls it",
             ) from error
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            raise InputError(
-                f"component {name!r} cannot be imported",
-                rule=str(error),
-                fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
-            ) from error
+            problem = f"component {name!r} cannot be imported"
+            fix = f"put {module_name!r} on PYTHONPATH or in the working folder"
+            raise InputError(problem, rule=str(error), fix=fix) from error
         raise fails_at_import(f"component {name!r}", error) from error
     return _function_of(module, attribute, f"module {module_name!r}")
 
@@ -262,11 +248,8 @@ def _not_a_component(subject: str, module_name: str) -> InputError:
     fix = "name a function of rljax, or of a module of yours with a name of its own"
     if os.path.isfile(hidden):
         fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"
-    return InputError(
-        f"{subject} is Python's own, or a library's",
-        rule="functions such as os.system never run from a config",
-        fix=fix,
-    )
+    rule = "functions such as os.system never run from a config"
+    return InputError(f"{subject} is Python's own, or a library's", rule=rule, fix=fix)
 
 
 def _of_file(name: str) -> Callable:
@@ -294,11 +277,9 @@ def _no_file(name: str, path: str) -> InputError:
         [entry.name for entry in os.scandir(folder or ".")] if os.path.isdir(folder or ".") else []
     )
     close = near_names(file, [entry for entry in files if entry.endswith(".py")], 1)
-    return InputError(
-        f"component {name!r}: there is no file {path!r}",
-        rule=f"a path is absolute or starts at the working folder, {os.getcwd()}",
-        fix=f"did you mean {os.path.join(folder, close[0])!r}?" if close else "correct the path",
-    )
+    rule = f"a path is absolute or starts at the working folder, {os.getcwd()}"
+    fix = f"did you mean {os.path.join(folder, close[0])!r}?" if close else "correct the path"
+    return InputError(f"component {name!r}: there is no file {path!r}", rule=rule, fix=fix)
 
 
 def _needs_a_function(path: str) -> InputError:
@@ -438,8 +419,7 @@ def plain_kind(kind: object) -> object:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """Returns whether a literal is of an annotated type; an annotation that is not a plain type
-    fits."""
+    """Returns whether a literal is of an annotated type; one that is no plain type fits."""
     kind = plain_kind(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
@@ -492,8 +472,7 @@ def _shown_signature(signature: inspect.Signature) -> inspect.Signature:
 def _check_option(
     component: str, option: str, value: object, kind: object, default: object
 ) -> None:
-    """Raises InputError unless a value fits the annotation of its option: its type, and its
-    range."""
+    """Raises InputError unless a value fits the annotation of its option: type and range."""
     if _fits(value, kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         for bounds in ranges_of(kind) if number else ():
@@ -546,11 +525,9 @@ class Component:
         unknown = [] if takes_any else [o for o in self.options if o not in signature.parameters]
         if unknown:
             close = near_names(unknown[0], list(signature.parameters), 1)
-            raise InputError(
-                f"{self.name} has no option {unknown[0]!r}",
-                rule=f"its signature is {self.name}{_shown_signature(signature)}",
-                fix=f"did you mean {close[0]!r}?" if close else "remove it",
-            )
+            rule = f"its signature is {self.name}{_shown_signature(signature)}"
+            fix = f"did you mean {close[0]!r}?" if close else "remove it"
+            raise InputError(f"{self.name} has no option {unknown[0]!r}", rule=rule, fix=fix)
         self.parameters = tuple(signature.parameters)
         self.positional = tuple(  # what its stage hands it
             name

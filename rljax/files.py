@@ -91,23 +91,15 @@ def _require_plain(path: str | Path, file: int, largest: int | None) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise InputError(f"{path} is a folder", rule="a file is needed", fix="name a file")
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(
-            f"{path} is not a file",
-            rule="it is a pipe, a device or a socket",
-            fix="name a regular file",
-        )
+        rule = "it is a pipe, a device or a socket"
+        raise InputError(f"{path} is not a file", rule=rule, fix="name a regular file")
     if largest is not None and status.st_size > largest:
-        raise InputError(
-            f"{path} has {status.st_size} bytes",
-            rule=f"a file of this kind has at most {largest}",
-            fix="check that it is the right file",
-        )
+        rule, fix = f"a file of this kind has at most {largest}", "check that it is the right file"
+        raise InputError(f"{path} has {status.st_size} bytes", rule=rule, fix=fix)
     if len(_LFS) < status.st_size < _LFS_BYTES and os.pread(file, len(_LFS), 0) == _LFS:
-        raise InputError(
-            f"{path} is a git-lfs pointer, not the file itself",
-            rule="git wrote a note of where the content is stored",
-            fix="run 'git lfs pull' in its folder, or download it again",
-        )
+        rule = "git wrote a note of where the content is stored"
+        fix = "run 'git lfs pull' in its folder, or download it again"
+        raise InputError(f"{path} is a git-lfs pointer, not the file itself", rule=rule, fix=fix)
 
 
 def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
@@ -134,11 +126,8 @@ def read_bytes(file: int, path: Path, begin: int, out) -> None:
         try:
             count = os.preadv(file, [view], begin)
         except OSError as error:
-            raise InputError(
-                f"{path} cannot be read",
-                rule=str(error),
-                fix="look at the disk, then copy the file again",
-            ) from None
+            fix = "look at the disk, then copy the file again"
+            raise InputError(f"{path} cannot be read", rule=str(error), fix=fix) from None
         if not count:
             raise InputError(
                 f"{path} ended while it was read", value=begin, fix="copy the file again"
@@ -190,19 +179,15 @@ def raw_lines(path: str | Path, offset: int = 0) -> Iterator[bytes]:
             if not data:
                 return
             if len(data) > LONGEST_LINE:
-                raise InputError(
-                    f"{path}: line {number} has more than {LONGEST_LINE} bytes",
-                    fix="write one row per line",
-                )
+                problem = f"{path}: line {number} has more than {LONGEST_LINE} bytes"
+                raise InputError(problem, fix="write one row per line")
             yield data
 
 
 def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputError:
-    return InputError(
-        f"{path}: line {line} is not UTF-8 (byte {error.start} of what was read)",
-        value=error.object[error.start : error.start + 8],
-        fix="save the file as UTF-8",
-    )
+    problem = f"{path}: line {line} is not UTF-8 (byte {error.start} of what was read)"
+    fix = "save the file as UTF-8"
+    return InputError(problem, value=error.object[error.start : error.start + 8], fix=fix)
 
 
 def parse_json(
@@ -247,12 +232,8 @@ def parse_json(
                 fix = "one object per line is a .jsonl file: rename it, or write [{...}, {...}]"
         elif text.lstrip().startswith(("{'", "[{'", "['")):
             fix = "this is Python's own repr: write it with json.dumps"
-        raise InputError(
-            f"{location} is not valid JSON",
-            value=near,
-            rule=f"{error.msg} at line {error.lineno}, column {error.colno}",
-            fix=fix,
-        ) from None
+        rule = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        raise InputError(f"{location} is not valid JSON", value=near, rule=rule, fix=fix) from None
     except Exception as error:  # a number of 5000 digits; nesting without end; no memory
         fix = "write such values as strings"
         raise _unparsed(f"{location} is not usable JSON", error, fix) from None
@@ -282,11 +263,8 @@ def parse_yaml(text: str | bytes, location: str, loader: type | None = None) -> 
     if not isinstance(text, str):
         text = _decoded(text, location)
     if len(text) > LARGEST_YAML:
-        raise InputError(
-            f"{location} has {len(text)} characters of YAML",
-            rule=f"at most {LARGEST_YAML}",
-            fix="write it as JSON, which is read faster",
-        )
+        rule, fix = f"at most {LARGEST_YAML}", "write it as JSON, which is read faster"
+        raise InputError(f"{location} has {len(text)} characters of YAML", rule=rule, fix=fix)
     try:
         # The parser follows each bracket by several calls, so the stack would end it later.
         value = yaml.load(text, loader or _loader_class())
@@ -344,8 +322,7 @@ def parse_number(text: str, kind: type = int) -> int | float | None:
 
 
 def is_whole_number(text: str) -> bool:
-    """Returns whether a text is a whole number, such as a step, an index or a count, that
-    `int` reads."""
+    """Returns whether a text is a whole number that `int` reads, such as a step or a count."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
@@ -429,12 +406,9 @@ def require_whole(value: object, location: str) -> None:
                 one.encode()
             except UnicodeEncodeError as error:
                 near = one[max(0, error.start - 20) : error.end + 20]
-                raise InputError(
-                    f"{location} has half a surrogate pair",
-                    value=near,
-                    rule="no text can hold it",
-                    fix="write the whole character",
-                ) from None
+                problem = f"{location} has half a surrogate pair"
+                fix = "write the whole character"
+                raise InputError(problem, value=near, rule="no text can hold it", fix=fix) from None
 
 
 def _require_bounded(value: object, location: str) -> None:
@@ -471,12 +445,9 @@ def parse_row(line: str, path: str | Path, number: int) -> object:
     except InputError as error:
         if what := _why_no_row(line.strip(), number):
             what, fix = what
-            raise InputError(
-                f"{location} {what}",
-                value=line.strip()[:80],
-                rule="a .jsonl file has one object per line",
-                fix=fix,
-            ) from None
+            problem = f"{location} {what}"
+            rule = "a .jsonl file has one object per line"
+            raise InputError(problem, value=line.strip()[:80], rule=rule, fix=fix) from None
         raise error from None
 
 
@@ -534,8 +505,7 @@ def read_json(path: str | Path, *, mends: bool = False) -> object:
 
 
 def read_json_object(path: str | Path) -> dict:
-    """Returns the JSON object of a file. Raises InputError as `read_json`, and for any
-    other value."""
+    """Returns the JSON object of a file. Raises InputError as `read_json`, and for other values."""
     return json_object(read_text(path, LARGEST_OBJECT), path)
 
 
@@ -543,12 +513,8 @@ def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> 
     """Returns the JSON object that is the text of a file. Raises InputError for any other text."""
     value = parse_json(text, str(path), most_values)
     if not isinstance(value, dict):
-        raise InputError(
-            f"{path} holds a {type(value).__name__}",
-            value=value,
-            rule="a JSON object is expected",
-            fix="copy the file from the model's repository again",
-        )
+        rule, fix = "a JSON object is expected", "copy the file from the model's repository again"
+        raise InputError(f"{path} holds a {type(value).__name__}", value=value, rule=rule, fix=fix)
     return value
 
 
@@ -612,11 +578,9 @@ def data_files(spec: str) -> list[str]:
         shown = [name for name in names if name.endswith(DATA_FILES) and name[0] != "."]
         found = [os.path.join(folder, name) for name in fnmatch.filter(shown, pattern)]
         if not found:
-            raise InputError(
-                f"no file fits the pattern {part!r}",
-                rule=f"{folder or os.getcwd()} holds {', '.join(shown[:8]) or 'no file of rows'}",
-                fix="correct the pattern, whose stars stand for parts of a file's name alone",
-            )
+            rule = f"{folder or os.getcwd()} holds {', '.join(shown[:8]) or 'no file of rows'}"
+            fix = "correct the pattern, whose stars stand for parts of a file's name alone"
+            raise InputError(f"no file fits the pattern {part!r}", rule=rule, fix=fix)
         files += found
     return files
 
@@ -630,11 +594,8 @@ def require_replaceable(path: str | Path) -> None:
     except (OSError, ValueError):  # nothing is there
         mode = stat.S_IFREG
     if in_dev or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(
-            f"{path} is not a file",
-            rule="it is a pipe, a device or a socket, which a file would replace",
-            fix="name a regular file",
-        )
+        rule = "it is a pipe, a device or a socket, which a file would replace"
+        raise InputError(f"{path} is not a file", rule=rule, fix="name a regular file")
 
 
 def make_folder(path: str | Path) -> None:
@@ -643,11 +604,8 @@ def make_folder(path: str | Path) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"the folder {path} cannot be made",
-            rule=str(error),
-            fix="name a folder of yours; no part of its path may be a file",
-        ) from None
+        fix = "name a folder of yours; no part of its path may be a file"
+        raise InputError(f"the folder {path} cannot be made", rule=str(error), fix=fix) from None
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -666,11 +624,8 @@ def write_text(path: str | Path, text: str) -> None:
         finally:
             hidden.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written",
-            rule=str(error),
-            fix="write to a folder of yours, on a disk with room",
-        ) from None
+        fix = "write to a folder of yours, on a disk with room"
+        raise InputError(f"{path} cannot be written", rule=str(error), fix=fix) from None
 
 
 def yaml_text(values: dict, *, blocks: bool = False) -> str:

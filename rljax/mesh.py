@@ -69,33 +69,25 @@ def make_mesh(
     sizes = dict(data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
     sizes_text = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
     if any(v == 0 or v < -1 for v in sizes.values()) or list(sizes.values()).count(-1) > 1:
-        raise InputError(
-            f"bad mesh sizes {sizes_text}",
-            rule="each is >= 1, and at most one is -1",
-            fix="--config.mesh.fsdp=-1 and 1 for the other axes: all devices split the weights",
-        )
+        rule = "each is >= 1, and at most one is -1"
+        fix = "--config.mesh.fsdp=-1 and 1 for the other axes: all devices split the weights"
+        raise InputError(f"bad mesh sizes {sizes_text}", rule=rule, fix=fix)
     known_product = math.prod(v for v in sizes.values() if v > 0)
     if -1 in sizes.values():
         if len(devices) % known_product:
-            raise InputError(
-                f"mesh {sizes_text} does not divide the devices",
-                value=len(devices),
-                fix=f"choose sizes whose product divides {len(devices)}",
-            )
+            problem = f"mesh {sizes_text} does not divide the devices"
+            fix = f"choose sizes whose product divides {len(devices)}"
+            raise InputError(problem, value=len(devices), fix=fix)
         sizes = {k: len(devices) // known_product if v == -1 else v for k, v in sizes.items()}
     elif known_product != len(devices):
-        raise InputError(
-            f"mesh {sizes_text} needs {known_product} devices",
-            value=len(devices),
-            fix="set one size to -1 so that it takes what is left",
-        )
+        problem = f"mesh {sizes_text} needs {known_product} devices"
+        fix = "set one size to -1 so that it takes what is left"
+        raise InputError(problem, value=len(devices), fix=fix)
     parts = _slices(devices, slices)
     if sizes["data"] % len(parts):
-        raise InputError(
-            f"mesh.data={sizes['data']} does not divide by {len(parts)} slices",
-            rule="data alone reaches from one slice to another",
-            fix=f"--config.mesh.data={len(parts)} or a multiple of it, and mesh.fsdp=-1",
-        )
+        problem = f"mesh.data={sizes['data']} does not divide by {len(parts)} slices"
+        fix = f"--config.mesh.data={len(parts)} or a multiple of it, and mesh.fsdp=-1"
+        raise InputError(problem, rule="data alone reaches from one slice to another", fix=fix)
     shape = (sizes["data"] // len(parts), *list(sizes.values())[1:])
     grid = np.concatenate([_wired(part, shape) for part in parts])
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
@@ -113,19 +105,13 @@ def _slices(devices: list, slices: int) -> list[list]:
     if len(named) > 1:
         parts = [[d for d in devices if slice_of(d) == index] for index in sorted(named)]
         if slices not in (-1, len(parts)):
-            raise InputError(
-                "mesh.slices",
-                value=slices,
-                rule=f"the devices are of {len(parts)} slices",
-                fix="leave it at -1",
-            )
+            rule = f"the devices are of {len(parts)} slices"
+            raise InputError("mesh.slices", value=slices, rule=rule, fix="leave it at -1")
         if len({len(part) for part in parts}) > 1:
-            raise InputError(
-                "slices of several sizes",
-                value=[len(part) for part in parts],
-                rule="all alike",
-                fix="leave the devices of incomplete slices out, or start the run on whole slices",
-            )
+            problem = "slices of several sizes"
+            rule = "all alike"
+            fix = "leave the devices of incomplete slices out, or start the run on whole slices"
+            raise InputError(problem, value=[len(part) for part in parts], rule=rule, fix=fix)
         return parts
     slices = max(slices, 1)
     size = len(devices) // slices
@@ -188,11 +174,9 @@ def weight_sharding(
     mesh_axes: list[tuple[str, ...]] = []
     for size, axis in zip(shape, axes, strict=True):
         if axis not in RULES:
-            raise InputError(
-                f"weight {name!r} names logical axis {axis!r}",
-                rule=f"known: {', '.join(filter(None, RULES))}",
-                fix=f"name one of these, or None, for each axis of {name!r}",
-            )
+            rule = f"known: {', '.join(filter(None, RULES))}"
+            fix = f"name one of these, or None, for each axis of {name!r}"
+            raise InputError(f"weight {name!r} names logical axis {axis!r}", rule=rule, fix=fix)
         target = RULES[axis]
         fits = target is not None and size % mesh.shape[target] == 0
         if axis == "experts" and not fits:
@@ -407,9 +391,6 @@ def logits_by_rows(x: jax.Array, mesh: Mesh, vocab: int, ids: int) -> jax.Array:
 def check_products(dtype: str, mesh: Mesh) -> None:
     """Raises InputError where the devices of a mesh have no products of a dtype."""
     if dtype == "float16" and mesh.devices.flat[0].platform == "tpu":
-        raise InputError(
-            "products in float16, on a TPU",
-            value=dtype,
-            rule="its matrix units take bfloat16, to which XLA rounds float16",
-            fix="bfloat16 or float32: model_settings.dtype, sampler.dtype, --dtype",
-        )
+        rule = "its matrix units take bfloat16, to which XLA rounds float16"
+        fix = "bfloat16 or float32: model_settings.dtype, sampler.dtype, --dtype"
+        raise InputError("products in float16, on a TPU", value=dtype, rule=rule, fix=fix)

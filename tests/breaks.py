@@ -1537,8 +1537,8 @@ BREAKS |= {
     ),
     "a judge may take as long as the pool allows": (
         "rljax/validation/judges.py",
-        "            timeout_s < reward.timeout_s,\n",
-        "            timeout_s <= reward.timeout_s,\n",
+        "problems.check_field(timeout_s < reward.timeout_s,",
+        "problems.check_field(timeout_s <= reward.timeout_s,",
         ["tests/validation/test_config.py", "-k", "each_rule"],
     ),
     # -- workers

@@ -393,13 +393,13 @@ def without_fix(tree) -> list[str]:
         if not isinstance(node, ast.Call):
             continue
         called = node.func
-        checked = isinstance(called, ast.Attribute) and called.attr == "check"
+        checked = isinstance(called, ast.Attribute) and called.attr in ("check", "check_field")
         checked = checked and isinstance(called.value, ast.Attribute | ast.Name)
         checked = checked and ast.unparse(called.value).rpartition(".")[2] in ("problems", "others")
         if not checked and not (isinstance(called, ast.Name) and called.id in ERRORS):
             continue
         fixes = [word.value for word in node.keywords if word.arg == "fix"]
-        fixes = fixes or (node.args[4:5] if checked else [])
+        fixes = fixes or (node.args[4 if called.attr == "check" else 3 :][:1] if checked else [])
         whole = any(word.arg is None for word in node.keywords)  # **{...}, of a message
         nothing = [
             one
@@ -438,6 +438,7 @@ def test_an_error_without_a_fix_is_found():
         "problems.check(a > 0, 'field', a, 'above 0')",
         "InputError('a', fix='b' if c else '')",
         "problems.check(a, 'field', a, 'rule', '')",
+        "problems.check_field(a, 'field', 'rule')",
     ):
         assert len(without_fix(ast.parse(code))) == 1, code
     for code in (
@@ -445,6 +446,7 @@ def test_an_error_without_a_fix_is_found():
         "InputError('a', fix='b' if c else 'd')",
         "reader.check(ids, mask, images)",
         "problems.check(a, 'f', a, 'rule', 'fix')",
+        "problems.check_field(a, 'f', 'rule', 'fix')",
     ):
         assert without_fix(ast.parse(code)) == [], code
 

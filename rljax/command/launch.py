@@ -67,8 +67,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class ConfigSource:
-    """The arguments of the command line beside the options: --config, and the config that it
-    gives."""
+    """Arguments of the command line beside the options: --config, and the config that it gives."""
 
     path: str | None
     fields: Mapping[str, str]  # --config.FIELD=TEXT
@@ -77,8 +76,7 @@ class ConfigSource:
     data: str = ""  # the argument of a command that takes data in place of a config
 
     def config_arguments(self, *, trust_code: bool = False) -> list[str]:
-        """Returns the arguments that give another process the same config, and the same trust
-        in it."""
+        """Returns the arguments that give another process the same config, and the same trust."""
         fields = [f"--config.{name}={text}" for name, text in self.fields.items()]
         return [f"--config={self.path}", *fields, *(["--trust_code"] if trust_code else [])]
 

@@ -17,10 +17,8 @@ def main(options: PlayOptions, source: ConfigSource) -> None:
     config = source.config
     refuse_early(config)  # before JAX is imported
     if not config.environment.function:
-        raise InputError(
-            "the config has no environment to play",
-            fix='set environment.function, such as --config.environment.function="guess_number()"',
-        )
+        fix = 'set environment.function, such as --config.environment.function="guess_number()"'
+        raise InputError("the config has no environment to play", fix=fix)
     from rljax.data.online.encoded import load_run_tokenizer
     from rljax.evaluation import play
     from rljax.files import read_text

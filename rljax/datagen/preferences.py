@@ -197,10 +197,8 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
         if texts is None:
             texts = [x for x in (row.get("first"), row.get("second")) if x is not None]
         if not isinstance(texts, Sequence) or isinstance(texts, str) or len(texts) < 2:
-            raise InputError(
-                f"{location} has no two completions",
-                fix="give each row 'first' and 'second', or a list 'completions'",
-            )
+            fix = "give each row 'first' and 'second', or a list 'completions'"
+            raise InputError(f"{location} has no two completions", fix=fix)
         for text in texts:
             text_of(text, f"{location}, a completion", "remove it", empty=True)
         pairs = itertools.combinations(texts, 2)

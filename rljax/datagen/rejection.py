@@ -157,16 +157,6 @@ def selection_metrics(
 # -- sampling and files --
 
 
-def _records(options: RejectionOptions, data: str, reward: str, test_fraction: float) -> list[dict]:
-    need = reads_reference([reward])
-    with rows_of("--data", "--data=FILE of prompts with answers"):
-        records = load_prompts(
-            data, options.split, need_ground_truth=need, test_fraction=test_fraction
-        )[: options.prompts]
-    require_text_alone(records, "this command")
-    return records
-
-
 def rejection_sample(
     options: RejectionOptions, *, test_fraction: float | None = None, config: Config | None = None
 ) -> dict:
@@ -177,10 +167,20 @@ def rejection_sample(
     InputError if nothing at all is selected.
     """
     check_options(options)
-    saved = _load_with_reward_model(options, config)
+    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
+    if config is not None:
+        saved = dataclasses.replace(saved, config=config, generation={})
+    if options.reward_model:
+        reward = dataclasses.replace(saved.config.reward, model=options.reward_model)
+        saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=reward))
     data, reward_name = _data_and_reward(options, saved)
     held_out = held_out_fraction(saved.config, data) if test_fraction is None else test_fraction
-    records = _records(options, data, reward_name, held_out)
+    need = reads_reference([reward_name])
+    with rows_of("--data", "--data=FILE of prompts with answers"):
+        records = load_prompts(data, options.split, need_ground_truth=need, test_fraction=held_out)[
+            : options.prompts
+        ]
+    require_text_alone(records, "this command")
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
@@ -193,15 +193,13 @@ def rejection_sample(
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
         selected, metrics = _select(groups, options)
         if options.trajectories:
+            rates, count = stream(key, "pass rates"), options.process_samples
             trajectories, counts = trajectories_of(
-                policy,
-                prompts,
-                player,
-                samples,
-                stream(key, "pass rates"),
-                process_samples=options.process_samples,
+                policy, prompts, player, samples, rates, process_samples=count
             )
-    examples = _example_rows(prompts, groups, selected)
+    pairs = zip(groups, selected, strict=True)
+    picked = [group[i] for group, picks in pairs for i in picks]
+    examples = [example_row(prompts, sample) for sample in picked]
     if not examples:
         raise InputError(
             f"none of {len(samples)} samples was selected",
@@ -230,18 +228,6 @@ def rejection_sample(
     }
     write_json(meta_path(options.out), meta)
     return meta
-
-
-def _example_rows(
-    prompts: Sequence[PromptRecord],
-    groups: Sequence[list[Completion]],
-    selected: Sequence[Sequence[int]],
-) -> list[dict]:
-    return [
-        example_row(prompts, group[i])
-        for group, picks in zip(groups, selected, strict=True)
-        for i in picks
-    ]
 
 
 def _write_report(
@@ -276,18 +262,6 @@ def _write_report(
         f"<h2>Best, mean and worst of a prompt</h2>{sections}</section>"
     )
     return write_page(Path(out).with_suffix(".report.html"), title, body)
-
-
-def _load_with_reward_model(options: RejectionOptions, config: Config | None) -> SavedPolicy:
-    """Returns the policy, with `config` in place of its own if that is not None; its reward model
-    is that of the options, where they name one."""
-    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
-    if config is not None:
-        saved = dataclasses.replace(saved, config=config, generation={})
-    if not options.reward_model:
-        return saved
-    reward = dataclasses.replace(saved.config.reward, model=options.reward_model)
-    return dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=reward))
 
 
 def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[str, str]:
@@ -349,8 +323,9 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
 
     `config` says how SFT trains (optimizer, offline.*); its dataflow, model, data, steps and
     run_dir are set here. `options` are those of the first iteration; iteration i is in FOLDER/i:
-    samples.jsonl, samples.meta.json, files of --pairs and --trajectories, and the run with its policy/. Raises InputError for fewer than
-    1 iteration or epoch, and for a step other than "latest".
+    samples.jsonl, samples.meta.json, the files of --pairs and --trajectories, and the run with its
+    policy/. Raises InputError for fewer than 1 iteration or epoch, and for a step other than
+    "latest".
     """
     if options.iterations < 1 or options.epochs < 1:
         value = (options.iterations, options.epochs)
@@ -400,8 +375,6 @@ def _model_folder(checkpoint: Path) -> Path:
     exported = checkpoint / "policy"
     folder = exported if (exported / "config.json").is_file() else checkpoint
     if "model_type" not in read_json_object(folder / "config.json"):
-        raise InputError(
-            f"{checkpoint} has no exported policy to train from",
-            fix="finish the run with export=True, or give a Hugging Face folder",
-        )
+        fix = "finish the run with export=True, or give a Hugging Face folder"
+        raise InputError(f"{checkpoint} has no exported policy to train from", fix=fix)
     return folder

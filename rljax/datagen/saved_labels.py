@@ -47,17 +47,13 @@ def label_saved(options: LabelOptions) -> dict:
         labelled, metrics[name] = _label_checkpoint(options, name, number)
         rows += labelled
     if not rows:
-        raise InputError(
-            "no program has a line to label",
-            value={
-                k: v
-                for values in metrics.values()
-                for k, v in values.items()
-                if k[:8] == "programs"
-            },
-            fix="longer responses (--max_response_tokens), or a policy that ends its programs",
-        )
-    held_out = {index for index in {row["index"] for row in rows} if _held_out(index, options)}
+        counts = {k: v for m in metrics.values() for k, v in m.items() if k[:8] == "programs"}
+        fix = "longer responses (--max_response_tokens), or a policy that ends its programs"
+        raise InputError("no program has a line to label", value=counts, fix=fix)
+    # A prompt is held out by its index, so that it is the same for every checkpoint.
+    indices = {row["index"] for row in rows}
+    draws = {i: random.Random(f"{options.seed} held out {i}").random() for i in indices}
+    held_out = {index for index, draw in draws.items() if draw < options.held_out}
     parts = {
         "train": [row for row in rows if row["index"] not in held_out],
         "test": [row for row in rows if row["index"] in held_out],
@@ -75,8 +71,7 @@ def label_saved(options: LabelOptions) -> dict:
 
 
 def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
-    """Returns the rows and metrics of one checkpoint, on prompts drawn for it without
-    replacement."""
+    """Returns rows and metrics of one checkpoint, on prompts drawn without replacement."""
     saved = load_named_policy(name, trust_code=options.trust_code)
     config = saved.config
     reward = options.reward or (reward_text(config) if saved.step is not None else None)
@@ -134,9 +129,3 @@ def _completer(
         fix = "a policy with the same tokenizer and chat template"
         raise InputError("completer", value=options.completer, rule=rule, fix=fix)
     return completer.ready(prompts, **sampling)
-
-
-def _held_out(index: int, options: LabelOptions) -> bool:
-    """Returns whether a prompt is held out: drawn by its index, so that it is the same for every
-    checkpoint."""
-    return random.Random(f"{options.seed} held out {index}").random() < options.held_out

@@ -123,8 +123,7 @@ def _reason(number: int) -> str:
 
 
 def _worth(searcher: PolicyWithTests, response: tuple[Ids, str], score: float) -> bool:
-    """Returns whether a response passes: one that its limit cut is no program, whatever it
-    scores."""
+    """Returns whether a response passes: one cut by its limit is no program, whatever it scores."""
     return response[1] == "stop" and searcher.passes([score])[0]
 
 
@@ -151,8 +150,7 @@ def _spread_over_search(programs: Sequence[Program], count: int) -> list[Program
 def _responses_through(
     searcher: PolicyWithTests, scores_of_ends: dict, programs: Sequence[Program]
 ) -> dict[Ids, list[int]]:
-    """Returns {beginning of a program: [scored responses that begin so, those of them that
-    pass]}."""
+    """Returns {beginning of a program: [scored responses that begin so, those that pass]}."""
     through = {program.ids[:end]: [0, 0] for program in programs for end in program.ends}
     lengths = sorted({len(ids) for ids in through})
     for response, scores in scores_of_ends.items():

@@ -141,8 +141,7 @@ class _Table:
         self.console.print(coloured(tokens, self.tokenizer, colours=colours), soft_wrap=True)
 
     def _credit(self, step: Step) -> None:
-        """Prints the reward, the parts and the tool calls that a step reports of the reply
-        before it."""
+        """Prints reward, parts and tool calls that a step reports of the reply before it."""
         self.played.rewards.append(step.reward)
         for name, value in step.parts.items():
             self.played.parts[name] = self.played.parts.get(name, 0.0) + value
@@ -169,11 +168,9 @@ def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> N
     try:
         score, parts = call_reward(resolve(text, HOME), sample)
     except Abstained as error:
-        raise InputError(
-            f"reward {text!r} has no score for this response",
-            rule=str(error),
-            fix="write a response that the reward can read, or name another reward",
-        ) from None
+        problem = f"reward {text!r} has no score for this response"
+        fix = "write a response that the reward can read, or name another reward"
+        raise InputError(problem, rule=str(error), fix=fix) from None
     extra_parts = {name: value for name, value in parts.items() if name != "score"}
     played.outcome, played.parts = {seat: score}, {**played.parts, **extra_parts}
 
@@ -243,12 +240,10 @@ def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
 
     def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
         if not remaining:
-            raise InputError(
-                "the script has too few replies",
-                value=len(replies),
-                rule="one for each turn, parted by lines of ---",
-                fix="add the missing replies to the script, each behind a line of ---",
-            )
+            problem = "the script has too few replies"
+            rule = "one for each turn, parted by lines of ---"
+            fix = "add the missing replies to the script, each behind a line of ---"
+            raise InputError(problem, value=len(replies), rule=rule, fix=fix)
         return turn_ids(remaining.pop(0), sampling, tokenizer)
 
     return player
@@ -265,10 +260,8 @@ def by_hand(tokenizer: Tokenizer, ask: Callable[[str], str], console: Console) -
                 while text.endswith("\\"):
                     text = text[:-1] + "\n" + ask(". ")
             except EOFError:
-                raise InputError(
-                    "the episode was left before its end",
-                    fix="reply until it ends, or give all replies in a file: --script=FILE",
-                ) from None
+                fix = "reply until it ends, or give all replies in a file: --script=FILE"
+                raise InputError("the episode was left before its end", fix=fix) from None
             try:
                 return turn_ids(text, sampling, tokenizer)
             except InputError as error:

@@ -147,14 +147,12 @@ def no_answer(samples: Sequence[Completion], prefix: str = "") -> dict[str, floa
 
 
 def score_table(samples: Sequence[Completion], n: int) -> np.ndarray:
-    """The rewards [prompts, n] of samples from `sample_all` with n per prompt; NaN where
-    one failed."""
+    """The rewards [prompts, n] of samples from `sample_all`, n per prompt; NaN where one failed."""
     return np.array([sample.reward for sample in samples], np.float64).reshape(-1, n)
 
 
 def correct(scores: np.ndarray, correct_at: float) -> np.ndarray:
-    """1 where a score is at least `correct_at`, else 0; NaN stays NaN. Scores may have
-    any shape."""
+    """1 where a score is at least `correct_at`, else 0; NaN stays NaN. Of any shape."""
     return np.where(np.isnan(scores), np.nan, scores >= correct_at)
 
 

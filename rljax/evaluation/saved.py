@@ -200,12 +200,10 @@ def _compared(ours: _Asked, ask: Callable[[SavedPolicy], _Asked], options: Evalu
     theirs = ask(saved)
     prompt_ids = [[(p.source, p.index) for p in side.prompts] for side in (ours, theirs)]
     if prompt_ids[0] != prompt_ids[1]:
-        raise InputError(
-            "the two policies do not read the same prompts",
-            value=(ours.counts, theirs.counts),
-            rule="prompts that are too long for one of them are left out",
-            fix="--max_prompt_tokens that is enough for both",
-        )
+        problem = "the two policies do not read the same prompts"
+        rule = "prompts that are too long for one of them are left out"
+        fix = "--max_prompt_tokens that is enough for both"
+        raise InputError(problem, value=(ours.counts, theirs.counts), rule=rule, fix=fix)
     by_tokens = functools.partial(
         by_length, "pass@1", tokens=theirs.tokens, bounds=options.length_buckets
     )

@@ -14,8 +14,7 @@ from rljax.runs.store import is_folder
 
 
 def sigmoid_curve(compute, *, start: float, asymptote: float, midpoint: float, steepness: float):
-    """R(C) = start + (asymptote - start) / (1 + (midpoint / C)^steepness), for compute C of
-    any shape."""
+    """R(C) = start + (asymptote - start) / (1 + (midpoint / C)^steepness), for C of any shape."""
     compute = np.asarray(compute, np.float64)
     return start + (asymptote - start) / (1 + (midpoint / compute) ** steepness)
 

@@ -47,10 +47,8 @@ def exemplars(
         return ()
     one_file = data.endswith(DATA_FILES) and "{split}" not in data
     if not given and (one_file or "*" in data):
-        raise InputError(
-            f"shots={shots} needs solved questions that are not asked, and {data} is one file",
-            fix="exemplars='train.jsonl', or a folder with both splits",
-        )
+        problem = f"shots={shots} needs solved questions that are not asked, and {data} is one file"
+        raise InputError(problem, fix="exemplars='train.jsonl', or a folder with both splits")
     dataset = read_rows(given or data, split)
     groups: dict[str, list[dict]] = {}
     for index, row in enumerate(dataset.rows):
@@ -65,10 +63,8 @@ def exemplars(
     for value, group in groups.items():
         if len(group) < shots:
             value_text = f" of {by} {value!r}" if by else ""
-            raise InputError(
-                f"shots={shots}, and {dataset.source} has {len(group)} rows{value_text}",
-                fix=f"shots={len(group)} or fewer, or a file with more rows",
-            )
+            problem = f"shots={shots}, and {dataset.source} has {len(group)} rows{value_text}"
+            raise InputError(problem, fix=f"shots={len(group)} or fewer, or a file with more rows")
     return [row for group in groups.values() for row in group]
 
 
@@ -229,11 +225,8 @@ def ifeval(row: dict) -> dict:
     try:
         instructions = read_instructions(truth)
     except ValueError as error:
-        raise InputError(
-            "columns 'instruction_id_list' and 'kwargs'",
-            rule=str(error),
-            fix="correct the two columns of this row, or drop it",
-        ) from None
+        rule, fix = str(error), "correct the two columns of this row, or drop it"
+        raise InputError("columns 'instruction_id_list' and 'kwargs'", rule=rule, fix=fix) from None
     names, arguments = zip(*instructions, strict=True)
     truth = {"instruction_id_list": list(names), "kwargs": list(arguments)}
     return {"prompt": _asked(prompt), "ground_truth": truth}
@@ -282,11 +275,9 @@ def livecodebench(row: dict, *, start: str, end: str) -> dict | None:
             return None
     tests = _test_cases(row, "public_test_cases") + _test_cases(row, "private_test_cases")
     if not tests:
-        raise InputError(
-            "column 'public_test_cases' holds no test",
-            value=row["public_test_cases"],
-            fix="drop the row, or give it a test",
-        )
+        problem = "column 'public_test_cases' holds no test"
+        fix = "drop the row, or give it a test"
+        raise InputError(problem, value=row["public_test_cases"], fix=fix)
     kinds = {test["testtype"] for test in tests}
     if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
         rule = "all stdin, or all functional"

@@ -91,12 +91,8 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
     from rljax.runs.store import Store, is_url
 
     if not is_url(out):
-        raise InputError(
-            "--out",
-            value=out,
-            rule="a bucket, which all hosts see: gs://...",
-            fix="--out=gs://BUCKET/accept",
-        )
+        rule = "a bucket, which all hosts see: gs://..."
+        raise InputError("--out", value=out, rule=rule, fix="--out=gs://BUCKET/accept")
     store, stages = Store(out), []
 
     def run(name: str, folder: str, kill: bool = False) -> Start:
@@ -108,12 +104,11 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
             deadline = begin + FIRST_STEP_S
             while not store.folders(f"{folder}/checkpoints"):
                 if time.monotonic() > deadline:
-                    raise InputError(
-                        "no checkpoint",
-                        value=out,
-                        rule=f"for {FIRST_STEP_S:g} s",
-                        fix="read the log of the hosts: rljax pod logs",
+                    rule, fix = (
+                        f"for {FIRST_STEP_S:g} s",
+                        "read the log of the hosts: rljax pod logs",
                     )
+                    raise InputError("no checkpoint", value=out, rule=rule, fix=fix)
                 time.sleep(poll_s)
             remote.kill_one(cloud)
         code = remote.babysit(cloud, command, setup, poll_s)
@@ -123,10 +118,8 @@ def accept_on(cloud: Cloud, setup: str, poll_s: float, out: str) -> dict:
         stages.append(Start(name, cloud.pod.hosts, code, seconds, " ".join(digests)))
         return stages[-1]
 
-    uninterrupted, restarted = (
-        run("whole", "whole"),
-        run("killed and started again", "killed", kill=True),
-    )
+    uninterrupted = run("whole", "whole")
+    restarted = run("killed and started again", "killed", kill=True)
     checks = {
         "the whole run finished": uninterrupted.exit_code == 0,
         "the run that was killed finished": restarted.exit_code == 0,
@@ -146,11 +139,9 @@ def _wait_for_checkpoint(run: Path, alive: Callable[[], bool]) -> None:
     deadline = time.monotonic() + FIRST_STEP_S
     while not any((run / "checkpoints").glob("[0-9]*")):
         if time.monotonic() > deadline or not alive():
-            raise InputError(
-                f"{run} has no checkpoint",
-                rule=f"within {FIRST_STEP_S:g} s, of a run that goes on",
-                fix=f"read {run}/log.txt: it says how the run ended",
-            )
+            rule = f"within {FIRST_STEP_S:g} s, of a run that goes on"
+            fix = f"read {run}/log.txt: it says how the run ended"
+            raise InputError(f"{run} has no checkpoint", rule=rule, fix=fix)
         time.sleep(0.2)
 
 
@@ -162,11 +153,8 @@ def _child(parent: int, host: str) -> int:
             variables = (entry / "environ").read_bytes().split(b"\0")
             if int(stat[1]) == parent and f"RLJAX_HOST={host}".encode() in variables:
                 return int(entry.name)
-    raise InputError(
-        "no process of the host",
-        value=host,
-        fix="run it on Linux, where /proc lists processes, and again if the host had ended already",
-    )
+    fix = "run it on Linux, where /proc lists processes, and again if the host had ended already"
+    raise InputError("no process of the host", value=host, fix=fix)
 
 
 def _written(stages: list[Start], checks: dict[str, bool], out: Path, description: str) -> dict:

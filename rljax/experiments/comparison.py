@@ -64,8 +64,7 @@ def correct_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 
 def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Returns demonstrations: one right completion of every prompt that has one
-    (rejection sampling)."""
+    """Returns demonstrations: a right completion of every prompt with one (rejection sampling)."""
     out = []
     for group in _by_prompt(rows):
         fits = [row["reward"] >= correct_at and not row["truncated"] for row in group]
@@ -91,8 +90,7 @@ def labelled_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 
 def outcome_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Returns trajectories: every completion with its reward at the end and the
-    sampler's log-probs."""
+    """Returns trajectories: every completion with its reward and the sampler's log-probs."""
     return [_plain(row, "completion", "reward", "truncated", "logprobs") for row in rows]
 
 
@@ -145,10 +143,8 @@ def read_methods(items: Iterable[Mapping[str, object]], where: str) -> list[Meth
     problems += [f"{f!r} names two methods" for f in sorted(set(folders)) if folders.count(f) > 1]
     if problems or not methods:
         text = "\n  ".join(problems or ["methods() yields nothing"])
-        raise InputError(
-            f"{where} cannot be compared:\n  {text}",
-            fix=f"correct these entries of methods() in {where}",
-        )
+        fix = f"correct these entries of methods() in {where}"
+        raise InputError(f"{where} cannot be compared:\n  {text}", fix=fix)
     return methods
 
 
@@ -172,37 +168,16 @@ def _base_policy(config: Config) -> str:
     return str(Path(config.run_dir) / "policy") if _trains(config) else config.model
 
 
-def _require_base(config: Config) -> None:
-    """Raises InputError where there is nothing to start from."""
-    if not _trains(config) and not is_path(config.model):
-        raise InputError(
-            "steps",
-            value=0,
-            rule=f"the base policy is the model as it is, and {config.model!r} has random weights",
-            fix="--config.model=FOLDER, or --config.steps=300 to train a base policy",
-        )
-
-
 def _method_config(base: Config, method: Method, options: ComparisonOptions) -> Config:
     """Returns the config that trains from the base policy on the method's file, in its folder."""
-    folder = Path(base.run_dir).parent / method.folder
-    method_config = copy.deepcopy(base)
-    method_config.sft.steps, method_config.steps, method_config.run_dir = (
-        0,
-        options.steps,
-        str(folder),
-    )
-    method_config.model = _base_policy(base)
-    method_config.tokenizer = "" if _trains(base) else base.tokenizer
-    method_config.data.train, method_config.data.test = str(folder / "data.jsonl"), ""
-    method_config.data.test_fraction = 0.0  # its rows are of prompts that are not held out
-    method_config.data.sources = ()
-    (
-        method_config.evaluate.prompts_from,
-        method_config.evaluate.every_steps,
-        method_config.evaluate.patience,
-    ) = "", 0, 0
-    return with_overrides(method_config, method.fields, f"method {method.name!r}")
+    folder, config = Path(base.run_dir).parent / method.folder, copy.deepcopy(base)
+    config.sft.steps, config.steps, config.run_dir = 0, options.steps, str(folder)
+    config.model, config.tokenizer = _base_policy(base), "" if _trains(base) else base.tokenizer
+    data, evaluate = config.data, config.evaluate
+    data.train, data.test, data.sources = str(folder / "data.jsonl"), "", ()
+    data.test_fraction = 0.0  # its rows are of prompts that are not held out
+    evaluate.prompts_from, evaluate.every_steps, evaluate.patience = "", 0, 0
+    return with_overrides(config, method.fields, f"method {method.name!r}")
 
 
 def _require_same(path: Path, settings: dict) -> dict | None:
@@ -213,12 +188,9 @@ def _require_same(path: Path, settings: dict) -> dict | None:
     settings = json.loads(json.dumps(settings))  # tuples are lists in a file
     if saved.get("settings") != settings:
         changed = [k for k, v in settings.items() if (saved.get("settings") or {}).get(k) != v]
-        raise InputError(
-            f"{path} is of other settings",
-            value=changed,
-            rule="a comparison that goes on is the same one",
-            fix="another --out, or restore the settings",
-        )
+        rule = "a comparison that goes on is the same one"
+        fix = "another --out, or restore the settings"
+        raise InputError(f"{path} is of other settings", value=changed, rule=rule, fix=fix)
     return saved
 
 
@@ -279,12 +251,9 @@ def _held_out(config: Config) -> str:
     if not data and (config.data.test_fraction or not is_path(config.data.train)):
         data = config.data.train  # a task has a test split of its own, a file what was held out
     if not data:
-        raise InputError(
-            "evaluate.prompts_from",
-            value="",
-            rule="held-out prompts are needed",
-            fix="--config.evaluate.prompts_from=FILE, or --config.data.test_fraction=0.05",
-        )
+        fix = "--config.evaluate.prompts_from=FILE, or --config.data.test_fraction=0.05"
+        rule = "held-out prompts are needed"
+        raise InputError("evaluate.prompts_from", value="", rule=rule, fix=fix)
     return data
 
 
@@ -302,11 +271,9 @@ def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> d
     saved = dataclasses.replace(saved, config=merged)
     policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "measure")
     out = {}
+    variants = (("greedy", policy.greedy(), 1), ("sampled", policy, options.test_samples))
     with contextlib.closing(saved.player(evaluation_text(config))) as player:
-        for name, variant, n in (
-            ("greedy", policy.greedy(), 1),
-            ("sampled", policy, options.test_samples),
-        ):
+        for name, variant, n in variants:
             scores = score_table(sample_all(variant, prompts, n, player, key=key), n)
             right = correct(scores, config.evaluate.correct_at)
             counts = np.sum(~np.isnan(right), axis=1)
@@ -353,12 +320,14 @@ def require_comparable(
 ) -> None:
     """Raises InputError for options, a base policy or a method that `compare` cannot run."""
     check_options(options)
-    _require_base(config)
+    if not _trains(config) and not is_path(config.model):
+        rule = f"the base policy is the model as it is, and {config.model!r} has random weights"
+        fix = "--config.model=FOLDER, or --config.steps=300 to train a base policy"
+        raise InputError("steps", value=0, rule=rule, fix=fix)
     _held_out(config)
+    base = _base_config(config, options, options.seeds[0])
     for method in methods:
-        method_config = _method_config(
-            _base_config(config, options, options.seeds[0]), method, options
-        )
+        method_config = _method_config(base, method, options)
         # The base policy is not there yet.
         method_config.model, method_config.tokenizer = config.model, config.tokenizer
         method_config.data.train = config.data.train
@@ -413,12 +382,9 @@ def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dic
     if no value is known."""
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or np.all(np.isnan(values)):
-        raise InputError(
-            "interval",
-            value=values.shape,
-            rule="[seeds, prompts], some known",
-            fix="give one row of values for each seed, and leave out methods without a known value",
-        )
+        rule = "[seeds, prompts], some known"
+        fix = "give one row of values for each seed, and leave out methods without a known value"
+        raise InputError("interval", value=values.shape, rule=rule, fix=fix)
     rng, (seeds, prompts) = np.random.default_rng(seed), values.shape
     means = np.empty(resamples)
     for i in range(resamples):

@@ -40,12 +40,7 @@ from rljax.training.loop import train
 RECORD = "stage.json"
 # Metrics that differ between two runs of the same numbers.
 _OF_THE_CLOCK = (
-    "time/",
-    "placement/",
-    "sync/",
-    "tokens_per_s",
-    "generate_tokens_per_s",
-    "compiles",
+    *("time/", "placement/", "sync/", "tokens_per_s", "generate_tokens_per_s", "compiles"),
     "learning_programs",
 )
 
@@ -57,11 +52,9 @@ def record_of(stage: Stage) -> dict:
     record = read_json_object(path) if path.exists() else {}
     missing = {"command", "status"} - record.keys()
     if record and missing:
-        raise InputError(
-            f"{path} is no record of a stage",
-            value=f"without {', '.join(sorted(missing))}",
-            fix=f"restore it, or --redo={stage.name}",
-        )
+        problem = f"{path} is no record of a stage"
+        fix = f"restore it, or --redo={stage.name}"
+        raise InputError(problem, value=f"without {', '.join(sorted(missing))}", fix=fix)
     return record
 
 
@@ -73,8 +66,10 @@ def run_stages(
     Raises InputError if the folder of a stage holds one with other settings or inputs, and Stopped
     if a signal has stopped a run, which has saved.
     """
-    home = stages[0].home
-    _check_redo(stages, redo)
+    home, names = stages[0].home, [stage.name for stage in stages]
+    if unknown := [name for name in redo if name not in names]:
+        rule, fix = f"stages: {', '.join(names)}", "name a stage of these, or leave --redo out"
+        raise InputError("--redo", value=unknown, rule=rule, fix=fix)
     for folder in (home, *(stage.folder for stage in stages)):
         if folder.exists() and not folder.is_dir():
             raise InputError(str(folder), rule="a folder is made there", fix="another --out")
@@ -87,17 +82,6 @@ def run_stages(
             record, was_finished = _run(stage)
             write_lineage(stages, where)
             yield stage, record, was_finished
-
-
-def _check_redo(stages: Sequence[Stage], redo: Sequence[str]) -> None:
-    names = [stage.name for stage in stages]
-    if unknown := [name for name in redo if name not in names]:
-        raise InputError(
-            "--redo",
-            value=unknown,
-            rule=f"stages: {', '.join(names)}",
-            fix="name a stage of these, or leave --redo out",
-        )
 
 
 def _to_redo(stages: Sequence[Stage], redo: Sequence[str]) -> list[Stage]:
@@ -166,15 +150,8 @@ def _changed(record: dict, stage: Stage, inputs: dict) -> list[str]:
     """Returns the names of the fields that differ, or whose files differ."""
     if record.get("command") != stage.command:
         return ["command"]
-    current, recorded = stage.compared(), record.get("compared", {})
-    fields = {name for name in {*current, *recorded} if current.get(name) != recorded.get(name)}
-    recorded_inputs = record.get("inputs", {})
-    files = {
-        name
-        for name in {*inputs, *recorded_inputs}
-        if inputs.get(name) != recorded_inputs.get(name)
-    }
-    return sorted(fields | files)
+    pairs = (stage.compared(), record.get("compared", {})), (inputs, record.get("inputs", {}))
+    return sorted({k for a, b in pairs for k in {*a, *b} if a.get(k) != b.get(k)})
 
 
 def _refuse_changes(stage: Stage, changed: Sequence[str]) -> None:
@@ -198,11 +175,9 @@ def _check_outputs(stage: Stage, record: dict) -> None:
         path = stage.folder / name
         if not path.exists() or digest(path) != sha:
             problem = "has changed since it was made" if path.exists() else "is gone"
-            raise InputError(
-                f"{path} {problem}",
-                rule=f"stage.json has its SHA-256, {sha[:16]}...",
-                fix=f"put it back, or --redo={stage.name}",
-            )
+            rule = f"stage.json has its SHA-256, {sha[:16]}..."
+            fix = f"put it back, or --redo={stage.name}"
+            raise InputError(f"{path} {problem}", rule=rule, fix=fix)
 
 
 # -- what each command does --
@@ -216,18 +191,8 @@ def _train(config: Config) -> dict:
         raise Stopped(stop.signal) from None
     rows = read_jsonl(Path(config.run_dir) / "metrics.jsonl")
     last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}
-    names = (
-        "accuracy_before",
-        "accuracy_after",
-        "difference",
-        "eval_before",
-        "eval_after",
-        "steps",
-        "sft_steps",
-        "rl_steps",
-        "prompts",
-        "completions",
-    )
+    names = ("accuracy_before", "accuracy_after", "difference", "eval_before", "eval_after")
+    names += ("steps", "sft_steps", "rl_steps", "prompts", "completions")
     return {**{name: summary.get(name) for name in names}, "last_step": last}
 
 
@@ -264,14 +229,9 @@ def write_lineage(stages: Sequence[Stage], where: str) -> Path:
     """Writes OUT/lineage.json and the page about it; returns the path of the page."""
     home = stages[0].home
     records = [record for stage in stages if (record := record_of(stage))]
-    write_json(
-        home / LINEAGE,
-        {
-            "pipeline": where,
-            "stages": [{k: v for k, v in r.items() if k != "compared"} for r in records],
-            "same_prompts": _suites(stages, records),
-        },
-    )
+    shown = [{k: v for k, v in record.items() if k != "compared"} for record in records]
+    lineage = {"pipeline": where, "stages": shown, "same_prompts": _suites(stages, records)}
+    write_json(home / LINEAGE, lineage)
     return write_pipeline_page(home)
 
 

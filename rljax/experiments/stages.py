@@ -195,11 +195,8 @@ def make_stages(
         raise
     except Exception as error:  # a generator runs the user's code here
         rule = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"{where}: pipeline() failed",
-            rule=rule,
-            fix=f"correct pipeline() in {where} so that it yields its stages",
-        ) from error
+        fix = f"correct pipeline() in {where} so that it yields its stages"
+        raise InputError(f"{where}: pipeline() failed", rule=rule, fix=fix) from error
     if not items:
         raise InputError(f"{where}: pipeline() yields nothing", fix="yield a stage")
     stages, problems = [], []
@@ -220,10 +217,8 @@ def make_stages(
                     text = text.replace(f"{{home}}/{earlier.name}", f"{{{earlier.name}}}")
                 problems.append(f"{location}: {text}")
     if problems:
-        raise InputError(
-            "the pipeline cannot run:\n" + "\n".join(problems),
-            fix=f"correct these stages of {where}",
-        )
+        text = "the pipeline cannot run:\n" + "\n".join(problems)
+        raise InputError(text, fix=f"correct these stages of {where}")
     return stages
 
 
@@ -231,28 +226,20 @@ def _stage(
     base: Config, item, home: Path, location: str, arguments, source: str, trusted: bool
 ) -> Stage:
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
-        raise InputError(
-            "a stage is a dict of names and values",
-            value=item,
-            fix='write {"stage": NAME, "command": "train", FIELD: VALUE, ...}',
-        )
+        fix = 'write {"stage": NAME, "command": "train", FIELD: VALUE, ...}'
+        raise InputError("a stage is a dict of names and values", value=item, fix=fix)
     name, command = item.get("stage"), item.get("command")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (*_KEPT, *_TAKEN):
         rule = f"letters, digits and . _ -: it is the name of a folder, not {', '.join(_TAKEN)}"
-        raise InputError(
-            "stage", value=name, rule=rule, fix='"stage": "sft", or another name of this form'
-        )
+        fix = '"stage": "sft", or another name of this form'
+        raise InputError("stage", value=name, rule=rule, fix=fix)
     values = {k: plain(v) for k, v in item.items() if k not in ("stage", "command")}
     for field, value in values.items():
         if not _is_plain(value):
             rule = "a text, a number, True, False, None, or a list of these"
-            raise InputError(
-                field,
-                value=value,
-                rule=rule,
-                fix=f"write {field!r} as one of these; a function is named by a text, "
-                "'my_file.py:function'",
-            )
+            fix = f"write {field!r} as one of these; a function is named by a text, "
+            fix += "'my_file.py:function'"
+            raise InputError(field, value=value, rule=rule, fix=fix)
     if command == "train":
         if "run_dir" in values:
             fix = "leave it out: it is the stage's"
@@ -264,12 +251,11 @@ def _stage(
             arguments = [f"--config={values['config']}", *without_config(arguments)]
         return Stage(name, "train", values, config, home, tuple(arguments))
     if not isinstance(command, str) or command not in COMMANDS:
-        raise InputError(
-            "command",
-            value=command,
-            rule=f"one of train, {', '.join(COMMANDS)}",
-            fix='"command": "train", or another of these',
+        rule, fix = (
+            f"one of train, {', '.join(COMMANDS)}",
+            '"command": "train", or another of these',
         )
+        raise InputError("command", value=command, rule=rule, fix=fix)
     if not trusted:
         _refuse_own_code(values, *COMMANDS[command])
     kind, output_options = COMMANDS[command]
@@ -284,13 +270,9 @@ def _stage(
     for option, usual in output_options.items():
         file = values.get(option, usual)
         if file and (not isinstance(file, str) or Path(file).name != file):
-            raise InputError(
-                option,
-                value=file,
-                rule="a name: it is made in the stage's folder",
-                fix=f"{option}={Path(str(file)).name!r}; later stages read it as "
-                f"{{STAGE}}/{Path(str(file)).name}",
-            )
+            plain, rule = Path(str(file)).name, "a name: it is made in the stage's folder"
+            fix = f"{option}={plain!r}; later stages read it as {{STAGE}}/{plain}"
+            raise InputError(option, value=file, rule=rule, fix=fix)
         values[option] = f"{{{name}}}/{file}" if file else ""
     if values.get("iterations"):
         raise InputError("iterations", value=values["iterations"], fix="yield a stage for each")
@@ -356,12 +338,9 @@ def _check_option(option: str, spec: Spec, text: str) -> None:
     elif spec.path in ("policy", "model") and not is_url(text):
         folder = text if Path(text).exists() else text.rpartition("@")[0]
         if not (folder and Path(folder).exists()) and not hub.model_name(text):
-            raise InputError(
-                option,
-                value=text,
-                rule="a folder that is there, a model of the hub, or {NAME} of an earlier stage",
-                fix="correct the path, or put the stage that makes it in front of this one",
-            )
+            rule = "a folder that is there, a model of the hub, or {NAME} of an earlier stage"
+            fix = "correct the path, or put the stage that makes it in front of this one"
+            raise InputError(option, value=text, rule=rule, fix=fix)
 
 
 def _check_reference(
@@ -373,12 +352,9 @@ def _check_reference(
     origin = by_name[name]
     path = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
     if ".." in path.split("/"):
-        raise InputError(
-            field,
-            value=text,
-            rule=f"inside of the folder of {name!r}",
-            fix=f"leave '..' out: {{{name}}} is the folder of the stage {name!r}",
-        )
+        rule = f"inside of the folder of {name!r}"
+        fix = f"leave '..' out: {{{name}}} is the folder of the stage {name!r}"
+        raise InputError(field, value=text, rule=rule, fix=fix)
     if not path and origin.config is not None and takes_run:
         return
     outputs = origin.outputs()

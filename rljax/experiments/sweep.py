@@ -21,7 +21,6 @@ import re
 import signal
 import subprocess
 import sys
-import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -142,25 +141,18 @@ def make_members(
     try:
         overrides = list(listed)
     except TypeError:
-        raise InputError(
-            f"{where}: sweep() must yield dicts",
-            value=listed,
-            fix='write `yield {"run_dir": ..., FIELD: VALUE}` for each member',
-        ) from None
+        fix = 'write `yield {"run_dir": ..., FIELD: VALUE}` for each member'
+        raise InputError(f"{where}: sweep() must yield dicts", value=listed, fix=fix) from None
     except Exception as error:  # a generator runs the user's code here
-        raise InputError(
-            f"{where}: sweep() failed",
-            rule=f"{type(error).__name__}: {error}",
-            fix=f"correct sweep() in {where} so that it yields its members",
-        ) from error
+        rule = f"{type(error).__name__}: {error}"
+        fix = f"correct sweep() in {where} so that it yields its members"
+        raise InputError(f"{where}: sweep() failed", rule=rule, fix=fix) from error
     if not overrides:
         raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
     if seeds and any(isinstance(item, Mapping) and "seed" in item for item in overrides):
-        raise InputError(
-            f"{where}: a member of sweep() sets a seed beside --seeds={len(seeds)}",
-            rule="one of both says which seeds a member is run with",
-            fix="leave --seeds out, or the seed of the member",
-        )
+        problem = f"{where}: a member of sweep() sets a seed beside --seeds={len(seeds)}"
+        rule = "one of both says which seeds a member is run with"
+        raise InputError(problem, rule=rule, fix="leave --seeds out, or the seed of the member")
     if seeds:
         overrides = [
             {**item, "seed": seed} if isinstance(item, Mapping) else item
@@ -178,11 +170,8 @@ def make_members(
         location = f"{where}: member {i} of sweep()"
         try:
             if not _is_entry(item):
-                raise InputError(
-                    f"{location} is no dict of dotted fields",
-                    value=item,
-                    fix='write {"actor_optimizer.lr": 1e-5}: fields with their section, and values',
-                )
+                fix = 'write {"actor_optimizer.lr": 1e-5}: fields with their section, and values'
+                raise InputError(f"{location} is no dict of dotted fields", value=item, fix=fix)
             if "run_dir" in item:
                 raise InputError(f"{location} sets run_dir", fix="leave it out: the sweep sets it")
             name = member_name(item, whole)
@@ -224,12 +213,10 @@ def _check_same_run(member: Member) -> None:
     now = fingerprints(from_dict(dataclasses.asdict(member.config), member.name))
     changed = sorted(k for k in now if saved.get(k) != now[k])
     if changed:
-        raise InputError(
-            f"{member.folder} holds a run with other settings",
-            value=changed,
-            rule="a resumed sweep continues the same experiments",
-            fix="another --out, or restore the settings",
-        )
+        problem = f"{member.folder} holds a run with other settings"
+        rule = "a resumed sweep continues the same experiments"
+        fix = "another --out, or restore the settings"
+        raise InputError(problem, value=changed, rule=rule, fix=fix)
 
 
 def flag(name: str, value: object) -> str:
@@ -304,7 +291,10 @@ def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
     try:
         with child.stdout, file:
             for line in child.stdout:
-                _write_line(file, line, log)
+                try:
+                    file.write(line.encode())
+                except OSError as error:
+                    raise _log_fault(log, error) from None
                 print("  " + line, end="", flush=True)
         code = child.wait()
     except BaseException:
@@ -322,19 +312,9 @@ def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
     return code
 
 
-def _write_line(file: typing.BinaryIO, line: str, log: Path) -> None:
-    try:
-        file.write(line.encode())
-    except OSError as error:
-        raise _log_fault(log, error) from None
-
-
 def _log_fault(log: Path, error: OSError) -> InputError:
-    return InputError(
-        f"{log} cannot be written",
-        rule=str(error.strerror or error),
-        fix="make room and move away what has its name; the same command goes on",
-    )
+    fix = "make room and move away what has its name; the same command goes on"
+    return InputError(f"{log} cannot be written", rule=str(error.strerror or error), fix=fix)
 
 
 def run_members(

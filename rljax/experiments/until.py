@@ -75,20 +75,14 @@ def question_of(text: str, members: Sequence[Member]) -> Question:
     does not have, and members of a single seed."""
     settings = sorted({member.setting for member in members})
     if len(settings) < 2:
-        raise InputError(
-            "--until compares two settings",
-            value=text,
-            rule=f"this sweep has one, {settings[0]}, whatever its seeds",
-            fix="a sweep() that yields two settings",
-        )
+        rule = f"this sweep has one, {settings[0]}, whatever its seeds"
+        fix = "a sweep() that yields two settings"
+        raise InputError("--until compares two settings", value=text, rule=rule, fix=fix)
     match = re.fullmatch(FORM, text)
     if match is None or not {match[1], match[2]} <= {*settings} or match[1] == match[2]:
-        raise InputError(
-            "--until",
-            value=text,
-            rule=f"'A better than B by 0.02', of two settings: {', '.join(settings)}",
-            fix=f"--until='{settings[0]} better than {settings[-1]} by 0.02'",
-        )
+        rule = f"'A better than B by 0.02', of two settings: {', '.join(settings)}"
+        fix = f"--until='{settings[0]} better than {settings[-1]} by 0.02'"
+        raise InputError("--until", value=text, rule=rule, fix=fix)
     if len({member.config.seed for member in members}) < 2:
         raise InputError(
             "--until asks about several seeds", value="one seed", fix="--seeds=32, the most it runs"

@@ -20,7 +20,7 @@ from jax._src import distributed, xla_bridge
 
 from rljax import heartbeat
 from rljax.errors import InputError
-from rljax.hosts.client import Client, CoordinationService
+from rljax.hosts.client import Client
 from rljax.hosts.cluster import Cluster, environment, find
 from rljax.hosts.console import ConsoleCopy
 from rljax.hosts.exchange import Exchange, HostFailed
@@ -84,11 +84,9 @@ def start(init_timeout_s: float = 1800, heartbeat_s: float = 30, env=os.environ)
     if cluster is None:
         return
     if xla_bridge.backends_are_initialized():
-        raise InputError(
-            f"JAX was used before the {cluster.hosts} hosts were connected",
-            rule="devices of other hosts are seen only after that",
-            fix="call rljax.hosts.start() at the top of your program",
-        )
+        problem = f"JAX was used before the {cluster.hosts} hosts were connected"
+        fix = "call rljax.hosts.start() at the top of your program"
+        raise InputError(problem, rule="devices of other hosts are seen only after that", fix=fix)
     addresses = meet(cluster, init_timeout_s)
     host = cluster.coordinator.rpartition(":")[0]
     for name in ("no_grpc_proxy", "no_proxy"):  # a proxy in between is a hang
@@ -112,7 +110,7 @@ def start(init_timeout_s: float = 1800, heartbeat_s: float = 30, env=os.environ)
 def _connect(labels: list[str], heartbeat_s: float) -> None:
     global _exchange, _ending
     state, names = distributed.global_state, tuple(labels)
-    _exchange = Exchange(CoordinationService(), state.process_id, state.num_processes, names)
+    _exchange = Exchange(Client(), state.process_id, state.num_processes, names)
     _ending = Ending(_exchange, heartbeat_s)
 
 
@@ -121,12 +119,10 @@ def refuse_several(what: str) -> None:
     cluster = None if _exchange is not None else find(os.environ)
     if cluster is not None or count() > 1:
         number, source = (cluster.hosts, cluster.found_by) if cluster else (count(), "this run")
-        raise InputError(
-            f"{what} runs on one host",
-            value=f"{number} hosts, found by {source}",
-            rule="each of them would do the same work and write the same files",
-            fix="run it on one host, with RLJAX_HOSTS=1",
-        )
+        problem = f"{what} runs on one host"
+        rule = "each of them would do the same work and write the same files"
+        fix = "run it on one host, with RLJAX_HOSTS=1"
+        raise InputError(problem, value=f"{number} hosts, found by {source}", rule=rule, fix=fix)
 
 
 def count() -> int:
@@ -155,8 +151,7 @@ def client() -> Client | None:
 
 
 def gather(value) -> list:
-    """Returns the JSON value of every host, in their order. Floats come back bit for bit,
-    NaN too."""
+    """Returns the JSON value of every host, in their order. Floats, NaN too, come bit for bit."""
     return [value] if _exchange is None else _gathered(value, _caller())
 
 

@@ -5,38 +5,14 @@ It needs no device, so a host that waits here can be told that another one has f
 """
 
 import re
-from typing import Protocol
 
 import jax
 from jax._src import distributed
 
 
-class Client(Protocol):
-    """The coordination service between hosts: texts under keys, and barriers."""
-
-    def set(self, key: str, value: str) -> None:
-        """Writes a key; an old value is replaced."""
-
-    def set_first(self, key: str, value: str) -> bool:
-        """Writes a key unless it exists; returns whether it was written."""
-
-    def get(self, key: str, timeout_s: float) -> str | None:
-        """Returns the value of a key, waiting until it exists; None after timeout_s."""
-
-    def delete(self, key: str) -> None:
-        """Removes a key, and all keys under it."""
-
-    def barrier(self, name: str, timeout_s: float) -> list[int]:
-        """Waits for all hosts; returns those that have not come after timeout_s. A name
-        serves once."""
-
-    def list(self, prefix: str) -> dict[str, str]:
-        """Returns {key: value} of every key under `prefix`, which ends with "/"."""
-
-
-class CoordinationService:
-    """The Client over JAX's coordination service, once `jax.distributed.initialize` has been
-    called."""
+class Client:
+    """The coordination service between hosts: texts under keys, and barriers. It is there after
+    `jax.distributed.initialize`."""
 
     def __init__(self) -> None:
         self._client = distributed.global_state.client
@@ -69,8 +45,8 @@ class CoordinationService:
         self._client.key_value_delete(key)
 
     def barrier(self, name: str, timeout_s: float) -> list[int]:
-        """Waits for all hosts; returns those that have not come after timeout_s, as JAX's error
-        names them."""
+        """Waits for all hosts; returns those missing after timeout_s, as JAX's error names them. A
+        name serves once."""
         try:
             self._client.wait_at_barrier(name, max(1, int(timeout_s * 1000)))
         except jax.errors.JaxRuntimeError as error:
@@ -82,5 +58,5 @@ class CoordinationService:
         return []
 
     def list(self, prefix: str) -> dict[str, str]:
-        """Returns {key: value} of every key under `prefix`."""
+        """Returns {key: value} of every key under `prefix`, which ends with "/"."""
         return dict(self._client.key_value_dir_get(prefix))

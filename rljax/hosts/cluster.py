@@ -80,21 +80,17 @@ def _ours(env: Mapping[str, str]) -> Cluster | None:
     if not values:
         return None
     if "RLJAX_HOSTS" not in values:
-        raise InputError(
-            f"{' and '.join(values)} without RLJAX_HOSTS",
-            rule="the number of hosts is needed",
-            fix="set RLJAX_HOSTS, or unset the others for a run on one host",
-        )
+        rule = "the number of hosts is needed"
+        fix = "set RLJAX_HOSTS, or unset the others for a run on one host"
+        raise InputError(f"{' and '.join(values)} without RLJAX_HOSTS", rule=rule, fix=fix)
     hosts = _number(env, "RLJAX_HOSTS", low=1)
     if hosts == 1:
         return Cluster("", 1, 0, "RLJAX_HOSTS")
     if "RLJAX_HOST" not in values and env.get("JOBSET_NAME"):
         return _jobset(env, hosts)
     if missing := [name for name in names if name not in values]:
-        raise InputError(
-            f"RLJAX_HOSTS={hosts} without {' and '.join(missing)}",
-            fix="on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476 and RLJAX_HOST=0, 1, ...",
-        )
+        fix = "on every host RLJAX_COORDINATOR=ADDRESS_OF_HOST_0:8476 and RLJAX_HOST=0, 1, ..."
+        raise InputError(f"RLJAX_HOSTS={hosts} without {' and '.join(missing)}", fix=fix)
     host = _number(env, "RLJAX_HOST", low=0)
     _check_host("RLJAX_HOST", host, "RLJAX_HOSTS", hosts)
     coordinator = _with_port(values["RLJAX_COORDINATOR"], _port(env))
@@ -133,12 +129,9 @@ def _our_slices(env: Mapping[str, str], hosts: int) -> int:
     """Counts the slices of the hosts. RLJAX_* are trusted; MEGASCALE_NUM_SLICES may be stale."""
     slices = _number(env, "RLJAX_SLICES", low=1, default=0)
     if slices and hosts % slices:
-        raise InputError(
-            "RLJAX_SLICES",
-            value=slices,
-            rule=f"a divisor of RLJAX_HOSTS={hosts}",
-            fix="RLJAX_SLICES=1, or the number of slices of equal size",
-        )
+        rule = f"a divisor of RLJAX_HOSTS={hosts}"
+        fix = "RLJAX_SLICES=1, or the number of slices of equal size"
+        raise InputError("RLJAX_SLICES", value=slices, rule=rule, fix=fix)
     workers = len(_workers(env) or ())
     if not slices and workers:
         slices = hosts // workers if hosts % workers == 0 else 1
@@ -199,12 +192,9 @@ def _address(endpoint: str) -> str:
     """ "NAME:ID:IP", as it was, or "IP" -> the address."""
     parts = endpoint.strip().split(":")
     if len(parts) not in (1, 3) or not parts[-1]:
-        raise InputError(
-            "worker-network-endpoints of the metadata server",
-            value=endpoint,
-            rule="addresses, or NAME:ID:ADDRESS",
-            fix="set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host",
-        )
+        problem = "worker-network-endpoints of the metadata server"
+        fix = "set RLJAX_COORDINATOR, RLJAX_HOSTS and RLJAX_HOST on every host"
+        raise InputError(problem, value=endpoint, rule="addresses, or NAME:ID:ADDRESS", fix=fix)
     return parts[-1]
 
 
@@ -342,11 +332,9 @@ def _gpus_of_task(env: Mapping[str, str]) -> tuple[int, ...] | None:
     if tasks == 1 or gpus <= 1 or bound or gpus < len(of_step):
         return None
     if gpus % tasks:
-        raise InputError(
-            f"{tasks} tasks on this node see {gpus} GPUs",
-            rule="GPUs are split evenly",
-            fix="--ntasks-per-node=1, which takes all of them, or one that divides them",
-        )
+        rule = "GPUs are split evenly"
+        fix = "--ntasks-per-node=1, which takes all of them, or one that divides them"
+        raise InputError(f"{tasks} tasks on this node see {gpus} GPUs", rule=rule, fix=fix)
     per_task, local = gpus // tasks, _number(env, "SLURM_LOCALID", low=0)
     _check_host("SLURM_LOCALID", local, "tasks of this node", tasks)
     return tuple(range(local * per_task, (local + 1) * per_task))
@@ -376,12 +364,9 @@ def _skypilot(env: Mapping[str, str]) -> Cluster | None:
         return None
     hosts = _number(env, "SKYPILOT_NUM_NODES", low=1, default=len(addresses))
     if hosts != len(addresses):
-        raise InputError(
-            "SKYPILOT_NUM_NODES",
-            value=hosts,
-            rule=f"SKYPILOT_NODE_IPS lists {len(addresses)}",
-            fix="start the task anew by `sky launch` or `sky jobs launch`",
-        )
+        rule = f"SKYPILOT_NODE_IPS lists {len(addresses)}"
+        fix = "start the task anew by `sky launch` or `sky jobs launch`"
+        raise InputError("SKYPILOT_NUM_NODES", value=hosts, rule=rule, fix=fix)
     if hosts == 1:
         return None
     host = _number(env, "SKYPILOT_NODE_RANK", low=0)
@@ -412,12 +397,9 @@ def _number(
 
 def _check_host(name: str, index: int, count_name: str, count: int) -> None:
     if index >= count:
-        raise InputError(
-            name,
-            value=index,
-            rule=f"from 0 to {count - 1}: {count_name} is {count}",
-            fix="number the hosts from 0, each number once",
-        )
+        rule = f"from 0 to {count - 1}: {count_name} is {count}"
+        fix = "number the hosts from 0, each number once"
+        raise InputError(name, value=index, rule=rule, fix=fix)
 
 
 def _port(env: Mapping[str, str]) -> int:
@@ -439,12 +421,9 @@ def _with_port(address: str, port: int) -> str:
     if not colon or address.endswith("]"):
         return f"{address}:{port}"
     if not name or not re.fullmatch(r"\d{1,5}", number) or not 0 < int(number) < 65_536:
-        raise InputError(
-            "RLJAX_COORDINATOR",
-            value=address,
-            rule="HOST:PORT, a port below 65536",
-            fix="RLJAX_COORDINATOR=HOST:8476, with the name or address of host 0",
-        )
+        rule = "HOST:PORT, a port below 65536"
+        fix = "RLJAX_COORDINATOR=HOST:8476, with the name or address of host 0"
+        raise InputError("RLJAX_COORDINATOR", value=address, rule=rule, fix=fix)
     return address
 
 
@@ -479,10 +458,8 @@ def tpu_vm_metadata(env: Mapping[str, str]) -> Metadata | None:
                 return None
             time.sleep(wait_s)
         # To go on as one host would be a run for each host of a pod.
-        raise InputError(
-            f"the metadata server {server} does not say {name}: {problem}",
-            fix="set RLJAX_HOSTS=1 for one host; else RLJAX_COORDINATOR, RLJAX_HOSTS, RLJAX_HOST",
-        )
+        fix = "set RLJAX_HOSTS=1 for one host; else RLJAX_COORDINATOR, RLJAX_HOSTS, RLJAX_HOST"
+        raise InputError(f"the metadata server {server} does not say {name}: {problem}", fix=fix)
 
     return ask
 

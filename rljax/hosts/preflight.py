@@ -32,11 +32,9 @@ def require_same(facts: Mapping[str, str]) -> None:
     """Raises InputError, on every host, if hosts differ in a fact; its table names them."""
     differences = table(hosts.gather(dict(facts)), hosts.names())
     if differences:
-        raise InputError(
-            f"the hosts are not the same:\n{differences}\n",
-            rule="every host runs the same command on the same code and data",
-            fix="bring them to one state, and start all of them again",
-        )
+        rule = "every host runs the same command on the same code and data"
+        fix = "bring them to one state, and start all of them again"
+        raise InputError(f"the hosts are not the same:\n{differences}\n", rule=rule, fix=fix)
 
 
 def table(every: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:

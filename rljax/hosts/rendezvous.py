@@ -88,11 +88,9 @@ def _listen(cluster: Cluster, timeout_s: float) -> dict:
     try:
         server = socket.create_server(("", port))
     except OSError as error:
-        raise InputError(
-            f"the first host cannot listen at port {port}",
-            value=error.strerror,
-            fix="end the process that holds the port, or choose another one",
-        ) from None
+        problem = f"the first host cannot listen at port {port}"
+        fix = "end the process that holds the port, or choose another one"
+        raise InputError(problem, value=error.strerror, fix=fix) from None
     with server, selectors.DefaultSelector() as selector:
         server.setblocking(False)
         selector.register(server, selectors.EVENT_READ)

@@ -82,8 +82,9 @@ class Ending:
         if _lost_a_partner(error) or isinstance(error, HostFailed):
             return self._known() or Failure(self.exchange.index, str(error), FAILED)
         self._told = self._told or (error, time.monotonic())
-        code = INPUT if isinstance(error, InputError) else FAILED
-        return self.tell(f"{type(error).__name__}: {error}{_phase()}", code)
+        code, current = INPUT if isinstance(error, InputError) else FAILED, heartbeat.current()
+        place = f"(in {heartbeat.died_in() or current.phase}, step {current.step})"
+        return self.tell(f"{type(error).__name__}: {error} {place}", code)
 
     def tell(self, reason: str, code: int) -> Failure:
         """Tells the others a reason and an exit code; returns the failure that counts: the
@@ -162,11 +163,6 @@ def _lost_a_partner(error: BaseException) -> bool:
     """Returns whether the error is that of a collective whose partner is gone: never the reason."""
     of_jax = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
     return of_jax and _PARTNER_LOST.search(str(error)) is not None
-
-
-def _phase() -> str:
-    current, died = heartbeat.current(), heartbeat.died_in()
-    return f" (in {died or current.phase}, step {current.step})"
 
 
 def saved(step: int) -> None:

@@ -39,8 +39,7 @@ class Seen:
     read_s: float
 
     def silent_s(self, now: float) -> float:
-        """Returns the seconds since its last sign of life; a host that reports nothing
-        gives none."""
+        """Returns the seconds since its last sign of life; a host without a report gives none."""
         return self.current.silent_s + now - self.read_s
 
 

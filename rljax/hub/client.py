@@ -78,11 +78,9 @@ def library():
         import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError:
-        raise InputError(
-            "the package huggingface_hub is not installed",
-            rule="it reads and writes hf:// paths",
-            fix="pip install 'huggingface_hub>=2.4'",
-        ) from None
+        problem = "the package huggingface_hub is not installed"
+        rule = "it reads and writes hf:// paths"
+        raise InputError(problem, rule=rule, fix="pip install 'huggingface_hub>=2.4'") from None
     return huggingface_hub
 
 
@@ -122,8 +120,9 @@ def ask(name: HubName, question: Callable):
         except errors.OfflineModeIsEnabled:
             raise Unreachable("HF_HUB_OFFLINE is set") from None
         except (errors.HTTPError, OSError) as error:  # no network, no such host, no answer in time
-            problem = f"{type(error).__name__}: {error}"
-            if not _may_pass(error):
+            kind = type(error).__name__
+            problem = f"{kind}: {error}"
+            if "Timeout" in kind or "ConnectError" in kind:  # it would only be waited for again
                 break
         except Exception as error:  # whatever a client makes of an answer that is no hub's
             reason = f"{type(error).__name__}: {error}"
@@ -131,12 +130,6 @@ def ask(name: HubName, question: Callable):
         if attempt < _TRIES:
             time.sleep(_WAIT_S * 2 ** (attempt - 1))
     raise Unreachable(problem)
-
-
-def _may_pass(error: Exception) -> bool:
-    """Returns whether the next try may find another state: a connection that broke, not one that is
-    never answered, which would be waited for again."""
-    return "Timeout" not in type(error).__name__ and "ConnectError" not in type(error).__name__
 
 
 @contextlib.contextmanager
@@ -239,11 +232,9 @@ def _refused(name: HubName, error, status: int) -> InputError:
     noun, address = ("data set" if name.kind == "dataset" else "model"), page(name)
     logged_in = bool(get_token())
     if isinstance(error, errors.RevisionNotFoundError):
-        return InputError(
-            f"{name.repository} has no revision {name.revision!r}",
-            rule="a branch, a tag or a commit of the repository",
-            fix=f"one of {address}/commits, or none for the default branch",
-        )
+        problem = f"{name.repository} has no revision {name.revision!r}"
+        fix = f"one of {address}/commits, or none for the default branch"
+        return InputError(problem, rule="a branch, a tag or a commit of the repository", fix=fix)
     if isinstance(error, errors.GatedRepoError):
         return InputError(
             f"the {noun} {name.repository} is gated",
@@ -267,17 +258,12 @@ def _refused(name: HubName, error, status: int) -> InputError:
         fix = "check the name; of a private one, a token that may read it" if logged_in else fix
         return InputError(f"the hub has no {noun} {name.repository}", rule=rule, fix=fix)
     if status in (401, 403):
-        return InputError(
-            f"the hub refuses {name.repository} (status {status})",
-            rule="the token is not valid" if status == 401 else "the token has no right to do that",
-            fix="hf auth login anew, or another HF_TOKEN",
-        )
+        problem = f"the hub refuses {name.repository} (status {status})"
+        rule = "the token is not valid" if status == 401 else "the token has no right to do that"
+        return InputError(problem, rule=rule, fix="hf auth login anew, or another HF_TOKEN")
     message = error.server_message or str(error).strip().split("\n")[0]
-    return InputError(
-        f"the hub refuses {name.repository} (status {status})",
-        rule=message,
-        fix="run it again later; https://status.huggingface.co says how the hub is",
-    )
+    fix = "run it again later; https://status.huggingface.co says how the hub is"
+    return InputError(f"the hub refuses {name.repository} (status {status})", rule=message, fix=fix)
 
 
 # -- which commit, and what it holds --
@@ -408,12 +394,9 @@ def fetch(name: HubName, paths: Iterable[str]) -> Path:
     paths = list(paths)
     for path in paths:
         if path not in entries:
-            raise InputError(
-                f"{name.repository} has no file {path!r}",
-                value=sorted(entries)[:10],
-                rule=f"at revision {name.revision}",
-                fix=f"one of {page(name)}/tree/{name.revision}",
-            )
+            problem = f"{name.repository} has no file {path!r}"
+            rule, fix = f"at revision {name.revision}", f"one of {page(name)}/tree/{name.revision}"
+            raise InputError(problem, value=sorted(entries)[:10], rule=rule, fix=fix)
     missing = [path for path in paths if not (folder / path).exists()]
     _check_room(name, sum(entries[path].size for path in missing))
     pending = [path for path in paths if path in missing or path not in compared]
@@ -472,11 +455,9 @@ def _file(name: HubName, path: str, entry: RepoFile) -> None:
             link.unlink(missing_ok=True)
             raise _other_file(name, path, entry, digest)
     except OSError as error:
-        raise InputError(
-            f"{link} cannot be written",
-            rule=error.strerror or str(error),
-            fix="make room or give permissions; HF_HOME names another folder",
-        ) from None
+        rule = error.strerror or str(error)
+        fix = "make room or give permissions; HF_HOME names another folder"
+        raise InputError(f"{link} cannot be written", rule=rule, fix=fix) from None
 
 
 def _into_the_cache(name: HubName, path: str, entry: RepoFile, blob: Path) -> None:
@@ -512,11 +493,9 @@ def _download(name: HubName, path: str, entry: RepoFile, part: Path) -> None:
                 return ask(name, lambda: _go_on(name, url, entry, part, bar))
             except Unreachable as problem:
                 if part.stat().st_size < size + _PROGRESS:
-                    raise InputError(
-                        f"{name.repository}: {path} could not be downloaded",
-                        rule=str(problem),
-                        fix="start again: files that are complete are kept",
-                    ) from None
+                    fix = "start again: files that are complete are kept"
+                    what = f"{name.repository}: {path} could not be downloaded"
+                    raise InputError(what, rule=str(problem), fix=fix) from None
 
 
 def _go_on(name: HubName, url: str, entry: RepoFile, part: Path, bar) -> None:
@@ -590,9 +569,6 @@ def _check_room(name: HubName, size: int) -> None:
     folder = next(p for p in (home(name), *home(name).parents) if p.exists())
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise InputError(
-            f"{name.repository} needs {size:,} bytes in {folder}",
-            value=free,
-            rule="bytes that are free",
-            fix="make room, or set HF_HOME to a folder on a larger disk",
-        )
+        problem = f"{name.repository} needs {size:,} bytes in {folder}"
+        fix = "make room, or set HF_HOME to a folder on a larger disk"
+        raise InputError(problem, value=free, rule="bytes that are free", fix=fix)

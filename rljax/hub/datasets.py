@@ -78,11 +78,8 @@ def _chosen(name: HubName, path: str, split: str) -> tuple[str, list[str]]:
     if is_glob(path):
         if files := Files(data).matching(path):
             return path, files
-        raise InputError(
-            f"no file of {name.repository} matches {path!r}",
-            value=data[:10],
-            fix=f"one of {client.page(name)}/tree/{name.revision}",
-        )
+        fix = f"one of {client.page(name)}/tree/{name.revision}"
+        raise InputError(f"no file of {name.repository} matches {path!r}", value=data[:10], fix=fix)
     subsets = _subsets(name, paths, data)
     first, *rest = path.split("/") if path else [""]
     if first in subsets and len(rest) <= 1:
@@ -118,11 +115,9 @@ def _of_split(
 ) -> tuple[str, list[str]]:
     if split not in splits:
         example = next(iter(splits), "train")
-        raise InputError(
-            f"{name.repository}, subset {subset!r}, has no split {split!r}",
-            value=sorted(splits),
-            fix=f"hf://datasets/{name.repository}/{subset}/{example} names one of them",
-        )
+        problem = f"{name.repository}, subset {subset!r}, has no split {split!r}"
+        fix = f"hf://datasets/{name.repository}/{subset}/{example} names one of them"
+        raise InputError(problem, value=sorted(splits), fix=fix)
     return f"subset {subset}, split {split}", splits[split]
 
 

@@ -41,12 +41,9 @@ class Files:
         if not is_glob(pattern):
             return self._below(f"{pattern.rstrip('/')}/")
         if len(pattern) > LONGEST:
-            raise InputError(
-                "a pattern of files",
-                value=pattern,
-                rule=f"at most {LONGEST} letters",
-                fix="name the files, or the folder that they are in",
-            )
+            rule = f"at most {LONGEST} letters"
+            fix = "name the files, or the folder that they are in"
+            raise InputError("a pattern of files", value=pattern, rule=rule, fix=fix)
         candidates = self._below(pattern[: _GLOB.search(pattern).start()])
         self._letters += sum(map(len, candidates))
         if self._letters > MOST_LETTERS:

@@ -68,12 +68,9 @@ def _gguf_of(name: HubName, entries: dict) -> str | None:
     if not files or "config.json" in entries:
         return None
     if len(files) > 1:
-        raise InputError(
-            f"{name} has {len(files)} .gguf files",
-            value=sorted(files)[:8],
-            rule="a model is one of them",
-            fix=f"name the file: {name}/{sorted(files)[0]}",
-        )
+        problem = f"{name} has {len(files)} .gguf files"
+        fix = f"name the file: {name}/{sorted(files)[0]}"
+        raise InputError(problem, value=sorted(files)[:8], rule="a model is one of them", fix=fix)
     return files[0]
 
 

@@ -105,8 +105,7 @@ def model_name(text: str | Path) -> HubName | None:
 
 
 def data_name(text: str) -> HubName | None:
-    """Returns the repository that the text of a data field names; None for a text that is
-    not hf://."""
+    """Returns the repository that the text of a data field names; None if it is not hf://."""
     return _of_kind(text, "dataset") if is_hub(text) else None
 
 

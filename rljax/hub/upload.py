@@ -22,23 +22,17 @@ def upload(name: HubName, folder: Path, *, private: bool, message: str) -> str:
     hub refuses."""
     hub = client.library()
     if not hub.get_token():
-        raise InputError(
-            "nobody is logged in to the hub",
-            value=name.repository,
-            rule="a push needs a token that may write",
-            fix="hf auth login, or HF_TOKEN=...",
-        )
+        problem = "nobody is logged in to the hub"
+        rule, fix = "a push needs a token that may write", "hf auth login, or HF_TOKEN=..."
+        raise InputError(problem, value=name.repository, rule=rule, fix=fix)
     api = hub.HfApi()
     try:
         with _bounded_answers():
             client.ask(name, lambda: _make(api, name, private))
             commit = client.ask(name, lambda: _push(api, name, folder, message))
     except client.Unreachable as problem:
-        raise InputError(
-            f"{name.repository} could not be pushed",
-            rule=str(problem),
-            fix="start again; --out=FOLDER writes the folder without the hub",
-        ) from None
+        rule, fix = str(problem), "start again; --out=FOLDER writes the folder without the hub"
+        raise InputError(f"{name.repository} could not be pushed", rule=rule, fix=fix) from None
     address = str(commit.commit_url)
     return address if _ADDRESS.fullmatch(address) else client.page(name)
 

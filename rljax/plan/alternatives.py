@@ -60,12 +60,9 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
     fixed = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
     count = len(devices) - devices_apart(config)
     if count % fixed:
-        raise InputError(
-            "mesh.expert x mesh.context",
-            value=fixed,
-            rule=f"divides the {count} devices",
-            fix="change mesh.expert and mesh.context so that their product divides the devices",
-        )
+        rule = f"divides the {count} devices"
+        fix = "change mesh.expert and mesh.context so that their product divides the devices"
+        raise InputError("mesh.expert x mesh.context", value=fixed, rule=rule, fix=fix)
     for mesh in meshes(count // fixed):
         try:
             setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
@@ -163,14 +160,10 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
 def _rough_s(setup: Setup, chip: Chip) -> float:
     """A rough estimate of the seconds of a step, sampled in the candidate's layout of decoding; it
     only orders candidates."""
-    learn_s = _rough_learn_s(setup, chip)
-    if not samples(setup):
-        return learn_s
-    inputs = (setup.model, setup.model.abstract(), setup.decoding, workload(setup), chip)
-    return learn_s + layout_cost(*inputs).rollout_s
-
-
-def _rough_learn_s(setup: Setup, chip: Chip) -> float:
+    rollout_s = 0.0
+    if samples(setup):
+        inputs = (setup.model, setup.model.abstract(), setup.decoding, workload(setup), chip)
+        rollout_s = layout_cost(*inputs).rollout_s
     model_config, mesh, steps = setup.model.config, setup.model.mesh, setup.algorithm.steps
     weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
     batch = setup.config.batch
@@ -198,4 +191,4 @@ def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     local = tokens * tensor * model_config.embed * 2
     sums = 8 * local * model_config.layers * 2 * (tensor - 1) / tensor
     sums += 8 * weights / tensor / fsdp * parts * (mesh.shape["data"] > 1)
-    return compute + (gathers + sums) / (2 * chip.link_bytes_per_s)
+    return compute + (gathers + sums) / (2 * chip.link_bytes_per_s) + rollout_s

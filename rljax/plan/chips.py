@@ -78,12 +78,9 @@ def _parsed(topology: str) -> tuple[int, str, list[int]]:
     shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]{0,4}", n)]
     # A size of 0 would end the process inside of libtpu.
     if name not in TPUS or len(shape) != len(sizes.split("x")):
-        raise InputError(
-            "topology",
-            value=topology,
-            rule=f"VERSION:AxB or AxBxC, of {', '.join(TPUS)}; Nx before it are N such slices",
-            fix="such as v5e:2x4, v5p:4x4x4 or 2xv5e:16x16",
-        )
+        rule = f"VERSION:AxB or AxBxC, of {', '.join(TPUS)}; Nx before it are N such slices"
+        fix = "such as v5e:2x4, v5p:4x4x4 or 2xv5e:16x16"
+        raise InputError("topology", value=topology, rule=rule, fix=fix)
     shape += [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
     return int(match[1]) if match else 1, name, shape
 
@@ -139,7 +136,6 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
 
 
 def local_devices() -> tuple[list, Chip | None]:
-    """Returns the devices of this process, and the published figures of each where they
-    are known."""
+    """Returns the devices of this process, and the published figures of each if they are known."""
     devices = jax.devices()
     return devices, chip_of(devices)

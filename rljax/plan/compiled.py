@@ -4,6 +4,7 @@ warnings.
 Reports of programs (rljax.plan.programs) and of the step they make. Numbers are of one device.
 """
 
+import collections
 import dataclasses
 import math
 import re
@@ -209,12 +210,8 @@ def make_plan(
         calls, resident = programs_of(setup, roles), of_mesh(mesh, held_parts(setup, roles))
         names, in_flight = [call.name for call in calls], in_flight_parts(setup, roles)
         if unknown := set(only) - set(names):
-            raise InputError(
-                "no such program",
-                value=sorted(unknown),
-                rule=", ".join(names),
-                fix="name programs of these, or leave the option out",
-            )
+            rule, fix = ", ".join(names), "name programs of these, or leave the option out"
+            raise InputError("no such program", value=sorted(unknown), rule=rule, fix=fix)
         separate = sampler_mesh(setup.groups) is not None
         for call in calls:
             if not only or call.name in only:
@@ -378,35 +375,23 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
         return []
     least_bytes = min(x.size // x.shape[0] for x in stacked) * 2  # of one layer, in bfloat16
     tensor = next(iter(stacked)).sharding.mesh.shape["tensor"]
-    times: dict[tuple, int] = {}
-    for collective in collectives:
-        if collective.op not in ("all-gather", "all-to-all"):
+    stacks = [2 * x.size // tensor for x in stacked if x.shape[0] > 1]
+    times: collections.Counter[tuple] = collections.Counter()
+    for gather in collectives:
+        if gather.op not in ("all-gather", "all-to-all"):
             continue
-        if collective.in_open_loop and collective.result_bytes >= least_bytes // tensor:
-            key = (
-                "every step of decoding gathers",
-                collective.axes,
-                collective.result_bytes,
-                collective.of,
-            )
-        elif collective.trips == 1 and any(
-            collective.result_bytes >= 2 * x.size // tensor for x in stacked if x.shape[0] > 1
-        ):
-            key = (
-                "all layers are gathered at once:",
-                collective.axes,
-                collective.result_bytes,
-                collective.of,
-            )
+        if gather.in_open_loop and gather.result_bytes >= least_bytes // tensor:
+            kind = "every step of decoding gathers"
+        elif gather.trips == 1 and any(gather.result_bytes >= stack for stack in stacks):
+            kind = "all layers are gathered at once:"
         else:
             continue
-        times[key] = times.get(key, 0) + 1
+        times[kind, gather.axes, gather.result_bytes, gather.of] += 1
+    largest = sorted(times.items(), key=lambda x: -x[0][2] * x[1])[:8]
     return [
         f"{kind} {count} x {size / 2**20:.1f} MiB along {' x '.join(axes)} ({source})"
-        for (kind, axes, size, source), count in sorted(
-            times.items(), key=lambda x: -x[0][2] * x[1]
-        )
-    ][:8]
+        for (kind, axes, size, source), count in largest
+    ]
 
 
 def crossings(collectives: list[Collective]) -> list[str]:
@@ -418,10 +403,9 @@ def crossings(collectives: list[Collective]) -> list[str]:
     for collective in collectives:
         # The condition of a loop runs once more than its body.
         if collective.dcn_bytes and collective.trips > 2:
-            iterations = f"each of {collective.trips:.0f} iterations"
-            loops.setdefault(
-                "every step of decoding" if collective.in_open_loop else iterations, []
-            ).append(collective)
+            label = f"each of {collective.trips:.0f} iterations"
+            label = "every step of decoding" if collective.in_open_loop else label
+            loops.setdefault(label, []).append(collective)
         elif collective.dcn_bytes >= LARGE / 64 and (
             collective.op != "all-reduce" or set(collective.axes) - {"data"}
         ):

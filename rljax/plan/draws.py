@@ -19,12 +19,8 @@ def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.i
     """
     _check("lognormal", mean=mean, cap=cap)
     if not 0 <= sigma < math.inf:
-        raise InputError(
-            "sigma of lognormal",
-            value=sigma,
-            rule=">= 0",
-            fix="sigma=0.9, or another number of 0 or more",
-        )
+        fix = "sigma=0.9, or another number of 0 or more"
+        raise InputError("sigma of lognormal", value=sigma, rule=">= 0", fix=fix)
     return np.minimum(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, count), cap)
 
 
@@ -47,12 +43,8 @@ def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
     """
     _check("uniform", low=low, high=high)
     if high < low:
-        raise InputError(
-            "high of uniform",
-            value=high,
-            rule=f"at least low, {low}",
-            fix=f"set high to {low} or more",
-        )
+        rule, fix = f"at least low, {low}", f"set high to {low} or more"
+        raise InputError("high of uniform", value=high, rule=rule, fix=fix)
     return rng.uniform(low, high, count)
 
 

@@ -104,35 +104,21 @@ def drawn_lengths(draw: Draw) -> np.ndarray:
 def expected_text(expected: Expected) -> str:
     """Returns a table of the modes on one mesh and the fastest split of each; then all splits."""
     load, base = expected.load, expected.rows[0].outcome
-    [top] = [max(len(row.outcome.ages) for row in expected.rows)]
-    table = [
-        [
-            "",
-            "step",
-            "speed-up",
-            "slots live",
-            "learning",
-            "age mean",
-            "max",
-            *[f"{age}" for age in range(top)],
-        ]
-    ]
+    top = max(len(row.outcome.ages) for row in expected.rows)
+    names = ("", "step", "speed-up", "slots live", "learning", "age mean", "max")
+    table = [[*names, *map(str, range(top))]]
     one_mesh = [row for row in expected.rows if not row.mode.sampling]
     for row in [*one_mesh, *fastest_splits(expected.rows)]:
         outcome = row.outcome
-        table.append(
-            [
-                _name(row.mode, expected.devices),
-                seconds_text(outcome.step_s),
-                f"{base.step_s / outcome.step_s:.2f}x",
-                f"{outcome.live_share:.2f}",
-                f"{outcome.learn_share:.2f}",
-                f"{outcome.mean_age:.2f}",
-                f"{outcome.max_age}",
-                *[f"{share:.2f}" for share in outcome.ages],
-                *["" for _ in range(top - len(outcome.ages))],
-            ]
-        )
+        faster = f"{base.step_s / outcome.step_s:.2f}x"
+        mode, learning = row.mode, expected.devices - row.mode.sampling
+        name = f"eta {mode.max_staleness}, ahead {mode.ahead}"
+        name += f", {mode.sampling} sample + {learning} learn" if mode.sampling else ""
+        cells = [name, seconds_text(outcome.step_s), faster]
+        shares = (outcome.live_share, outcome.learn_share, outcome.mean_age)
+        cells += [*(f"{share:.2f}" for share in shares), f"{outcome.max_age}"]
+        cells += [f"{share:.2f}" for share in outcome.ages]
+        table.append(cells + [""] * (top - len(outcome.ages)))
     spread = max(row.spread for row in expected.rows)
     lines = [
         f"{load.groups} prompts x {load.samples} in {load.slots} slots; {expected.lengths}",
@@ -147,12 +133,6 @@ def expected_text(expected: Expected) -> str:
         f"{SEEDS} seeds each, which differ by at most {spread:.0%}",
     ]
     return "\n".join(lines)
-
-
-def _name(mode: Mode, devices: int) -> str:
-    bound = f"eta {mode.max_staleness}, ahead {mode.ahead}"
-    split = f", {mode.sampling} sample + {devices - mode.sampling} learn" if mode.sampling else ""
-    return bound + split
 
 
 def _parts(split: int, seconds: Seconds, devices: int) -> str:

@@ -15,6 +15,7 @@ expensive one.
 
 import dataclasses
 import math
+import operator
 
 import jax
 import numpy as np
@@ -45,10 +46,9 @@ class Product:
     @property
     def bytes(self) -> int:
         """Bytes of both operands and of the result."""
-        operand_bytes = (math.prod(self.left) + math.prod(self.right)) * np.dtype(
-            self.dtype
-        ).itemsize
-        return operand_bytes + self.out_elements * np.dtype(self.out_dtype).itemsize
+        operands = math.prod(self.left) + math.prod(self.right)
+        result_bytes = self.out_elements * np.dtype(self.out_dtype).itemsize
+        return operands * np.dtype(self.dtype).itemsize + result_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,10 @@ class Work:
     products: dict[Product, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: "Work") -> "Work":
-        numbers, other_numbers = self._numbers, other._numbers
         products = dict(self.products)
         for product, count in other.products.items():
             products[product] = products.get(product, 0.0) + count
-        return Work(*(a + b for a, b in zip(numbers, other_numbers, strict=True)), products)
+        return Work(*map(operator.add, self._numbers, other._numbers), products)
 
     def __mul__(self, times: float) -> "Work":
         products = {product: count * times for product, count in self.products.items()}
@@ -80,8 +79,7 @@ class Work:
 
 
 def work(jaxpr, *, trips: int = 1, platform: str = "tpu") -> Work:
-    """Returns the FLOPs of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered
-    for `platform`."""
+    """Returns the FLOPs of a closed jaxpr (`jitted.trace(...).jaxpr`) lowered for `platform`."""
     return _walk(_open(jaxpr), trips, platform, False)
 
 
@@ -135,9 +133,8 @@ def _passes(eqn) -> int:
     wide_inputs = sum(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
     precision = eqn.params.get("precision")
     names = precision if isinstance(precision, tuple) else (precision,)
-    both_wide, one_wide = max(
-        _PASSES.get(getattr(name, "name", str(name)), (1, 1)) for name in names
-    )
+    names = (getattr(name, "name", str(name)) for name in names)
+    both_wide, one_wide = max(_PASSES.get(name, (1, 1)) for name in names)
     return (1, one_wide, both_wide)[wide_inputs]
 
 
@@ -175,13 +172,10 @@ def _branch(platforms, platform: str) -> int:
 
 
 def _conditional(eqn, branch_indices: dict, deeper, in_kernel: bool) -> Work:
-    branches = eqn.params["branches"]
-    index = eqn.invars[0]
-    branch_index = (
-        branch_indices.get(index) if not isinstance(index, core.Literal) else int(index.val)
-    )
-    if branch_index is not None:
-        return deeper(_open(branches[branch_index]))
+    branches, index = eqn.params["branches"], eqn.invars[0]
+    known = int(index.val) if isinstance(index, core.Literal) else branch_indices.get(index)
+    if known is not None:
+        return deeper(_open(branches[known]))
     pick = max if in_kernel else min
     return pick((deeper(_open(b)) for b in branches), key=lambda w: w.flops)
 

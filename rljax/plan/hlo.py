@@ -24,35 +24,19 @@ from rljax.plan.hlo_text import ARRAY, Instruction, array_bytes, axes_of, groups
 DCN = "DCN"
 _CALLED = re.compile(r"(?:calls|to_apply|body|called_computations)=\{?%?([\w.\-]+)")
 COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
 )
 # Instructions that move nothing: they are views of other memory, or were counted where they began.
 _FREE = {
-    "parameter",
-    "get-tuple-element",
-    "tuple",
-    "bitcast",
-    "constant",
-    "after-all",
-    "iota",
-    "partition-id",
-    "replica-id",
-    "opt-barrier",
-    "domain",
-    "bitcast-convert",
+    *("parameter", "get-tuple-element", "tuple", "bitcast", "bitcast-convert", "constant"),
+    *("after-all", "iota", "partition-id", "replica-id", "opt-barrier", "domain"),
     "get-dimension-size",
 }
-
-
 # Instructions that update their first operand in place, and the index of the operand that
 # is written.
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": -1}
+_CALLS = ("call", "call-start", "async-start")
 # Pallas kernels, whose bytes rljax.plan.flops takes from what they declare.
 _KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
 
@@ -121,18 +105,11 @@ class _Walk:
         """Returns the number of iterations of a loop whose counter starts at 0 and stays below a
         constant; None for any other loop."""
         body = {i.name: i for i in self.parts.get(condition, ())}
-        for instruction in body.values():
-            if (
-                instruction.root
-                and instruction.op == "compare"
-                and "direction=LT" in instruction.rest
-            ):
-                for name in instruction.operands:
-                    defined = body.get(name)
-                    if defined is not None and defined.op == "constant":
-                        return int(re.match(r"(-?\d+)\)", defined.rest)[1])
-            if instruction.root and instruction.op == "fusion":
-                return self._fused_trips(instruction, body)
+        root = next((i for i in body.values() if i.root), None)
+        if root is not None and root.op == "fusion":
+            return self._fused_trips(root, body)
+        if root is not None and root.op == "compare" and "direction=LT" in root.rest:
+            return next(map(_number, _constants(root, body)), None)
         return None
 
     def _stride(self, condition: str, body: str) -> int:
@@ -143,21 +120,16 @@ class _Walk:
         )
         root = next((i for i in condition_parts.values() if i.root), None)
         last = next((i for i in body_parts.values() if i.root and i.op == "tuple"), None)
-        operands = (
-            [condition_parts[n] for n in root.operands if n in condition_parts] if root else []
-        )
+        names = root.operands if root else ()
+        operands = [condition_parts[n] for n in names if n in condition_parts]
         index = [re.search(r"index=(\d+)", i.rest) for i in operands if i.op == "get-tuple-element"]
         if len(index) != 1 or last is None:
             return 1
         increment = body_parts.get(last.operands[int(index[0][1])])
         if increment is None or increment.op != "add":
             return 1
-        steps = [
-            body_parts[n]
-            for n in increment.operands
-            if n in body_parts and body_parts[n].op == "constant"
-        ]
-        return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
+        steps = _constants(increment, body_parts)
+        return max(_number(steps[0]), 1) if len(steps) == 1 else 1
 
     def _fused_trips(self, root: Instruction, body: dict) -> int | None:
         """Trip count of a loop as XLA for CPUs writes it, with the comparison inside a fusion and
@@ -166,9 +138,8 @@ class _Walk:
         inner = self.parts.get(computation[1], ()) if computation else ()
         if not any(i.root and i.op == "compare" and "direction=LT" in i.rest for i in inner):
             return None
-        numbers = [body[n] for n in root.operands if n in body and body[n].op == "constant"]
-        numbers += [i for i in inner if i.op == "constant"]
-        return int(re.match(r"(-?\d+)\)", numbers[0].rest)[1]) if len(numbers) == 1 else None
+        numbers = _constants(root, body) + [i for i in inner if i.op == "constant"]
+        return _number(numbers[0]) if len(numbers) == 1 else None
 
     def _loop(self, instruction: Instruction) -> tuple[str, str, float, bool]:
         """(body, condition, trips, whether it ends by its data)."""
@@ -209,10 +180,8 @@ class _Walk:
                 self._add(condition, times * (trips + 1), in_open or is_open, out, open_channels)
             elif instruction.op == "conditional":
                 self._add_branch(instruction, times, in_open, out)
-            elif instruction.op in ("call", "call-start", "async-start") and self._called(
-                instruction
-            ):
-                for computation in self._called(instruction):
+            elif instruction.op in _CALLS and (called := self._called(instruction)):
+                for computation in called:
                     self._add(computation, times, in_open, out, visited)
             elif instruction.op in _FREE or instruction.op.endswith(("-done", "-update")):
                 continue
@@ -251,10 +220,9 @@ class _Walk:
     def _add_one(
         self, name, instruction: Instruction, times, in_open, out: Traffic, visited: set
     ) -> None:
-        inner = [
-            i for computation in self._called(instruction) for i in self._with_inner(computation)
-        ]
-        home = self._called(instruction)[0] if inner and instruction.op == "fusion" else name
+        called = self._called(instruction)
+        inner = [i for computation in called for i in self._with_inner(computation)]
+        home = called[0] if inner and instruction.op == "fusion" else name
         collectives = [i for i in inner if _kind(i.op)] if instruction.op == "fusion" else []
         collectives += [instruction] if _kind(instruction.op) else []
         fresh = []
@@ -391,8 +359,7 @@ class _Walk:
         return array_bytes(self.types[name].get(end.operands[part], "") if part else types)
 
     def _passed_on(self, name: str) -> int | None:
-        """Number of the parameter that a fusion only views in another form; None for any
-        other fusion."""
+        """Number of the parameter that a fusion only views in another form; None for others."""
         by_name = {i.name: i for i in self.parts[name]}
         end = next(i for i in self.parts[name] if i.root)
         while end.op == "bitcast":
@@ -426,6 +393,16 @@ class _Walk:
         return min(full_bytes, sliced_bytes)
 
 
+def _constants(instruction: Instruction, body: dict[str, Instruction]) -> list[Instruction]:
+    """Returns the operands of an instruction that are constants."""
+    operands = (body[name] for name in instruction.operands if name in body)
+    return [operand for operand in operands if operand.op == "constant"]
+
+
+def _number(constant: Instruction) -> int:
+    return int(re.match(r"(-?\d+)\)", constant.rest)[1])
+
+
 def _of(instruction: Instruction) -> str:
     """Returns the source line of an instruction."""
     match = re.search(r'op_name="([^"]*)"', instruction.rest)
@@ -444,8 +421,7 @@ def _members(types: str) -> list[str]:
 
 
 def traffic(text: str, mesh: Mesh, trips: int = 1, slices: int = 1) -> Traffic:
-    """Returns the traffic of one run of a compiled program, from its text
-    (`compiled.as_text()`)."""
+    """Returns the traffic of a run of a compiled program, from its text (`compiled.as_text()`)."""
     walk, out = _Walk(text, mesh, trips, slices), Traffic()
     walk._add(walk.entry, 1.0, False, out, set())
     return out

@@ -110,11 +110,8 @@ def _ids_of_mesh(text: str) -> list[list[int]]:
         shape.append(size // covered)
     ids = np.arange(math.prod(shape)).reshape(shape)
     rest = [i for i in range(len(shape)) if i not in group_dims]
-    return (
-        ids.transpose(rest + group_dims)
-        .reshape(-1, math.prod(shape[i] for i in group_dims))
-        .tolist()
-    )
+    size = math.prod(shape[i] for i in group_dims)
+    return ids.transpose(rest + group_dims).reshape(-1, size).tolist()
 
 
 def groups_of(rest: str) -> list[list[int]]:

@@ -24,8 +24,7 @@ COPIED = 2**25  # float32 numbers, 128 MiB: more than processors keep in their o
 
 
 def process_bytes() -> int:
-    """Returns the bytes of this process in memory: the interpreter, libraries, and what
-    compiling left."""
+    """Returns the bytes of this process: the interpreter, libraries, and what compiling left."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -35,8 +34,7 @@ def process_bytes() -> int:
 
 
 class WallAndCpuSeconds(NamedTuple):
-    """Seconds by the clock, and those of processors, which other work on the machine changes
-    least."""
+    """Seconds by the clock, and those of processors, which other work changes least."""
 
     wall: float
     cpu: float

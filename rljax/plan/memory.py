@@ -54,12 +54,8 @@ def split_bytes(
     of its own. Raises InputError for another stage, and for no device.
     """
     if stage not in (0, 1, 2, 3) or shards < 1:
-        raise InputError(
-            "ZeRO stage, shards",
-            value=(stage, shards),
-            rule="0 to 3, and >= 1",
-            fix="stage=3 and the number of devices that share the weights",
-        )
+        rule, fix = "0 to 3, and >= 1", "stage=3 and the number of devices that share the weights"
+        raise InputError("ZeRO stage, shards", value=(stage, shards), rule=rule, fix=fix)
     parts = ((optimizer_bytes, 1), (gradient_bytes, 2), (weight_bytes, 3))
     return weights * sum(size / (shards if stage >= first else 1) for size, first in parts)
 

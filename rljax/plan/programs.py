@@ -66,11 +66,9 @@ def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Program
     InputError for a dataflow without `rljax.roles.program`."""
     function = phase.dataflow.function
     if "arguments" not in vars(function):
-        raise InputError(
-            f"dataflow={phase.dataflow.text!r} is no program",
-            rule="a plan compiles the one program of a dataflow",
-            fix="decorate it with rljax.roles.program; --nocompile estimates its memory",
-        )
+        rule = "a plan compiles the one program of a dataflow"
+        fix = "decorate it with rljax.roles.program; --nocompile estimates its memory"
+        raise InputError(f"dataflow={phase.dataflow.text!r} is no program", rule=rule, fix=fix)
     positional, static = function.arguments(
         abstract_batch(setup, phase),
         abstract_key(),

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import heapq
 import itertools
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -92,19 +93,15 @@ def simulate(
     run = _Run(load, seconds, Tickets(load.groups, max_staleness, ahead), seed)
     for _ in range(warm):
         run.step(overlap)
-    start = run.now, run.dispatches, run.decode_steps, run.live_steps
+    begin = run.now, run.dispatches, run.decode_steps, run.live_steps
     run.ages = collections.Counter()
     counts = []
     for _ in range(steps):
         previous = run.dispatches, run.decode_steps
         run.step(overlap)
         counts.append((run.dispatches - previous[0], run.decode_steps - previous[1]))
-    took, dispatches, decoded, live = (
-        end - begin
-        for end, begin in zip(
-            (run.now, run.dispatches, run.decode_steps, run.live_steps), start, strict=True
-        )
-    )
+    end = run.now, run.dispatches, run.decode_steps, run.live_steps
+    took, dispatches, decoded, live = map(operator.sub, end, begin)
     tokens = sum(run.ages.values())
     ages = tuple(run.ages[age] / tokens for age in range(max(run.ages) + 1))
     return Outcome(
@@ -244,8 +241,7 @@ class _Run:
             self.owner[self.held.pop(holder)] = -1
 
     def _fill(self) -> int:
-        """Puts waiting samples into free slots; returns the number of prompts that are read
-        for it."""
+        """Puts waiting samples into free slots; returns the number of prompts read for it."""
         prompts = set()
         for slot in np.flatnonzero(self.owner < 0).tolist():
             if self.returns:

@@ -37,12 +37,8 @@ def draw_of(text: str, flag: str) -> Draw:
             "cap=128)', 'uniform(low=1, high=4)', 'fixed(value=100)'",
         ) from None
     if numbers.shape != (8,) or not np.isfinite(numbers).all() or numbers.min() <= 0:
-        raise InputError(
-            f"--{flag}",
-            value=text,
-            rule="draws that are finite and above 0",
-            fix=f"--{flag}='lognormal(mean=2500, sigma=0.9, cap=8192)', or other positive numbers",
-        )
+        fix = f"--{flag}='lognormal(mean=2500, sigma=0.9, cap=8192)', or other positive numbers"
+        raise InputError(f"--{flag}", value=text, rule="draws that are finite and above 0", fix=fix)
     return component
 
 
@@ -54,22 +50,16 @@ def simulated(
     known of the chip."""
     setup = abstract_setup(config, devices)
     if not samples(setup):
-        raise InputError(
-            "--simulate",
-            value=config.dataflow,
-            rule="a dataflow that samples",
-            fix="--config.dataflow=grpo, or leave --simulate out",
-        )
+        rule, fix = "a dataflow that samples", "--config.dataflow=grpo, or leave --simulate out"
+        raise InputError("--simulate", value=config.dataflow, rule=rule, fix=fix)
     load, description = _load(setup, options)
     lengths = drawn_lengths(load.lengths) if load.turns is None else _whole(load)
     seconds, source = _given(options, len(devices))
     if not seconds and chip is None:
-        raise InputError(
-            "--simulate needs the seconds of decoding and learning",
-            value=topology,
-            rule="the figures of this device are not known",
-            fix="--topology=v5p:4x4x4, --measured=RUN_DIR, or --decode_step_s and --learn_s",
-        )
+        problem = "--simulate needs the seconds of decoding and learning"
+        rule = "the figures of this device are not known"
+        fix = "--topology=v5p:4x4x4, --measured=RUN_DIR, or --decode_step_s and --learn_s"
+        raise InputError(problem, value=topology, rule=rule, fix=fix)
     if not seconds:
         seconds, source = _of_chip(setup, chip, lengths), f"of {topology}, the least by the chip's "
         source += "published figures: not validated, nothing was measured on one"

@@ -154,68 +154,31 @@ def _layouts(plan: Plan) -> list[str]:
     def is_chosen(cost):
         return all(plan.decode_mesh[a] == cost.mesh.get(a, 1) for a in plan.decode_mesh)
 
-    costs = [
-        cost
-        for i, cost in enumerate(plan.layouts)
-        if i < LAYOUTS or cost.layout is None or is_chosen(cost)
-    ]
-    rows = [
-        [
-            "mesh of decoding",
-            "copy GiB",
-            "HBM ms",
-            "ICI ms",
-            "latency ms",
-            "reshard ms",
-            "rollout",
-            "bound by",
-            "",
-        ]
-    ]
-    for cost in costs:
+    kinds = ("copy GiB", "HBM ms", "ICI ms", "latency ms", "reshard ms", "rollout", "bound by")
+    rows = [["mesh of decoding", *kinds, ""]]
+    for i, cost in enumerate(plan.layouts):
+        if i >= LAYOUTS and cost.layout is not None and not is_chosen(cost):
+            continue
         name = _mesh(cost.mesh) + ("" if cost.layout else ", training's own")
         times = (cost.hbm_s, sum(cost.ici_s.values()), cost.latency_s, cost.reshard_s)
+        cells = [_gib(cost.copy_bytes), *(f"{seconds * 1e3:.3g}" for seconds in times)]
+        cells += [seconds_text(cost.rollout_s), cost.binding]
         fits = "" if cost.most_bytes <= plan.free else "may not fit"
-        rows.append(
-            [
-                f"{'* ' if is_chosen(cost) else ''}{name}",
-                _gib(cost.copy_bytes),
-                *(f"{seconds * 1e3:.3g}" for seconds in times),
-                seconds_text(cost.rollout_s),
-                cost.binding,
-                fits,
-            ]
-        )
+        rows.append([f"{'* ' if is_chosen(cost) else ''}{name}", *cells, fits])
     title = f"decoding in {len(plan.layouts)} layouts, a step of it and the rollout, counted"
     return [f"{title} ({LATENCY_S * 1e6:g} us per collective assumed)", *rows_text(rows)]
 
 
 def _memory(plan: Plan) -> list[str]:
-    kinds = (
-        "weights",
-        "optimizer",
-        "other arguments",
-        "new outputs",
-        "temporaries",
-        "held beside",
-        "total",
-        "on host",
-    )
-    rows = [["program", "compile", *kinds]]
+    kinds = ("weights", "optimizer", "other arguments", "new outputs", "temporaries")
+    rows = [["program", "compile", *kinds, "held beside", "total", "on host"]]
     kv = plan.estimate.generate.get(KV, 0)
     for r in plan.reports:
         optimizer = sum(size for name, size in r.parts.items() if name.endswith("optimizer"))
         weights = sum(r.parts.values()) - optimizer
-        other_arguments, outputs = r.arguments - weights - optimizer, r.outputs - r.aliased
-        sizes = (
-            weights,
-            optimizer,
-            max(other_arguments, 0),
-            outputs,
-            r.temporaries + r.code,
-            r.beside,
-        )
-        sizes += (r.total, r.host)
+        others, outputs = max(r.arguments - weights - optimizer, 0), r.outputs - r.aliased
+        sizes = (weights, optimizer, others, outputs, r.temporaries + r.code)
+        sizes += (r.beside, r.total, r.host)
         cells = ["refused" if r.error and i in (2, 3, 4) else _gib(n) for i, n in enumerate(sizes)]
         rows.append([r.name, f"{r.compile_s:.0f} s", *cells])
     notes = [f"of generate's temporaries {_gib(kv)} are keys and values"] if kv else []
@@ -224,33 +187,14 @@ def _memory(plan: Plan) -> list[str]:
 
 def _costs(plan: Plan) -> list[str]:
     axes = sorted({name for r in plan.reports for name in r.sent_bytes})
-    rows = [
-        [
-            "program",
-            "iterations",
-            "TFLOP",
-            "of kernels",
-            "HBM GB",
-            *[f"{a} GB" for a in axes],
-            "at least",
-            "bound by",
-        ]
-    ]
-    for r in plan.reports:
-        if r.error:
-            continue
-        rows.append(
-            [
-                r.name,
-                str(r.trips),
-                f"{r.flops / 1e12:.4g}",
-                f"{r.kernel_flops / 1e12:.3g}",
-                f"{r.hbm_bytes / 1e9:.4g}",
-                *[f"{r.sent_bytes.get(a, 0) / 1e9:.3g}" for a in axes],
-                seconds_text(r.least_s) if r.seconds else "",
-                r.binding,
-            ]
-        )
+    kinds = ("iterations", "TFLOP", "of kernels", "HBM GB", *(f"{a} GB" for a in axes))
+    rows = [["program", *kinds, "at least", "bound by"]]
+    for r in (report for report in plan.reports if not report.error):
+        cells = [str(r.trips), f"{r.flops / 1e12:.4g}", f"{r.kernel_flops / 1e12:.3g}"]
+        cells += [f"{r.hbm_bytes / 1e9:.4g}"]
+        cells += [f"{r.sent_bytes.get(a, 0) / 1e9:.3g}" for a in axes]
+        cells += [seconds_text(r.least_s) if r.seconds else "", r.binding]
+        rows.append([r.name, *cells])
     seconds = [
         f"{r.name}: " + ", ".join(f"{name} {seconds_text(s)}" for name, s in r.seconds.items())
         for r in plan.reports

@@ -26,12 +26,10 @@ def code_archive(folder: Path, into: Path) -> str:
     total = sum(sizes.values())
     if not sizes or total > MOST_BYTES:
         largest = sorted(sizes, key=sizes.get)[-3:][::-1]
-        raise InputError(
-            "the code to send",
-            value=f"{total / 2**20:.0f} MiB in {folder}",
-            rule=f"above nothing, at most {MOST_BYTES // 2**20} MiB",
-            fix=f"move data to a bucket or name it in .gitignore: {', '.join(largest)}",
-        )
+        problem = "the code to send"
+        rule = f"above nothing, at most {MOST_BYTES // 2**20} MiB"
+        fix = f"move data to a bucket or name it in .gitignore: {', '.join(largest)}"
+        raise InputError(problem, value=f"{total / 2**20:.0f} MiB in {folder}", rule=rule, fix=fix)
     with into.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as zipped:
         with tarfile.open(fileobj=zipped, mode="w") as tar:
             for name in sorted(sizes):

@@ -51,10 +51,8 @@ class Cloud:
         """Returns the command line of gcloud with these words. Raises InputError if it is
         not installed."""
         if shutil.which("gcloud") is None:
-            raise InputError(
-                "gcloud is not installed",
-                fix="https://cloud.google.com/sdk, then gcloud auth login",
-            )
+            fix = "https://cloud.google.com/sdk, then gcloud auth login"
+            raise InputError("gcloud is not installed", fix=fix)
         project = [f"--project={self.project}"] if self.project else []
         return ["gcloud", *words, *project, "--quiet"]
 
@@ -83,21 +81,16 @@ class Cloud:
 
 def _failed(words: Sequence[str], result: subprocess.CompletedProcess) -> InputError:
     command = " ".join(words[:4])
-    return InputError(
-        f"gcloud {command} failed with exit code {result.returncode}",
-        rule=result.stderr.strip()[-2000:],
-        fix=f"make `gcloud {command} ...` work by itself: project, zone, quota and login",
-    )
+    problem = f"gcloud {command} failed with exit code {result.returncode}"
+    fix = f"make `gcloud {command} ...` work by itself: project, zone, quota and login"
+    return InputError(problem, rule=result.stderr.strip()[-2000:], fix=fix)
 
 
 def _not_deleted(
     name: str, words: Sequence[str], result: subprocess.CompletedProcess
 ) -> InputError:
-    return InputError(
-        f"{name} cannot be deleted",
-        rule=result.stderr.strip()[-2000:],
-        fix=f"delete it by hand, since it costs money: gcloud {' '.join(words)}",
-    )
+    fix = f"delete it by hand, since it costs money: gcloud {' '.join(words)}"
+    return InputError(f"{name} cannot be deleted", rule=result.stderr.strip()[-2000:], fix=fix)
 
 
 class CloudTpu(Cloud):

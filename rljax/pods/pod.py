@@ -73,8 +73,7 @@ class Pod:
 
     @property
     def chips_per_host(self) -> int:
-        """Number of chips of a host: all chips of a slice of v5e and v6e of up to 8 chips,
-        else 4."""
+        """Number of chips of a host: all of a slice of v5e and v6e of up to 8 chips, else 4."""
         return self.chips if self.figures.dimensions == 2 and self.chips <= 8 else 4
 
     @property
@@ -126,45 +125,32 @@ def read_pod(text: str, slices: int = 1) -> Pod:
     InputError for a version or a shape that does not exist, and for two numbers of slices."""
     if match := re.fullmatch(r"([1-9]\d{0,2})x(?=[a-z])(.*)", text):
         if slices != 1 and slices != int(match[1]):
-            raise InputError(
-                "--slices",
-                value=slices,
-                rule=f"--type={text} says {match[1]}",
-                fix="leave --slices out",
-            )
+            rule = f"--type={text} says {match[1]}"
+            raise InputError("--slices", value=slices, rule=rule, fix="leave --slices out")
         text, slices = match[2], int(match[1])
     name, _, rest = text.partition(":") if ":" in text else text.partition("-")
     version = _ALIASES.get(name, name)
     if version not in VERSIONS or not re.fullmatch(r"[1-9][0-9x]*", rest):
-        raise InputError(
-            "type",
-            value=text,
-            rule=f"VERSION-NUMBER or VERSION:AxB(xC), of {', '.join(VERSIONS)}",
-            fix="such as v5litepod-16, v4-32, v6e-256 or v5p:4x4x4",
-        )
+        rule = f"VERSION-NUMBER or VERSION:AxB(xC), of {', '.join(VERSIONS)}"
+        fix = "such as v5litepod-16, v4-32, v6e-256 or v5p:4x4x4"
+        raise InputError("type", value=text, rule=rule, fix=fix)
     figures = VERSIONS[version]
     shapes = topologies(version)
     if ":" in text:
         shape = tuple(int(n) for n in rest.split("x") if n)
         if shape not in shapes:
             nearest = [s for s in shapes if math.prod(s) >= math.prod(shape)] or [shapes[-1]]
-            raise InputError(
-                f"{version} has no such slice",
-                value=text,
-                fix=f"such as {version}:{_text(nearest[0])}",
-            )
+            fix = f"such as {version}:{_text(nearest[0])}"
+            raise InputError(f"{version} has no such slice", value=text, fix=fix)
         return Pod(version, shape, slices)
     per_chip = 2 if figures.counts == "cores" else 1
     fitting = [s for s in shapes if math.prod(s) * per_chip == int(rest)] if rest.isdigit() else []
     if not fitting:
         numbers = sorted({math.prod(s) * per_chip for s in shapes})
         nearest = sorted(numbers, key=lambda n: abs(n - int(rest)) if rest.isdigit() else n)[:4]
-        raise InputError(
-            f"{version} has no such type",
-            value=text,
-            rule=f"the number counts {figures.counts}",
-            fix=f"of {', '.join(f'{name}-{n}' for n in sorted(nearest))}, for example",
-        )
+        rule = f"the number counts {figures.counts}"
+        fix = f"of {', '.join(f'{name}-{n}' for n in sorted(nearest))}, for example"
+        raise InputError(f"{version} has no such type", value=text, rule=rule, fix=fix)
     return Pod(version, min(fitting, key=lambda s: s[::-1]), slices)  # the most cube-like one
 
 

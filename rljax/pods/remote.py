@@ -56,11 +56,9 @@ def bring_up(cloud: Cloud, poll_s: float, *, again: bool = False) -> None:
         if state == ACTIVE:
             return
         if state in (GONE, ABSENT):
-            raise InputError(
-                f"{cloud.name} did not come: it is {word}",
-                rule="the service's console says why: capacity, quota, or a wrong --type or --zone",
-                fix=f"`rljax pod down --name={cloud.name} ...`, then another zone or --spot",
-            )
+            rule = "the service's console says why: capacity, quota, or a wrong --type or --zone"
+            fix = f"`rljax pod down --name={cloud.name} ...`, then another zone or --spot"
+            raise InputError(f"{cloud.name} did not come: it is {word}", rule=rule, fix=fix)
         time.sleep(poll_s)
 
 

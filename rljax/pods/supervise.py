@@ -112,8 +112,7 @@ def _runs(group: int) -> bool:
 
 
 def _say_tpu_logs(lines: int = 10) -> None:
-    """Prints the last lines of libtpu's newest log, because some crashes are reported
-    only there."""
+    """Prints the last lines of libtpu's newest log, since some crashes are reported only there."""
     folder = os.environ.get("TPU_LOG_DIR", "/tmp/tpu_logs")
     with contextlib.suppress(OSError):
         files = [os.path.join(folder, name) for name in os.listdir(folder)]
@@ -124,8 +123,7 @@ def _say_tpu_logs(lines: int = 10) -> None:
 
 
 def code_of_the_failure(path: str) -> int | None:
-    """Returns the exit code of the host that failed, from its last message; None if there
-    is none."""
+    """Returns the exit code of the host that failed, from its last message; None without one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with open(path) as file:
             return json.load(file)["code"]

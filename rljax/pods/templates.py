@@ -27,11 +27,8 @@ def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
     """Returns the command of every host as arguments. `supervised`: restarted on its host after a
     fault that a restart can mend. Raises InputError for no command."""
     if not words:
-        raise InputError(
-            "no command",
-            rule="what every host runs stands behind --",
-            fix="such as: -- train quickstart",
-        )
+        fix = "such as: -- train quickstart"
+        raise InputError("no command", rule="what every host runs stands behind --", fix=fix)
     is_rljax = not re.search(r"python|[./]", words[0])
     command = ["python3", "-m", "rljax", *words] if is_rljax else list(words)
     if not supervised:
@@ -50,12 +47,10 @@ def package(extras: str, folder: Path) -> str:
         )
     if project.is_file() and _name(project) == DISTRIBUTION:
         return shlex.quote(f".[{extras}]")
-    raise InputError(
-        "what a host installs rljax from is not said",
-        value=str(folder),
-        rule="the folder that is sent is no clone of rljax",
-        fix="export RLJAX_SOURCE=URL of a wheel or of git+https://, which pip reads on the hosts",
-    )
+    problem = "what a host installs rljax from is not said"
+    rule = "the folder that is sent is no clone of rljax"
+    fix = "export RLJAX_SOURCE=URL of a wheel or of git+https://, which pip reads on the hosts"
+    raise InputError(problem, value=str(folder), rule=rule, fix=fix)
 
 
 def _name(project: Path) -> str:
@@ -122,12 +117,8 @@ def jobset(
     one host."""
     _check_dns(name)
     if pod.slices > 1 and pod.hosts_per_slice == 1:
-        raise InputError(
-            "several slices of one host",
-            value=str(pod),
-            rule="GKE joins multi-host slices only",
-            fix="a larger --type",
-        )
+        rule, fix = "GKE joins multi-host slices only", "a larger --type"
+        raise InputError("several slices of one host", value=str(pod), rule=rule, fix=fix)
     labels = {"labels": {"kueue.x-k8s.io/queue-name": queue}} if queue else {}
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     rules = [
@@ -266,9 +257,6 @@ def sky(
 def _check_dns(name: str) -> None:
     """Raises InputError for a name that DNS does not allow: pods are NAME-slice-0-0-xxxxx."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,36}[a-z0-9])?", name):
-        raise InputError(
-            "name",
-            value=name,
-            rule="at most 38 of a-z, 0-9 and -, from a letter on",
-            fix="--name=my-run, or another name of these characters",
-        )
+        rule = "at most 38 of a-z, 0-9 and -, from a letter on"
+        fix = "--name=my-run, or another name of these characters"
+        raise InputError("name", value=name, rule=rule, fix=fix)

@@ -9,10 +9,8 @@ from rljax.report.comparison import write_pages
 
 
 def main(arguments: Sequence[str]) -> int:
-    folders = [argument for argument in arguments if not argument.startswith("-")]
-    out = [
-        argument.removeprefix("--out=") for argument in arguments if argument.startswith("--out=")
-    ]
+    folders = [text for text in arguments if not text.startswith("-")]
+    out = [text.removeprefix("--out=") for text in arguments if text.startswith("--out=")]
     if not folders or len(folders) + len(out) != len(arguments) or len(out) > 1:
         print(__doc__, file=sys.stderr)
         return 2

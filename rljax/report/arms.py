@@ -135,8 +135,7 @@ def always_valid_half(n: int, deviation: float) -> float:
 
 
 def always_valid(values: Sequence[float]) -> dict:
-    """Returns the mean of values, one per seed, as `interval`, with the bounds of
-    `always_valid_half`."""
+    """Returns the mean of values, one per seed, as `interval`; bounds of `always_valid_half`."""
     numbers = np.asarray(values, np.float64)
     mean, half = float(numbers.mean()), always_valid_half(len(numbers), float(numbers.std()))
     return {"value": mean, "n": len(numbers), "low": mean - half, "high": mean + half}
@@ -169,8 +168,7 @@ def _power(size: float, n: int) -> float:
 
 
 def mean_series(arm: Arm, key: str) -> Series:
-    """Returns the mean over seeds of a metric at each step that all seeds have, with
-    its interval."""
+    """Returns the mean over seeds of a metric at each step that all have, with its interval."""
     columns = [dict(zip(*run.columns(key), strict=True)) for run in arm.runs]
     x = sorted(set.intersection(*(set(column) for column in columns)))
     intervals = [interval([column[step] for column in columns]) for step in x]

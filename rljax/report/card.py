@@ -52,12 +52,8 @@ def base_of(run: RecordedRun, told: str = "") -> hub.HubName | None:
     if told:
         name = hub.model_name(told)
         if name is None:
-            raise InputError(
-                "--base",
-                value=told,
-                rule="OWNER/NAME of a model of the hub",
-                fix="--base=Qwen/Qwen3-0.6B, or the name of the model that you began with",
-            )
+            fix = "--base=Qwen/Qwen3-0.6B, or the name of the model that you began with"
+            raise InputError("--base", value=told, rule="OWNER/NAME of a model of the hub", fix=fix)
         return name
     text = field(run.config, "model")  # a run writes what it read of the hub as hf://
     return hub.parse(text) if isinstance(text, str) and hub.is_hub(text) else None
@@ -234,12 +230,9 @@ def read_evaluation(path: str | Path) -> tuple[str, dict]:
     result = read_json(path)
     fields = result if isinstance(result, dict) else {}
     if not isinstance(fields.get("metrics"), dict) or "checkpoint" not in fields:
-        raise InputError(
-            "--evaluations",
-            value=str(path),
-            rule="a file that rljax evaluate --out=FILE wrote",
-            fix="rljax evaluate RUN_DIR --out=evaluation.json writes one",
-        )
+        rule = "a file that rljax evaluate --out=FILE wrote"
+        fix = "rljax evaluate RUN_DIR --out=evaluation.json writes one"
+        raise InputError("--evaluations", value=str(path), rule=rule, fix=fix)
     return Path(path).name, result
 
 

@@ -60,21 +60,16 @@ def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path | str]:
     replaced by those of the runs in it."""
     out = []
     for folder in folders:
-        run_paths, is_run = _runs_in(folder)
-        out += (
-            [folder if is_url(folder) else Path(folder)] if is_run or not run_paths else run_paths
-        )
+        if is_url(folder):
+            store = Store(str(folder))
+            names = [name for name in store.folders() if store.exists(f"{name}/config.json")]
+            runs, is_run = [store.at(name) for name in names], any(map(store.exists, OF_A_RUN))
+        else:
+            folder = Path(folder)
+            runs = sorted(path.parent for path in folder.glob("*/config.json"))
+            is_run = any((folder / name).exists() for name in OF_A_RUN)
+        out += [folder] if is_run or not runs else runs
     return out
-
-
-def _runs_in(folder: str | os.PathLike) -> tuple[list[Path | str], bool]:
-    """The folders of runs in a folder, and whether it is one itself."""
-    if is_url(folder):
-        store = Store(str(folder))
-        runs = [name for name in store.folders() if store.exists(f"{name}/config.json")]
-        return [store.at(name) for name in runs], any(map(store.exists, OF_A_RUN))
-    run_paths = sorted(path.parent for path in Path(folder).glob("*/config.json"))
-    return run_paths, any(Path(folder, name).exists() for name in OF_A_RUN)
 
 
 def write_pages(
@@ -88,12 +83,10 @@ def write_pages(
             return write_report(folders[0])
         return write_comparison(folders, out)
     except OSError as error:
-        raise InputError(
-            "the page cannot be written",
-            value=error.filename,
-            rule=str(error.strerror or error),
-            fix="make room or give it permissions; --out=FILE writes the page of runs elsewhere",
-        ) from error
+        problem = "the page cannot be written"
+        rule = str(error.strerror or error)
+        fix = "make room or give it permissions; --out=FILE writes the page of runs elsewhere"
+        raise InputError(problem, value=error.filename, rule=rule, fix=fix) from error
 
 
 def write_comparison(
@@ -193,18 +186,13 @@ def _of_arms(arms: Sequence[Arm]) -> str:
             continue
         for i, arm in enumerate(arms):
             bounds = interval([values[id(run)] for run in arm.runs])
-            cells = [
-                f"{legend(i)} {escaped(arm.name)}",
-                bounds["n"],
-                _interval_text(bounds),
-                "",
-                "",
-            ]
+            cells = [f"{legend(i)} {escaped(arm.name)}", bounds["n"], _interval_text(bounds)]
             if arm is not first:
                 gains = paired(arm, first, values)
                 seeds = seeds_needed(gains)
-                cells[3] = _interval_text(interval(gains), signed=True)
-                cells[4] = "-" if seeds is None else seeds
+                cells += [_interval_text(interval(gains), signed=True), seeds or "-"]
+            else:
+                cells += ["", ""]
             head = f'<th rowspan="{len(arms)}">{escaped(title)}</th>' if not i else ""
             rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     gain = f"difference to {first.name}"
@@ -235,12 +223,9 @@ def _numbers(runs: Sequence[RecordedRun], names: Sequence[str]) -> str:
     """The table of final numbers; columns that no run has are left out."""
     columns: dict[str, list[str]] = {}
     for title in ("accuracy_before", "accuracy_after", "difference"):
-        estimates = [estimate(run.summary.get(title)) for run in runs]
+        estimates, gain = [estimate(run.summary.get(title)) for run in runs], title == "difference"
         columns[title.replace("_", " ")] = [
-            "-"
-            if e is None
-            else shown(e, shares(e) or title == "difference", signed=title == "difference")
-            for e in estimates
+            "-" if e is None else shown(e, shares(e) or gain, signed=gain) for e in estimates
         ]
     for key in NUMBERS:
         means = [_mean(run, key) for run in runs]

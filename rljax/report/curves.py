@@ -182,8 +182,7 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def curves(run: RecordedRun) -> str:
-    """Returns the HTML of all sections of charts; metrics of no section are folded into
-    the last."""
+    """Returns the HTML of all sections of charts; metrics of none are folded into the last."""
     candidates = [
         key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)
     ]
@@ -355,8 +354,7 @@ def time_split(run: RecordedRun) -> str:
 
 
 def cost(run: RecordedRun) -> list[str]:
-    """Returns the chart of device-seconds of each step: its seconds times the devices of
-    the run."""
+    """Returns the chart of device-seconds of each step: seconds times the devices of the run."""
     totals: dict[float, float] = {}
     for key in _times(run):
         for x, seconds in zip(*run.columns(key), strict=True):
@@ -391,10 +389,9 @@ def rewards_by_distance(run: RecordedRun) -> list[str]:
     arXiv 2210.10760)."""
     distances = distance(run)
     parts = [k for k in run.keys() if matches(k, ("reward/part/*",)) and not repeats(run, k)]
-    trained = [_series(run, key, distances) for key in ("reward/mean",)]
-    other_series = [_series(run, key, distances) for key in (*parts[:4], "eval/accuracy")]
     trained, other_series = (
-        [s for s in lines if s is not None] for lines in (trained, other_series)
+        [line for key in keys if (line := _series(run, key, distances)) is not None]
+        for keys in (("reward/mean",), (*parts[:4], "eval/accuracy"))
     )
     if not trained or not other_series:
         return []

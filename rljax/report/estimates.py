@@ -12,8 +12,7 @@ def shares(*estimates: Estimate) -> bool:
 
 
 def shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
-    """Returns the value and its interval in percent (points for a difference), or as
-    plain numbers."""
+    """Returns the value and its interval in percent (points for a difference), or as numbers."""
 
     def text_of(v: float) -> str:
         text = f"{100 * v:.1f}" if as_share else short(v)

@@ -32,12 +32,8 @@ def check_is_run(folder: str | os.PathLike, shown: str | os.PathLike) -> None:
         return
     else:
         rule = "it has nothing that a run writes: no config.json, no metrics.jsonl"
-    raise InputError(
-        "no run has begun in this folder",
-        value=str(shown),
-        rule=rule,
-        fix="name the folder that `rljax train` printed as its run folder",
-    )
+    fix = "name the folder that `rljax train` printed as its run folder"
+    raise InputError("no run has begun in this folder", value=str(shown), rule=rule, fix=fix)
 
 
 # Fields of the config that are shown above the charts, and their names there.
@@ -58,8 +54,7 @@ FACTS = {
 
 
 def field(config: Mapping, dotted: str) -> object:
-    """Returns the value of a dotted field of a config, or the name of a section; None if it
-    is absent."""
+    """Returns the value of a dotted field of a config, or the name of a section; None if absent."""
     value: object = config
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -103,8 +98,7 @@ def title(run: RecordedRun) -> str:
 
 
 def facts(run: RecordedRun) -> str:
-    """Returns the HTML of facts of the config, the files, and folded: the command, the code,
-    the machine."""
+    """Returns the HTML of facts of the config, the files, and folded: command, code, machine."""
     return f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
 
 
@@ -112,10 +106,10 @@ def _facts(run: RecordedRun) -> str:
     entries = [(label, field(run.config, name)) for name, label in FACTS.items()]
     last, total = run.steps()
     entries += [
-        ("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None))
+        ("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None)),
+        ("seed", run.summary.get("seed", run.config.get("seed"))),
+        ("device", run.summary.get("device") or run.latest_start.get("device")),
     ]
-    entries += [("seed", run.summary.get("seed", run.config.get("seed")))]
-    entries += [("device", run.summary.get("device") or run.latest_start.get("device"))]
     wall = run.summary.get("wall_s")
     if is_number(wall):
         entries.append(("time", duration(wall)))

@@ -1,6 +1,7 @@
 """Tables of the held-out accuracy by difficulty and by source: easy, medium, hard, overall. For one
 run before and after, for several runs the mean with an interval over them."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,18 +36,10 @@ def _natural(name: str) -> list:
 
 
 def of_a_run(run: RecordedRun) -> str:
-    """Returns the tables of one run: its first and its last evaluation, with intervals
-    over prompts."""
-    rows = {"first": 0, "last": -1}
-    return _tables(
-        [run],
-        [
-            (name, lambda key, index=index: value_at(run, key, index))
-            for name, index in rows.items()
-        ],
-        "",
-        "Intervals are 95 %, over prompts.",
-    )
+    """Returns the tables of a run: its first and last evaluation, with intervals over prompts."""
+    places = {"first": 0, "last": -1}
+    rows = [(name, functools.partial(value_at, run, at=at)) for name, at in places.items()]
+    return _tables([run], rows, "", "Intervals are 95 %, over prompts.")
 
 
 def of_runs(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
@@ -54,7 +47,7 @@ def of_runs(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
     group with Student's 95 % interval over them; for a single run its interval over prompts."""
     runs = [run for group in groups.values() for run in group]
     rows = [
-        (f"{name} (n = {len(group)})", lambda key, group=group: _mean(group, key))
+        (f"{name} (n = {len(group)})", functools.partial(_mean, group))
         for name, group in groups.items()
     ]
     note = "Means over n runs with 95 % intervals: over runs, or of a single run over prompts."
@@ -84,8 +77,7 @@ def _cell(value: Estimate | None) -> str:
 
 
 def value_at(run: RecordedRun, key: str, at: int) -> Estimate | None:
-    """Returns the first or the last value of a metric with the interval that was logged
-    beside it."""
+    """Returns the first or last value of a metric with the interval that was logged beside it."""
     ends = {
         name: run.columns(f"{key}{end}")[1]
         for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))

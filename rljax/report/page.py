@@ -111,10 +111,8 @@ def _faults(run: RecordedRun) -> str:
             lines.append((key, x[~np.isfinite(y)], "not a finite number"))
     rows = []
     for key, x, problem in lines:
-        location = (
-            f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
-        )
-        rows.append((escaped(key), location, problem))
+        steps = f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
+        rows.append((escaped(key), steps, problem))
     faults = run.summary.get("faults")
     faults = dict(faults) if isinstance(faults, Mapping) else {}
     for key, value in {**run.summary, **faults}.items():

@@ -43,15 +43,11 @@ def write_pipeline_page(folder: Path) -> Path:
     return write_page(folder / PAGE, title, body)
 
 
-def _measured(record: Mapping) -> dict | None:
-    """The held-out accuracy that a stage ended with."""
-    metrics = record.get("metrics", {})
-    return metrics.get("greedy_accuracy") or metrics.get("accuracy_after")
-
-
 def _accuracy(records: list[dict]) -> str:
-    """The chart of the accuracy after each stage that measures one."""
-    points = [(i, e) for i, r in enumerate(records, 1) if (e := estimate(_measured(r))) is not None]
+    """The chart of the held-out accuracy after each stage that measures one."""
+    metrics = [record.get("metrics", {}) for record in records]
+    measured = [m.get("greedy_accuracy") or m.get("accuracy_after") for m in metrics]
+    points = [(i, e) for i, m in enumerate(measured, 1) if (e := estimate(m)) is not None]
     if len(points) < 2:
         return ""
     x = np.array([i for i, _ in points], float)
@@ -113,9 +109,7 @@ def _change(metrics: Mapping) -> str:
 
 def _numbers(metrics: Mapping) -> str:
     last = metrics.get("last_step") or {}
-    numbers = {name: metrics.get(name) for name in NUMBERS} | {
-        name: last.get(name) for name in LAST
-    }
+    numbers = {k: metrics.get(k) for k in NUMBERS} | {k: last.get(k) for k in LAST}
     return "<br>".join(
         f"{escaped(k)} <b>{short(v)}</b>" for k, v in numbers.items() if is_number(v)
     )

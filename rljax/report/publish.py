@@ -58,12 +58,8 @@ def publish(
     empty, and a push that fails."""
     name = hub.parse(repository if hub.is_hub(repository) else f"hf://{repository}")
     if name.kind != "model" or name.revision or name.path:
-        raise InputError(
-            "--to",
-            value=repository,
-            rule="OWNER/NAME of a model, without a revision",
-            fix=f"--to={name.repository}",
-        )
+        rule = "OWNER/NAME of a model, without a revision"
+        raise InputError("--to", value=repository, rule=rule, fix=f"--to={name.repository}")
     require_run_folder(run_dir)
     results = [read_evaluation(path) for path in evaluations]
     for file, result in results:
@@ -114,12 +110,9 @@ def _staged(out: str) -> Iterator[Path]:
         return
     path = Path(out)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(
-            "--out",
-            value=out,
-            rule="an empty folder, or one that is not there yet",
-            fix="name another folder, or empty this one",
-        )
+        rule = "an empty folder, or one that is not there yet"
+        fix = "name another folder, or empty this one"
+        raise InputError("--out", value=out, rule=rule, fix=fix)
     is_new = not path.exists()
     make_folder(path)
     try:
@@ -178,11 +171,9 @@ def _copy_file(source: Path, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
     except OSError as error:
-        raise InputError(
-            f"{target} cannot be written",
-            rule=f"{error.strerror or error}; {source} has {source.stat().st_size:,} bytes",
-            fix="make room there, or name another disk: --out=FOLDER, or TMPDIR without --out",
-        ) from None
+        rule = f"{error.strerror or error}; {source} has {source.stat().st_size:,} bytes"
+        fix = "make room there, or name another disk: --out=FOLDER, or TMPDIR without --out"
+        raise InputError(f"{target} cannot be written", rule=rule, fix=fix) from None
 
 
 def _write_report(run: RecordedRun, stage: Path) -> None:

@@ -43,8 +43,7 @@ def is_number(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """The content of a run folder: one row per step, with "x" (steps counted through)
-    and "phase"."""
+    """The content of a run folder: a row per step, with "x" (steps counted through) and "phase"."""
 
     folder: Path
     rows: list[dict]
@@ -59,8 +58,7 @@ class RecordedRun:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The indices of the rows that have a metric, and its values there, of all metrics in
-        one pass."""
+        """The indices of the rows with a metric, and its values there, of all in one pass."""
         columns: dict[str, tuple[list, list]] = {}
         for index, row in enumerate(self.rows):
             for key, value in row.items():
@@ -110,10 +108,8 @@ class RecordedRun:
         """Returns the last step that was logged, and the step that the run ends at, None if it is
         not known."""
         last, sft = int(self.rows[-1]["step"]) if self.rows else 0, self.config.get("sft")
-        rl_steps, first = (
-            self.config.get("steps"),
-            sft.get("steps") if isinstance(sft, Mapping) else 0,
-        )
+        rl_steps = self.config.get("steps")
+        first = sft.get("steps") if isinstance(sft, Mapping) else 0
         if not (is_number(rl_steps) and is_number(first)):
             return last, None
         if self.rows and self.rows[-1]["phase"] != "sft":  # it may have ended early
@@ -339,8 +335,7 @@ def change_in_words(change: Estimate) -> str:
 
 
 def pairs(summary: Mapping) -> list[tuple[str, Estimate, Estimate, Estimate]]:
-    """Returns (name, before, after, difference) of every `<name>_before` with
-    its `<name>_after`."""
+    """Returns (name, before, after, difference) of every `<name>_before` with `<name>_after`."""
     out = []
     for key in summary:
         name = key.removesuffix("_before")

@@ -42,8 +42,7 @@ def fault_lines(
 
 
 def fault_meaning(name: str) -> str:
-    """Returns what a fault counts: "steps whose rewards were all equal"; "" for one that is not
-    shown."""
+    """Returns what a fault counts: "steps whose rewards were all equal"; "" if it is not shown."""
     if name.startswith(UNHEALTHY):
         return f"steps with {name.removeprefix(UNHEALTHY)} outside of its healthy range"
     return _MEANINGS.get(name, "")

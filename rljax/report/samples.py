@@ -37,8 +37,7 @@ def _is_scored(row: Mapping) -> bool:
 
 
 def best_and_worst(samples: Sequence[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
-    """Returns the best and the worst distinct completions of the last part of the run; none is
-    in both."""
+    """Returns best and worst distinct completions of the last part of the run; none is in both."""
     distinct = {(str(row.get("prompt")), str(row.get("response"))): row for row in late(samples)}
     ranked = sorted(filter(_is_scored, distinct.values()), key=lambda r: (-r["reward"], -r["step"]))
     best = ranked[: min(BEST, (len(ranked) + 1) // 2)]
@@ -76,11 +75,8 @@ def _of_prompt(ranked: Sequence[Mapping]) -> str:
     means = [row["prompt_mean"] for row in ranked if is_number(row.get("prompt_mean"))]
     mean = means[0] if means else sum(row["reward"] for row in ranked) / len(ranked)
     middle = min(ranked, key=lambda row: abs(row["reward"] - mean))
-    examples = {
-        "best": ranked[0],
-        f"nearest to the mean, {short(mean)}": middle,
-        "worst": ranked[-1],
-    }
+    nearest = f"nearest to the mean, {short(mean)}"
+    examples = {"best": ranked[0], nearest: middle, "worst": ranked[-1]}
     cells = "".join(
         f'<div class="sample"><div class="meta">{escaped(name)}: <b>reward {_reward(row)}</b>'
         f'</div><div class="text">{_text(row, "response")}</div></div>'

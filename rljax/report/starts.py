@@ -132,9 +132,5 @@ def peak_memory(devices: Sequence) -> Mapping[str, int]:
     kilobyte = 1 if sys.platform == "darwin" else 1024
     out = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte}
     stats = [device.memory_stats() or {} for device in devices]
-    peaks = [
-        int(device_stats["peak_bytes_in_use"])
-        for device_stats in stats
-        if "peak_bytes_in_use" in device_stats
-    ]
+    peaks = [int(s["peak_bytes_in_use"]) for s in stats if "peak_bytes_in_use" in s]
     return out | ({"device_bytes": max(peaks)} if peaks else {})

@@ -182,11 +182,8 @@ def expected(groups: Mapping[str, Sequence[RecordedRun]]) -> str:
         "of what ran here."
     )
     head = ("published", "expected", "obtained here", "the same setting?", "source")
-    head_rows = table("Expected and obtained", head, rows[:MOST], note, wraps=True)
+    first_rows = table("Expected and obtained", head, rows[:MOST], note, wraps=True)
     if len(rows) <= MOST:
-        return head_rows
-    more_rows = table("", head, rows[MOST:], wraps=True)
-    return (
-        f"{head_rows}<details><summary>{len(rows) - MOST} more of them</summary>"
-        f"{more_rows}</details>"
-    )
+        return first_rows
+    title, more_rows = f"{len(rows) - MOST} more of them", table("", head, rows[MOST:], wraps=True)
+    return f"{first_rows}<details><summary>{title}</summary>{more_rows}</details>"

@@ -39,11 +39,9 @@ def transcripts(run: RecordedRun) -> str:
     body = _of_step(steps[newest], budget)
     folds = "".join(_fold(step, steps[step], budget) for step in older[:MOST_STEPS])
     omitted = len(older) - MOST_STEPS
-    footer = (
-        f'<p class="dim">{omitted} more steps are in episodes.jsonl.</p>' if omitted > 0 else ""
-    )
+    more = f'<p class="dim">{omitted} more steps are in episodes.jsonl.</p>' if omitted > 0 else ""
     title = f'<h2>Episodes <span class="dim">of step {short(newest)}</span></h2>'
-    return f"<section>{title}{LEGEND}{body}{folds}{footer}</section>"
+    return f"<section>{title}{LEGEND}{body}{folds}{more}</section>"
 
 
 class _Budget:
@@ -102,11 +100,10 @@ def _fold(step: float, rows: Sequence[Mapping], budget: _Budget) -> str:
 def _card(row: Mapping, budget: _Budget) -> str:
     """One episode: a line of facts, then its turns."""
     turns = [turn for turn in _list(row, "turns") if isinstance(turn, Mapping)]
-    notes = [f"{len(turns)} turn{'s' if len(turns) != 1 else ''}", f"{_tokens(row)} tokens"]
-    if row.get("status") == "ok":
-        notes.insert(0, f"ended by {_text(row.get('finish'))}")
-    else:
-        notes.insert(0, f'<span class="unhealthy">failed: {_text(row.get("status"))}</span>')
+    end = f"ended by {_text(row.get('finish'))}"
+    if row.get("status") != "ok":
+        end = f'<span class="unhealthy">failed: {_text(row.get("status"))}</span>'
+    notes = [end, f"{len(turns)} turn{'s' if len(turns) != 1 else ''}", f"{_tokens(row)} tokens"]
     total = f"return {_number(row.get('return'))}"
     body = "".join(_turn(i, turn, budget) for i, turn in enumerate(turns, start=1))
     message = _text(row.get("message"))
@@ -152,16 +149,13 @@ def _token(piece: object, number: object, logprob: object, chosen: object, versi
     has_logprob = _is_finite(logprob)
     shade = sum(logprob < bound for bound in SHADES) if has_logprob else len(SHADES)
     notes = [f"id {_text(number)}"]
-    notes += (
-        [f"log-prob {logprob:.3f}, p {100 * math.exp(min(logprob, 0)):.1f} %"]
-        if has_logprob
-        else []
-    )
+    if has_logprob:
+        notes.append(f"log-prob {logprob:.3f}, p {100 * math.exp(min(logprob, 0)):.1f} %")
     notes += [] if version is None else [f"version {_text(version)}"]
-    notes += ["" if chosen else "forced"]
+    notes += [] if chosen else ["forced"]
     name = f"t p{shade}" if chosen else "t f"
     text = _text(piece) or f"⟨{_text(number)}⟩"
-    return f'<span class="{name}" title="{", ".join(filter(None, notes))}">{text}</span>'
+    return f'<span class="{name}" title="{", ".join(notes)}">{text}</span>'
 
 
 def _text(value: object) -> str:

@@ -169,8 +169,7 @@ def _matching(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def missing(runs: Mapping[str, RecordedRun], metrics: Sequence[str]) -> list[str]:
-    """Returns a line for each pattern that no metric of the runs matches, with the names that
-    there are."""
+    """Returns a line for each pattern that no metric of the runs matches, with the known names."""
     names, lines = _known(runs), []
     for pattern in metrics if names else ():
         if not _matching(pattern, names):
@@ -230,13 +229,11 @@ def text_chart(
     labels[0], labels[-1] = short(high), short(low)
     if high <= low:
         labels[0], labels[CHART_ROWS // 2], labels[-1] = "", short(low), ""
-    body = [
-        f"{label[:LABEL]:>{LABEL}}{bar}{''.join(row)}"
-        for label, row in zip(labels, cells, strict=True)
-    ]
-    steps = [f"{first:g}", f"{last:g}" if last > first else ""]
-    axis = corner + steps[0] + dash * max(room - len(steps[0]) - len(steps[1]), 1) + steps[1]
-    return [head, *(line[:width] for line in body), (" " * LABEL + axis)[:width]]
+    rows = zip(labels, cells, strict=True)
+    body = [f"{label[:LABEL]:>{LABEL}}{bar}{''.join(row)}" for label, row in rows]
+    begin, end = f"{first:g}", f"{last:g}" if last > first else ""
+    axis = " " * LABEL + corner + begin + dash * max(room - len(begin) - len(end), 1) + end
+    return [head, *(line[:width] for line in (*body, axis))]
 
 
 def newest(run: RecordedRun, width: int) -> list[str]:
@@ -262,8 +259,7 @@ def newest(run: RecordedRun, width: int) -> list[str]:
 def new_lines(
     read: Callable[[], Mapping[str, RecordedRun]], metrics: Sequence[str], every_s: float
 ) -> Iterator[str]:
-    """Yields a line for each step that is new, and one for each run that has ended, until
-    all have."""
+    """Yields a line for each new step, and one for each run that has ended, until all have."""
     last_steps: dict[str, float] = {}
     ended_names: set[str] = set()
     reported: set[str] = set()

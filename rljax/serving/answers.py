@@ -24,8 +24,7 @@ def error_body(message: str, kind: str, *, code: str | None = None):
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """The addition of one piece to a choice: text, and its tokens with the offsets where each
-    begins."""
+    """The addition of one piece to a choice: text, and its tokens with the offset of each."""
 
     choice: int
     text: str
@@ -99,8 +98,7 @@ class Answer:
         return deltas
 
     def sequences(self) -> list[tuple[list[int], Sampling]]:
-        """Returns (the ids of prompt and response, Sampling) of every choice, once nothing
-        is left."""
+        """Returns (the ids of prompt and response, Sampling) of every choice, when none is left."""
         joined = [self._joined(deltas) for deltas in self._deltas]
         requests = [self.request.requests[delta.choice // self.request.n] for delta in joined]
         return [
@@ -112,15 +110,12 @@ class Answer:
         """Returns the whole answer as JSON text, once nothing is left."""
         # Piece by piece, which json.dumps would not do: it keeps all other threads waiting, and
         # log-probs of many samples are long.
-        return "".join(json.JSONEncoder().iterencode(self._body()))
-
-    def _body(self) -> dict:
         choices = [self._choice(self._joined(deltas)) for deltas in self._deltas]
-        return self._with_head(choices, "chat.completion") | {"usage": self.usage()}
+        body = self._with_head(choices, "chat.completion") | {"usage": self.usage()}
+        return "".join(json.JSONEncoder().iterencode(body))
 
     def chunk(self, delta: Delta, *, first: bool) -> dict:
-        """Returns the JSON of one server-sent chunk. `first`: it is the first chunk of
-        its choice."""
+        """Returns the JSON of one server-sent chunk. `first`: the first chunk of its choice."""
         chunk = self._with_head([self._choice(delta, first=first, delta=True)])
         if not self.request.usage:
             return chunk
@@ -150,12 +145,9 @@ class Answer:
 
     def _joined(self, deltas: list[Delta]) -> Delta:
         lists = ("tokens", "logprobs", "offsets")
-        joined = {
-            name: [value for delta in deltas for value in getattr(delta, name)] for name in lists
-        }
-        return dataclasses.replace(
-            deltas[-1], text="".join(delta.text for delta in deltas), **joined
-        )
+        joined = {name: [x for delta in deltas for x in getattr(delta, name)] for name in lists}
+        text = "".join(delta.text for delta in deltas)
+        return dataclasses.replace(deltas[-1], text=text, **joined)
 
     def _choice(self, piece: Delta, *, first: bool = True, delta: bool = False) -> dict:
         choice = {"index": piece.choice, "finish_reason": piece.reason, "logprobs": None}
@@ -211,8 +203,7 @@ class Answer:
         return self.likeliest[piece.choice][1][-len(piece.tokens) :] if piece.tokens else []
 
     def _top_logprobs(self, piece: Delta, with_prompt: bool) -> list[dict | None] | None:
-        """Returns {text: log-prob} at each token; a sampled one is among them with its own
-        log-prob."""
+        """Returns {text: log-prob} at each token; a sampled one is there with its own log-prob."""
         if not self.likeliest:
             return None
         response_entries = [

@@ -250,17 +250,13 @@ class _Requests:
             else:
                 parsed = read_completion(body, *model_arguments, **options)
         except RecursionError:
-            raise InputError(
-                "request body",
-                rule="its values are nested too deeply",
-                fix="send values of few levels",
-            ) from None
+            rule = "its values are nested too deeply"
+            raise InputError("request body", rule=rule, fix="send values of few levels") from None
         return Answer(parsed, self._tokenizer, self._name)
 
 
 def _queue_and_ticket() -> tuple[asyncio.Queue, Ticket]:
-    """Returns a queue of pieces on this loop, and the ticket that fills it from the decode
-    thread."""
+    """Returns a queue of pieces on this loop, and the ticket that fills it from decoding."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue()
 
     def deliver(piece: TokenChunk) -> None:
@@ -316,8 +312,7 @@ async def _wait_for_disconnect(receive: Callable) -> None:
 
 
 async def _until_disconnect(receive: Callable, work: Coroutine):
-    """Returns the result of `work`, or None where the client hung up first; `work` is cancelled
-    then."""
+    """Returns the result of `work`; None if the client hung up first, which cancels `work`."""
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -174,11 +174,8 @@ class Chat:
                         yield TEXT, piece
                 ended = event.sample.finish_reason is not None
         if sample.error:
-            raise InputError(
-                "the policy's turn has no end",
-                value=sample.error,
-                fix="ask again with fewer tokens, or restart rljax chat",
-            )
+            fix = "ask again with fewer tokens, or restart rljax chat"
+            raise InputError("the policy's turn has no end", value=sample.error, fix=fix)
         if last_piece := text.finish():
             yield TEXT, last_piece
         for call in text.calls:

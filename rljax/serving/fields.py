@@ -361,8 +361,7 @@ def _encode(tokenizer: Tokenizer, prompt: str | list[int], special: bool) -> lis
 
 
 def _with_stops(fields: dict, stops: Sequence[str]) -> tuple[str, ...]:
-    """Returns the stop strings of a request and, unless it ignores ends, of the run that is
-    served."""
+    """Returns the stop strings of a request and, unless it ignores ends, of the served run."""
     return tuple(dict.fromkeys((*fields["stop"], *(() if fields["ignore_eos"] else stops))))
 
 

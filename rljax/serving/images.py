@@ -45,28 +45,17 @@ def split_images(messages: object) -> tuple[object, list[Source]]:
 def _part(part: object, location: str, of_user: bool, sources: list[Source]) -> object:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "image":
-        raise InputError(
-            f"{location}.type",
-            value=kind,
-            rule="an image is a part of type 'image_url'",
-            fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
-        )
+        rule = "an image is a part of type 'image_url'"
+        fix = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+        raise InputError(f"{location}.type", value=kind, rule=rule, fix=fix)
     if kind != "image_url":
         return part
     if not of_user:
-        raise InputError(
-            location,
-            value=kind,
-            rule="images stand in messages of the user",
-            fix="put the image into a message with role 'user'",
-        )
+        fix = "put the image into a message with role 'user'"
+        raise InputError(location, value=kind, rule="images stand in messages of the user", fix=fix)
     if len(sources) == IMAGES:
-        raise InputError(
-            "images of one request",
-            value=f"{IMAGES + 1} or more",
-            rule=f"at most {IMAGES}",
-            fix="fewer images",
-        )
+        rule, fix = f"at most {IMAGES}", "fewer images"
+        raise InputError("images of one request", value=f"{IMAGES + 1} or more", rule=rule, fix=fix)
     sources.append(Source(data_url(_url(part, location), location), location))
     return {"type": "image"}
 
@@ -84,27 +73,17 @@ def _url(part: Mapping, location: str) -> str:
             f"{location}: a field", value=unknown[0][:64], rule=rule, fix="leave it out"
         )
     if image_url.get("detail") not in _DETAILS:
-        raise InputError(
-            f"{location}.image_url.detail",
-            value=image_url["detail"],
-            rule="the size of images is the model's",
-            fix="leave it out, and scale the image down",
-        )
+        problem = f"{location}.image_url.detail"
+        rule, fix = "the size of images is the model's", "leave it out, and scale the image down"
+        raise InputError(problem, value=image_url["detail"], rule=rule, fix=fix)
     url = image_url.get("url")
     if not isinstance(url, str):
-        raise InputError(
-            f"{location}.image_url.url",
-            value=url,
-            rule="a string",
-            fix='{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
-        )
+        fix = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+        raise InputError(f"{location}.image_url.url", value=url, rule="a string", fix=fix)
     if not url.startswith("data:"):
-        raise InputError(
-            f"{location}.image_url.url",
-            value=url[:80],
-            rule="a data URL: this server downloads nothing and opens no file",
-            fix='send the image itself, as "data:image/png;base64,..."',
-        )
+        rule = "a data URL: this server downloads nothing and opens no file"
+        fix = 'send the image itself, as "data:image/png;base64,..."'
+        raise InputError(f"{location}.image_url.url", value=url[:80], rule=rule, fix=fix)
     return url
 
 
@@ -114,22 +93,16 @@ def opened(sources: Sequence[Source], reader: ImageReader | None) -> tuple[Image
     if not sources:
         return ()
     if reader is None:
-        raise InputError(
-            sources[0].location,
-            value=f"{len(sources)} images",
-            rule="this model reads text alone",
-            fix="leave the images out, or serve a model with images",
-        )
+        rule = "this model reads text alone"
+        fix = "leave the images out, or serve a model with images"
+        raise InputError(sources[0].location, value=f"{len(sources)} images", rule=rule, fix=fix)
     total = 0
     for source in sources:
         total += int(np.prod(source.size()))
         if total > MOST_PIXELS:
-            raise InputError(
-                "images of one request",
-                value=f"{total} pixels or more",
-                rule=f"at most {MOST_PIXELS} in all",
-                fix="fewer images, or smaller ones",
-            )
+            problem = "images of one request"
+            rule, fix = f"at most {MOST_PIXELS} in all", "fewer images, or smaller ones"
+            raise InputError(problem, value=f"{total} pixels or more", rule=rule, fix=fix)
     return reader.opened(sources)
 
 

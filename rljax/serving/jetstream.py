@@ -141,29 +141,19 @@ class JetStreamEngine:
         """
         if engine.page_tokens:
             rule = "0: JetStream's orchestrator says nothing of pages"
-            raise InputError(
-                "page_tokens of JetStream's engine",
-                value=engine.page_tokens,
-                rule=rule,
-                fix="make the engine with page_tokens=0",
-            )
+            problem = "page_tokens of JetStream's engine"
+            fix = "make the engine with page_tokens=0"
+            raise InputError(problem, value=engine.page_tokens, rule=rule, fix=fix)
         if engine.draft_tokens:
             rule = "0: JetStream's orchestrator takes one token a step"
-            raise InputError(
-                "draft_tokens of JetStream's engine",
-                value=engine.draft_tokens,
-                rule=rule,
-                fix="make the engine with draft_tokens=0",
-            )
+            problem = "draft_tokens of JetStream's engine"
+            fix = "make the engine with draft_tokens=0"
+            raise InputError(problem, value=engine.draft_tokens, rule=rule, fix=fix)
         fits = [bucket for bucket in BUCKETS if bucket < engine.tokens]
         if not fits:
             rule = f"more than {BUCKETS[0]}, the shortest prompt that JetStream pads to"
-            raise InputError(
-                "tokens of a slot",
-                value=engine.tokens,
-                rule=rule,
-                fix=f"make the engine with {BUCKETS[0] + 1} tokens to a slot, or more",
-            )
+            fix = f"make the engine with {BUCKETS[0] + 1} tokens to a slot, or more"
+            raise InputError("tokens of a slot", value=engine.tokens, rule=rule, fix=fix)
         self.engine, self._load, self._tokenizer = engine, load, tokenizer
         self.max_prefill_length = fits[-1]
         self.sampling = sampling or Sampling(temperature=0.0)
@@ -235,12 +225,8 @@ class JetStreamEngine:
         cache, count = prefix["cache"], self.engine.slots
         rows = cache.length.shape[0]
         if rows not in (1, len(slots)):
-            raise InputError(
-                "slots",
-                value=list(slots),
-                rule=f"one per row of the prefix, {rows}",
-                fix="give one slot for each row",
-            )
+            rule, fix = f"one per row of the prefix, {rows}", "give one slot for each row"
+            raise InputError("slots", value=list(slots), rule=rule, fix=fix)
         # Always as many pairs as slots, so that this compiles once; beyond the last is dropped.
         targets, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
         targets[: len(slots)] = slots
@@ -272,20 +258,13 @@ class JetStreamEngine:
         # Of a prompt that is too long JetStream keeps the last tokens and reports all of them.
         count = np.array([min(int(true_length), tokens.shape[1])], np.int32)
         if count[0] < 1:
-            raise InputError(
-                "true_length",
-                value=int(true_length),
-                rule="at least one token",
-                fix="give a prompt of one token or more",
-            )
+            rule, fix = "at least one token", "give a prompt of one token or more"
+            raise InputError("true_length", value=int(true_length), rule=rule, fix=fix)
         total = int(before.length[0]) + int(before.token[0] >= 0) + int(count[0])
         if total >= self.engine.tokens:
-            raise InputError(
-                "tokens of a prompt",
-                value=total,
-                rule=f"below {self.engine.tokens}",
-                fix="shorten the prompt, or make the engine with more tokens to a slot",
-            )
+            rule = f"below {self.engine.tokens}"
+            fix = "shorten the prompt, or make the engine with more tokens to a slot"
+            raise InputError("tokens of a prompt", value=total, rule=rule, fix=fix)
         return self.engine.append(params, before, tokens, count)
 
     def _keys(self, request_id, count: int) -> np.ndarray:
@@ -389,12 +368,8 @@ class JetStreamHeadEngine(JetStreamEngine):
         windows = any(kind.window for kind in self.engine.model.config.kinds)
         if shared > read or (shared < read and windows):
             rule = f"the {read} tokens that its cache has read"
-            raise InputError(
-                "common_prefix_tokens",
-                value=shared,
-                rule=rule,
-                fix="lower common_prefix_tokens to that, or leave it out",
-            )
+            fix = "lower common_prefix_tokens to that, or leave it out"
+            raise InputError("common_prefix_tokens", value=shared, rule=rule, fix=fix)
         return self.engine.widen(existing.cache, 0, shared)
 
 

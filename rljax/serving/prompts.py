@@ -45,20 +45,12 @@ def likeliest(
 
 def _one_row(model: Model, ids: Sequence[int], room: int) -> Batch:
     if not len(ids):
-        raise InputError(
-            "prompt",
-            value=list(ids),
-            rule="at least one token id",
-            fix="send a text or ids of one token or more",
-        )
+        fix = "send a text or ids of one token or more"
+        raise InputError("prompt", value=list(ids), rule="at least one token id", fix=fix)
     if min(ids) < 0 or max(ids) >= model.config.ids:
         rule = f"ids from 0 to {model.config.ids - 1}"
-        raise InputError(
-            "prompt",
-            value=max(ids),
-            rule=rule,
-            fix="encode the text by the tokenizer of the served model",
-        )
+        fix = "encode the text by the tokenizer of the served model"
+        raise InputError("prompt", value=max(ids), rule=rule, fix=fix)
     columns = SHORTEST
     while columns < len(ids):
         columns *= 2

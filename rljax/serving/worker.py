@@ -92,8 +92,7 @@ class Worker:
         return self._call(lambda: self._submit(ticket, requests, n, images))
 
     def abort(self, ticket: Ticket) -> Future:
-        """Frees the samples that a ticket still holds. It has no effect on a ticket that is
-        done."""
+        """Frees the samples that a ticket still holds. No effect on a ticket that is done."""
         return self._call(lambda: self._abort(ticket))
 
     def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
@@ -207,12 +206,8 @@ class Worker:
     def _submit(self, ticket: Ticket, requests, n: int, images: PromptImages | None) -> None:
         count = len(requests) * max(1, n)
         if count > self.room:
-            raise InputError(
-                "samples of one request",
-                value=count,
-                rule=f"at most {self.room}",
-                fix="lower n, or send several requests",
-            )
+            rule, fix = f"at most {self.room}", "lower n, or send several requests"
+            raise InputError("samples of one request", value=count, rule=rule, fix=fix)
         if self.sampler.pending + count > self.room:
             raise Overloaded(f"{self.room} samples are decoding or waiting already; try again")
         try:
@@ -235,12 +230,9 @@ class Worker:
         version = self.version + 1 if version is None else version
         if version <= self.version:
             # A cache of an earlier number would pass for one that the new parameters have filled.
-            raise InputError(
-                "version of the new parameters",
-                value=version,
-                rule=f"a number above that of the last ones, which is {self.version}",
-                fix=f"give {self.version + 1} or more, or None",
-            )
+            rule = f"a number above that of the last ones, which is {self.version}"
+            fix = f"give {self.version + 1} or more, or None"
+            raise InputError("version of the new parameters", value=version, rule=rule, fix=fix)
         self._params, self.version = params, version
         self._keep_cache &= keep_cache  # the wish of an earlier swap, before any dispatch, stands
         return version

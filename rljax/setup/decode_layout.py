@@ -30,8 +30,7 @@ def samples(setup: Setup) -> bool:
 
 
 def workload(setup: Setup) -> Workload:
-    """Returns the sampling work of a step of the main phase; all turns of an episode as one
-    response."""
+    """Returns the sampling work of a main phase's step; all turns of an episode as one response."""
     prompt_tokens, batch = setup.data.prompt_tokens, setup.config.batch
     response = setup.rollouts.sampling.max_response_tokens
     if setup.config.environment.function:
@@ -41,8 +40,7 @@ def workload(setup: Setup) -> Workload:
 
 
 def decode_costs(setup: Setup, chip: Chip, roles: dict) -> list[LayoutCost]:
-    """Returns the costs of all layouts for the weights that the roles sample with, the
-    fastest first."""
+    """Returns the costs of all layouts for the weights that are sampled with, the fastest first."""
     slices = slice_count(setup.model.mesh, setup.config.mesh.slices)
     inputs = (setup.model, roles["actor"].state.weights, setup.decoding, workload(setup), chip)
     return layout_costs(*inputs, slices=slices)

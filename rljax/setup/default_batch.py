@@ -55,10 +55,13 @@ def with_default_batch(
     config = _with(config, sizes)
     batch = config.batch
     sequences = batch.prompts_per_step * batch.samples_per_prompt
+    machine = f"{len(devices)} x {devices[0].device_kind}"
+    if devices[0].platform == "cpu":
+        machine = f"{_cores()} CPU core{'s' * (_cores() > 1)}"
     return config, (
         f"batch: {batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
         f"{sequences} sequences a step, of up to {row_tokens(config)} tokens each, chosen for "
-        f"{human_count(weights)} weights on {_machine(devices)}; to change it: "
+        f"{human_count(weights)} weights on {machine}; to change it: "
         f"{', '.join(f'{name}={value}' for name, value in sizes.items())}"
     )
 
@@ -108,13 +111,6 @@ def _most_rows(config: Config, model: Model, weights: int, devices) -> float:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _machine(devices) -> str:
-    if devices[0].platform == "cpu":
-        cores = _cores()
-        return f"{cores} CPU core{'s' * (cores > 1)}"
-    return f"{len(devices)} x {devices[0].device_kind}"
 
 
 def _sizes(config: Config, unset: Collection[str], most_rows: float, shards: int) -> dict[str, int]:

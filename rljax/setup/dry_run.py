@@ -31,8 +31,7 @@ from rljax.setup.setup import Phase, Setup, fields_by_settings, sampled_prompts
 
 
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
-    """Returns the names of the fields of a phase's batches that are filled before its
-    dataflow runs."""
+    """Returns the names of the fields of a phase's batches filled before its dataflow runs."""
     names = {"tokens", "segment_ids", "positions", "mask", *KINDS[phase.data].fields}
     config = setup.config
     if phase.samples:
@@ -64,8 +63,7 @@ def images_of(setup: Setup, phase: Phase) -> ImageLayout | None:
 
 
 def abstract_batch(setup: Setup, phase: Phase) -> Batch:
-    """Returns a batch of the phase as jax.ShapeDtypeStructs, with the layout that it has on
-    the mesh."""
+    """Returns a batch of the phase as jax.ShapeDtypeStructs, with its layout on the mesh."""
     config, mesh, algorithm = setup.config, setup.model.mesh, phase.algorithm
     names = batch_fields(setup, phase)
     rows, columns = algorithm.steps.rows, setup.row_tokens
@@ -168,12 +166,8 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
     pair = isinstance(returned, tuple) and len(returned) == 2
     if not pair or not all(isinstance(part, dict) for part in returned):
         rule = f"(new roles by name, metrics by name){location}"
-        raise InputError(
-            problem,
-            value=_kind(returned),
-            rule=rule,
-            fix='return ({"actor": new_actor}, {"loss": ...}) from the dataflow',
-        )
+        fix = 'return ({"actor": new_actor}, {"loss": ...}) from the dataflow'
+        raise InputError(problem, value=_kind(returned), rule=rule, fix=fix)
     new_roles, metrics = returned
     for name, role in new_roles.items():
         if role is not None and type(role) is not type(roles.get(name)):
@@ -188,12 +182,8 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
     for name, value in metrics.items():
         if not _is_array(value) or jnp.shape(value) != ():
             rule = f"a metric is one number{location}"
-            raise InputError(
-                f"{problem}: metric {name!r}",
-                value=_kind(value),
-                rule=rule,
-                fix="reduce it, such as by jnp.mean(x), and call lists by several names",
-            )
+            fix = "reduce it, such as by jnp.mean(x), and call lists by several names"
+            raise InputError(f"{problem}: metric {name!r}", value=_kind(value), rule=rule, fix=fix)
 
 
 def _is_array(value: object) -> bool:
@@ -225,12 +215,9 @@ def _check_process_reward(text: str) -> None:
     )
     rewards = jax.eval_shape(resolve(text, NAMESPACES["process_reward"]), batch)
     if rewards.shape != numbers.shape:
-        raise InputError(
-            f"reward.process_reward={text!r} returns the wrong shape",
-            value=rewards.shape,
-            rule="rewards [B, S]",
-            fix="return one number for each token, of the shape of batch.rewards",
-        )
+        problem = f"reward.process_reward={text!r} returns the wrong shape"
+        fix = "return one number for each token, of the shape of batch.rewards"
+        raise InputError(problem, value=rewards.shape, rule="rewards [B, S]", fix=fix)
 
 
 def check_fields_read(setup: Setup) -> set[str]:
@@ -291,25 +278,21 @@ def _same(field: str, value, default) -> bool:
     home = NAMESPACES.get(field)
     if home is None or value == default or not value or not default:
         return value == default
-    meaning, default_meaning = (_meaning(resolve(text, home)) for text in (value, default))
-    return meaning == default_meaning
-
-
-def _meaning(component: Component) -> tuple:
-    parameters = component.signature.parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    return component.function, {**defaults, **component.options}
+    meanings = []
+    for component in (resolve(text, home) for text in (value, default)):
+        parameters = component.signature.parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        meanings.append((component.function, {**defaults, **component.options}))
+    return meanings[0] == meanings[1]
 
 
 def _check_placed(setup: Setup) -> None:
     """Raises InputError where a group waits for a reference that the run does not make."""
     for group in setup.groups:
         if "reference" in group.roles and "reference" not in abstract_roles(setup):
-            raise InputError(
-                f"{group.name!r} of config.placement: this run has no reference",
-                rule=f"dataflow={setup.config.dataflow!r} reads none: no KL, no such loss",
-                fix="leave it out of config.placement",
-            )
+            problem = f"{group.name!r} of config.placement: this run has no reference"
+            rule = f"dataflow={setup.config.dataflow!r} reads none: no KL, no such loss"
+            raise InputError(problem, rule=rule, fix="leave it out of config.placement")
 
 
 class _Noting(Algorithm):

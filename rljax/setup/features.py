@@ -5,7 +5,7 @@ names declares it (rljax.contracts): a function of the user's own is excluded as
 Read by validation, by the check of data with images, and by docs/generate.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rljax.components import Component, resolve
@@ -92,10 +92,16 @@ def _rollout(name: str) -> Feature:
     return Feature("algorithm.collect", lambda parts, _: bool(parts.rolls(name)))
 
 
-def _reads_draws(component: Component | None) -> bool:
-    """Returns whether it reads what is not known of tokens where whole texts are chosen."""
-    draw_fields = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
-    return not draw_fields.isdisjoint(contract_of(component).reads)
+# Fields that are not known of tokens where whole texts are chosen.
+_DRAWS = ("sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values")
+
+
+def _reading(field: str, names: Sequence[str]) -> Feature:
+    """The feature of a component of a field that reads one of these batch fields."""
+    part = field.rpartition(".")[2]
+    return Feature(
+        field, lambda parts, _: not {*names}.isdisjoint(contract_of(getattr(parts, part)).reads)
+    )
 
 
 def _fresh_fields(parts: Parts) -> list[str]:
@@ -137,13 +143,10 @@ def _token_blind(parts: Parts, _) -> bool:
     return blind and contract_of(parts.dataflow).data == "rollouts"
 
 
-def _over_rows(name: str, field: str) -> Feature:
-    """The feature of a component that takes each row for a whole sample."""
-
-    def part(parts):
-        return getattr(parts, name)
-
-    return Feature(field, lambda parts, _: contract_of(part(parts)).single_rows)
+def _declared(field: str, name: str) -> Feature:
+    """The feature of a component of a field that declares `name`."""
+    part = field.rpartition(".")[2]
+    return Feature(field, lambda parts, _: bool(getattr(contract_of(getattr(parts, part)), name)))
 
 
 FEATURES = {
@@ -188,12 +191,10 @@ FEATURES = {
         "algorithm.collect",
         lambda parts, _: parts.rolls("needs_groups") and parts.rolls("drops_dead") is None,
     ),
-    "rollout inside another": Feature(
-        "dataflow", lambda parts, _: bool(contract_of(parts.dataflow).rollout)
-    ),
+    "rollout inside another": _declared("dataflow", "rollout"),
     "rollout of other roles": Feature("algorithm.collect", _asks_for_more),
     "dead groups replaced in flight": Feature("algorithm.collect", _replaces_in_flight),
-    "rollout of single rows": _over_rows("collect", "algorithm.collect"),
+    "rollout of single rows": _declared("algorithm.collect", "single_rows"),
     # Rewards.
     "reward model": Feature("reward.model"),
     "judge model": Feature("reward.judge_model"),
@@ -204,36 +205,23 @@ FEATURES = {
     "no reward read": Feature(
         "dataflow", lambda parts, _: contract_of(parts.dataflow).data == "samples"
     ),
-    "costs": Feature("dataflow", lambda parts, _: "costs" in contract_of(parts.dataflow).reads),
-    "samples compared": Feature(
-        "dataflow", lambda parts, _: contract_of(parts.dataflow).compares_samples
-    ),
-    "one version of the policy": Feature(
-        "dataflow", lambda parts, _: contract_of(parts.dataflow).one_version
-    ),
+    "costs": _reading("dataflow", ("costs",)),
+    "samples compared": _declared("dataflow", "compares_samples"),
+    "one version of the policy": _declared("dataflow", "one_version"),
     "samples of the reference": Feature(
         "dataflow", lambda parts, _: bool(parts.rollout) and "reference" in parts.rollout.parameters
     ),
-    "dataflow over draws": Feature("dataflow", lambda parts, _: _reads_draws(parts.dataflow)),
-    "dataflow of single rows": _over_rows("dataflow", "dataflow"),
-    "loss over draws": Feature(
-        "algorithm.policy_loss", lambda parts, _: _reads_draws(parts.policy_loss)
-    ),
-    "advantage over draws": Feature(
-        "algorithm.advantage", lambda parts, _: _reads_draws(parts.advantage)
-    ),
+    "dataflow over draws": _reading("dataflow", _DRAWS),
+    "dataflow of single rows": _declared("dataflow", "single_rows"),
+    "loss over draws": _reading("algorithm.policy_loss", _DRAWS),
+    "advantage over draws": _reading("algorithm.advantage", _DRAWS),
     "fields of new samples": Feature(
         "algorithm.collect", lambda parts, _: bool(_fresh_fields(parts))
     ),
-    "advantage over log-probs": Feature(
-        "algorithm.advantage",
-        lambda parts, _: (
-            not {"old_logprobs", "ref_logprobs", "sum_pi_squared"}.isdisjoint(
-                contract_of(parts.advantage).reads
-            )
-        ),
+    "advantage over log-probs": _reading(
+        "algorithm.advantage", ("old_logprobs", "ref_logprobs", "sum_pi_squared")
     ),
-    "advantage of single rows": _over_rows("advantage", "algorithm.advantage"),
+    "advantage of single rows": _declared("algorithm.advantage", "single_rows"),
     "advantage blind to tokens": Feature("algorithm.advantage", _token_blind),
     "no reference": Feature(
         "dataflow",
@@ -289,8 +277,7 @@ FEATURES = {
 
 
 class Exclusion(NamedTuple):
-    """An exclusion: why feature `a` does not go with feature `b`, and the fix for the field of
-    `a`."""
+    """An exclusion: why feature `a` does not go with `b`, and the fix for the field of `a`."""
 
     a: str
     b: str

@@ -33,12 +33,9 @@ def check_images(config: Config, data: Data) -> None:
     for field in ("teacher_model", "critic_model"):
         folder = value_of(config, field)
         if folder and load_config(folder, **model_fields(config)).vision is None:
-            raise InputError(
-                f"{field} with images in the data",
-                value=folder,
-                rule="the model reads text alone, and it is given the rows of the policy",
-                fix=f"a vision model as {field}, or rows of text alone",
-            )
+            rule = "the model reads text alone, and it is given the rows of the policy"
+            fix = f"a vision model as {field}, or rows of text alone"
+            raise InputError(f"{field} with images in the data", value=folder, rule=rule, fix=fix)
 
 
 def stop_ids(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -75,22 +75,14 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     names, equals, call = text.partition("=")
     roles = tuple(name.strip() for name in names.split("+"))
     if not equals or not all(roles) or not call.strip():
-        raise InputError(
-            "a group of config.placement",
-            value=text,
-            rule=_FORM,
-            fix='write such as "reference=group(devices=2)"',
-        )
+        fix = 'write such as "reference=group(devices=2)"'
+        raise InputError("a group of config.placement", value=text, rule=_FORM, fix=fix)
     for role in roles:
         _check_role(role, text, own_roles)
     component = resolve(call.strip(), NAMESPACES["placement"])
     if not spec(component).places:
-        raise InputError(
-            f"placement={text!r}",
-            value=component.name,
-            rule=_FORM,
-            fix='write such as "reference=group(devices=2)"',
-        )
+        fix = 'write such as "reference=group(devices=2)"'
+        raise InputError(f"placement={text!r}", value=component.name, rule=_FORM, fix=fix)
     if "devices" not in component.options:
         raise InputError(
             f"placement={text!r}", rule="a group says how many devices it has", fix=_FORM
@@ -98,18 +90,13 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     sizes = {"fsdp": -1, **{k: v for k, v in component.options.items() if k in MESH_AXES}}
     devices = component.options["devices"]
     if devices < 1:
-        raise InputError(
-            f"placement={text!r}: a group with no devices",
-            value=devices,
-            rule="devices >= 1",
-            fix=f"devices=1 or more, or leave {names.strip()} out of it: on the mesh of the others",
-        )
+        problem = f"placement={text!r}: a group with no devices"
+        fix = f"devices=1 or more, or leave {names.strip()} out of it: on the mesh of the others"
+        raise InputError(problem, value=devices, rule="devices >= 1", fix=fix)
     if any(size == 0 or size < -1 for size in sizes.values()):
-        raise InputError(
-            f"placement={text!r}",
-            rule="each size is >= 1, or -1 = what is left",
-            fix="write sizes of 1 or more, or -1 for one of them",
-        )
+        rule = "each size is >= 1, or -1 = what is left"
+        fix = "write sizes of 1 or more, or -1 for one of them"
+        raise InputError(f"placement={text!r}", rule=rule, fix=fix)
     if list(sizes.values()).count(-1) > 1:
         fix = "fsdp=1 beside the other"
         raise InputError(f"placement={text!r}", rule="at most one size is -1, as fsdp is", fix=fix)
@@ -117,12 +104,10 @@ def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
     fits = devices % product == 0 if -1 in sizes.values() else devices == product
     if not fits:
         requirement = "devices must be a multiple of" if -1 in sizes.values() else "devices must be"
-        raise InputError(
-            f"placement={text!r}: the sizes do not divide the group",
-            value=devices,
-            rule=f"{requirement} {product}, the product of the sizes",
-            fix=f"devices={-(-devices // product) * product if -1 in sizes.values() else product}",
-        )
+        problem = f"placement={text!r}: the sizes do not divide the group"
+        rule = f"{requirement} {product}, the product of the sizes"
+        fix = f"devices={-(-devices // product) * product if -1 in sizes.values() else product}"
+        raise InputError(problem, value=devices, rule=rule, fix=fix)
     return roles, component
 
 
@@ -132,11 +117,9 @@ def _check_role(role: str, text: str, own_roles) -> None:
     rule = f"one of {', '.join(PLACED)}"
     if role in FIXED or role in own_roles:
         reason = FIXED.get(role, _INSIDE)
-        raise InputError(
-            f"placement={text!r}: {role} cannot be placed",
-            rule=f"{reason}; {rule} can",
-            fix=f"leave {role} out of placement",
-        )
+        problem = f"placement={text!r}: {role} cannot be placed"
+        fix = f"leave {role} out of placement"
+        raise InputError(problem, rule=f"{reason}; {rule} can", fix=fix)
     close = near_names(role, PLACED, 1)
     fix = f"did you mean {close[0]!r}?" if close else "name one of these"
     raise InputError(f"placement={text!r}: no such role", value=role, rule=rule, fix=fix)
@@ -153,17 +136,23 @@ def divided(config: Config, devices: list) -> tuple[list, tuple[RoleGroup, ...]]
     leave none, and for rollouts.sampler_devices on several processes."""
     group_devices, remaining = devices_apart(config), list(devices)
     check_room(config, len(remaining))
-    main, remaining = (
-        remaining[: len(remaining) - group_devices],
-        remaining[len(remaining) - group_devices :],
-    )
+    main = remaining[: len(remaining) - group_devices]
+    remaining = remaining[len(remaining) - group_devices :]
     groups = []
     for text in config.placement:
         roles, component = parsed(text)
         groups.append(RoleGroup(roles, component(remaining)))
         remaining = remaining[component.options["devices"] :]
     if remaining:
-        _check_one_process(config, devices)
+        processes = {device.process_index for device in devices}
+        if len(processes) > 1:
+            raise InputError(
+                "rollouts.sampler_devices",
+                value=config.rollouts.sampler_devices,
+                rule=f"the devices are of {len(processes)} processes, and weights go from those "
+                "that train to those that sample within one alone",
+                fix="0: one mesh of all devices, which decodes on under the next weights",
+            )
         groups.append(RoleGroup((SAMPLER,), make_mesh(len(remaining), 1, devices=remaining)))
     return main, tuple(groups)
 
@@ -171,18 +160,6 @@ def divided(config: Config, devices: list) -> tuple[list, tuple[RoleGroup, ...]]
 def sampler_mesh(groups: tuple[RoleGroup, ...]) -> Mesh | None:
     """Returns the mesh that only samples, or None."""
     return next((group.mesh for group in groups if SAMPLER in group.roles), None)
-
-
-def _check_one_process(config: Config, devices: list) -> None:
-    processes = {device.process_index for device in devices}
-    if len(processes) > 1:
-        raise InputError(
-            "rollouts.sampler_devices",
-            value=config.rollouts.sampler_devices,
-            rule=f"the devices are of {len(processes)} processes, and weights go from those that "
-            "train to those that sample within one alone",
-            fix="0: one mesh of all devices, which decodes on under the next weights",
-        )
 
 
 def check_room(config: Config, devices: int) -> None:
@@ -195,12 +172,8 @@ def check_room(config: Config, devices: int) -> None:
         raise InputError("rollouts.sampler_devices", value=sampling, rule=rule, fix=fix)
     if group_devices >= devices and config.placement:
         fix = f"groups of {devices - 1} devices together at most" if devices > 1 else "placement=()"
-        raise InputError(
-            "placement",
-            value=config.placement,
-            rule=f"its groups take {group_devices} devices, {available}, and the actor needs one",
-            fix=fix,
-        )
+        rule = f"its groups take {group_devices} devices, {available}, and the actor needs one"
+        raise InputError("placement", value=config.placement, rule=rule, fix=fix)
 
 
 def dividing(rows: int, most: int) -> str:

@@ -62,10 +62,9 @@ def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
     field, folder = "reward.cost_model", setup.config.reward.cost_model
     if not folder:
         return None
-    policy = setup.model_on("cost_model")
-    source = (setup.config, policy, setup.tokenizer, field, folder)
-    model, params = scalar_model(*source, adapted=False)
-    return ModelScorer(model, _kept(setup.config, params), rows, "cost_model")
+    model = setup.model_on("cost_model")
+    scorer = _scorer(setup.config, model, setup.tokenizer, field, folder)
+    return ModelScorer(*scorer, rows, "cost_model")
 
 
 def _check_rubrics(setup: Setup) -> None:
@@ -76,11 +75,9 @@ def _check_rubrics(setup: Setup) -> None:
         try:
             rubrics_of(prompt.extra_info)
         except ValueError as error:
-            raise InputError(
-                f"row {prompt.index} of {prompt.data_source!r} cannot be judged by rubrics",
-                rule=str(error),
-                fix="put them into extra_info of every row, or set reward.rubrics",
-            ) from None
+            problem = f"row {prompt.index} of {prompt.data_source!r} cannot be judged by rubrics"
+            fix = "put them into extra_info of every row, or set reward.rubrics"
+            raise InputError(problem, rule=str(error), fix=fix) from None
 
 
 def _share(workers: int) -> int:
@@ -102,9 +99,15 @@ def model_scorer(
         rule = "it reads the score of a reward model, and reward.model is ''"
         fix = "a run whose config has reward.model, or another reward"
         raise InputError("reward", value=text, rule=rule, fix=fix)
-    source = (config, policy, tokenizer, "reward.model", folder)
-    model, params = scalar_model(*source, adapted=False)
-    return ModelScorer(model, _kept(config, params), rows)
+    return ModelScorer(*_scorer(config, policy, tokenizer, "reward.model", folder), rows)
+
+
+def _scorer(
+    config: Config, policy: Model, tokenizer: Tokenizer, field: str, folder: str
+) -> tuple[Model, dict]:
+    """Loads the scorer of a field, with its weights where they lie between two uses."""
+    model, params = scalar_model(config, policy, tokenizer, field, folder, adapted=False)
+    return model, _kept(config, params)
 
 
 def _kept(config: Config, params: dict) -> dict:
@@ -149,12 +152,10 @@ def text_scorer(
 def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
     """The model of reward.process_model, which scores lines."""
     reward, home = setup.config.reward, NAMESPACES["process_reward"]
-    policy = setup.model_on("process_model")
-    source = (setup.config, policy, setup.tokenizer, "reward.process_model", reward.process_model)
-    model, params = scalar_model(*source, adapted=False)
+    field, folder = "reward.process_model", reward.process_model
+    model = setup.model_on("process_model")
     return ProcessScorer(
-        model,
-        _kept(setup.config, params),
+        *_scorer(setup.config, model, setup.tokenizer, field, folder),
         rows,
         setup.tokenizer,
         lines=resolve(reward.process_lines, home),

@@ -137,12 +137,8 @@ def lagrange_multiplier(
         ("threshold", threshold, math.isfinite(threshold), "a finite cost"),
     ):
         if not fits:
-            raise InputError(
-                f"lagrange_multiplier({name})",
-                value=value,
-                rule=rule,
-                fix=f"set {name} to such a value, or leave it out",
-            )
+            fix = f"set {name} to such a value, or leave it out"
+            raise InputError(f"lagrange_multiplier({name})", value=value, rule=rule, fix=fix)
     state = {
         "log": inputs.number(math.log(initial) if initial else -math.inf),
         "costs": inputs.number([0.0] * window),

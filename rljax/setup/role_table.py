@@ -85,8 +85,7 @@ class RoleInputs:
         return model.abstract() if self.abstract else load_params(folder, model)
 
     def copied(self, params: dict) -> dict:
-        """Returns the same weights in buffers of their own: a donated buffer cannot have
-        two owners."""
+        """Returns the weights in buffers of their own: a donated buffer cannot have two owners."""
         return params if self.abstract else _copied(params)
 
     def number(self, value) -> jax.Array:
@@ -125,8 +124,7 @@ def _copy(tree: dict, dtypes: tuple) -> dict:
 
 
 def _copied(tree: dict, like: dict | None = None) -> dict:
-    """The arrays in buffers of their own, with the dtypes and the memory of `like`, by one
-    program."""
+    """The arrays in buffers of their own, with dtypes and memory of `like`, by one program."""
     like = tree if like is None else like
     layout = jax.tree.map(lambda x: x.sharding, tree)
     dtypes = tuple(x.dtype for x in jax.tree.leaves(like))
@@ -349,12 +347,8 @@ def own_roles(config: Config) -> dict[str, Component]:
                 "a role of config.roles", value=text, rule=rule, fix="write it in this form"
             )
         if name in ROLES or name in makers or name in ("reward", "sample"):
-            raise InputError(
-                "a role of config.roles",
-                value=name,
-                rule="a name of its own",
-                fix="choose a name that no other role has",
-            )
+            rule, fix = "a name of its own", "choose a name that no other role has"
+            raise InputError("a role of config.roles", value=name, rule=rule, fix=fix)
         makers[name] = resolve(maker.strip(), NAMESPACES["role"])
     return makers
 

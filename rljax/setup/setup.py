@@ -197,12 +197,10 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
     if is_path(config.model):
         model_config = load_config(config.model, **settings)
         if tokenizer.vocab_size > model_config.vocab_size:
-            raise InputError(
-                f"the tokenizer of {config.tokenizer or config.model} has too many ids",
-                value=tokenizer.vocab_size,
-                rule=f"the model's vocab_size is {model_config.vocab_size}",
-                fix="use the tokenizer that came with the model",
-            )
+            problem = f"the tokenizer of {config.tokenizer or config.model} has too many ids"
+            rule = f"the model's vocab_size is {model_config.vocab_size}"
+            fix = "use the tokenizer that came with the model"
+            raise InputError(problem, value=tokenizer.vocab_size, rule=rule, fix=fix)
         if config.tokenizer and tokenizer.vocab_size:
             _check_own_tokenizer(config, tokenizer)
         model_config = dataclasses.replace(model_config, known_ids=tokenizer.vocab_size)
@@ -227,12 +225,10 @@ def _check_own_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
     if isinstance(model_tokenizer, str):
         return
     if difference := differing_ids(tokenizer, model_tokenizer, may_lack=True):
-        raise InputError(
-            f"the tokenizer of {config.tokenizer} is not that of {config.model}",
-            value=difference,
-            rule="the model would read its ids as other words",
-            fix="tokenizer='' takes the model's own; a copy of it may have another template",
-        )
+        problem = f"the tokenizer of {config.tokenizer} is not that of {config.model}"
+        rule = "the model would read its ids as other words"
+        fix = "tokenizer='' takes the model's own; a copy of it may have another template"
+        raise InputError(problem, value=difference, rule=rule, fix=fix)
 
 
 def _check_balance(config: Config, model: ModelConfig) -> None:
@@ -247,12 +243,9 @@ def _check_balance(config: Config, model: ModelConfig) -> None:
     ):
         value = getattr(config.model_settings, name)
         if value and not getattr(model, name):
-            raise InputError(
-                f"model_settings.{name}",
-                value=value,
-                rule=f"{rule} (family {model.family})",
-                fix=f"model_settings.{name}=0",
-            )
+            problem = f"model_settings.{name}"
+            fix = f"model_settings.{name}=0"
+            raise InputError(problem, value=value, rule=f"{rule} (family {model.family})", fix=fix)
     if config.sampler.router_replay and model.experts is None:
         rule = f"it replays routes to experts, and the model has none (family {model.family})"
         raise InputError(
@@ -270,12 +263,9 @@ def check_length(
     model's context; `fields` limit them."""
     longest = prompt_tokens + response_tokens
     if longest > model.config.max_tokens:
-        raise InputError(
-            f"rows have up to {prompt_tokens} prompt + {response_tokens} response tokens",
-            value=longest,
-            rule=f"the model's context is {model.config.max_tokens} tokens",
-            fix=f"lower {fields[0]} or {fields[1]}",
-        )
+        problem = f"rows have up to {prompt_tokens} prompt + {response_tokens} response tokens"
+        rule = f"the model's context is {model.config.max_tokens} tokens"
+        raise InputError(problem, value=longest, rule=rule, fix=f"lower {fields[0]} or {fields[1]}")
 
 
 def _steps(
@@ -394,8 +384,7 @@ def _resolved(value: str | tuple[str, ...], stage: str) -> Component | tuple[Com
 
 
 def rollout_of(config: Config, dataflow: Component) -> Component:
-    """Returns the rollout of a config: algorithm.collect, inside the one that the
-    dataflow needs."""
+    """Returns the rollout of a config: algorithm.collect, in the one that its dataflow needs."""
     outer = spec(dataflow).rollout
     if not outer:
         return resolve(config.algorithm.collect, NAMESPACES["collect"])

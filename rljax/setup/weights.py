@@ -88,12 +88,8 @@ def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Mod
     """Loads a reward model as one with a single label: of two labels (wrong, right) the value is
     the difference of the logits. Raises InputError for a model with more labels."""
     if wanted.labels > 2:
-        raise InputError(
-            f"{field}={folder}",
-            value=wanted.labels,
-            rule="1 or 2 labels",
-            fix=f"--config.{field}=FOLDER of a model that gives one score",
-        )
+        fix = f"--config.{field}=FOLDER of a model that gives one score"
+        raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels", fix=fix)
     params = load_params(folder, Model(wanted, mesh, "scalar"))
     if wanted.labels == 2:
         for name in ("head", "head_bias"):
@@ -132,12 +128,9 @@ def reading_same_ids(
     fix, other = "a model with the run's tokenizer: both read the same ids", tokenizer_of(folder)
     if isinstance(other, str):
         if wanted.vocab_size != policy.config.vocab_size:
-            raise InputError(
-                f"{field}={folder} has another vocabulary",
-                value=wanted.vocab_size,
-                rule=f"the policy's has {policy.config.vocab_size} tokens",
-                fix=fix,
-            )
+            problem = f"{field}={folder} has another vocabulary"
+            rule = f"the policy's has {policy.config.vocab_size} tokens"
+            raise InputError(problem, value=wanted.vocab_size, rule=rule, fix=fix)
         if hosts.first():
             LOG.warning(
                 "%s=%s has no tokenizer to compare with the run's (%s): its vocabulary is taken "
@@ -147,17 +140,11 @@ def reading_same_ids(
                 other,
             )
     elif difference := differing_ids(tokenizer, other):
-        raise InputError(
-            f"{field}={folder} has another tokenizer than the run",
-            value=difference,
-            rule="it would read the run's ids as other words",
-            fix=fix,
-        )
+        problem = f"{field}={folder} has another tokenizer than the run"
+        rule = "it would read the run's ids as other words"
+        raise InputError(problem, value=difference, rule=rule, fix=fix)
     elif wanted.vocab_size < tokenizer.vocab_size:
-        raise InputError(
-            f"{field}={folder} has another vocabulary",
-            value=wanted.vocab_size,
-            rule=f"the run's tokenizer has {tokenizer.vocab_size} ids",
-            fix=fix,
-        )
+        problem = f"{field}={folder} has another vocabulary"
+        rule = f"the run's tokenizer has {tokenizer.vocab_size} ids"
+        raise InputError(problem, value=wanted.vocab_size, rule=rule, fix=fix)
     return checked

@@ -64,8 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
-    """Returns the finite values as one line of `width` block characters at most; gaps
-    are spaces."""
+    """Returns the finite values as a line of `width` block characters at most; gaps are spaces."""
     blocks = ".:-=+*#@" if ascii_only else "▁▂▃▄▅▆▇█"
     y = np.asarray(values, dtype=np.float64)
     if y.size == 0 or not np.isfinite(y).any():
@@ -288,8 +287,7 @@ def _dot(frame: _Frame, x: float, y: float, colour: str, radius: float) -> str:
 
 
 def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
-    """Columns over the whole chart that show, under the pointer, the values at one x of
-    the lines."""
+    """Columns over the chart that show, under the pointer, the values of the lines at one x."""
     finite = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
     xs = np.unique(np.concatenate([s.x[mask] for s, mask in finite])) if finite else np.zeros(0)
     if not xs.size:
@@ -377,8 +375,7 @@ def legend(index: int) -> str:
 
 
 def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
-    """Returns a <figure>: one bar split in proportion to seconds, with a legend of shares
-    and seconds."""
+    """Returns a <figure>: a bar split in proportion to seconds, with shares and seconds."""
     total = sum(seconds for _, seconds in parts)
     if total <= 0:
         return ""

@@ -43,18 +43,22 @@ def watch() -> None:
         _watching = True
 
 
+def _compiles(name: str | None) -> None:
+    """Says which program is being compiled: `name`, or none."""
+    _now[:] = [] if name is None else [name]
+    heartbeat.compiling(name is not None)
+
+
 def _note(event: str, seconds: float, **details) -> None:
     name, ahead = str(details.get("fun_name", "a program")), getattr(_thread, "ahead", None)
     if event == _LOWERED and ahead is None:
-        _now[:] = [name]
-        heartbeat.compiling(True)
+        _compiles(name)
     if event == _EVENT:
         if ahead is not None:
             ahead.append(name)
             _ahead.add(len(_names))
         else:
-            _now.clear()
-            heartbeat.compiling(False)
+            _compiles(None)
         _names.append(name)
         _seconds.append(seconds)
 
@@ -73,13 +77,11 @@ def ahead() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def waits_for(name: str) -> Iterator[None]:
     """Says that this thread waits for the program `name`, which another one compiles."""
-    _now[:] = [name]
-    heartbeat.compiling(True)
+    _compiles(name)
     try:
         yield
     finally:
-        _now.clear()
-        heartbeat.compiling(False)
+        _compiles(None)
 
 
 def _note_hit(event: str, **_details) -> None:
@@ -123,9 +125,8 @@ def doing() -> tuple[str, float]:
     words = [word for word in words if word != _WORDS["data"]] or words  # what it draws them for
     name = next(iter(_now), None)  # one read: another thread writes it
     if name is not None and name in _expected:
-        words.append(
-            f"compiling {_expected[name]} ({[*_expected].index(name) + 1} of {len(_expected)})"
-        )
+        number = [*_expected].index(name) + 1
+        words.append(f"compiling {_expected[name]} ({number} of {len(_expected)})")
     elif name is not None:
         words.append("compiling")
     prefix = f"step {step}: " if phases[0] == "rest" else ""
@@ -160,8 +161,7 @@ def longest(start: int, least_s: float = 1.0) -> list[tuple[str, float]]:
 
 
 def missed(start: int) -> list[str]:
-    """Returns the names of the programs after the first `start` that the persistent cache did
-    not have."""
+    """Returns the names of the programs after the first `start` that the cache did not have."""
     hits = set(_hits)
     return [name for i, name in enumerate(_names) if i >= start and i not in hits]
 

@@ -59,8 +59,7 @@ QUIET_S = 10.0  # after which a live display says how long ago the last step was
 
 
 def one_line(text: object, limit: int) -> str:
-    """Returns `text` on one line of at most `limit` characters; its beginning and its end
-    are kept."""
+    """Returns `text` on one line of at most `limit` characters; its beginning and end are kept."""
     text = "" if text is None else str(text)
     if len(text) > 4 * limit:  # the rest is cut anyway, so it need not be cleaned
         text = text[: 2 * limit] + text[-2 * limit :]
@@ -300,9 +299,8 @@ class Console:
             trends = {key: list(self.history[key]) for key, *_ in NUMBERS if key in self.history}
             rows, left_s = list(self.rows), self._time_left()
         plain, width = self.console.options.ascii_only, max(self.console.width - 4, 20)
-        halves = Columns(
-            [self._numbers(latest, trends, plain), self._times(latest)], padding=(0, 3)
-        )
+        tables = [self._numbers(latest, trends, plain), self._times(latest)]
+        halves = Columns(tables, padding=(0, 3))
         waiting = self._waiting()
         parts = [self._progress(math.nan if waiting else left_s), Text(waiting, "yellow"), halves]
         parts += [Text(one_line(f"! {text}", width), "yellow") for text in self._latest_warnings()]

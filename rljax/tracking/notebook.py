@@ -159,11 +159,9 @@ def _axes(curve: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
 def _table(rows: list[Mapping]) -> str:
     if not rows:
         return ""
-    picked = [
-        rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int))
-    ]
     lines = []
-    for row in picked:
+    for i in np.unique(np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int)):
+        row = rows[i]
         status = row.get("status", "ok")
         scored = status in ("ok", None)
         cells = (

@@ -30,8 +30,6 @@ def require(service: str) -> types.ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise InputError(
-            f"tracking {service!r} needs the package {package!r}",
-            rule=str(error),
-            fix=f"pip install {install!r}, or remove {service!r} from the config's trackers",
-        ) from error
+        problem = f"tracking {service!r} needs the package {package!r}"
+        fix = f"pip install {install!r}, or remove {service!r} from the config's trackers"
+        raise InputError(problem, rule=str(error), fix=fix) from error

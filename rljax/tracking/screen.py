@@ -35,8 +35,7 @@ class _Printable:
 
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Makes everything that Python writes to standard output and error within the
-    block printable."""
+    """Makes all that Python writes to standard output and error within the block printable."""
     with contextlib.ExitStack() as stack:
         for name, redirect in (
             ("stdout", contextlib.redirect_stdout),

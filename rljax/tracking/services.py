@@ -139,20 +139,15 @@ class MlflowTracker:
             self.client.update_run(self.run_id, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
-        found_experiment = self.client.get_experiment_by_name(name)
-        experiment_id = (
-            found_experiment.experiment_id
-            if found_experiment
-            else self.client.create_experiment(name)
-        )
+        known = self.client.get_experiment_by_name(name)
+        experiment_id = known.experiment_id if known else self.client.create_experiment(name)
         created = self.client.create_run(experiment_id, run_name=stored.run_dir.resolve().name)
         self.run_id = created.info.run_id
         self.client.log_dict(self.run_id, encoded(plain(config)), "config.json")
         stored.keep(self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step. Characters that MLflow does not allow in names
-        become "_"."""
+        """Sends the metrics of a step. Characters not allowed in MLflow's names become "_"."""
         for key, value in _numeric(metrics).items():
             name = re.sub(r"[^\w\-. /]", "_", key)  # what MLflow allows: not the @ of pass@4
             self.client.log_metric(self.run_id, name, value, step=step, synchronous=False)

@@ -284,13 +284,10 @@ def open_tracking(
             raise error
         elif not resumed:  # the user is still watching: fail before hours go unrecorded
             network = "check login and network (WANDB_MODE=offline needs none)"
-            custom_fix = (
-                "make it a class or a function of (run_dir, config) whose result has log, samples"
-            )
-            fix = network if maker.function.__module__ == SERVICES else f"{custom_fix} and close"
-            raise InputError(
-                f"tracker {text!r} does not start", rule=_reason(error), fix=f"{fix}, or drop it"
-            ) from None
+            own = "make it a class or a function of (run_dir, config) whose result has log, samples"
+            fix = network if maker.function.__module__ == SERVICES else f"{own} and close"
+            problem = f"tracker {text!r} does not start"
+            raise InputError(problem, rule=_reason(error), fix=f"{fix}, or drop it") from None
         else:
             LOG.warning(
                 "tracker %r does not start again (%s); run goes on without", text, _reason(error)

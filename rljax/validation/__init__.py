@@ -15,7 +15,7 @@ from rljax.setup.features import Parts, violations
 from rljax.validation.asynchrony import flight_warnings
 from rljax.validation.fields import check_batch, check_data_and_model, check_devices, check_ranges
 from rljax.validation.placement import check_placement, devices_left
-from rljax.validation.problems import resolve_field
+from rljax.validation.problems import ConfigProblems, resolve_field
 from rljax.validation.stages import check_components
 from rljax.validation.unread import unread, unread_warnings
 
@@ -28,21 +28,13 @@ def validate(
     the library that this one was made from."""
     config = as_config(config, "validate")
     checked = _Checked(config)
-    train, steps = checked.sound.data.train, checked.sound.steps
-    checked.joint_problems.check(
-        bool(train), "data.train", train, "is not set", "a path, or a task"
-    )
-    rule = "nothing to train: sft.steps is 0 too"
-    checked.joint_problems.check(
-        steps + checked.sound.sft.steps > 0, "steps", steps, rule, fix="steps=100, or sft.steps=100"
-    )
+    sound, problems = checked.sound, checked.joint_problems
+    problems.check_field(sound.data.train, "data.train", "is not set", "a path, or a task")
+    rule, fix = "nothing to train: sft.steps is 0 too", "steps=100, or sft.steps=100"
+    problems.check_field(sound.steps + sound.sft.steps > 0, "steps", rule, fix)
     checked.check_parts()
-    if devices is not None:
-        mesh_devices = devices_left(checked.sound, devices, checked.joint_problems)
-        if mesh_devices:
-            check_devices(
-                checked.sound, mesh_devices, checked.joint_problems, devices - mesh_devices
-            )
+    if devices is not None and (mesh_devices := devices_left(sound, devices, problems)):
+        check_devices(sound, mesh_devices, problems, devices - mesh_devices)
     checked.refuse()
     return [
         *unread_warnings(config, shipped),
@@ -53,8 +45,7 @@ def validate(
 
 
 def validate_sizes(config: Config) -> None:
-    """Checks a config as `validate` does, for those who read no data: data.train need not be
-    set."""
+    """Checks a config as `validate` does, for those who read no data: data.train may be unset."""
     checked = _Checked(as_config(config, "validate_sizes"))
     checked.check_parts()
     checked.refuse()
@@ -66,16 +57,17 @@ class _Checked:
     of a wrong type or divides by 0."""
 
     def __init__(self, config: Config):
-        self.field_problems, self.joint_problems = Problems(), Problems()
+        self.field_problems = Problems()
         check_types(config, self.field_problems)
         self.sound = _with_defaults(config, _fields_of(self.field_problems))
         self.replaced = set(_fields_of(self.field_problems))
-        ranges = Problems()
+        ranges = ConfigProblems(self.sound)
         check_ranges(self.sound, ranges)
         self.field_problems += [problem for problem in ranges if not self._follows(problem)]
         sizes = {field for field in _fields_of(ranges) if field.startswith(("batch.", "mesh"))}
         self.sound = _with_defaults(self.sound, sizes)
         self.replaced |= sizes
+        self.joint_problems = ConfigProblems(self.sound)
 
     def _follows(self, problem: str) -> bool:
         """Returns whether a problem may be that of a default which stands for another value."""
@@ -86,7 +78,7 @@ class _Checked:
         """Adds the problems of paths, names, components and features."""
         config, problems = self.sound, self.joint_problems
         fix = "a Hugging Face folder, or 'decoder(...)'"
-        problems.check(bool(config.model), "model", config.model, "is not set", fix)
+        problems.check_field(config.model, "model", "is not set", fix)
         check_paths(config, problems)
         check_data_and_model(config, problems)
         check_names(config, problems)
@@ -99,9 +91,8 @@ class _Checked:
 
     def refuse(self) -> None:
         """Raises InputError that lists everything."""
-        Problems(
-            [*self.field_problems, *(p for p in self.joint_problems if not self._follows(p))]
-        ).refuse()
+        joint = [problem for problem in self.joint_problems if not self._follows(problem)]
+        Problems([*self.field_problems, *joint]).refuse()
 
 
 def _check_trackers(config: Config, problems: Problems) -> None:

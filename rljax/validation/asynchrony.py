@@ -3,20 +3,20 @@ learn from old tokens as if they were new."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
-from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rollout.flight import Clock
+from rljax.validation.problems import ConfigProblems
 
 
-def check_flight_ranges(config: Config, problems: Problems) -> None:
+def check_flight_ranges(config: Config, problems: ConfigProblems) -> None:
     """Checks the settings of samples in flight, each by itself."""
     settings = config.rollouts
     limit = settings.max_staleness
     if limit > 0:
         rule = f"how many steps' prompts begin before their step: from 0 to max_staleness, {limit}"
         fits = -1 <= settings.ahead <= limit
-        problems.check(fits, "rollouts.ahead", settings.ahead, rule, "-1: half of max_staleness")
+        problems.check_field(fits, "rollouts.ahead", rule, "-1: half of max_staleness")
     try:
         Clock.parsed(settings.clock)
     except InputError as error:

@@ -3,11 +3,10 @@ its answer."""
 
 from rljax.components import Component
 from rljax.config import Config, value_of
-from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import wanted_fields
-from rljax.validation.problems import resolved
+from rljax.validation.problems import ConfigProblems, resolved
 
 
 def _option(component: Component, name: str):
@@ -15,7 +14,7 @@ def _option(component: Component, name: str):
     return component.options.get(name, default)
 
 
-def check_judges(config: Config, problems: Problems) -> None:
+def check_judges(config: Config, problems: ConfigProblems) -> None:
     """Checks that rewards that ask a model have one to ask, and give up before the pool would kill
     them."""
     reward = config.reward
@@ -36,22 +35,18 @@ def check_judges(config: Config, problems: Problems) -> None:
         if _option(component, "base_url"):
             _check_address(component, "base_url", field, problems)
         timeout_s = _option(component, "timeout_s")
-        problems.check(
-            timeout_s < reward.timeout_s,
-            "reward.timeout_s",
-            reward.timeout_s,
-            f"the pool would kill {component.name} before its own timeout_s={timeout_s:g} ends",
-            f"reward.timeout_s={timeout_s + 2:g}, or {component.name}(timeout_s=...)",
-        )
+        rule = f"the pool would kill {component.name} before its own timeout_s={timeout_s:g} ends"
+        fix = f"reward.timeout_s={timeout_s + 2:g}, or {component.name}(timeout_s=...)"
+        problems.check_field(timeout_s < reward.timeout_s, "reward.timeout_s", rule, fix)
     if reward.rubrics:
         component = resolved(reward.function, "reward")
         fits = component is not None and _reads_rubrics(component)
         rule = f"no rubric reaches reward.function={reward.function!r}"
         fix = "reward.function='rubric(...)'"
-        problems.check(fits, "reward.rubrics", reward.rubrics, rule, fix)
+        problems.check_field(fits, "reward.rubrics", rule, fix)
 
 
-def _check_address(component: Component, name: str, field: str, problems: Problems) -> None:
+def _check_address(component: Component, name: str, field: str, problems: ConfigProblems) -> None:
     """Checks the address of a judge before a run begins, all of whose rewards would fail."""
     from rljax.rewards.judges.endpoint_http import check_address
 
@@ -63,16 +58,16 @@ def _check_address(component: Component, name: str, field: str, problems: Proble
         problems.check(False, field, component.text, rule, fix)
 
 
-def _check_mesh_judge(config: Config, problems: Problems) -> None:
+def _check_mesh_judge(config: Config, problems: ConfigProblems) -> None:
     reward, field = config.reward, "reward.judge_model"
     component = resolved(reward.function, "reward")
     asks = component is not None and spec(component).asks == "mesh"
     rule = f"answers for judge(...) and rubric(...); reward.function is {reward.function!r}"
-    problems.check(asks, field, reward.judge_model, rule, "reward.function='judge()'")
+    problems.check_field(asks, field, rule, "reward.function='judge()'")
     grades = reward.judge_grades
     fits = len(grades) != 1 and all(grades) and len(set(grades)) == len(grades)
     rule = "two or more different texts, worst first; () = the numbers from 0 to scale"
-    problems.check(fits, "reward.judge_grades", grades, rule, "('0', '1', '2')")
+    problems.check_field(fits, "reward.judge_grades", rule, "('0', '1', '2')")
 
 
 def _reads_rubrics(reward: Component) -> bool:

@@ -2,17 +2,23 @@
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
-from rljax.config.checks import Problems
 from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.data.online.default_rewards import training_text
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
-from rljax.validation.problems import check_call, check_schedule, resolve_field, resolved, shards_of
+from rljax.validation.problems import (
+    ConfigProblems,
+    check_call,
+    check_schedule,
+    resolve_field,
+    resolved,
+    shards_of,
+)
 
 
-def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> None:
+def _check_off(config: Config, problems: ConfigProblems, read_by: str, rule: str) -> None:
     """Checks that the switches of runs that learn from `read_by` are off. Those of `algorithm` that
     the dataflow itself reads are found by the dry run (rljax.setup.dry_run)."""
     default = Config()
@@ -21,20 +27,15 @@ def _check_off(config: Config, problems: Problems, read_by: str, rule: str) -> N
             continue
         value, off = value_of(config, field), value_of(default, field)
         is_off = tuple(value) == off if isinstance(off, tuple) else value == off
-        problems.check(is_off, field, value, rule, f"{field}={off!r}")
+        problems.check_field(is_off, field, rule, f"{field}={off!r}")
 
 
-def check_file(config: Config, problems: Problems, dataflow: Component, kind: str) -> None:
+def check_file(config: Config, problems: ConfigProblems, dataflow: Component, kind: str) -> None:
     """Checks a dataflow that learns from rows of a file of this kind."""
     if kind not in OF_FILES:
         rule = f"its contract says data={kind!r}: one of rollouts, samples, {', '.join(OF_FILES)}"
-        problems.check(
-            False,
-            "dataflow",
-            config.dataflow,
-            rule,
-            fix=f"@contract(data='rollouts'), or another of these, at {dataflow.name}",
-        )
+        fix = f"@contract(data='rollouts'), or another of these, at {dataflow.name}"
+        problems.check_field(False, "dataflow", rule, fix)
         return
     loss = _preference_loss(config, problems, dataflow, kind)
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
@@ -42,28 +43,27 @@ def check_file(config: Config, problems: Problems, dataflow: Component, kind: st
     _check_off(config, problems, "samples", f"{learns_from_file}: there is nothing for it to do")
     packs = kind == "examples" or not offline.packing
     rule = f"packs demonstrations (SFT), not {kind}"
-    problems.check(packs, "offline.packing", offline.packing, rule, "offline.packing=False")
+    problems.check_field(packs, "offline.packing", rule, "offline.packing=False")
     field, stored = "offline.reference_logprobs", offline.reference_logprobs
     stores = kind in ("pairs", "trajectories") or not stored
     rule = f"can be stored for pairs and trajectories, not for {kind}"
-    problems.check(stores, field, stored, rule, "''")
+    problems.check_field(stores, field, rule, "''")
     reads = kind != "pairs" or loss is None or "ref_logprobs" in spec(loss).reads
     rule = f"{config.algorithm.preference_loss} reads no reference"
-    problems.check(reads or not stored, field, stored, rule, "''")
+    problems.check_field(reads or not stored, field, rule, "''")
     ties = kind == "pairs" or offline.ties == "drop"
-    problems.check(ties, "offline.ties", offline.ties, f"is of pairs, not of {kind}", "'drop'")
-    prompts_from = config.evaluate.prompts_from
-    fits = not prompts_from or "actor" in dataflow.parameters
+    problems.check_field(ties, "offline.ties", f"is of pairs, not of {kind}", "'drop'")
+    fits = not config.evaluate.prompts_from or "actor" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
-    problems.check(fits, "evaluate.prompts_from", prompts_from, rule, "''")
+    problems.check_field(fits, "evaluate.prompts_from", rule, "''")
     sft, rule = config.sft, f"{learns_from_file}, so sft.steps need their own"
     fix = "sft.data='FILE' of demonstrations, or sft.steps=0"
-    problems.check(sft.steps == 0 or bool(sft.data), "sft.data", sft.data, rule, fix)
+    problems.check_field(sft.steps == 0 or sft.data, "sft.data", rule, fix)
     _check_sizes(config, problems, dataflow, kind, loss)
 
 
 def _preference_loss(
-    config: Config, problems: Problems, dataflow: Component, kind: str
+    config: Config, problems: ConfigProblems, dataflow: Component, kind: str
 ) -> Component | None:
     """Returns the preference loss, after a check that it can be called as the data need it; None
     unless the dataflow trains a policy with it."""
@@ -80,76 +80,70 @@ def _preference_loss(
     rows = spec(loss).rows
     fits = rows > 1 if kind == "pairs" else rows == 1
     rule = f"reads examples of {rows} row{'s' * (rows > 1)}, which {kind} are not"
-    problems.check(fits, field, text, rule, fix)
+    problems.check_field(fits, field, rule, fix)
     rule = "reads scores as what becomes of the policy's own samples, not as what a file says"
-    problems.check(not spec(loss).scores_of_samples, field, text, rule, fix)
+    problems.check_field(not spec(loss).scores_of_samples, field, rule, fix)
     keeps, reads = "baseline" in dataflow.parameters, "delta" in optional_args
     rule = "reads no running mean" if keeps else f"dataflow={dataflow.name!r} keeps no running mean"
     loss_fix = "bco(), or dataflow='kto'" if keeps else "dataflow='bco'"
-    problems.check(kind == "pairs" or keeps == reads, field, text, rule, loss_fix)
+    problems.check_field(kind == "pairs" or keeps == reads, field, rule, loss_fix)
     return loss
 
 
 def _check_sizes(
-    config: Config, problems: Problems, dataflow: Component, kind: str, loss: Component | None
+    config: Config, problems: ConfigProblems, dataflow: Component, kind: str, loss: Component | None
 ) -> None:
     rows = 1 if kind == "unpaired" else spec(dataflow).rows
     if kind == "pairs" and loss is not None:
         rows = max(spec(loss).rows, rows)
     offline, limit = config.offline, config.batch.tokens_per_microbatch
-    problems.check(
-        limit == 0 or limit >= offline.max_tokens * rows,
-        "batch.tokens_per_microbatch",
-        limit,
-        f"must hold one example: {rows} x offline.max_tokens={offline.max_tokens}",
-        f"{offline.max_tokens * rows} or more",
-    )
-    count, shards = offline.examples_per_step, shards_of(config)
+    needed, field = offline.max_tokens * rows, "batch.tokens_per_microbatch"
+    rule = f"must hold one example: {rows} x offline.max_tokens={offline.max_tokens}"
+    problems.check_field(limit == 0 or limit >= needed, field, rule, f"{needed} or more")
+    shards, field = shards_of(config), "offline.examples_per_step"
     rule, fix = f"must divide by mesh.data x fsdp x expert = {shards}", f"a multiple of {shards}"
-    problems.check(count % shards == 0, "offline.examples_per_step", count, rule, fix)
+    problems.check_field(offline.examples_per_step % shards == 0, field, rule, fix)
 
 
-def check_online(config: Config, problems: Problems, dataflow: Component) -> None:
+def check_online(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
     """Checks a dataflow that learns from samples of the policy."""
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
     rule = f"is of dataflows that learn from a file; {config.dataflow!r} samples"
     _check_off(config, problems, "rows", rule)
     share, replay = config.rollouts.replay_share, config.rollouts.replay
     rule = "above 0, and at most 1 (all prompts of a step)"
-    problems.check(
-        0 < share <= 1, "rollouts.replay_share", share, rule, fix="rollouts.replay_share=0.5"
-    )
+    fix = "rollouts.replay_share=0.5"
+    problems.check_field(0 < share <= 1, "rollouts.replay_share", rule, fix)
     rule = "there is nothing to replay: rollouts.replay is ''"
-    problems.check(bool(replay) or share == 1, "rollouts.replay_share", share, rule, "1.0")
-    reads, folder = "costs" in spec(dataflow).reads, config.reward.cost_model
+    problems.check_field(replay or share == 1, "rollouts.replay_share", rule, "1.0")
+    fits = "costs" in spec(dataflow).reads or not config.reward.cost_model
     rule, fix = f"dataflow={config.dataflow!r} reads no costs", "reward.cost_model=''"
-    problems.check(reads or not folder, "reward.cost_model", folder, rule, fix)
+    problems.check_field(fits, "reward.cost_model", rule, fix)
     _check_pretraining(config, problems, dataflow)
     if config.program_steps > 1:
         _check_program(config, problems, dataflow)
     if replay:
         single_prompt = config.batch.prompts_per_step == 1 and share < 1
         rule = "a step of one prompt has no share to replay"
-        problems.check(not single_prompt, "rollouts.replay_share", share, rule, "1.0")
+        problems.check_field(not single_prompt, "rollouts.replay_share", rule, "1.0")
     rollout = spec(dataflow).rollout
     opponent = bool(rollout) and spec(resolve(rollout, NAMESPACES["collect"])).opponent
     if spec(dataflow).rows > 1 or opponent:
         _check_compared(config, problems, dataflow, opponent)
 
 
-def _check_program(config: Config, problems: Problems, dataflow: Component) -> None:
-    """Checks that the dataflow, the rollout and the reward of steps of one program can be
-    traced."""
-    field, value, fix = "program_steps", config.program_steps, "program_steps=1"
+def _check_program(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
+    """Checks that the dataflow, the rollout and the reward of a program's steps can be traced."""
+    field, fix = "program_steps", "program_steps=1"
     rule = f"dataflow={config.dataflow!r} is not one program"
     full_fix = f"decorate it by @program (rljax.roles), or {fix}"
-    problems.check(hasattr(dataflow.function, "arguments"), field, value, rule, full_fix)
+    problems.check_field(hasattr(dataflow.function, "arguments"), field, rule, full_fix)
     if resolved(config.algorithm.collect, "collect") is not None:
         rollout = rollout_of(config, dataflow)
         rule = f"algorithm.collect={rollout.text!r} reads scores or texts on the host: it does not "
         rule += "declare @contract(on_device=True)"
         full_fix = f"{fix}, or once(), greedy_baseline(), dynamic(max_rounds=1, if_short='fill')"
-        problems.check(bool(spec(rollout).on_device), field, value, rule, full_fix)
+        problems.check_field(spec(rollout).on_device, field, rule, full_fix)
     if spec(dataflow).data != "rollouts" or not (text := training_text(config)):
         return
     reward = resolve_field(problems, "reward.function", text, "reward")
@@ -157,30 +151,25 @@ def _check_program(config: Config, problems: Problems, dataflow: Component) -> N
         lacks = without_form(reward)
         rule = f"the reward {lacks!r} has no form for the device: it is called on the host"
         full_fix = f"{fix}, or @contract(on_device=DeviceForm(...)) of rljax.rewards.on_device"
-        problems.check(not lacks, field, value, rule, full_fix)
+        problems.check_field(not lacks, field, rule, full_fix)
 
 
-def _check_pretraining(config: Config, problems: Problems, dataflow: Component) -> None:
+def _check_pretraining(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
     """Checks that a second batch for the actor has a reader, and that its rows divide."""
     settings, field = config.pretraining, "pretraining.data"
     takes = "pretraining" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} takes no `pretraining`"
-    problems.check(takes or not settings.data, field, settings.data, rule, f"{field}=''")
+    problems.check_field(takes or not settings.data, field, rule, f"{field}=''")
     if settings.data:
         _check_pretraining_loss(config, problems)
     rows, shards = settings.sequences_per_optimizer_step, shards_of(config)
     rule = f"must divide by mesh.data x fsdp x expert = {shards}"
     field = "pretraining.sequences_per_optimizer_step"
-    problems.check(
-        not settings.data or rows % shards == 0,
-        field,
-        rows,
-        rule,
-        fix=f"{field}={-(-max(rows, 1) // shards) * shards}",
-    )
+    fix = f"{field}={-(-max(rows, 1) // shards) * shards}"
+    problems.check_field(not settings.data or rows % shards == 0, field, rule, fix)
 
 
-def _check_pretraining_loss(config: Config, problems: Problems) -> None:
+def _check_pretraining_loss(config: Config, problems: ConfigProblems) -> None:
     """Checks that the loss of the examples reads nothing that examples lack, and that its
     coefficient has a schedule."""
     settings, field = config.pretraining, "pretraining.loss"
@@ -190,22 +179,21 @@ def _check_pretraining_loss(config: Config, problems: Problems) -> None:
         fits = not (declared.reads or declared.whole_step or declared.reads_targets)
         rule = "reads more of an example than the log-probs of its tokens"
         fix = f"{field}='negative_log_likelihood', or 'chord_phi'"
-        problems.check(fits and declared.rows == 1, field, settings.loss, rule, fix)
+        problems.check_field(fits and declared.rows == 1, field, rule, fix)
     rule = "must be at most 1: with pretraining.mixed it is a share"
     is_share = settings.coef <= 1 or not settings.mixed
-    problems.check(is_share, "pretraining.coef", settings.coef, rule, "pretraining.coef=0.5")
+    problems.check_field(is_share, "pretraining.coef", rule, "pretraining.coef=0.5")
     check_schedule(problems, "pretraining.schedule", settings.schedule)
 
 
-def _check_teacher(config: Config, problems: Problems, needed: bool) -> None:
-    field, value = "teacher_model", config.teacher_model
+def _check_teacher(config: Config, problems: ConfigProblems, needed: bool) -> None:
     rule = "the folder of a teacher is needed" if needed else f"{config.dataflow!r} has no teacher"
     fix = "teacher_model=FOLDER, or a model of the hub" if needed else "teacher_model=''"
-    problems.check(bool(value) == needed, field, value, rule, fix)
+    problems.check_field(bool(config.teacher_model) == needed, "teacher_model", rule, fix)
 
 
 def _check_compared(
-    config: Config, problems: Problems, dataflow: Component, opponent: bool
+    config: Config, problems: ConfigProblems, dataflow: Component, opponent: bool
 ) -> None:
     """Checks samples that are compared with each other: the loss reads the examples that the
     dataflow makes of them, and the numbers divide."""
@@ -215,9 +203,8 @@ def _check_compared(
         return
     rows, loss_rows = spec(dataflow).rows, spec(loss).rows
     rule = f"reads examples of {loss_rows} rows; those of dataflow={config.dataflow!r} have {rows}"
-    if not problems.check(
-        loss_rows == rows, field, text, rule, "sppo, xpo, nash_md have their own"
-    ):
+    fix = "sppo, xpo, nash_md have their own"
+    if not problems.check_field(loss_rows == rows, field, rule, fix):
         return
     offered = ("chosen_is_policy",) if opponent and rows == 2 else ()
     optional_args = tuple(name for name in offered if name in loss.positional)
@@ -233,8 +220,7 @@ def _check_compared(
     shards = shards_of(config)
     steps = max(generated // batch.sequences_per_optimizer_step, 1)
     multiple, field = steps * shards * rows, "batch.prompts_per_step"
-    prompts = batch.prompts_per_step
     rule = f"leaves {learned} rows to learn from, which do not divide into {steps} optimizer steps "
     rule += f"of examples of {rows} rows on {shards} devices"
-    fix = f"{field}={-(-prompts // multiple) * multiple}"
-    problems.check(learned % multiple == 0, field, prompts, rule, fix)
+    fix = f"{field}={-(-batch.prompts_per_step // multiple) * multiple}"
+    problems.check_field(learned % multiple == 0, field, rule, fix)

@@ -4,11 +4,23 @@ import math
 from collections.abc import Iterable
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, OptimizerConfig
+from rljax.config import NAMESPACES, Config, OptimizerConfig, value_of
 from rljax.config.checks import Problems, check_bare_name
 from rljax.config.schema import FIELDS
 from rljax.errors import InputError
 from rljax.learn.optimizers import learning_rate
+
+
+class ConfigProblems(Problems):
+    """Problems of one config."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+
+    def check_field(self, ok: object, field: str, rule: str, fix: str) -> bool:
+        """Adds a problem, with the value that the field has, unless `ok`; returns `ok`."""
+        return self.check(bool(ok), field, value_of(self.config, field), rule, fix)
 
 
 def shards_of(config: Config) -> int:

@@ -6,7 +6,6 @@ import inspect
 from rljax import dataflows
 from rljax.components import Component
 from rljax.config import NAMESPACES, Config, value_of
-from rljax.config.checks import Problems
 from rljax.config.schema import FIELDS, STAGES
 from rljax.config.values import texts_of
 from rljax.contracts import spec
@@ -18,7 +17,7 @@ from rljax.setup.setup import fields_by_settings, rollout_of
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
-from rljax.validation.problems import check_schedule, resolve_field
+from rljax.validation.problems import ConfigProblems, check_schedule, resolve_field
 
 # Arguments that the run hands to a rollout that asks for them, beside the roles.
 _ROLLOUT_ARGUMENTS = ("sample", "reward", "draw", "tokenizer")
@@ -31,10 +30,17 @@ _STAGE_OF_FIELD = {
 }
 
 
-def check_components(config: Config, problems: Problems) -> str:
+def check_components(config: Config, problems: ConfigProblems) -> str:
     """Returns the kind of data that the dataflow learns from, "" if there is no such dataflow."""
-    roles = _check_roles(config, problems)
     components: dict[str, Component] = {}
+    try:
+        declared_roles = own_roles(config)
+    except InputError as error:
+        problems.add("roles", config.roles, error)
+        declared_roles = {}
+    for maker in declared_roles.values():
+        _check_signature(problems, "roles", maker, "role", ())
+    roles = (*ROLES, *declared_roles)
 
     def check(field: str, text: str, stage: str) -> None:
         component = resolve_field(problems, field, text, stage)
@@ -58,17 +64,25 @@ def check_components(config: Config, problems: Problems) -> str:
     if dataflow is None:
         return ""
     kind = spec(dataflow).data
-    _check_own_roles(config, problems, components)
+    collect = components.get("collect")
+    for name in declared_roles:  # another one would be made for nothing
+        read = any(
+            name in reader.parameters for reader in (dataflow, collect) if reader is not None
+        )
+        rule = f"dataflow={config.dataflow!r} names no role {name!r}"
+        problems.check_field(read, "roles", rule, "remove it")
     if kind not in SAMPLED:
         check_file(config, problems, dataflow, kind)
         return kind
-    collect = components.get("collect")
     if collect is not None and not _check_options(config, problems, "algorithm.collect", collect):
         collect = None
     if "advantage" in components and kind == "rollouts":
         _check_advantage(config, problems, dataflow, components["advantage"])
         _check_group_of_one(config, problems, components["advantage"], collect)
-        _check_process(config, problems)
+        for field in ("reward.process_reward", "reward.process_lines"):
+            scorer = resolve_field(problems, field, value_of(config, field), "process_reward")
+            if scorer is not None:
+                _check_signature(problems, field, scorer, "process_reward", ())
     _check_kl(config, problems, dataflow)
     _check_entropy(config, problems, dataflow)
     if collect is not None:
@@ -78,35 +92,8 @@ def check_components(config: Config, problems: Problems) -> str:
     return kind
 
 
-def _check_roles(config: Config, problems: Problems) -> tuple[str, ...]:
-    """Returns the names of all roles, after a check that the makers of config.roles can be
-    called."""
-    try:
-        declared_roles = own_roles(config)
-    except InputError as error:
-        problems.add("roles", config.roles, error)
-        return tuple(ROLES)
-    for maker in declared_roles.values():
-        _check_signature(problems, "roles", maker, "role", ())
-    return (*ROLES, *declared_roles)
-
-
-def _check_own_roles(config: Config, problems: Problems, components: dict) -> None:
-    """Checks that the dataflow or the rollout names each role of config.roles: another one would be
-    made for nothing."""
-    readers = [components[name] for name in ("dataflow", "collect") if name in components]
-    try:
-        declared_roles = own_roles(config)
-    except InputError:
-        return
-    for name in declared_roles:
-        read = any(name in reader.parameters for reader in readers)
-        rule = f"dataflow={config.dataflow!r} names no role {name!r}"
-        problems.check(read, "roles", config.roles, rule, "remove it")
-
-
 def _check_signature(
-    problems: Problems, field: str, component: Component, stage: str, roles: tuple[str, ...]
+    problems: ConfigProblems, field: str, component: Component, stage: str, roles: tuple[str, ...]
 ) -> None:
     """Checks that the function can be called as its stage calls it, and that no option that it
     needs is missing."""
@@ -134,7 +121,9 @@ def _check_signature(
         problems.check(False, field, text, f"{rule}: {error}", fix)
 
 
-def _check_options(config: Config, problems: Problems, field: str, component: Component) -> bool:
+def _check_options(
+    config: Config, problems: ConfigProblems, field: str, component: Component
+) -> bool:
     """Checks that the options fit each other and the config. Returns False if no contract follows
     from them."""
     declared = None
@@ -147,7 +136,7 @@ def _check_options(config: Config, problems: Problems, field: str, component: Co
     return declared is not None
 
 
-def _check_reward(config: Config, field: str, problems: Problems) -> None:
+def _check_reward(config: Config, field: str, problems: ConfigProblems) -> None:
     """Checks that a reward that reads model_score has reward.model, and reward.model a reader."""
     text, model = value_of(config, field), config.reward.model
     reward = resolve_field(problems, field, text, "reward") if text else None  # "" = the task's own
@@ -160,26 +149,21 @@ def _check_reward(config: Config, field: str, problems: Problems) -> None:
         problems.add(field, text, error)
         return
     rule = "it reads the score of a reward model, and reward.model is ''"
-    problems.check(bool(model) or not reads, field, text, rule, "reward.model=FOLDER")
+    problems.check_field(model or not reads, field, rule, "reward.model=FOLDER")
     if field == "reward.function" and model:
         rule = f"reward.function={text!r} does not read its score"
         fix = "reward.function='' (the model alone), or mixture(rewards=('reward_model()', ...))"
-        problems.check(reads, "reward.model", model, rule, fix)
+        problems.check_field(reads, "reward.model", rule, fix)
 
 
 def _check_groups(
-    config: Config, problems: Problems, dataflow: Component, collect: Component
+    config: Config, problems: ConfigProblems, dataflow: Component, collect: Component
 ) -> None:
     """Checks that rollouts and dataflows that compare a prompt's samples have several, in whole
     examples."""
-    samples, field = config.batch.samples_per_prompt, "batch.samples_per_prompt"
-    problems.check(
-        not spec(collect).needs_groups or samples > 1,
-        "algorithm.collect",
-        config.algorithm.collect,
-        "looks for groups with unequal scores: batch.samples_per_prompt must be above 1",
-        "once()",
-    )
+    samples, field = config.batch.samples_per_prompt, "algorithm.collect"
+    rule = "looks for groups with unequal scores: batch.samples_per_prompt must be above 1"
+    problems.check_field(not spec(collect).needs_groups or samples > 1, field, rule, "once()")
     if "algorithm.collect" in " ".join(problems):
         return
     try:
@@ -187,17 +171,13 @@ def _check_groups(
     except InputError as error:
         problems.add("dataflow", config.dataflow, error)
         return
+    field = "batch.samples_per_prompt"
     rule = "must be even: half are the opponent's" if unit == 2 else f"a multiple of {unit}"
-    if problems.check(
-        samples % unit == 0,
-        field,
-        samples,
-        rule,
-        fix=f"{field}={-(-max(samples, 1) // unit) * unit}",
-    ):
+    fix = f"{field}={-(-max(samples, 1) // unit) * unit}"
+    if problems.check_field(samples % unit == 0, field, rule, fix):
         enough = not spec(dataflow).compares_samples or samples > 1
         fix = f"{field}=2, or more: 8 is usual"
-        problems.check(enough, field, samples, "must be 2 or more to compare", fix)
+        problems.check_field(enough, field, "must be 2 or more to compare", fix)
 
 
 # Batch fields that not every dataflow or rollout fills.
@@ -225,11 +205,11 @@ def _has_critic(config: Config, dataflow: Component) -> bool:
 
 
 def _check_advantage(
-    config: Config, problems: Problems, dataflow: Component, advantage: Component
+    config: Config, problems: ConfigProblems, dataflow: Component, advantage: Component
 ) -> None:
     """Checks that critic and returns come together, and that every field that the advantage reads
     is filled."""
-    field, text = "algorithm.advantage", config.algorithm.advantage
+    field = "algorithm.advantage"
     critic = _has_critic(config, dataflow)
     advantage_fills, dataflow_fills = spec(advantage).fills, spec(dataflow).fills
     if "returns" in (advantage_fills or ()):
@@ -238,11 +218,11 @@ def _check_advantage(
             "@contract(fills=('values',)) for one of your own, where a role fills them"
         )
         has_values = "values" in (dataflow_fills or ()) and "critic" not in dataflow.parameters
-        if not problems.check(critic or has_values, field, text, "needs a critic", fix):
+        if not problems.check_field(critic or has_values, field, "needs a critic", fix):
             return
     elif advantage_fills is not None:
         rule = f"gives no returns for the critic of dataflow={config.dataflow!r} to learn"
-        problems.check(not critic, field, text, rule, "gae(), or dataflow='grpo'")
+        problems.check_field(not critic, field, rule, "gae(), or dataflow='grpo'")
     if dataflow_fills is None:
         return  # it may fill anything: the dry run decides
     try:
@@ -261,11 +241,11 @@ def _check_advantage(
             fix = f"use dataflow={' or '.join(suitable)}, or {fix}"
         names = ", ".join(missing)
         rule = f"reads batch field {names}, which dataflow={config.dataflow!r} does not fill"
-        problems.check(False, field, text, rule, fix)
+        problems.check_field(False, field, rule, fix)
 
 
 def _check_group_of_one(
-    config: Config, problems: Problems, advantage: Component, collect: Component | None
+    config: Config, problems: ConfigProblems, advantage: Component, collect: Component | None
 ) -> None:
     """Checks that an advantage that compares the samples of a prompt has several."""
     if collect is not None and spec(collect).targets:
@@ -275,7 +255,7 @@ def _check_group_of_one(
     rule = f"algorithm.advantage={advantage.text!r} compares the samples of a prompt: "
     rule += "of one alone every advantage is 0"
     fix = "2 or more; or an advantage of single samples, such as reinforce_plus_plus()"
-    problems.check(samples > 1 or not compares, "batch.samples_per_prompt", samples, rule, fix)
+    problems.check_field(samples > 1 or not compares, "batch.samples_per_prompt", rule, fix)
 
 
 def _fills_fields(config: Config, name: str, fields: list[str]) -> bool:
@@ -285,73 +265,46 @@ def _fills_fields(config: Config, name: str, fields: list[str]) -> bool:
     return set(fields) <= _filled(config, component)
 
 
-def _check_process(config: Config, problems: Problems) -> None:
-    """Checks that the functions that score lines can be called."""
-    for field in ("reward.process_reward", "reward.process_lines"):
-        component = resolve_field(problems, field, value_of(config, field), "process_reward")
-        if component is not None:
-            _check_signature(problems, field, component, "process_reward", ())
-
-
-def _check_entropy(config: Config, problems: Problems, dataflow: Component) -> None:
+def _check_entropy(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
     """Checks that a coefficient that changes has a controller and one cause, and observations to
     predict an environment."""
     algorithm = config.algorithm
-    for name, off in (("entropy_target", 0), ("entropy_schedule", "")):
-        problems.check(
-            getattr(algorithm, name) == off or "entropy_controller" in dataflow.parameters,
-            f"algorithm.{name}",
-            getattr(algorithm, name),
-            f"dataflow={config.dataflow!r} takes no entropy_controller",
-            f"{name}={off!r}",
-        )
+    takes = "entropy_controller" in dataflow.parameters
+    rule = f"dataflow={config.dataflow!r} takes no entropy_controller"
+    is_off = not algorithm.entropy_target > 0
+    problems.check_field(is_off or takes, "algorithm.entropy_target", rule, "entropy_target=0")
     if algorithm.entropy_schedule:
-        field, text = "algorithm.entropy_schedule", algorithm.entropy_schedule
-        check_schedule(problems, field, text)
+        field = "algorithm.entropy_schedule"
+        problems.check_field(takes, field, rule, "entropy_schedule=''")
+        check_schedule(problems, field, algorithm.entropy_schedule)
         rule = "it moves algorithm.entropy_coef over the steps, and that is 0"
-        problems.check(algorithm.entropy_coef > 0, field, text, rule, "entropy_coef=0.01")
+        problems.check_field(algorithm.entropy_coef > 0, field, rule, "entropy_coef=0.01")
         rule = "algorithm.entropy_target moves the coefficient already"
-        problems.check(not algorithm.entropy_target, field, text, rule, "entropy_target=0")
+        problems.check_field(is_off, field, rule, "entropy_target=0")
     if algorithm.entropy_target > 0:
-        problems.check(
-            algorithm.entropy_coef <= algorithm.entropy_coef_max,
-            "algorithm.entropy_coef",
-            algorithm.entropy_coef,
-            f"starts above entropy_coef_max={algorithm.entropy_coef_max}",
-            f"entropy_coef_max={algorithm.entropy_coef}, or more",
-        )
+        rule = f"starts above entropy_coef_max={algorithm.entropy_coef_max}"
+        fix = f"entropy_coef_max={algorithm.entropy_coef}, or more"
+        field = "algorithm.entropy_coef"
+        problems.check_field(algorithm.entropy_coef <= algorithm.entropy_coef_max, field, rule, fix)
     if algorithm.observation_coef > 0:
-        problems.check(
-            bool(config.environment.function),
-            "algorithm.observation_coef",
-            algorithm.observation_coef,
-            "there is no environment whose words could be predicted",
-            "set environment.function, or observation_coef=0",
-        )
-        problems.check(
-            not config.reward.process_model,
-            "algorithm.observation_coef",
-            algorithm.observation_coef,
-            "reward.process_model numbers lines where an environment numbers turns",
-            "reward.process_model='', or observation_coef=0",
-        )
+        rule = "there is no environment whose words could be predicted"
+        fix = "set environment.function, or observation_coef=0"
+        field = "algorithm.observation_coef"
+        problems.check_field(config.environment.function, field, rule, fix)
+        rule = "reward.process_model numbers lines where an environment numbers turns"
+        fix = "reward.process_model='', or observation_coef=0"
+        problems.check_field(not config.reward.process_model, field, rule, fix)
 
 
-def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
+def _check_kl(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
     """Checks that references, controllers and coefficients come together."""
     algorithm = config.algorithm
     if algorithm.kl_target > 0:
-        problems.check(
+        adapts, field = (
             algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0,
             "algorithm.kl_target",
-            algorithm.kl_target,
-            "there is no KL coefficient to adapt",
-            "set kl_in_reward or kl_in_loss, or kl_target=0",
         )
-        problems.check(
-            "kl_controller" in dataflow.parameters,
-            "algorithm.kl_target",
-            algorithm.kl_target,
-            f"dataflow={config.dataflow!r} takes no kl_controller",
-            "kl_target=0",
-        )
+        fix = "set kl_in_reward or kl_in_loss, or kl_target=0"
+        problems.check_field(adapts, field, "there is no KL coefficient to adapt", fix)
+        rule = f"dataflow={config.dataflow!r} takes no kl_controller"
+        problems.check_field("kl_controller" in dataflow.parameters, field, rule, "kl_target=0")

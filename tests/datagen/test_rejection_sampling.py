@@ -18,7 +18,8 @@ from rljax.config.policy_options import RejectionOptions
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.rows.sources import load_demonstrations
+from rljax.data.online.default_rewards import reads_reference
+from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.datagen import rejection
 from rljax.datagen.rejection import (
     best_and_worst,
@@ -105,12 +106,20 @@ def test_of_samples_without_a_text_the_next_best_is_taken():
 def test_prompts_alone_are_enough_for_a_reward_that_reads_no_answer(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    options = RejectionOptions("run", "out.jsonl")
-    for reward in ("light_rewards.begins_even", "reward_model()"):
-        records = rejection._records(options, str(path), reward, 0.0)
-        assert [record["prompt"] for record in records] == ["a", "b"]
-    with pytest.raises(InputError, match="lacks the column 'ground_truth'"):
-        rejection._records(options, str(path), "gsm8k()", 0.0)
+    rewards = {
+        "light_rewards.begins_even": True,
+        "reward_model()": True,
+        "": True,
+        "gsm8k()": False,
+    }
+    for reward, is_enough in rewards.items():
+        need = reads_reference([reward])
+        assert need is not is_enough, reward
+        if need:
+            with pytest.raises(InputError, match="lacks the column 'ground_truth'"):
+                load_prompts(str(path), "train", need_ground_truth=need)
+        else:
+            assert len(load_prompts(str(path), "train", need_ground_truth=need)) == 2
 
 
 def test_every_flag_that_is_wrong_is_named():
@@ -360,8 +369,12 @@ def test_every_iteration_samples_as_the_run_says(tmp_path):
     config.sampler.max_response_tokens, config.sampler.top_k = 2, 1
     train_on_one(config)
     config.mesh.data = -1  # on all of them from here
+    texts = [f"{a}{b}>" for a in "abcd" for b in "ab"]
+    prompts = tmp_path / "prompts.jsonl"  # without answers, which the reward does not read
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     settings = dict(samples=4, prompts=8, keep_truncated=True, iterations=2, pairs="p.jsonl")
-    options = RejectionOptions(str(tmp_path / "base"), "", reward="exact_match()", **settings)
+    settings |= dict(data=str(prompts), reward="light_rewards.begins_even")
+    options = RejectionOptions(str(tmp_path / "base"), "", **settings)
     metas = raft(config, options, tmp_path / "raft")
     assert all((tmp_path / "raft" / str(i) / "p.jsonl").is_file() for i in range(2))
     assert [meta["metrics"]["unique_fraction"] for meta in metas] == [0.25, 0.25]
