@@ -106,15 +106,9 @@ def test_of_samples_without_a_text_the_next_best_is_taken():
 def test_prompts_alone_are_enough_for_a_reward_that_reads_no_answer(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    rewards = {
-        "light_rewards.begins_even": True,
-        "reward_model()": True,
-        "": True,
-        "gsm8k()": False,
-    }
-    for reward, is_enough in rewards.items():
+    for reward in ("light_rewards.begins_even", "reward_model()", "", "gsm8k()"):
         need = reads_reference([reward])
-        assert need is not is_enough, reward
+        assert need is (reward == "gsm8k()"), reward
         if need:
             with pytest.raises(InputError, match="lacks the column 'ground_truth'"):
                 load_prompts(str(path), "train", need_ground_truth=need)
