@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from rljax.config import Config
 from rljax.config.service_options import ChatOptions
 from rljax.config.trust import unscored
-from rljax.errors import printable
+from rljax.errors import InputError, printable
 
 SHOWN = 600  # characters of what a tool answers
 
@@ -46,8 +46,13 @@ def _lines() -> Iterator[str]:
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
+            line.encode()  # other locales than UTF-8 read a byte as half a surrogate pair
         except EOFError:
             return
+        except UnicodeError as error:
+            raise InputError(
+                "a line of the input is not UTF-8", rule=str(error), fix="write it as UTF-8"
+            ) from None
         if not line:
             return
         yield line

@@ -72,11 +72,11 @@ def with_overrides(config: Settings, overrides: Mapping[str, object], where: str
     return changed
 
 
-def plain(value: object) -> object:
+def plain_value(value: object) -> object:
     """Returns a value without types of NumPy or JAX: a number, with the digits that it is shown
     with, and a list or tuple of numbers."""
     if type(value) in (list, tuple) or len(getattr(value, "shape", ())) == 1:
-        return (list if isinstance(value, list) else tuple)(map(plain, value))
+        return (list if isinstance(value, list) else tuple)(map(plain_value, value))
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         number = value.item()
         return float(str(value)) if isinstance(number, float) else number

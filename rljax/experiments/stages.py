@@ -24,7 +24,7 @@ from rljax.config import policy_options as of
 from rljax.config.declare import Options, Spec, declared, option_flags, options_of
 from rljax.config.schema import FIELDS
 from rljax.config.trust import is_harmless, value_asks_for_trust
-from rljax.config.values import plain
+from rljax.config.values import plain_value
 from rljax.errors import InputError
 from rljax.evaluation.benchmarks import HOME as SUITES
 from rljax.experiments.sweep import TRAIN, config_of, flag, without_config
@@ -233,7 +233,7 @@ def _stage(
         rule = f"letters, digits and . _ -: it is the name of a folder, not {', '.join(_TAKEN)}"
         fix = '"stage": "sft", or another name of this form'
         raise InputError("stage", value=name, rule=rule, fix=fix)
-    values = {k: plain(v) for k, v in item.items() if k not in ("stage", "command")}
+    values = {k: plain_value(v) for k, v in item.items() if k not in ("stage", "command")}
     for field, value in values.items():
         if not _is_plain(value):
             rule = "a text, a number, True, False, None, or a list of these"

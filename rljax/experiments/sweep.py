@@ -27,7 +27,7 @@ from pathlib import Path
 from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
 from rljax.config.flags import load_config_file, load_named_config
 from rljax.config.trust import refuse_own_code
-from rljax.config.values import plain
+from rljax.config.values import plain_value
 from rljax.errors import InputError
 from rljax.files import make_folder, read_json_object, write_json
 from rljax.report.run_warnings import fault_meaning
@@ -161,7 +161,7 @@ def make_members(
         ]
     # Numbers of NumPy are written as such into flags and names of folders.
     overrides = [
-        {name: plain(value) for name, value in item.items()} if _is_entry(item) else item
+        {name: plain_value(value) for name, value in item.items()} if _is_entry(item) else item
         for item in overrides
     ]
     whole = _ambiguous_fields([item for item in overrides if _is_entry(item)])

@@ -99,7 +99,7 @@ class EntropySchedule(Role):
         return self.state[0] * shape(self.state[1])
 
     def update(self, entropy: jax.Array) -> "EntropySchedule":
-        """Returns the schedule one step later."""
+        """Returns the schedule one step later, with state [2]; the entropy [] is not read."""
         return dataclasses.replace(self, state=self.state + jnp.array([0.0, 1.0]))
 
 

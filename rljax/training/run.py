@@ -176,7 +176,8 @@ class Run:
     # -- state --
 
     def start(self, tracking) -> None:
-        """Resumes from the newest whole checkpoint of the folder, or starts anew."""
+        """Resumes from the newest whole checkpoint of the folder, or starts anew. Raises InputError
+        for a finished run."""
         self.checkpoints.prepare()
         self.checkpoints.check_room(checkpoint_bytes(self.setup))
         while (step := self.checkpoints.latest()) is not None:

@@ -2,7 +2,9 @@
 question."""
 
 import dataclasses
+import io
 import json
+import sys
 
 import jax
 import pytest
@@ -10,7 +12,7 @@ from tiny_folders import one_device
 from tiny_tokenizer import write_json
 from tool_families import write_tool_family
 
-from rljax.command.chat import _show
+from rljax.command.chat import _lines, _show
 from rljax.config import Config
 from rljax.config.service_options import ChatOptions
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
@@ -122,3 +124,14 @@ def test_without_a_chat_template_a_tag_calls(tools, capsys):
     assert shown == ["[a] ", "[calls f(x=1)]", "y" * 600 + " ...", "[turns]"]
     with pytest.raises(InputError, match="has no 'toolz'"):
         Chat(policy, ChatOptions("", environment="toolz()"))
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_byte_of_a_pipe_that_is_no_text_is_an_error(monkeypatch, errors):
+    piped = io.TextIOWrapper(io.BytesIO(b"ab>\nabc\xff>\n"), "utf-8", errors)
+    monkeypatch.setattr(sys, "stdin", piped)
+    lines = _lines()
+    with pytest.raises(
+        InputError, match="not UTF-8.*0xff|not UTF-8.*udcff.*Fix: write it as UTF-8"
+    ):
+        list(lines)
