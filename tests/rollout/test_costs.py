@@ -58,6 +58,7 @@ def at_last(batch) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 def test_the_part_cost_is_the_cost_and_a_sample_without_it_has_failed(sampled):
     batch, report = scored(sampled, "priced_rewards.priced", needs_costs=True)
     texts = [row.sample["response"] for row in report.rows]

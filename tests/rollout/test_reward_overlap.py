@@ -101,7 +101,7 @@ HOW = {
 
 
 @pytest.mark.parametrize(
-    "how", lanes(["stop strings", "host"], ["whole", "slots", "interruptions"])
+    "how", lanes(["host"], ["stop strings", "whole", "slots", "interruptions"])
 )
 def test_every_row_is_told_once_as_it_will_be_and_changes_nothing(model, how):
     options = dict(HOW[how])

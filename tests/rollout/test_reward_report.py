@@ -6,6 +6,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from rollout_cases import ASKED, Letters, asked_prompts, policy
 from sampler_cases import EOS, shallow
 from tiny_tokenizer import write_tokenizer
@@ -174,7 +175,7 @@ class Counting(RewardPool):
         return super().submit(samples)
 
 
-@pytest.mark.parametrize("loop", ["whole", "slots"])
+@pytest.mark.parametrize("loop", lanes(["whole"], ["slots"]))
 def test_the_scored_response_begins_at_starts(loop):
     """A prompt is continued from one token of a response: it is scored, not sampled."""
     model = shallow()

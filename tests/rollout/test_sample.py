@@ -155,7 +155,8 @@ def test_a_users_rollout_wraps_sample(tmp_path, where):
     assert_priced(plain, paid)
 
 
-@pytest.mark.parametrize("when", lanes(["at once"], ["in flight"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["at once", "in flight"])
 def test_what_is_wrapped_is_handed_on_to_vine(tmp_path, when):
     """Continuations have no price, so values are those of `vine`."""
     fields = FLIGHT if when == "in flight" else {}
@@ -224,6 +225,7 @@ def test_what_is_played_at_once_is_refused_in_flight(tmp_path, rollout):
         first_batch(tmp_path / "flown", ours, **fields | FLIGHT)
 
 
+@pytest.mark.slow
 def test_a_search_that_is_not_declared_is_refused_in_flight(tmp_path):
     with pytest.raises(InputError, match="did not ask for samples of the prompts"):
         first_batch(tmp_path / "flown", "my_more.silent_search()", **FLIGHT)

@@ -94,6 +94,7 @@ def test_the_tokens_of_the_best_leaf_are_learned_without_a_critic(shared):
     assert float(metrics["loss"]) == pytest.approx(float(want), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_plan_has_the_programs_of_the_search(shared):
     with shared.run(searching("expert_iteration")) as run:
         names = [call.name for call in programs_of(run.setup, abstract_roles(run.setup))]

@@ -137,6 +137,7 @@ def test_rows_go_on_from_places_of_their_own(run, train_prefix):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_prefix", [False, True])
 def test_shaping_by_length_counts_the_tokens_that_a_row_kept(run, train_prefix):
     done, _ = rolled(run, weakest_at(1), train_prefix=train_prefix, max_rounds=3)

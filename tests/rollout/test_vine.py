@@ -118,6 +118,7 @@ def test_values_are_the_mean_scores_of_real_completions(run, plain):
     np.testing.assert_allclose(done.metrics["vine/unfinished"], share)
 
 
+@pytest.mark.slow
 def test_values_are_shaped_as_the_rewards_of_the_samples(run, plain):
     """And a rule of lengths reads whole responses: of prefix and continuation."""
     raw, calls = plain

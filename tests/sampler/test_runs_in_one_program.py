@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from jax.extend.core import jaxprs_in_params
 
 from rljax.mesh import RUNS, make_mesh
@@ -73,7 +74,8 @@ def test_a_branch_stays_one():
     assert branches(jax.vmap(draw), *given) < alone
 
 
-@pytest.mark.parametrize("slots", [2 * ROWS, ROWS])  # all rows at once, and slots that are refilled
+# Slots that are refilled, and all rows at once.
+@pytest.mark.parametrize("slots", lanes([ROWS], [2 * ROWS]))
 def test_a_loop_has_one_condition(slots):
     """By a condition of each run, XLA would choose between the old and the new value of all that a
     loop carries, caches too, in each round."""

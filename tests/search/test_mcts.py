@@ -98,6 +98,7 @@ def test_one_call_for_all_sentences_whose_rows_are_those_of_each_alone(calls):
     np.testing.assert_array_equal(own, most)
 
 
+@pytest.mark.slow
 def test_exploration_is_a_function_of_the_key_and_off_where_sampling_is_greedy():
     options = dict(value=judge(), simulations=12, width=3)
     explored = dict(noise_fraction=0.5, visit_temperature=1.0)

@@ -106,6 +106,7 @@ def test_a_conversation_that_does_not_fit_says_so(templated, tools):
     assert list(chat.ask("?"))[-1] == ("end", "length")
 
 
+@pytest.mark.slow
 def test_without_a_chat_template_a_tag_calls(tools, capsys):
     from rich.console import Console
 

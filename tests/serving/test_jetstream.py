@@ -127,6 +127,7 @@ def test_the_array_is_tokens_valid_length(engine, params):
     assert whole.lengths.shape == (2,) and int(whole.lengths[1]) == 1
 
 
+@pytest.mark.slow
 def test_a_full_slot_and_a_stop_id_end_with_valid_zero(engine, params, greedy):
     want, _ = greedy(PROMPT, ROOM - 6)
     adapter = JetStreamEngine(engine, lambda: params)
