@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from sampler_cases import EOS, LONGEST, NEW, ROOM, VOCAB, forward, log_softmax, prompts, tiny
 
 from rljax.batch import batch_from_rows
