@@ -114,6 +114,7 @@ def test_an_answer_is_that_of_the_same_row_of_data(served, client, asked):
         assert answer.usage.prompt_tokens == size
 
 
+@pytest.mark.slow
 def test_every_format_is_read(client):
     sizes = set()
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
