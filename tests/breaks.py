@@ -762,19 +762,19 @@ BREAKS = {
         "rljax/learn/state.py",
         "_changed(optimizer, gradient, state, finite & take, layout)",
         "_changed(optimizer, gradient, state, take, layout)",
-        ["tests/training/test_faults.py", "-k", "not_finite"],
+        ["tests/training/test_faults.py", "-k", "do_not_move"],
     ),
     "steps in a row are counted over good ones": (
         "rljax/learn/state.py",
         "skipped_in_a_row=jnp.where(taken, 0, in_a_row),",
         "skipped_in_a_row=in_a_row,",
-        ["tests/training/test_faults.py", "-k", "not_finite"],
+        ["tests/learn/test_update.py", "-k", "finite"],
     ),
     "the position of the data is not resumed": (
         "rljax/training/run.py",
         "        source.set_state(saved)\n",
         "        pass\n",
-        ["tests/training/test_resume.py", "-k", "mid_step"],
+        ["tests/training/test_resume.py", "-k", "damaged_one or first_start"],
     ),
     "the implicit model learns from rows that the filter drops": (
         "rljax/dataflows/prime.py",

@@ -324,8 +324,7 @@ def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
     assert suite["prompts"][0]["prompt"].replace(">", "&gt;") in page
 
 
-@pytest.mark.slow
-def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_path):
+def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x").write_text("1")
     first = digest(tmp_path / "a")
@@ -333,7 +332,11 @@ def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(short, tmp_pa
     assert digest(tmp_path / "a") == first
     (tmp_path / "a/x").rename(tmp_path / "a/y")
     assert digest(tmp_path / "a") != first
-    run = shutil.copytree(short / "sft", tmp_path / "run")
+    run = tmp_path / "run"
+    (run / "policy").mkdir(parents=True)
+    (run / "policy/model.safetensors").write_bytes(b"weights")
+    for name in ("metrics.jsonl", "report.html", "config.json"):
+        (run / name).write_text("{}")
     before = digest(run)
     (run / "report.html").write_text("anew")
     assert digest(run) == before

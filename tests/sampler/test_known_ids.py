@@ -82,8 +82,9 @@ def test_it_draws_as_if_its_head_ended_there(case):
     same(batch, run(cut, of_cut))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [dict(data=2, fsdp=2, tensor=2), dict(), dict(fsdp=8)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", lanes([dict(data=2, fsdp=2, tensor=2)], [dict(), dict(fsdp=8)]), ids=str
+)
 def test_trainer_and_sampler_agree(mesh):
     one = shallow(known_ids=KNOWN)
     model = one if not mesh else Model(one.config, make_mesh(**mesh))

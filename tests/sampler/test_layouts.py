@@ -293,7 +293,6 @@ def with_adapters():
     return model, trained, frozen, step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", lanes([""], ["int8"]))
 def test_an_update_brings_the_adapters_alone(dtype):
     """The base is brought once, also from one block to the next, and is dropped with its source."""
