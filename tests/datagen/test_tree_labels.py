@@ -83,7 +83,6 @@ def prefix(row, line: int) -> str:
     return "\n".join(row["completions"][:line]) + end
 
 
-@pytest.mark.slow
 def test_a_label_counts_the_simulations_through_the_end_of_its_line():
     rows, metrics, seen = labelled("inherit")
     prompts = ("a>", "b>", "ab>")

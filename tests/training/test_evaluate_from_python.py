@@ -45,6 +45,7 @@ def test_a_run_is_evaluated_as_it_was_at_its_end(run, tmp_path):
     assert "pass@4" not in again
 
 
+@pytest.mark.slow
 def test_rows_and_a_function_are_taken_and_nothing_is_left(run):
     before = {path for path in run.folder.rglob("*")}
     rows = [{"prompt": "31542>", "ground_truth": "12345"}] * 3
@@ -70,6 +71,7 @@ def test_a_run_that_held_out_nothing_is_told_which_arguments_name_rows(tmp_path)
         data_and_reward(EvaluateOptions(str(folder)), policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what, options, says",
     [
@@ -89,6 +91,7 @@ def test_what_cannot_be_evaluated_is_refused_in_pythons_words(run, what, options
     assert "--" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_metrics_are_arrays_and_the_run_is_one_short_line(run):
     reward, steps, phase = (run.metrics[name] for name in ("reward/mean", "step", "phase"))
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
@@ -106,6 +109,7 @@ def test_metrics_are_arrays_and_the_run_is_one_short_line(run):
     assert repr(run) == f"<run {str(run.folder)!r}: {line}>" and len(repr(run.metrics)) < 10_000
 
 
+@pytest.mark.slow
 def test_fixes_of_a_run_are_arguments(run):
     config = tiny_config(run.folder, **FIELDS)
     same = dict(reward=digits_in_order, devices=jax.devices()[:1], correct_at=0.3)
