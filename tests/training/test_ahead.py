@@ -36,7 +36,7 @@ def test_a_phase_compiles_its_learning_program_once(folder, tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", lanes(["gdpo(weights=(1.0,))"], ["group_relative()"]))
+@pytest.mark.parametrize("advantage", ["gdpo(weights=(1.0,))", "group_relative()"])
 def test_parts_of_a_reward_are_an_input_where_something_reads_them(tmp_path, advantage):
     reward = "with_cost(reward='exact_match()', cost=\"regex_match(pattern='..')\")"
     fields = dict(reward__function=reward, algorithm__advantage=advantage)
