@@ -192,6 +192,7 @@ def test_what_images_exclude_is_refused_by_its_field(field, tmp_path):
         build.build(config, jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_a_teacher_or_critic_that_reads_no_images_is_refused(two_steps, tmp_path):
     """It would be given the rows of the policy, images among them."""
     text = build.build(base_config(), jax.devices()[:1])

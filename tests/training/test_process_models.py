@@ -140,6 +140,7 @@ def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_scores_of_a_growing_prefix_are_those_of_the_final_text(trained):
     scorer = load_scorer(trained[0])
     lines = ["aa", "#b", "aa", "ab", "ad"]
@@ -221,6 +222,7 @@ def scoring(scorer: SavedScorer, values, lines="line_ids()", reward="dense_step_
     return Reward(Fixed(values), CHARS, scorer.model.mesh, process)
 
 
+@pytest.mark.slow
 def test_lines_of_sampled_tokens_are_scored_and_rewarded(trained):
     scorer = load_scorer(trained[0])
     texts = ["aa\nab\naa", "aa\n#b\naa", "aa\naa", "bb\n"]
