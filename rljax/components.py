@@ -81,7 +81,7 @@ def parse_component(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
             rule = "only the path of a .py file has one"
             fix = f"write {entry_point[1]}.{entry_point[2]}"
             raise InputError(problem, value=text, rule=rule, fix=fix) from None
-        if re.search(r"\(.*\.py:", text):
+        if ".py:" in text.partition("(")[2]:
             problem = "a component in a file whose path has brackets"
             rule = "brackets begin the options"
             fix = "rename the folder, or put a link without brackets in its place"

@@ -1722,19 +1722,19 @@ BREAKS |= {
         "rljax/training/program_steps.py",
         "        fields = {**dict(made_of.fields), **numbers_of(made_of.section, numbers)}\n",
         "        fields = dict(made_of.fields)\n",
-        ["tests/training/test_together.py", "-k", "other_numbers"],
+        ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "all runs of a program clip as the first does": (
         "rljax/training/run_numbers.py",
         "        fields[name] = tuple(components) if many else components[0]\n",
         "",
-        ["tests/training/test_together.py", "-k", "other_numbers"],
+        ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "all runs of a program sample at the temperature of the first": (
         "rljax/rollout/on_device.py",
         "            temperature=self.temperature if is_own else None,\n",
         "",
-        ["tests/training/test_together.py", "-k", "other_numbers"],
+        ["tests/training/test_together.py", "-k", "place_of_a_run"],
     ),
     "an interval of each seed is taken for one of all looks": (
         "rljax/report/arms.py",

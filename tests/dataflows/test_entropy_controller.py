@@ -74,16 +74,18 @@ def test_the_coefficient_follows_the_published_rule(start):
         controller = EntropyController(jnp.float64(start), TARGET, SIZE, MOST)
         coefficients, states = published(entropies, start, TARGET, SIZE, MOST)
         batches = sampled(entropies)
+
+        @jax.jit
+        def adapted(batch, role):
+            cfg, role, metrics = adapt_entropy_coef(batch, Cfg(), role)
+            return cfg.entropy_coef, role, metrics
+
         for batch, entropy, alpha, after in zip(
             batches, entropies, coefficients, states, strict=True
         ):
-            cfg, controller, metrics = jax.jit(
-                lambda batch, role: (lambda c, r, m: (c.entropy_coef, r, m))(
-                    *adapt_entropy_coef(batch, Cfg(), role)
-                )
-            )(batch, controller)
-            assert float(cfg) == pytest.approx(alpha, abs=1e-12)
-            assert float(metrics["entropy_controller/coef"]) == float(cfg)
+            coefficient, controller, metrics = adapted(batch, controller)
+            assert float(coefficient) == pytest.approx(alpha, abs=1e-12)
+            assert float(metrics["entropy_controller/coef"]) == float(coefficient)
             assert float(metrics["entropy_controller/entropy"]) == pytest.approx(entropy)
             assert float(controller.state) == pytest.approx(after, abs=1e-12)
         assert {0.0, MOST} <= {round(x, 9) for x in states}  # both bounds were reached

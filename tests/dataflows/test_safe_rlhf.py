@@ -198,6 +198,7 @@ def test_costs_come_with_the_rewards(step):
     assert metrics["reward/part/cost"] == pytest.approx(costs[last].mean())
 
 
+@pytest.mark.slow
 def test_each_critic_has_its_returns_and_the_actor_both(step):
     run, batch, _ = step
     cfg, keep = run.setup.algorithm, np.asarray(batch.mask) > 0

@@ -76,6 +76,7 @@ def test_the_bytes_of_the_process_are_what_the_system_says():
     assert process_bytes() > before + held.nbytes / 2
 
 
+@pytest.mark.slow
 def test_a_plan_of_this_machine_says_what_the_process_takes():
     one = {"mesh.fsdp": 1, "mesh.tensor": 1, "mesh.data": 1, "algorithm.kl_in_loss": 0.0}
     rows = {"batch.prompts_per_step": 4, "batch.sequences_per_optimizer_step": 8}

@@ -437,6 +437,7 @@ def test_forced_tokens_are_not_the_policys(sampler):
     assert set(np.unique(batch.finish_reason)) >= {FinishReason.STOP, FinishReason.INTERRUPT}
 
 
+@pytest.mark.slow
 def test_a_row_that_ends_its_thinking_itself_is_not_interrupted(sampler):
     plain, _, _ = sampler(PLAIN)
     tokens, starts = np.asarray(plain.tokens), np.repeat(LENGTHS, 8)

@@ -264,6 +264,7 @@ def test_patience_ends_a_run_whose_held_out_loss_rises(tmp_path):
     assert train_on_one(more)["steps"] == 6  # as the fix says
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):
     fields = {"checkpoint__best_metric": "-eval/loss", "checkpoint__keep": 1}
     fields["checkpoint__every_steps"] = 2

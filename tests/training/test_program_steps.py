@@ -265,6 +265,7 @@ def test_a_row_that_the_form_cannot_decide_on_is_masked_and_counted(tmp_path):
     assert "cannot decide" in next(row.score.message for row in rows if row.score.status == "error")
 
 
+@pytest.mark.slow
 def test_the_collector_does_not_look_at_what_exists_when_a_run_has_settled(tmp_path):
     """Each step makes an object for every sample, and the collector would look at all traced
     programs again and again."""
