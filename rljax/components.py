@@ -56,9 +56,11 @@ class Range:
         return f"must be {limits or 'finite'}"
 
 
-_OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
-_ENTRY_POINT = re.compile(r"\s*([A-Za-z_][\w.]*):([A-Za-z_]\w*\s*(?:\(.*\))?)\s*", re.DOTALL)
-_WHOLE_FILE = re.compile(r"\s*([^()'\"]+\.py)\s*:?\s*(\(.*\))?\s*", re.DOTALL)
+# White space is taken whole (*+): texts come from strangers, and one that is nothing else would be
+# tried at every place of it.
+_OF_A_FILE = re.compile(r"\s*+([^()'\"]+\.py):(.*)", re.DOTALL)
+_ENTRY_POINT = re.compile(r"\s*+([A-Za-z_][\w.]*):([A-Za-z_]\w*\s*+(?:\(.*\))?)\s*+", re.DOTALL)
+_WHOLE_FILE = re.compile(r"\s*+([^()'\"]+\.py)\s*+:?\s*+(\(.*\))?\s*+", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -419,8 +419,7 @@ def test_a_named_config_trains_writes_the_page_of_its_data_and_counts_its_steps(
     assert f"step {sft + 3}/{sft + 3} | rl" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", lanes([signal.SIGTERM], [signal.SIGINT]))
 def test_what_follows_a_run_that_a_signal_stops_does_not_run(tmp_path, number):
     """The script ends with the code of a preempted run, and finds nothing that looks final."""
     environment = one_device_environment()

@@ -111,7 +111,9 @@ COMPONENTS = [
     "\0",
     "é" * 10,
     "f(" * 5000,
-    "(" * 100_000,
+    "(" * 100_000,  # these three took seconds to hours, by the square of their length or its cube
+    " " * 100_000,
+    "a.py" + " " * 100_000 + "x",
     "f(x=" + "[" * 5000,
     "f(x=" + "9" * 10_000 + ")",
     "_hidden",
