@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import one_device_environment
+from conftest import lanes, one_device_environment
 from processes import wait_until
 from tiny_run import tiny_config
 
