@@ -16,12 +16,12 @@ REASONS = {
     "dropped_overlong": Reason(
         "over {limit}",
         "max_tokens is {max_tokens}, overlong is {overlong!r}",
-        "raise max_tokens, or cut with overlong='left' or 'right'",
+        "raise max_tokens (of a run: offline.max_tokens), or cut with overlong='left' or 'right'",
     ),
     "dropped_empty": Reason(
         "with nothing to learn",
         "a row needs a token to learn within max_tokens={max_tokens}, behind its prompt",
-        "write completions that are not empty, or raise max_tokens",
+        "write completions that are not empty, or raise max_tokens (of a run: offline.max_tokens)",
     ),
     "dropped_identical": Reason(
         "of two equal completions",

@@ -267,7 +267,7 @@ def test_the_fix_is_of_why_the_rows_were_dropped(here, rows, fix):
     with pytest.raises(InputError) as error:
         encode_rows(records, tokenizer, "pairs", max_tokens=20)
     assert f"none of {len(rows)} rows is left" in str(error.value) and fix in error.value.parts[1]
-    assert ("max_tokens" in error.value.parts[1]) == (fix == "raise max_tokens")
+    assert ("offline.max_tokens" in error.value.parts[1]) == (fix == "raise max_tokens")
 
 
 def test_a_table_of_one_column_is_read(here):

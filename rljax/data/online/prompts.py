@@ -183,7 +183,8 @@ def encode_prompts(
     if not encoded:
         raise InputError(
             f"no prompt is left: all {len(records)} are longer than {max_prompt_tokens} tokens",
-            fix="raise max_prompt_tokens or truncate with overlong='left'",
+            fix="raise max_prompt_tokens (of a run: data.max_prompt_tokens), or truncate with "
+            "overlong='left'",
         )
     return encoded, counts
 
@@ -356,7 +357,7 @@ def encode_demonstrations(
         raise InputError(
             f"no demonstration is left of {len(records)}",
             rule=f"none has a token to learn within max_tokens={max_tokens}",
-            fix="raise max_tokens"
+            fix="raise max_tokens (of a run: sft.max_tokens, or pretraining.max_tokens)"
             if counts["truncated"]
             else "write what the assistant answers into each row",
         )
