@@ -409,3 +409,23 @@ def test_answers_that_are_said_to_be_bad_are_counted_where_they_are_learned(tmp_
 def test_labels_that_a_run_learns_from_are_no_mistake(tmp_path, warned, kind, row):
     load_rows(stored(tmp_path, [row] * 3, ".jsonl"), "train", kind)
     assert warned() == []
+
+
+@pytest.mark.parametrize("value", [-3.5, [-1.0, -2.5]])
+@pytest.mark.parametrize(
+    ("dataflow", "kind", "row", "names"),
+    [
+        ("preference", "pairs", PAIR, ("ref_chosen_logps", "ref_rejected_logps")),
+        ("preference", "pairs", PAIR, ("reference_chosen_logps", "reference_rejected_logps")),
+        ("kto", "unpaired", {"prompt": "q", "completion": "a", "label": True}, ("ref_logps",)),
+    ],
+)
+def test_log_probs_of_a_reference_that_are_computed_anew_are_said(
+    tmp_path, warned, dataflow, kind, row, names, value
+):
+    config = Config(dataflow=dataflow)
+    config.data.train = stored(tmp_path, [row | dict.fromkeys(names, value)] * 3, ".jsonl")
+    load_data(config, CharTokenizer("abcq"), kind)
+    (line,) = warned()
+    assert "3 of 3 rows" in line and ", ".join(map(repr, names)) in line
+    assert "computes itself" in line and "offline.reference_logprobs=FOLDER" in line

@@ -381,8 +381,10 @@ def _held_out(
 
 def _unlearned_columns(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
     """Returns the columns of pairs that neither the dataflow nor the loss of a run reads, by what
-    they hold ("margin", "reference"); {} for functions of the user's own, which may read the batch
-    as they like."""
+    they hold ("margin", "reference", "logprobs"); {} for functions of the user's own, which may
+    read the batch as they like."""
+    if kind == "unpaired":
+        return {"logprobs": ("ref_logps", "reference_logps")}
     if kind != "pairs":
         return {}
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
@@ -397,6 +399,9 @@ def _unlearned_columns(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
     margins = ("margin", *(("score_chosen", "score_rejected") if is_reward_model else ()))
     rows = max(contracts.spec(component).rows for component in (dataflow, loss))
     columns = {"margin": margins if "scores" not in contracts.spec(loss).reads else ()}
+    if not is_reward_model:  # which has no reference
+        sides = ("chosen_logps", "rejected_logps")
+        columns["logprobs"] = tuple(f"{of}_{side}" for of in ("ref", "reference") for side in sides)
     return columns | {"reference": () if rows == 3 else ("reference",)}
 
 

@@ -12,6 +12,8 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from rljax.data.images.columns import image_kind, images_of
 from rljax.errors import InputError
 
@@ -61,6 +63,10 @@ _WARNINGS = {
         "hold an answer that is not read by the loss of this run",
         "algorithm.preference_loss='tpo()' reads one; or remove the column",
     ),
+    "logprobs": (
+        "hold log-probs of a reference model, which this run computes itself",
+        "remove the columns; offline.reference_logprobs=FOLDER computes them once",
+    ),
     "bad": (
         "say of some answers that they are bad, and these are learned as demonstrations",
         "dataflow='kto' learns from prompt, completion and label; or remove those rows, or the"
@@ -80,7 +86,7 @@ class Unread:
 
     def __init__(self, source: str, at_once: bool):
         self.source, self.at_once = source, at_once
-        # What columns hold ("margin", "reference") -> those that the loss of the run does not read.
+        # What columns hold ("margin", "reference", "logprobs") -> those that the run does not read.
         self.unlearned: Mapping[str, Sequence[str]] = {}
         self._noted: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -118,7 +124,9 @@ class Unread:
             )
         self._note("question", parts, location, index)
         for topic, names in self.unlearned.items():
-            columns = {name: "" for name in names if row.get(name) not in (None, 0)}
+            # A value may be a list, or an array of NumPy, with a number for each token.
+            values = {name: row.get(name) for name in names if row.get(name) is not None}
+            columns = {n: "" for n, v in values.items() if np.ndim(v) or v != 0}
             self._note(topic, columns, location, index)
         if demonstrated:
             labels = {name: row.get(name) for name in ("label", "kto_tag", "reward")}
