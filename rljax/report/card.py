@@ -199,7 +199,8 @@ def _evaluation(run: RecordedRun, evaluations: Sequence[tuple[str, dict]]) -> di
         suites = result.get("suites")
         checkpoint, step = str(result["checkpoint"]), result.get("step")
         measured = checkpoint if hub.is_hub(checkpoint) else Path(checkpoint).name
-        measured = _code(measured) + (f", step {_text(step)}," if isinstance(step, int) else "")
+        measured = _code(measured or checkpoint or "?")
+        measured += f", step {step}," if isinstance(step, int) else ""
         tables = suites if isinstance(suites, list) else [result]
         parts += [_separate(name, measured, table) for table in tables]
     if parts:

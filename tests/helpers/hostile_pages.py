@@ -365,6 +365,7 @@ def card(root: Path, given: list[str]) -> str:
     texts = Texts(given)
     run = read_run(write_run(root / "run", texts))
     result = {
+        "checkpoint": next(texts),
         "metrics": {next(texts): ESTIMATE, "m": ESTIMATE},
         "data": next(texts),
         "reward": next(texts),
