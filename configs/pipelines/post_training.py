@@ -83,6 +83,7 @@ def pipeline(variant: str = ""):
         "policy": "{sft}/policy",
         "data": data,
         "judge": f"{__file__}:person(task={data.partition('(')[0]!r})",
+        "keep_truncated": True,  # else no label says what one without an end is worth
         "samples": 8,
         "temperature": 1.5,
         "max_response_tokens": 3,

@@ -78,6 +78,7 @@ def pipeline():
         "policy": "{sft}/policy",
         "data": TASK,
         "judge": f"{__file__}:labeller(noise=0.2)",
+        "keep_truncated": True,  # else no label says what one without an end is worth
         "samples": 8,
         "temperature": 1.0,
         "max_prompt_tokens": 5,

@@ -92,6 +92,7 @@ def pipeline():
             "command": "label preferences",
             "policy": f"{{sft_{r}}}/policy",
             "reward_model": scorer,
+            "keep_truncated": True,  # else no label says what one without an end is worth
             "samples": 4,
             **SAMPLING,
         }
