@@ -22,7 +22,7 @@ from rljax.report.redacted import redacted, redacted_values
 from rljax.report.run_folder import RecordedRun, read_run
 from rljax.runs.folder import is_of_a_model
 from rljax.runs.mirror import local_copy
-from rljax.runs.store import require_run_folder
+from rljax.runs.store import is_url, require_run_folder
 
 LOG = logging.getLogger("rljax")
 PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
@@ -91,12 +91,15 @@ def publish(
 
 
 def _warn_of_another(file: str, checkpoint: str, run_dir: str) -> None:
-    """Warns of scores that are not those of the run, as far as its place tells."""
-    is_below = Path(checkpoint).resolve().is_relative_to(Path(run_dir).resolve())
-    if not is_below and not checkpoint.startswith(run_dir):
+    """Warns of scores of a policy that is not in the folder of the run."""
+    if is_url(run_dir):
+        is_in_run = f"{checkpoint}/".startswith(run_dir.rstrip("/") + "/")
+    else:
+        is_in_run = Path(checkpoint).resolve().is_relative_to(Path(run_dir).resolve())
+    if not is_in_run:
         LOG.warning(
-            "--evaluations: %s has the scores of %s, and the card is that of %s, beside which it "
-            "names them so. Fix: `rljax evaluate %s --out=%s`, unless that is the same policy",
+            "--evaluations: %s has the scores of %s, not of %s, and the card says so. Fix: "
+            "`rljax evaluate %s --out=%s`, unless that is the same policy",
             *(file, checkpoint, run_dir, run_dir, file),
         )
 

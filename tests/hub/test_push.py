@@ -179,7 +179,8 @@ def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
 
 def test_scores_of_another_policy_are_said_to_be_its(server, run, tmp_path, caplog):
     caplog.set_level("WARNING", "rljax")
-    for checkpoint, warned in ((run / "policy", 0), (tmp_path / "other", 1), ("hf://me/third", 2)):
+    beside = tmp_path / f"{run.name}2"  # begins as the run's own name does
+    for checkpoint, warned in ((run / "policy", 0), (beside, 1), ("hf://me/third", 2)):
         result = {"checkpoint": str(checkpoint), "metrics": {"gsm8k/avg@1": 0.5}}
         result |= {"suites": [{"suite": "gsm8k", "metrics": {"avg@1": 0.5}}]}
         (tmp_path / "result.json").write_text(json.dumps(result))
