@@ -15,7 +15,9 @@ from tiny_gsm8k import write_model
 import rljax
 from rljax.config import Config
 from rljax.config.declare import check_options, whole_numbers
-from rljax.config.policy_options import EvaluateOptions
+from rljax.config.policy_options import EvaluateOptions, LabelOptions, RejectionOptions
+from rljax.datagen.rejection import rejection_sample
+from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
 from rljax.evaluation.lengths import by_length
 from rljax.evaluation.policy import (
@@ -325,6 +327,29 @@ def test_what_is_wrong_is_named(model, options, says):
     options = {"data": data, "reward": "gsm8k()", "max_response_tokens": 4, **options}
     with pytest.raises(InputError, match=says):
         evaluate_saved(EvaluateOptions(str(model), **options))
+
+
+def test_prompts_need_an_answer_only_where_the_reward_reads_one(model, tmp_path):
+    """Of evaluations, of samples and of labelled lines: prompts without one are read, and are too
+    long."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "what is two and two?"}\n' * 3)
+    given = dict(data=str(data), max_prompt_tokens=3, max_response_tokens=4)
+
+    def evaluated(**reward):
+        evaluate_saved(EvaluateOptions(str(model), **given, **reward))
+
+    def sampled(**reward):
+        rejection_sample(RejectionOptions(str(model), str(tmp_path / "x.jsonl"), **given, **reward))
+
+    def labelled(**reward):
+        label_saved(LabelOptions((str(model),), str(tmp_path / "labels"), **given, **reward))
+
+    for command in (evaluated, sampled, labelled):
+        with pytest.raises(InputError, match="no prompt is left: all 3"):
+            command(reward="light_rewards.begins_even")
+        with pytest.raises(InputError, match="lacks the column 'ground_truth'"):
+            command(reward="gsm8k()")
 
 
 def test_folders_that_hold_no_policy(tmp_path):
