@@ -20,15 +20,11 @@ from rljax.runs.store import is_url
 from rljax.suggest import near_names, other_value
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
-# Fixes of a model that is not there, and of a component that no namespace has.
-MODEL_FIX = (
-    "the path of a Hugging Face folder, or on the hub OWNER/NAME, such as Qwen/Qwen2.5-0.5B, or "
-    "'decoder(layers=2)' for random weights"
-)
 DATA_FIX = (
     "the path of a file or folder that is there, hf://datasets/OWNER/NAME, or a task "
     "(`rljax inspect` shows one), such as sort_digits()"
 )
+# Fix of a component that no namespace has.
 OWN_NAME = "one of its functions, or a dotted name of your own, such as 'my_module"
 
 
@@ -183,7 +179,17 @@ def _check_model_folder(field: str, folder: str, problems: Problems) -> None:
         return
     rule = "is a folder without a config.json, so no model" if names else "is an empty folder"
     has_model = not names.isdisjoint(("config.json", "tokenizer.json")) or any(map(is_gguf, names))
-    problems.check(has_model, field, folder, rule, MODEL_FIX)
+    problems.check(has_model, field, folder, rule, _model_fix(field))
+
+
+def _model_fix(field: str) -> str:
+    """Returns the fix of a model, or tokenizer, that is not there."""
+    if field == "tokenizer":
+        return "a folder with tokenizer.json, or OWNER/NAME"
+    fix = "the path of a Hugging Face folder, or on the hub OWNER/NAME"
+    if FIELDS[field].component:
+        return f"{fix}, such as Qwen/Qwen2.5-0.5B, or 'decoder(layers=2)' for random weights"
+    return fix
 
 
 def _check_on_hub(field: str, spec: str, hub_name: Callable, problems: Problems) -> None:
@@ -194,7 +200,7 @@ def _check_on_hub(field: str, spec: str, hub_name: Callable, problems: Problems)
     except InputError as error:
         problems.add(field, spec, error)
         return
-    fix = MODEL_FIX if field != "tokenizer" else "a folder with tokenizer.json, or OWNER/NAME"
+    fix = _model_fix(field)
     if problems.check(name is not None, field, spec, "is not a folder", fix):
         has_client = importlib.util.find_spec("huggingface_hub") is not None
         fix = "pip install 'huggingface_hub>=2.4'"
@@ -236,7 +242,7 @@ def check_bare_name(field: str, text: str, problems: Problems) -> bool:
     if not components or name in components:
         return True
     if field == "model" and "(" not in text and not near_names(name, components):
-        return problems.check(False, field, text, "is not a folder", MODEL_FIX)
+        return problems.check(False, field, text, "is not a folder", _model_fix(field))
     other_fields = [
         other
         for other, spec in FIELDS.items()

@@ -14,6 +14,11 @@ METRICS = {
     "eval/accuracy": Metric("held-out prompts whose greedy response is right", "share", "rises"),
     "eval/accuracy_low": Metric("lower end of the 95 % interval of eval/accuracy", "share"),
     "eval/accuracy_high": Metric("upper end of the 95 % interval of eval/accuracy", "share"),
+    "eval/reward": Metric(
+        "mean reward of the greedy responses to held-out prompts", "score", "rises"
+    ),
+    "eval/reward_low": Metric("lower end of the 95 % interval of eval/reward", "score"),
+    "eval/reward_high": Metric("upper end of the 95 % interval of eval/reward", "score"),
     "eval/source/*_low": Metric("lower end of the 95 % interval of the accuracy on {}", "share"),
     "eval/source/*_high": Metric("upper end of the 95 % interval of the accuracy on {}", "share"),
     "eval/source/*": Metric("accuracy on held-out prompts of {}", "share", "rises"),
@@ -42,12 +47,13 @@ DIFFICULTY = ("difficulty", "level")  # columns of a data set that say how hard 
 def accuracy_metrics(
     prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Completion]
 ) -> dict[str, float]:
-    """eval/accuracy with its interval, by source and difficulty, and shares of responses that were
-    cut, failed or have no answer. `right` [P] is 1, 0, or NaN where a reward failed. Raises
-    InputError if all are NaN."""
+    """eval/accuracy with its interval, by source and difficulty, the mean reward, and shares of
+    responses that were cut, failed or have no answer. `right` [P] is 1, 0, or NaN where a reward
+    failed. Raises InputError if all are NaN."""
     return {
         **accuracy_by_kind(prompts, right),
         **with_interval("eval/accuracy", bootstrap(right, within=SHARE)),
+        **with_interval("eval/reward", bootstrap([s.reward for s in samples])),
         "eval/truncated_fraction": float(np.mean([s.cut_off for s in samples])),
         "eval/failed_fraction": float(np.mean(np.isnan(right))),
         **no_answer(samples, "eval/"),

@@ -204,12 +204,14 @@ def answer_metrics(
     episodes: bool = False,
     answer: Callable[[str], str | None] = final_answer,
 ) -> dict:
-    """Greedy accuracy, and of the drawn responses mean@n, pass@k, best_of@k, maj@k, all with
-    intervals over prompts. `episodes` adds the numbers of their turns and calls. Raises InputError
-    if no prompt has a value of one of them."""
-    right = correct(score_table(answers.greedy, 1)[:, 0], correct_at)
+    """Greedy accuracy and reward, and of the drawn responses mean@n, pass@k, best_of@k, maj@k, all
+    with intervals over prompts. `episodes` adds the numbers of their turns and calls. Raises
+    InputError if no prompt has a value of one of them."""
+    greedy = score_table(answers.greedy, 1)[:, 0]
+    right = correct(greedy, correct_at)
     out = {
         "greedy_accuracy": bootstrap(right, within=SHARE),
+        "greedy_reward": bootstrap(greedy),
         "truncated_fraction": float(np.mean([r.cut_off for r in answers.greedy])),
         "failed_rewards": int(np.sum(np.isnan(right))),
         **no_answer(answers.greedy),

@@ -11,6 +11,7 @@ from rljax.config.schema import DATA, OPTIMIZERS
 from rljax.config.values import texts_of
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
+from rljax.data.online.default_rewards import evaluation_text
 from rljax.setup.features import Parts, violations
 from rljax.validation.asynchrony import flight_warnings
 from rljax.validation.fields import check_batch, check_data_and_model, check_devices, check_ranges
@@ -185,6 +186,12 @@ def _warnings(config: Config) -> list[str]:
     warnings = _held_out_warnings(config)
     if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
         return warnings
+    if config.reward.model and not evaluation_text(config) and config.evaluate.correct_at == 1.0:
+        warnings.append(
+            "eval/accuracy is the share of responses that the reward model scores 1.0 or more, and "
+            "its scores have no such mark: read eval/reward, or set evaluate.reward, or the score "
+            "that counts as right in evaluate.correct_at"
+        )
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
         warnings.append(
             "with sampler.top_k, top_p or min_p the importance ratios are biased; use top_k=0, "

@@ -1,4 +1,4 @@
-"""What evaluations of a run log beside accuracy: pass@k of drawn responses."""
+"""What evaluations of a run log beside accuracy: the mean reward, and pass@k of drawn responses."""
 
 import itertools
 import math
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from tiny_run import metrics_rows, tiny_config, train_on_one
 
-from rljax.evaluation.in_training import counts_of, pass_estimates
+from rljax.data.online.prompts import PromptRecord
+from rljax.evaluation.in_training import accuracy_metrics, counts_of, pass_estimates
+from rljax.evaluation.policy import Answers, answer_metrics, correct, score_table
 from rljax.policies import Completion
 
 
@@ -35,6 +37,17 @@ def test_a_response_without_a_score_is_left_out():
     found = pass_estimates(samples([1, None, 0, 0]), 2, 0.5)
     assert found["pass@1"]["value"] == pytest.approx(0.5)  # of one response, of two
     assert found["pass@2"]["value"] == 0.0  # of the second prompt alone
+
+
+def test_scores_without_a_mark_are_reported_as_they_are():
+    """Those of a reward model may all be far from 1: accuracy says nothing then."""
+    greedy = samples([-3.5, None, -1.5, -2.5])
+    prompts = [PromptRecord(f"p{i}", np.zeros(1, int), "", "sums", {}, i) for i in range(4)]
+    found = accuracy_metrics(prompts, correct(score_table(greedy, 1)[:, 0], 1.0), greedy)
+    assert found["eval/accuracy"] == 0.0 and found["eval/reward"] == pytest.approx(-2.5)
+    assert -3.5 <= found["eval/reward_low"] < -2.5 < found["eval/reward_high"] <= -1.5
+    reward = answer_metrics(Answers(greedy, [], 0), ks=())["greedy_reward"]
+    assert (reward["value"], reward["n"]) == (pytest.approx(-2.5), 3)
 
 
 @pytest.mark.slow

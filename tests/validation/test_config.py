@@ -434,6 +434,10 @@ def test_references_and_dataflows_fit():
     assert "counts twice" in warnings[0]
     assert validate(valid(dataflow="ppo", algorithm__advantage="gae(lam=0.95)")) == []
     assert "the importance ratios are biased" in validate(valid(sampler__top_k=5))[0]
+    learned = dict(reward__model="owner/scorer", reward__function="")
+    assert "no such mark" in validate(valid(**learned))[0]
+    assert validate(valid(**learned, evaluate__reward="exact_match()")) == []
+    assert validate(valid(**learned, evaluate__correct_at=-2.0)) == []
     gspo = valid(algorithm__policy_loss="gspo()")
     assert "long sequences weigh more" in validate(gspo)[0]
     both = valid(
@@ -568,3 +572,13 @@ def test_a_field_whose_switch_is_off_is_said_to_be_unread():
         assert field in found
     config.lora.rank = 4
     assert "lora.alpha" not in " ".join(validate(config))
+
+
+def test_a_model_of_random_weights_is_proposed_where_it_is_one(tmp_path):
+    """The policy may be a decoder(); what scores or teaches may not."""
+    for field, at_random in (("model", True), ("reward__model", False), ("critic_model", False)):
+        for value in (str(tmp_path), str(tmp_path / "missing"), "decoder(layers=2)"):
+            if at_random and "(" in value:
+                continue
+            problem = problems_of(valid(**{field: value}))
+            assert problem.endswith("for random weights") == at_random, problem
