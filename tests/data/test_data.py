@@ -224,7 +224,7 @@ def test_malformed_rows(tmp_path, rows, says):
     [
         ({"prompt": "a"}, "no demonstration"),
         ({}, "no demonstration"),
-        ({"messages": None}, "no demonstration"),
+        ({"messages": None}, "'messages' is null. Fix: remove the row"),
         ({"messages": "hi"}, "not a list"),
         ({"messages": []}, "empty"),
         ({"messages": [{"role": "user", "content": "a"}]}, "no message of the assistant"),

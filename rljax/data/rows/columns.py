@@ -550,6 +550,8 @@ def _demonstration(row: dict, location: str, index: int) -> dict:
     if "text" in row:
         require_no_column_flags(row, location)
         return dict(text=text_of(row["text"], f"{location}, column 'text'"), **options, index=index)
+    if "messages" in row:
+        raise InputError(f"{location}, column 'messages' is null", fix=_REMOVE)
     rule, other = other_kind(row, ("completion", "response"))
     expected = ("messages", "prompt", "completion", "response", "text")
     missing = [name for name in expected if name not in row]
