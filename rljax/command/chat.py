@@ -8,6 +8,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 
+from rljax.command.launch import complain
 from rljax.config import Config
 from rljax.config.service_options import ChatOptions
 from rljax.config.trust import unscored
@@ -35,11 +36,25 @@ def main(options: ChatOptions) -> None:
     console = Terminal(highlight=False)
     for note in chat.notes:  # beside the answers, which may be read by a program
         print(printable(note), file=sys.stderr, flush=True)
-    for question in [options.question] if options.question else _lines():
+    if options.question:
+        _answer(console, chat, [options.question])
+    else:
+        _answer(console, chat, _lines(), goes_on=sys.stdin.isatty())
+
+
+def _answer(console, chat, questions: Iterable[str], goes_on: bool = False) -> None:
+    """Shows the answers. Where `goes_on`, a question that cannot be asked, as with a character that
+    the tokenizer does not know, is an error on the screen, and the next one is read."""
+    for question in questions:
         if question == "/new":
             chat.forget()
             continue
-        _show(console, chat.ask(question))
+        try:
+            _show(console, chat.ask(question))
+        except InputError as error:
+            if not goes_on:
+                raise
+            complain(error)
 
 
 def _lines() -> Iterator[str]:

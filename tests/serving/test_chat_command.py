@@ -12,7 +12,7 @@ from tiny_folders import one_device
 from tiny_tokenizer import write_json
 from tool_families import write_tool_family
 
-from rljax.command.chat import _lines, _show
+from rljax.command.chat import _answer, _lines, _show
 from rljax.config import Config
 from rljax.config.service_options import ChatOptions
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
@@ -21,6 +21,7 @@ from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.policies import SavedPolicy
 from rljax.serving.chat import Chat
+from rljax.tracking.screen import Terminal
 
 WEATHER = '''
 def weather(town: str) -> str:
@@ -136,3 +137,16 @@ def test_a_byte_of_a_pipe_that_is_no_text_is_an_error(monkeypatch, errors):
         InputError, match="not UTF-8.*0xff|not UTF-8.*udcff.*Fix: write it as UTF-8"
     ):
         list(lines)
+
+
+def test_a_question_that_cannot_be_asked_does_not_end_a_conversation(capsys):
+    policy = policy_of(CharTokenizer("ab"))
+    chat = Chat(policy, ChatOptions("", tokens=16))
+    biased(chat, policy.tokenizer.encode("a"), 2)
+    with pytest.raises(InputError, match=r"'\?' is not in the alphabet"):
+        _answer(Terminal(), chat, ["b", "?", "b"])
+    assert capsys.readouterr().out.splitlines() == ["aa"]
+    _answer(Terminal(), chat, ["b", "?", "b"], goes_on=True)
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["aa", "aa"]
+    assert shown.err.startswith("error: character '?' is not in the alphabet")
