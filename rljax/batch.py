@@ -42,6 +42,7 @@ class FinishReason(enum.IntEnum):
     TIME = 5  # of an episode: its seconds were
 
 
+NOT_SAMPLED = -2  # the policy_version of tokens that no policy drew: texts of the data
 LIMITS = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
 
 
@@ -77,6 +78,8 @@ class Batch:
     # The log of the mass that top-k, top-p and the like kept, by which sampler_logprobs are above
     # the log-probs that the tokens were drawn with; 0 without them.
     sampler_log_kept: jax.Array | None = _field("B S", jnp.float32)
+    # The optimizer step of the weights that drew the token. -1: those of another run. NOT_SAMPLED:
+    # nobody's; sampler_logprobs say nothing there.
     policy_version: jax.Array | None = _field("B S", jnp.int32)
     group: jax.Array | None = _field("B", jnp.int32)
     finish_reason: jax.Array | None = _field("B", jnp.int32)
@@ -178,13 +181,26 @@ class Batch:
         return self.tokens.shape[0]
 
 
+def is_sampled(batch: Batch) -> jax.Array | bool:
+    """Returns whether a policy drew the token, this one or another: [B, S], or True for all."""
+    return True if batch.policy_version is None else batch.policy_version != NOT_SAMPLED
+
+
+def sampler_logprobs(batch: Batch, *, by: str) -> jax.Array:
+    """Returns the log-probs by the policy that drew the token: [B, S], in nats. Tokens that none
+    drew have the old ones, so that they differ from the trainer's in nothing. Raises InputError
+    where the batch has none."""
+    batch.require("sampler_logprobs", by=by)
+    if batch.policy_version is None or batch.old_logprobs is None:
+        return batch.sampler_logprobs
+    return jnp.where(is_sampled(batch), batch.sampler_logprobs, batch.old_logprobs)
+
+
 def behaviour_logprobs(batch: Batch, *, by: str) -> jax.Array:
     """Returns the log-probs that tokens were drawn with: the sampler's, over the mass that its
     top-k, top-p and min-p kept: [B, S], in nats. Raises InputError where the batch has none."""
-    batch.require("sampler_logprobs", by=by)
-    if batch.sampler_log_kept is None:
-        return batch.sampler_logprobs
-    return batch.sampler_logprobs - batch.sampler_log_kept
+    logprobs = sampler_logprobs(batch, by=by)
+    return logprobs if batch.sampler_log_kept is None else logprobs - batch.sampler_log_kept
 
 
 def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:

@@ -847,8 +847,8 @@ BREAKS |= {
     # -- batch
     "what the sampler cut off is added to its log-probs": (
         "rljax/batch.py",
-        "return batch.sampler_logprobs - batch.sampler_log_kept",
-        "return batch.sampler_logprobs + batch.sampler_log_kept",
+        "else logprobs - batch.sampler_log_kept",
+        "else logprobs + batch.sampler_log_kept",
         [BATCH],
     ),
     "a narrower dtype passes the check of a batch": (
@@ -1202,6 +1202,24 @@ BREAKS |= {
         "    is_skipped",
         "    ratio = jnp.exp(difference)\n    is_skipped",
         [OFF_POLICY, "-k", "fipo"],
+    ),
+    "LUFFY gives demonstrations the weight of samples": (
+        "rljax/losses/policy/tokens.py",
+        "jnp.where(shown, -advantages * weight, loss)",
+        "jnp.where(~shown, -advantages * weight, loss)",
+        [OFF_POLICY, "-k", "luffy"],
+    ),
+    "a demonstration is corrected as if a sampler had drawn it": (
+        "rljax/batch.py",
+        "jnp.where(is_sampled(batch), batch.sampler_logprobs, batch.old_logprobs)",
+        "batch.sampler_logprobs",
+        ["tests/correction/test_correction.py", "-k", "nobody"],
+    ),
+    "a demonstration replaces the first sample of its prompt": (
+        "rljax/rollout/rules/demonstration.py",
+        "rows = take_rows(result.batch, slice(n - 1, None, n))",
+        "rows = take_rows(result.batch, slice(0, None, n))",
+        ["tests/rollout/test_demonstration.py", "-k", "last_row"],
     ),
     "TOPR pushes bad samples down harder, the likelier they are": (
         "rljax/losses/policy/sequences.py",

@@ -8,7 +8,14 @@ the two programs.
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch, masked_max, masked_mean, masked_variance, segment_sum
+from rljax.batch import (
+    Batch,
+    masked_max,
+    masked_mean,
+    masked_variance,
+    sampler_logprobs,
+    segment_sum,
+)
 from rljax.contracts import contract
 from rljax.correction.ratios import (
     bounded_exp,
@@ -166,9 +173,9 @@ def mismatch_metrics(batch: Batch) -> dict:
     x = log_ratio(batch, by="mismatch_metrics")
     mask, share = batch.mask, sequence_share(batch)
     old_logprobs = finite_logprobs(batch.old_logprobs, mask)
-    sampler_logprobs = finite_logprobs(batch.sampler_logprobs, mask)
+    drawn_logprobs = finite_logprobs(sampler_logprobs(batch, by="mismatch_metrics"), mask)
     training, rollout = (
-        -segment_mean(value, batch, share) for value in (old_logprobs, sampler_logprobs)
+        -segment_mean(value, batch, share) for value in (old_logprobs, drawn_logprobs)
     )
     bounded = jnp.clip(x, -80.0, 80.0)
     numbers = {
@@ -178,7 +185,7 @@ def mismatch_metrics(batch: Batch) -> dict:
         "chi2_seq": chi2_sequence(segment_sum(x, batch), share),
         **perplexity_metrics(training, rollout, share),
     }
-    p, q = jnp.exp(old_logprobs), jnp.exp(sampler_logprobs)
+    p, q = jnp.exp(old_logprobs), jnp.exp(drawn_logprobs)
     size = jnp.abs(x)
     distance = jnp.abs(p - q)
     return {f"mismatch/mismatch_{name}": value for name, value in numbers.items()} | {

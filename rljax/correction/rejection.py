@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch, masked_mean, segment_sum
+from rljax.batch import Batch, masked_mean, sampler_logprobs, segment_sum
 from rljax.correction.ratios import (
     BOUND,
     bounded_exp,
@@ -104,7 +104,7 @@ def _binary_kl(p: jax.Array, q: jax.Array) -> jax.Array:
 def statistic(name: str, batch: Batch, share: jax.Array) -> jax.Array:
     """Returns the statistic at every policy token; sequences repeat theirs: [B, S]."""
     if name == "token_binary_kl":
-        logprobs = (batch.old_logprobs, batch.sampler_logprobs)
+        logprobs = (batch.old_logprobs, sampler_logprobs(batch, by=f"rejection by {name}"))
         p, q = (jnp.clip(jnp.exp(finite_logprobs(x, batch.mask)), 1e-6, 1 - 1e-6) for x in logprobs)
         return jnp.maximum(_binary_kl(p, q), _binary_kl(q, p))
     x = log_ratio(batch, by=f"rejection by {name}")

@@ -199,7 +199,8 @@ def adapt_entropy_coef(batch: Batch, cfg, entropy_controller=None):
     if entropy_controller is None:
         return cfg, None, {}
     batch.require("sampler_logprobs", by="an entropy controller")
-    entropy, sampled = -batches.masked_mean(batch.sampler_logprobs, batch.mask), batch.mask > 0
+    sampled = (batch.mask > 0) & batches.is_sampled(batch)
+    entropy = -batches.masked_mean(batch.sampler_logprobs, sampled.astype(batch.mask.dtype))
     coefficient = jnp.where(jnp.any(sampled), entropy_controller.coefficient(entropy), 0.0)
     updated = entropy_controller.update(entropy)
     state = jnp.where(jnp.any(sampled), updated.state, entropy_controller.state)

@@ -174,8 +174,9 @@ def sample_metrics(batch: Batch, version=None) -> dict:
         metrics["reward/length_correlation"] = _correlation(scores, tokens, live)
     if version is not None and batch.policy_version is not None:
         age = (version - batch.policy_version).astype(jnp.float32)
-        metrics["staleness/mean"] = batches.masked_mean(age, batch.mask)
-        metrics["staleness/max"] = batches.masked_max(age, batch.mask)
+        sampled = batch.mask * batches.is_sampled(batch)
+        metrics["staleness/mean"] = batches.masked_mean(age, sampled)
+        metrics["staleness/max"] = batches.masked_max(age, sampled)
     return metrics
 
 

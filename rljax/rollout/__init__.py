@@ -13,6 +13,7 @@ from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 from rljax.rollout.rules.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.rules.baseline_response import with_baseline_response
 from rljax.rollout.rules.collect import active, dynamic, first_live, once
+from rljax.rollout.rules.demonstration import with_demonstration
 from rljax.rollout.rules.greedy import greedy_baseline
 from rljax.rollout.rules.search import critic_search, guided_search, search
 from rljax.rollout.rules.special_token import smallest_advantage, special_token
@@ -72,4 +73,5 @@ __all__ = [
     "vine",
     "widened",
     "with_baseline_response",
+    "with_demonstration",
 ]

@@ -1,6 +1,8 @@
 """Rollout correction: worked examples, edge cases, and what holds for every component. Tests of the
 smoke lane are of one shape and type, so that their operations are compiled once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from conftest import lanes, worked_example
 from golden_checks.common import response_batch
 
 from rljax.arrays import place
-from rljax.batch import Batch
+from rljax.batch import NOT_SAMPLED, Batch
 from rljax.components import resolve
 from rljax.correction import (
     bypass_old_logprobs,
@@ -84,6 +86,31 @@ def close(got: dict, want: dict, **tolerance):
     assert got.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, err_msg=name, **tolerance)
+
+
+def test_texts_that_nobody_sampled_are_no_mismatch():
+    """A demonstration among the samples: no weight, no rejection, no distance, whatever is written
+    where its log-probs would be."""
+    batch = random_batch()
+    shown = np.zeros(SHAPE, bool)
+    shown[5] = True
+    marked = batch.replace(
+        sampler_logprobs=jnp.where(shown, -9.0, batch.sampler_logprobs),
+        policy_version=jnp.where(shown, NOT_SAMPLED, 3).astype(jnp.int32),
+    )
+    same = batch.replace(
+        sampler_logprobs=jnp.where(shown, batch.old_logprobs, marked.sampler_logprobs)
+    )
+    options = dict(level="token", mode="mask", upper=1.5, reject=EVERYTHING["reject"])
+    correct = functools.partial(rollout_correction, **options)
+    (ours, metrics), (theirs, want) = correct(marked), correct(same)
+    np.testing.assert_array_equal(ours.weights, theirs.weights)
+    np.testing.assert_array_equal(ours.weights[5], batch.mask[5])
+    np.testing.assert_array_equal(ours.mask[5], batch.mask[5])
+    close(metrics, want)
+    close(mismatch_metrics(marked), mismatch_metrics(same))
+    old = marked.replace(policy_version=jnp.full(SHAPE, 3, jnp.int32))  # it was sampled
+    assert np.any(np.asarray(correct(old)[0].weights[5]) != np.asarray(batch.mask[5]))
 
 
 # -- numbers worked out by hand --------------------------------------------------------------------

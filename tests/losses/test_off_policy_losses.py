@@ -1,6 +1,6 @@
-"""FIPO, TOPR, M2PO and REAL against their published formulas: loops in torch's float64, whose
-autograd gives the gradients, on random rows with tool replies, empty rows and groups of any size;
-and the limits in which each is a known loss."""
+"""FIPO, TOPR, LUFFY, M2PO and REAL against their published formulas: loops in torch's float64,
+whose autograd gives the gradients, on random rows with tool replies, empty rows and groups of any
+size; and the limits in which each is a known loss."""
 
 import functools
 
@@ -11,6 +11,7 @@ import pytest
 from golden_checks.common import response_batch
 
 from rljax import learn as update
+from rljax.batch import NOT_SAMPLED
 from rljax.losses import policy
 from rljax.losses.policy import PolicyOutputs
 
@@ -207,6 +208,36 @@ def test_topr_learns_good_samples_as_supervised_ones_and_forgets_bad_ones_that_a
     # One that has become likelier is pushed down as on policy, not harder.
     likelier = ours(policy.topr, logp + 40.0, bad, SUM)[1]
     np.testing.assert_allclose(likelier, ours(policy.policy_gradient, logp, bad, SUM)[1])
+
+
+# -- LUFFY
+
+
+def published_luffy(rows, gamma, clip_low, clip_high):
+    total, count = torch.zeros((), dtype=torch.float64), token_count(rows)
+    for number, (logp, old, advantages, _) in enumerate(rows):
+        if number % 3 == 0:  # a demonstration
+            total = total - (advantages * logp.exp() / (logp.exp() + gamma)).sum()
+            continue
+        ratio = (logp - old).exp()
+        clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+        total = total + torch.maximum(-advantages * ratio, -advantages * clipped).sum()
+    return total / count
+
+
+def test_luffy_is_the_published_formula():
+    for seed in range(3):
+        logp, batch = random_case(seed)
+        shown = (np.arange(batch.rows) % 3 == 0)[:, None] & (np.asarray(batch.mask) > 0)
+        batch = batch.replace(policy_version=jnp.where(shown, NOT_SAMPLED, 5).astype(jnp.int32))
+        # What a demonstration's sampler and old log-probs are said to be changes nothing.
+        batch = batch.replace(old_logprobs=jnp.where(shown, -3.0, batch.old_logprobs))
+        options = dict(gamma=0.1, clip_low=0.3, clip_high=0.2)
+        theirs = functools.partial(published_luffy, **options)
+        metrics = check(policy.luffy, theirs, logp, batch, TOKEN, **options)
+        p = np.exp(np.where(shown, logp, -np.inf))
+        want = (p / (p + 0.1)).sum() / np.sum(np.asarray(batch.mask) > 0)
+        np.testing.assert_allclose(metrics["demonstration_weight"], want, rtol=1e-9)
 
 
 # -- M2PO

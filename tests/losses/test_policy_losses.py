@@ -12,7 +12,7 @@ from explained import meaning
 from namespaces import public_functions, unwrapped
 
 from rljax import learn as update
-from rljax.batch import Batch
+from rljax.batch import NOT_SAMPLED, Batch
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import policy
@@ -38,6 +38,7 @@ LOSSES = {
         TOKEN,
         ("advantages", "old_logprobs", "sampler_logprobs"),
     ),
+    "luffy": (policy.luffy, TOKEN, ("advantages", "old_logprobs", "policy_version")),
     "cispo": (policy.cispo, TOKEN, ("advantages", "old_logprobs")),
     "cispo_sampler": (
         P(policy.cispo, ratio_max=1.5, behaviour="sampler"),
@@ -106,6 +107,7 @@ FLOATS = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "rew
 # Losses of a token alone are alike; the others look at a sequence, a group or the whole step.
 BEYOND_TOKENS = (
     "ppo_clip",
+    "luffy",
     "cispo_sequence",
     "sapo",
     "gspo",
@@ -157,6 +159,9 @@ def sample(dtype=jnp.float64, on_policy=False, garbage=0.0, mask=MASK):
         positions=jnp.asarray(np.arange(MASK.shape[1])[None, :] * valid, jnp.int32),
         mask=jnp.asarray(mask, dtype),
         group=jnp.asarray([0, 1, 0, 1], jnp.int32),
+        policy_version=jnp.asarray(
+            np.where(np.arange(4) == 2, NOT_SAMPLED, 0)[:, None] * MASK, jnp.int32
+        ),
         **{n: under(x) for n, x in draw.items()},
     ).check()
     return under(logp), under(entropy), batch
@@ -377,6 +382,9 @@ def test_the_first_step_on_policy_is_the_policy_gradient(name):
             whole = update.seq_mean_token_sum if name == "gspo_product" else reduction
             weights = whole(batch)
             want = evaluate(same_as, logp, entropy, batch, weights)[1]
+        if name == "luffy":  # row 2 is a demonstration: gamma pi / (pi + gamma)^2, gamma 0.1
+            p = jnp.exp(logp[2])
+            want = jnp.asarray(want).at[2].multiply(0.1 * p / (p + 0.1) ** 2)
         _, got, metrics = evaluate(name, logp, entropy, batch)
         taken = np.abs(got) > 0 if name in ("clip_cov", "ppo_high_entropy") else MASK > 0
         assert taken.any()

@@ -71,6 +71,14 @@ _NO_REASONING_END = re.compile(
 _OPENED = re.compile(f"({'|'.join(re.escape(opening) for opening, _ in MARKS)})\\s*$")
 
 
+def without_opened_mark(prompt: str, response: str) -> str:
+    """Returns the response without the mark that opens its reasoning where the prompt ends with
+    it."""
+    opened = _OPENED.search(prompt)
+    begun = response.lstrip()
+    return begun.removeprefix(opened[1]) if opened and begun.startswith(opened[1]) else response
+
+
 class RewrittenTurn(InputError):
     """The error for a template that renders an earlier turn otherwise than the sampler's
     prompt continues."""

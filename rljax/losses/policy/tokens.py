@@ -8,7 +8,7 @@ contract reads.
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch, behaviour_logprobs
+from rljax.batch import Batch, behaviour_logprobs, is_sampled
 from rljax.contracts import AboveZero, NotNegative, Share, contract
 from rljax.kernels.gae import discounted_sum
 from rljax.losses.policy.common import (
@@ -43,6 +43,11 @@ METRICS = {
         "largest weight of the trainer's policy over the sampler's", "ratio", "below 10"
     ),
     "behaviour_weight_capped": Metric("tokens whose weight was capped", "share", "below 0.1"),
+    "demonstration_weight": Metric(
+        "weight pi / (pi + gamma) of the tokens of demonstrations (luffy), times their share",
+        "ratio",
+        "rises",
+    ),
     "future_kl": Metric(
         "log-ratio of a token and of those behind it, the latter discounted (fipo)",
         "nats",
@@ -155,6 +160,36 @@ def ppo_clip(
         metrics["sequence_keep"] = keep_near_sequences(policy, batch, max_sequence_kl, by=by)
         loss = loss * metrics["sequence_keep"]
     return loss, metrics
+
+
+@contract(safe=True, reads=(*RATIO, "policy_version"))
+def luffy(
+    policy: PolicyOutputs,
+    batch: Batch,
+    *,
+    gamma: AboveZero = 0.1,
+    clip_low: Share = 0.2,
+    clip_high: NotNegative = 0.2,
+    dual_clip: AboveZero | None = None,
+):
+    """-A pi / (pi + gamma) at the tokens of demonstrations, ppo_clip at those of samples.
+
+    Policy shaping of LUFFY, arXiv 2504.14945: demonstrations (the rollout `with_demonstration`) are
+    in the groups of the samples, and their weight, whose gradient is gamma pi / (pi + gamma)^2 by
+    log pi, is largest at tokens that the policy finds unlikely. The paper has no clip for samples
+    either (clip_high=1e9, clip_low=1.0), and advantages without the deviation. Returns [B, S].
+    Metrics: those of ppo_clip, and demonstration_weight.
+    """
+    advantages = batch_advantages(batch, by="luffy")
+    batch.require("policy_version", by="luffy")
+    difference = log_ratio(policy, batch, by="luffy")
+    ratio = jnp.exp(difference)
+    loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
+    probability = jnp.exp(policy_logprobs(policy, batch))
+    weight = probability / (probability + gamma)
+    shown = ~is_sampled(batch)
+    metrics["demonstration_weight"] = weight * indicator(shown, batch)
+    return jnp.where(shown, -advantages * weight, loss), metrics
 
 
 @contract(safe=True, reads=(*RATIO, "sampler_logprobs"), corrects_mismatch=True)

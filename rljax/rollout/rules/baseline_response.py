@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.arrays import place
-from rljax.batch import Batch, FinishReason, take_rows
+from rljax.batch import Batch, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import PlainText, contract
-from rljax.data.online.prompts import PromptRecord, Prompts, with_end_token
+from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
 from rljax.metric import Metric
 from rljax.rollout.rollout import RolloutText, run_rollout
+from rljax.rollout.rules.given_rows import column_texts, write_texts
 from rljax.rollout.sample import require_sampler
 
 METRICS = {
@@ -107,16 +108,7 @@ def task_of(record: PromptRecord, tasks: tuple[str, ...]) -> int:
 
 def _baseline_rows(rollout, key, sampling, reference, tokenizer, samples: int) -> Batch:
     """A row for each prompt, not scored yet."""
-    texts = [record.extra_info.get(COLUMN) for record in rollout.prompts.records]
-    bad = next((text for text in texts if not isinstance(text, str | None)), "")
-    if bad:
-        raise InputError(
-            f"a {COLUMN} of the data",
-            value=bad,
-            rule="a text, or none",
-            fix=f"write a text in {COLUMN!r}, or leave the column out: the baselines are sampled "
-            "then",
-        )
+    texts = column_texts(rollout.prompts, COLUMN)
     if all(text is not None for text in texts):
         rows = take_rows(rollout.batch, slice(0, None, samples))
     else:
@@ -124,57 +116,8 @@ def _baseline_rows(rollout, key, sampling, reference, tokenizer, samples: int) -
         rows = reference.generate(rollout.prompts, key, sampling.greedy())
     if all(text is None for text in texts):
         return rows
-    if rollout.prompts.images is not None:
-        raise InputError(
-            f"{COLUMN} beside images",
-            rule="baselines of prompts with images are sampled",
-            fix=f"leave {COLUMN!r} out of the rows",
-        )
-    limit, columns = sampling.max_response_tokens, rows.tokens.shape[1]
-    text_rows = _written(rollout.prompts, texts, tokenizer, limit, columns)
-    return _overwritten(rows, *place(text_rows, reference.model.mesh))
-
-
-def _written(prompts: Prompts, texts, tokenizer, limit: int, columns: int):
-    """Returns tokens, segment_ids, mask [P, S], finish_reason [P], and whether a prompt has a text
-    [P]. A text that is longer than a response may be is cut, as a sample would be."""
-    shape = (len(texts), columns)
-    tokens, valid = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    mask, finish = np.zeros(shape, np.float32), np.zeros(len(texts), np.int32)
-    for row, text in enumerate(texts):
-        if text is None:
-            continue
-        start, ids = prompts.lengths[row], with_end_token(tokenizer.encode(text), tokenizer)
-        finish[row] = FinishReason.LENGTH if len(ids) > limit else FinishReason.STOP
-        ids = ids[:limit]
-        tokens[row, :start] = prompts.tokens[row, :start]
-        tokens[row, start : start + len(ids)] = ids
-        valid[row, : start + len(ids)] = 1
-        mask[row, start : start + len(ids)] = 1
-    return tokens, valid, mask, finish, np.array([text is not None for text in texts])
-
-
-@jax.jit
-def _overwritten(rows: Batch, tokens, valid, mask, finish, has_text) -> Batch:
-    """Returns the rows with the text of the data in place of the response, where a prompt has one.
-    Such rows have no log-probs, and version -1."""
-    column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-    text_fields = {
-        "tokens": tokens,
-        "segment_ids": valid,
-        "positions": jnp.where(valid > 0, column, 0),
-        "mask": mask,
-        "finish_reason": finish,
-        "group": jnp.arange(tokens.shape[0], dtype=jnp.int32),
-        "policy_version": jnp.full(tokens.shape, -1, jnp.int32),
-    }
-
-    def chosen(name, old):
-        text = text_fields.get(name, jnp.zeros_like(old))
-        return jnp.where(has_text.reshape(-1, *(1,) * (old.ndim - 1)), text, old)
-
-    fields = {name: chosen(name, x) for name, x in vars(rows).items() if x is not None}
-    return rows.replace(**fields)
+    limit, mesh = sampling.max_response_tokens, reference.model.mesh
+    return write_texts(rows, rollout.prompts, texts, tokenizer, limit, mesh)
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
