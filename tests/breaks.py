@@ -1217,8 +1217,8 @@ BREAKS |= {
     ),
     "a demonstration replaces the first sample of its prompt": (
         "rljax/rollout/rules/demonstration.py",
-        "rows = take_rows(result.batch, slice(n - 1, None, n))",
-        "rows = take_rows(result.batch, slice(0, None, n))",
+        "x = jnp.concatenate([x[:, :-1], new[:, None]], axis=1)",
+        "x = jnp.concatenate([new[:, None], x[:, 1:]], axis=1)",
         ["tests/rollout/test_demonstration.py", "-k", "last_row"],
     ),
     "TOPR pushes bad samples down harder, the likelier they are": (
