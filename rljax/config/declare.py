@@ -325,7 +325,7 @@ def define_flags(kind: type, into) -> None:
         elif typing.get_origin(spec.kind) is tuple:
             flags.DEFINE_string(spec.flag, ",".join(map(str, default)), spec.help, **main)
         else:
-            define[_without_none(spec.kind)](spec.flag, default, spec.help, **main)
+            define[without_none(spec.kind)](spec.flag, default, spec.help, **main)
 
 
 def parse_flags(
@@ -352,7 +352,7 @@ def parse_flags(
         if match is None or match[1] not in specs:  # a flag without a value
             raise InputError(str(error), fix="--FLAG=VALUE; --help lists the flags") from None
         spec = specs[match[1]]
-        of_type, choices = _without_none(spec.kind), list(filter(None, spec.choices))
+        of_type, choices = without_none(spec.kind), list(filter(None, spec.choices))
         rule = f"one of {', '.join(choices)}" if choices else f"must be {KINDS.get(of_type)}"
         example = choices[0] if choices else EXAMPLES[of_type].lower()
         problem, fix = f"--{match[1]}={match[2]}: {rule}", f"such as --{match[1]}={example}"
@@ -431,7 +431,7 @@ def option_words(kind: type) -> dict[str, tuple[str, ...]]:
     for spec in declared(kind).values():
         if spec.positional:
             continue
-        if _without_none(spec.kind) is bool:
+        if without_none(spec.kind) is bool:
             values_of_flags |= {f"--{spec.flag}": (), f"--no{spec.flag}": ()}
         else:
             values_of_flags[f"--{spec.flag}="] = tuple(filter(None, spec.choices))
@@ -464,7 +464,7 @@ def shown_default(default: object) -> str:
     return "" if text is None else str(text)
 
 
-def _without_none(hint):
+def without_none(hint):
     """Returns the type without None: int of int | None."""
     if isinstance(hint, types.UnionType):
         return next(kind for kind in typing.get_args(hint) if kind is not type(None))

@@ -37,6 +37,17 @@ from rljax.runs.folder import removed_if_empty
 CONFIG_MODULE = "_rljax_config"
 
 
+def plain_value(value: object) -> object:
+    """Returns a value without types of NumPy or JAX: a number, with the digits that it is shown
+    with, and a list or tuple of numbers."""
+    if type(value) in (list, tuple) or len(getattr(value, "shape", ())) == 1:
+        return (list if isinstance(value, list) else tuple)(map(plain_value, value))
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        number = value.item()
+        return float(str(value)) if isinstance(number, float) else number
+    return value
+
+
 def component_text(function: Callable, folder: Path, field: str = "function") -> str:
     """Returns the component text of a function, such as "my_rewards.f", or "FOLDER/f_1a2b3c4d.py:f"
     for which a file is written; the options of a functools.partial become those of the text.
@@ -45,7 +56,8 @@ def component_text(function: Callable, folder: Path, field: str = "function") ->
     """
     options = {}
     while isinstance(function, functools.partial):
-        options = {**function.keywords, **options}
+        keywords = {name: plain_value(value) for name, value in function.keywords.items()}
+        options = {**keywords, **options}
         if function.args:
             rule = "options are keywords"
             raise InputError(

@@ -72,17 +72,6 @@ def with_overrides(config: Settings, overrides: Mapping[str, object], where: str
     return changed
 
 
-def plain_value(value: object) -> object:
-    """Returns a value without types of NumPy or JAX: a number, with the digits that it is shown
-    with, and a list or tuple of numbers."""
-    if type(value) in (list, tuple) or len(getattr(value, "shape", ())) == 1:
-        return (list if isinstance(value, list) else tuple)(map(plain_value, value))
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        number = value.item()
-        return float(str(value)) if isinstance(number, float) else number
-    return value
-
-
 def wrong_types(config: Settings, prefix: str = "") -> Iterator[tuple[str, object, str, str]]:
     """Yields (dotted field, value, rule, fix) of every value that is not of its field's type."""
     for name, field in type(config).__dataclass_fields__.items():

@@ -21,10 +21,10 @@ from rljax import hub
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, changed_fields, fingerprints, value_of, with_overrides
 from rljax.config import policy_options as of
-from rljax.config.declare import Options, Spec, declared, option_flags, options_of
+from rljax.config.declare import Options, Spec, declared, option_flags, options_of, without_none
+from rljax.config.own_functions import plain_value
 from rljax.config.schema import FIELDS
 from rljax.config.trust import is_harmless, value_asks_for_trust
-from rljax.config.values import plain_value
 from rljax.errors import InputError
 from rljax.evaluation.benchmarks import HOME as SUITES
 from rljax.experiments.sweep import TRAIN, config_of, flag, without_config
@@ -229,6 +229,8 @@ def _stage(
         fix = 'write {"stage": NAME, "command": "train", FIELD: VALUE, ...}'
         raise InputError("a stage is a dict of names and values", value=item, fix=fix)
     name, command = item.get("stage"), item.get("command")
+    if type(name) is int:  # what YAML makes of '1'
+        name = str(name)
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (*_KEPT, *_TAKEN):
         rule = f"letters, digits and . _ -: it is the name of a folder, not {', '.join(_TAKEN)}"
         fix = '"stage": "sft", or another name of this form'
@@ -287,13 +289,22 @@ def _refuse_own_code(values: Mapping[str, object], kind: type, outputs: Mapping[
         raise InputError("trust_code", value=True, fix="give --trust_code on the command line")
     specs = declared(kind)
     for option, value in values.items():
-        needs_trust = value_asks_for_trust(specs.get(option), value)
+        spec = specs.get(option)
+        # A misspelt name, or a text in place of a number, is refused as that.
+        if spec is None or (isinstance(value, str) and _is_number(spec)):
+            continue
+        needs_trust = value_asks_for_trust(spec, value)
         if option in _HOMES:
             needs_trust = not all(is_harmless(text, _HOMES[option]) for text in _texts(value))
         # A folder of a policy is looked at when it is opened.
         if needs_trust and option not in outputs:
             rule = "a file of data runs no code of others, and sends nothing away"
             raise InputError(option, value=value, rule=rule, fix="look at it, then --trust_code")
+
+
+def _is_number(spec: Spec) -> bool:
+    """Returns whether an option is a number, or true or false, that anybody may set."""
+    return not spec.needs_trust and without_none(spec.kind) in (bool, int, float)
 
 
 def _is_plain(value: object) -> bool:
@@ -350,7 +361,7 @@ def _check_reference(
         fix = f"one of {', '.join(by_name)}" if by_name else "the first stage has none before it"
         raise InputError(field, value=text, rule=f"no earlier stage is called {name!r}", fix=fix)
     origin = by_name[name]
-    path = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
+    path = re.search(rf"\{{{re.escape(name)}\}}/?([^@,'\"]*)", text)[1]
     if ".." in path.split("/"):
         rule = f"inside of the folder of {name!r}"
         fix = f"leave '..' out: {{{name}}} is the folder of the stage {name!r}"

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
 from rljax.config.flags import load_config_file, load_named_config
+from rljax.config.own_functions import plain_value
 from rljax.config.trust import refuse_own_code
-from rljax.config.values import plain_value
 from rljax.errors import InputError
 from rljax.files import make_folder, read_json_object, write_json
 from rljax.report.run_warnings import fault_meaning
@@ -69,13 +69,18 @@ class Member:
 
 def member_name(overrides: Mapping[str, object], whole: Collection[str] = ()) -> str:
     """Returns the name of a folder for the overrides: "lr=1e-05,seed=1", the last part of each
-    field, but of those in `whole`; a config file of the member's own comes first, "dapo,seed=1"."""
-    parts = [
-        Path(str(value).partition(":")[0]).stem
-        if name == "config"
-        else f"{name if name in whole else name.rpartition('.')[2]}={value}"
-        for name, value in overrides.items()
-    ]
+    field, but of those in `whole`; a config file of the member's own comes first, "dapo,seed=1", or
+    "presets_dapo,seed=1" where config is in `whole`."""
+
+    def part(name: str, value: object) -> str:
+        if name != "config":
+            return f"{name if name in whole else name.rpartition('.')[2]}={value}"
+        file, _, variant = str(value).partition(":")
+        return (
+            f"{Path(file).with_suffix('')} {variant}".strip() if name in whole else Path(file).stem
+        )
+
+    parts = [part(name, value) for name, value in overrides.items()]
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or "base"
     if len(name) > 100:  # file systems end at 255
         name = f"{name[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -89,13 +94,17 @@ def _is_entry(item: object) -> bool:
 
 def _ambiguous_fields(entries: Sequence[Mapping[str, object]]) -> set[str]:
     """Returns the fields that two entries of a sweep would need for a name of their own: those
-    with the last part of another one, as actor_optimizer.lr and critic_optimizer.lr."""
+    with the last part of another one, as actor_optimizer.lr and critic_optimizer.lr, and "config"
+    where two files, or two variants of one, have one name."""
     by_name: dict[str, Mapping] = {}
     if all(by_name.setdefault(member_name(entry), entry) == entry for entry in entries):
         return set()
     fields = {field for entry in entries for field in entry}
     last_parts = [field.rpartition(".")[2] for field in fields]
-    return {field for field in fields if last_parts.count(field.rpartition(".")[2]) > 1}
+    files = {str(entry["config"]) for entry in entries if "config" in entry}
+    names = {member_name({"config": file}) for file in files}
+    ambiguous = {field for field in fields if last_parts.count(field.rpartition(".")[2]) > 1}
+    return ambiguous | ({"config"} if len(names) < len(files) else set())
 
 
 def changes_of(config: Config, path: str) -> dict[str, object]:
@@ -191,7 +200,11 @@ def make_members(
         problems.append(f"{locations[0]}{more}: {text}")
     names = [m.name for m in members]
     for double in sorted({n for n in names if names.count(n) > 1}):
-        problems.append(f"{where}: {names.count(double)} members are called {double!r}")
+        same = " and ".join(str(m.overrides) for m in members if m.name == double)
+        problems.append(
+            f"{where}: {same} are called {double!r}: names of folders are made of what members set,"
+            " with _ for spaces, slashes and quotes"
+        )
     if problems:
         raise InputError(
             "the sweep cannot run:\n" + "\n".join(problems), fix=f"correct these members of {where}"

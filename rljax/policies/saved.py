@@ -205,7 +205,8 @@ def _run_policy(
                 raise
             number = _find_step(store, step)
     if model.config.has_frozen:  # a checkpoint holds what is trained alone
-        params = merged(params, model.split(initial_params(config, model))[1])
+        options = dict(begun=path.parent / "model.json", may_differ=True)
+        params = merged(params, model.split(initial_params(config, model, **options))[1])
     reader = image_reader(config, tokenizer)
     return SavedPolicy(config, model, params, tokenizer, number, reader)
 

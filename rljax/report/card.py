@@ -16,10 +16,11 @@ from rljax.report.redacted import redacted
 from rljax.report.run_folder import Estimate, RecordedRun, change_in_words, estimate, moment, pairs
 from rljax.tracking.charts import duration, escaped
 
-KINDS = {
-    "policy": "text-generation",
-    "adapter": "text-generation",
-    "reward_model": "text-classification",
+# By PEFT's name of a model's task: the tag of a repository, and the class that loads it.
+_TASKS = {
+    "CAUSAL_LM": ("text-generation", "AutoModelForCausalLM"),
+    "SEQ_CLS": ("text-classification", "AutoModelForSequenceClassification"),
+    "TOKEN_CLS": ("token-classification", "AutoModelForTokenClassification"),
 }
 # Fields of the config that a card shows beside model and data. Those that are "" or off, or that
 # the run does not read (`unread` of its summary), are left out.
@@ -56,7 +57,25 @@ def base_of(run: RecordedRun, told: str = "") -> hub.HubName | None:
             raise InputError("--base", value=told, rule="OWNER/NAME of a model of the hub", fix=fix)
         return name
     text = field(run.config, "model")  # a run writes what it read of the hub as hf://
+    if any(_task(run, part) != "CAUSAL_LM" for part in ("adapter", "reward_model")):
+        text = field(run.config, "critic_model") or text
     return hub.parse(text) if isinstance(text, str) and hub.is_hub(text) else None
+
+
+def _task(run: RecordedRun, part: str) -> str:
+    """Returns PEFT's name of the task of a part, by the files of the run; that of a policy if it
+    has no such part."""
+    name = "adapter_config.json" if part == "adapter" else "config.json"
+    try:
+        config = read_json_object(run.folder / part / name)
+    except InputError:
+        return "CAUSAL_LM"
+    if part == "adapter":
+        task = config.get("task_type")
+        return task if task in _TASKS else "CAUSAL_LM"
+    architectures = str(config.get("architectures"))
+    endings = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}
+    return next((task for end, task in endings.items() if end in architectures), "CAUSAL_LM")
 
 
 def license_of(base: hub.HubName | None) -> str:
@@ -114,7 +133,7 @@ def _head(run: RecordedRun, part: str, base: hub.HubName | None, license: str) -
     if datasets := [name.repository for name in _datasets(run)]:
         out["datasets"] = list(dict.fromkeys(datasets))
     out["library_name"] = "peft" if part == "adapter" else "transformers"
-    out["pipeline_tag"] = KINDS[part]
+    out["pipeline_tag"] = _TASKS[_task(run, part)][0]
     method = str(field(run.config, "dataflow") or "").partition("(")[0].rpartition(".")[2]
     lora = ["lora"] if field(run.config, "lora.rank") else []
     out["tags"] = ["rljax", *([method] if method else []), *lora]
@@ -283,19 +302,22 @@ def _use(
     """Returns the words of the code that loads the model and, where it generates, ends its
     responses as the run did: transformers reads stop ids from a model's folder, and stop strings
     only from the call."""
-    adapter, generates = part == "adapter", part != "reward_model" and tokenizer and generation
+    adapter, scores = part == "adapter", _task(run, part) != "CAUSAL_LM"
+    generates = not scores and tokenizer and generation
     sampler = run.config.get("sampler")
     stops = sampler.get("stop_strings") if isinstance(sampler, Mapping) else ()
     stops = [text for text in stops or () if isinstance(text, str)]
-    loader = f"AutoModelFor{'SequenceClassification' if part == 'reward_model' else 'CausalLM'}"
+    loader = _TASKS[_task(run, part)][1]
     weights = repository
     if adapter:
         weights = base.repository if base else "BASE"
         imports = ", AutoTokenizer, GenerationConfig" * generates
         flags = f"--config.model={weights} --config.lora.adapter={repository}"
+        flags = None if scores else flags  # no field reads one
     else:
         imports = ", AutoTokenizer" * tokenizer
-        flags = f"--config.{'model' if part == 'policy' else 'reward.model'}={repository}"
+        flags = f"--config.{'reward.model' if scores else 'model'}={repository}"
+    revision = f', revision="{base.revision}"' if adapter and base and base.revision else ""
     stop = f", stop_strings={stops!r}, tokenizer=tokenizer" if stops else ""
     chat = run.data.get("conversations") is True
     return {
@@ -306,19 +328,21 @@ def _use(
         "classes": loader + imports,
         "loader": loader,
         "weights": weights,
-        "revision": f', revision="{base.revision}"' if adapter and base and base.revision else "",
+        "revision": revision + ", num_labels=1" * (adapter and scores),
         "adapter": repository if adapter else None,
         "generation_config": repository if adapter and generates else None,
         "alphabet": None if adapter or tokenizer else "",
         "tokenizer": repository if tokenizer and (generates or not adapter) else None,
         "generates": "" if generates else None,
         "stops": stop,
-        "flags": _code(flags),
+        "flags": flags and _code(flags),
     }
 
 
 def _origin(run: RecordedRun, part: str, base: hub.HubName | None) -> dict[str, str | None]:
     kinds = {"policy": "A policy", "adapter": "A LoRA adapter", "reward_model": "A reward model"}
+    if _task(run, "adapter") != "CAUSAL_LM":
+        kinds["adapter"] = "A LoRA adapter of a reward model"
     model = field(run.config, "model")
     if base is not None:
         words = {"start": f", trained from {_link(base)}", "base": _link(base) + _commit(base)}

@@ -117,13 +117,12 @@ def check_request(
     vocab_size, room = engine.model.config.vocab_size, engine.tokens
     if n < 1:
         raise InputError("samples per prompt", value=n, fix="give n=1 or more")
-    if ids.ndim != 1 or not len(ids):
-        raise InputError(
-            "prompt",
-            value=ids.shape,
-            rule="at least one token id",
-            fix="give a prompt of one token or more, without further axes",
-        )
+    if ids.shape == (0,):
+        rule = "at least one: the first token is drawn behind it"
+        raise InputError("a prompt without a token", rule=rule, fix="write a text that has one")
+    if ids.ndim != 1:
+        fix = "give a prompt of one token or more, without further axes"
+        raise InputError("prompt", value=ids.shape, rule="one list of token ids", fix=fix)
     if not np.issubdtype(ids.dtype, np.integer):
         raise InputError(
             "prompt",

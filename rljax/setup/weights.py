@@ -12,12 +12,12 @@ from rljax.config import Config, is_path, model_fields, value_of
 from rljax.config.schema import MODELS
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.files import open_file
+from rljax.files import open_file, read_json_object
 from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
-from rljax.models.huggingface.checkpoint_folder import compare, find_tensors
+from rljax.models.huggingface.checkpoint_folder import LoadReport, compare, find_tensors
 from rljax.models.huggingface.peft import load_adapter
 from rljax.models.huggingface.safetensors_file import read_header
 from rljax.models.model import Model
@@ -27,12 +27,21 @@ from rljax.setup.setup import adapter_fields
 LOG = logging.getLogger("rljax")
 
 
-def initial_params(config: Config, model: Model, record: Path | None = None) -> dict:
+def initial_params(
+    config: Config,
+    model: Model,
+    record: Path | None = None,
+    *,
+    begun: Path | None = None,
+    may_differ: bool = False,
+) -> dict:
     """Returns the weights that a run starts from: those of the Hugging Face folder, or random ones
     from the seed; with adapters, fresh ones or those of lora.adapter. Raises InputError for files
     that cannot be read or do not fit the model.
 
     What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
+    `begun` is the record of a run whose adapters are put on these weights: other files are an
+    InputError, or where they `may_differ` a warning.
     """
     key = root_key(config.seed)
     base_model = dataclasses.replace(model, config=lora.without(model.config))
@@ -40,6 +49,8 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
         params, report = load_with_report(config.model, base_model)
         if record and hosts.first():
             record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+        if begun and (other := hosts.share(_other_files(begun, report))):
+            _refuse_other_base(config.model, begun, other, may_differ)
         if config.lora.rank and config.lora.base == "bfloat16" and "float32" in report.dtypes:
             LOG.warning(
                 "lora.base=bfloat16, the default, rounds the frozen weights of %s, which are read "
@@ -53,6 +64,28 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
         return params
     params = lora.attach(model, params, stream(key, "adapters"))
     return load_adapter(config.lora.adapter, model, params) if config.lora.adapter else params
+
+
+def _other_files(record: Path, report: LoadReport) -> list[str]:
+    """Returns the names of the loaded files that are not those of the record; [] if it is not
+    there, or is no record."""
+    try:
+        files = read_json_object(record)["files"]
+        recorded = {name: file["sha256"] for name, file in files.items()}
+    except (InputError, LookupError, TypeError, AttributeError):
+        return []
+    return sorted(name for name, file in report.files.items() if recorded.get(name) != file.sha256)
+
+
+def _refuse_other_base(folder: str, record: Path, files: list[str], may_differ: bool) -> None:
+    shown = ", ".join(files[:3]) + f" and {len(files) - 3} more" * (len(files) > 3)
+    text = f"the weights of {folder} are not those that the adapters of this run were trained on"
+    rule = f"{shown}: another SHA-256 than in {record}"
+    if not may_differ:
+        fix = "put the files of that time back, or go on with these: "
+        fix += "--config.checkpoint.allow_changed=model"
+        raise InputError(text, rule=rule, fix=fix)
+    LOG.warning("%s (%s). Fix: put the files of that time back", text, rule)
 
 
 def check_weights(config: Config, model: Model) -> None:

@@ -62,6 +62,9 @@ def train(
         with in_python("rljax.train"):
             if devices is not None:
                 _check_devices(devices)
+            if on_start is not None and not callable(on_start):
+                rule, fix = "a function of the run folder", "on_start=print"
+                raise InputError("on_start", value=on_start, rule=rule, fix=fix)
             base = config
             if isinstance(config, str | os.PathLike) and str(config):
                 base = load_config_file(str(config))
@@ -86,3 +89,7 @@ def _check_devices(devices: object) -> None:
     if not is_list or not all(isinstance(device, jax.Device) for device in devices):
         rule, fix = "a list of JAX's devices, one or more", "devices=jax.devices()[:4]"
         raise InputError("devices", value=devices, rule=rule, fix=fix)
+    twice = [device for device in devices if list(devices).count(device) > 1]
+    if twice:
+        rule, fix = "each device stands once", "devices=jax.devices()"
+        raise InputError("devices", value=twice, rule=rule, fix=fix)

@@ -83,7 +83,7 @@ def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devi
     checkpoints, saved = _newest(run_dir, step)
     progress = Progress.from_dict(checkpoints.read_state(saved)["progress"])
     phase = setup.phase(progress.phase)
-    roles = restored_roles(setup, phase, checkpoints, saved)
+    roles = restored_roles(setup, phase, checkpoints, saved, folder / "model.json")
     roles = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
     # A checkpoint of the step itself has counted it already.
     steps_taken = progress.taken.get(phase.name, 0) - (saved == step)

@@ -19,7 +19,7 @@ from rljax import heartbeat, hosts
 from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.checkpoint.checkpoint import STATE, Checkpoints, Damaged, check_fingerprints, reads_steps
-from rljax.config import fingerprints, is_path
+from rljax.config import Config, fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.errors import InputError
 from rljax.evaluation.in_training import accuracy_metrics, pass_estimates, with_interval
@@ -67,10 +67,22 @@ def checkpoint_bytes(setup: Setup) -> int:
     return max(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(roles)) for roles in phases)
 
 
-def restored_roles(setup: Setup, phase: Phase, checkpoints: Checkpoints, step: int) -> dict:
-    """Returns the roles of a phase with the arrays of a checkpoint."""
+def adapted_folder(config: Config, role: str) -> str:
+    """Returns the folder or name of the model whose weights are frozen below the adapters of a
+    role, the actor or one that scores; "" for one of random weights."""
+    start = config.model if role == "actor" else config.critic_model or config.model
+    return start if is_path(start) else ""
+
+
+def restored_roles(
+    setup: Setup, phase: Phase, checkpoints: Checkpoints, step: int, record: Path
+) -> dict:
+    """Returns the roles of a phase with the arrays of a checkpoint. Raises InputError if adapters
+    would be put on other weights than those of `record`, the run's model.json."""
     if setup.model.config.has_frozen:  # a checkpoint holds what is trained alone
-        params = build.initial_params(setup.config, setup.model)
+        may_differ = "model" in setup.config.checkpoint.allow_changed
+        options = dict(begun=record, may_differ=may_differ)
+        params = build.initial_params(setup.config, setup.model, **options)
     else:  # shapes and shardings; the values are replaced
         params = setup.model.init(root_key(0))
     roles = build.make_roles(setup, phase, params)
@@ -192,10 +204,9 @@ class Run:
                     fix="use a new run_dir, or remove that folder",
                 )
             tracking.empty()
-            record = self.folder / "model.json"
             params = {}
             if self.setup.starts_from_policy:
-                params = build.initial_params(self.config, self.setup.model, record)
+                params = build.initial_params(self.config, self.setup.model, self.model_record)
             self.begin(self.phase, params)
             if self.phase is self.setup.main:
                 self.evaluate()
@@ -249,7 +260,8 @@ class Run:
         if self.progress.reference_file:
             folder = Path(self.config.offline.reference_logprobs)
             read_reference_logprobs(self.setup, folder / self.progress.reference_file)
-        self.roles = restored_roles(self.setup, self.phase, self.checkpoints, step)
+        arguments = (self.setup, self.phase, self.checkpoints, step)
+        self.roles = restored_roles(*arguments, self.model_record)
         with self._reading_state(step):
             for name, source in self.sources.items():
                 same_data = state["fingerprints"].get("data") == self.fingerprints["data"]
@@ -316,6 +328,11 @@ class Run:
         for source in self.sources.values():
             source.saved()
         self.saved_step = self.progress.step
+
+    @property
+    def model_record(self) -> Path:
+        """The file that says which files the policy began with."""
+        return self.folder / "model.json"
 
     @property
     def stopped_early(self) -> bool:
@@ -554,7 +571,7 @@ class Run:
     def export_adapter(self) -> None:
         """Writes the adapters alone, as a PEFT folder."""
         role = self.roles[self.phase.trains]
-        base = self.config.model if is_path(self.config.model) else ""
+        base = adapted_folder(self.config, self.phase.trains)
         with self._exporting("adapter") as folder:
             save_adapter(folder, role.model, role.state.weights, base=base)
             if hosts.first() and self.phase.trains == "actor":

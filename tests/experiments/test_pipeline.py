@@ -158,6 +158,24 @@ def problems(tmp_path, *listed) -> str:
     return str(error.value)
 
 
+def test_a_typo_in_a_file_of_data_is_no_code_of_others(tmp_path):
+    """Whoever is told to trust a file because of a typo learns to trust files."""
+    sft = {"stage": 1, "command": "train"}  # what YAML makes of '1'
+    sample = {"stage": "s", **SAMPLE, "checkpoint": "{1}/policy", "data": "sort_digits(prompts=9)"}
+    for changes, says in (
+        ({"dta": "sort_digits()"}, "did you mean data?"),
+        ({"samples": "two"}, "--samples=two: must be a whole number"),
+        ({"reward": "my_module.f"}, "runs no code of others"),
+        ({"trust_code": "true"}, "give --trust_code on the command line"),
+    ):
+        with pytest.raises(InputError) as error:
+            listed = [sft, sample | changes]
+            make_stages(base(), listed, tmp_path / "p", "x.yaml", trusted=False)
+        assert says in str(error.value), changes
+    stages = make_stages(base(), [sft, sample], tmp_path / "p", "x.yaml", trusted=False)
+    assert [stage.name for stage in stages] == ["1", "s"]
+
+
 SFT = {"stage": "sft", "command": "train"}
 SCORER = {
     "stage": "scorer",

@@ -212,7 +212,7 @@ def test_table_and_json(tmp_path, launcher):
         ([{"batch": {"epochs": 2}}], "batch: a section has no value"),
         ([{"algorithm.advantage": "gae"}], "needs a critic"),
         ([{"run_dir": "x"}], "sets run_dir"),
-        ([{"seed": 1}, {"seed": 1}], "2 members are called 'seed=1'"),
+        ([{"seed": 1}, {"seed": 1}], "{'seed': 1} and {'seed': 1} are called 'seed=1'"),
         ((1 / 0 for _ in "x"), "sweep() failed; ZeroDivisionError: division by zero"),
     ],
 )
@@ -265,6 +265,10 @@ def test_fields_of_one_name_are_told_apart_by_their_sections(tmp_path):
 def test_names_and_flags(tmp_path):
     assert member_name({"actor_optimizer.lr": 1e-5, "seed": 1}) == "lr=1e-05,seed=1"
     assert "/" not in member_name({"data.train": "a/b c.parquet"})
+    assert member_name({"config": "presets/dapo:tiny", "seed": 1}) == "dapo,seed=1"
+    whole = ("config",)
+    assert member_name({"config": "presets/dapo:tiny"}, whole) == "presets_dapo_tiny"
+    assert member_name({"config": "b/run.yaml", "seed": 1}, whole) == "b_run,seed=1"
     long = [member_name({"reward.function": "f" * 300 + end}) for end in "ab"]
     assert len(set(long)) == 2 and max(map(len, long)) < 120
     assert flag("trackers", ("console",)) == "--config.trackers=('console',)"

@@ -292,6 +292,25 @@ def test_an_adapter_is_pushed_with_the_base_that_others_can_load(server, tmp_pat
     assert told["base_model_name_or_path"] == "Qwen/Tiny"
 
 
+@pytest.mark.parametrize("labels_tokens", [False, True])
+def test_an_adapter_of_a_reward_model_is_no_text_generator(server, tmp_path, labels_tokens):
+    scorer = "hf://Qwen/Scorer"
+    run = write_run(tmp_path / "run", critic_model=scorer, dataflow="reward_model")
+    lora = LoraConfig(rank=2, alpha=4.0, targets=("q_proj",), base="float32")
+    config = tiny_config(vocab_size=320, layers=1, lora=lora, head_bias=labels_tokens)
+    model = Model(config, one_device(), "scalar")
+    save_adapter(run / "adapter", model, model.init(jax.random.key(0)), base=scorer)
+    publish(str(run), "me/new", part="adapter", out=str(tmp_path / "card"))
+    card = (tmp_path / "card" / "README.md").read_text()
+    kind = "Token" if labels_tokens else "Sequence"
+    tag = "token-classification" if labels_tokens else "text-classification"
+    head = card.split("---")[1]
+    assert f"pipeline_tag: {tag}" in head and "base_model: Qwen/Scorer" in head
+    assert f'AutoModelFor{kind}Classification.from_pretrained("Qwen/Scorer", num_labels=1)' in card
+    assert "A LoRA adapter of a reward model" in card
+    assert "generate(" not in card and "lora.adapter" not in card and "In rljax" not in card
+
+
 def test_the_license_is_that_of_the_base(server, run, tmp_path):
     server.put("Qwen/Tiny", {"README.md": "---\nlicense: mit\n---\n", "config.json": "{}"})
     commit = server.repositories["model", "Qwen/Tiny"].refs["main"]

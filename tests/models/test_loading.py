@@ -28,11 +28,14 @@ from tiny_folders import (
     tiny,  # noqa: F401  a fixture
     write_folder,
 )
+from tiny_folders import config as model_config
 from tiny_refusal import refused
 
 from rljax.batch import batch_from_rows
 from rljax.config import Config
+from rljax.errors import InputError
 from rljax.mesh import make_mesh
+from rljax.models.config import LoraConfig
 from rljax.models.huggingface import (
     blocks,
     checkpoint_folder,
@@ -219,6 +222,27 @@ def test_a_run_folder_says_what_it_started_from(tiny, tmp_path):  # noqa: F811
     told = json.loads((tmp_path / "model.json").read_text())
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert told["files"]["model.safetensors"]["sha256"] == digest and "revision" in told
+
+
+def test_adapters_are_not_put_on_other_weights_than_those_they_were_trained_on(tmp_path, caplog):
+    """A checkpoint of a run with adapters holds them alone; model.json says what lay below."""
+    folder = tmp_path / "base"
+    plain = Model(model_config(layers=1), one_device())
+    write_folder(folder, plain, tensors_of(plain))
+    config = Config(model=f"{folder}/")
+    config.lora.rank, config.lora.base = 2, "float32"
+    lora = LoraConfig(rank=2, alpha=4.0, targets=("q_proj",), base="float32")
+    model = Model(dataclasses.replace(plain.config, lora=lora), one_device())
+    record = tmp_path / "model.json"
+    initial_params(config, model, record)
+    initial_params(config, model, begun=record)
+    write_folder(folder, plain, {name: x + 1 for name, x in tensors_of(plain).items()})
+    with pytest.raises(InputError, match="not those that.*model.safetensors: another SHA-256"):
+        initial_params(config, model, begun=record)
+    assert caplog.text == ""
+    initial_params(config, model, begun=record, may_differ=True)
+    assert "put the files of that time back" in caplog.text
+    initial_params(config, model, begun=tmp_path / "none.json")  # a run of before: nothing is known
 
 
 def test_the_revision_of_a_cache_and_of_a_download(tiny, tmp_path):  # noqa: F811

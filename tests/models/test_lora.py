@@ -33,7 +33,7 @@ from rljax.roles import start_training
 from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
 from rljax.setup.role_table import scalar_start
-from rljax.training.run import Run
+from rljax.training.run import Run, adapted_folder
 
 
 def adapted(folder, *, mesh=None, head="lm", **wish):
@@ -358,6 +358,42 @@ def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
     assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == [
         "score"
     ]
+
+
+def test_the_bias_of_a_head_is_a_part_of_the_adapter(tmp_path):
+    """A process reward model is one of ...ForTokenClassification, whose head has a bias."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    kind, folder = transformers.AutoModelForTokenClassification, tmp_path / "base"
+    kind.from_pretrained(golden("hf", "qwen3"), num_labels=1).save_pretrained(folder)
+    wish = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "down_proj"), base="float32")
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = Model(load_config(folder, remat="none", lora=wish), mesh, "scalar")
+    plain = dataclasses.replace(model, config=lora.without(model.config))
+    params = moved(lora.attach(model, load_params(folder, plain), jax.random.key(0)))
+    params["head_bias"] = params["head_bias"] + 0.25
+    save_adapter(tmp_path / "adapter", model, params)
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert told["task_type"] == "TOKEN_CLS"
+    again = load_adapter(tmp_path / "adapter", model, model.init(jax.random.key(1)))
+    np.testing.assert_array_equal(again["head_bias"], params["head_bias"])
+    batch = tokens()
+    base = kind.from_pretrained(folder, num_labels=1, attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(model.token_scores(params, batch), want, atol=1e-3)
+
+
+def test_an_adapter_names_the_model_that_it_was_trained_on():
+    config = tiny_config("run", model="base/", critic_model="scorer/")
+    assert [adapted_folder(config, role) for role in ("actor", "reward_model")] == [
+        "base/",
+        "scorer/",
+    ]
+    alone = tiny_config("run", model="base/")
+    assert adapted_folder(alone, "reward_model") == "base/"
+    assert adapted_folder(tiny_config("run"), "actor") == ""
 
 
 def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):

@@ -167,6 +167,8 @@ def test_options_of_a_partial_and_functions_of_modules(cell, tmp_path):
     text = component_text(strict, tmp_path)
     assert text.endswith(":my_reward(mode='strict')")
     assert resolve(text, "rljax.rewards")(response="8", ground_truth="7") == 0.0
+    numbered = functools.partial(cell.my_reward, mode=np.float32(0.1))
+    assert component_text(numbered, tmp_path).endswith(":my_reward(mode=0.1)")
     decorated = component_text(cell.decorated, tmp_path)
     assert resolve(decorated, "rljax.rewards")(response="8") == 1.0
     named = component_text(exact_match, tmp_path / "none")
@@ -290,10 +292,15 @@ def test_a_class_is_a_tracker_and_nothing_else(tmp_path):
         made(reward=CountingTracker)
 
 
-@pytest.mark.parametrize("devices", [[0], [], 3, iter(()), np.array([])])
+@pytest.mark.parametrize("devices", [[0], [], 3, iter(()), np.array([]), 2 * jax.devices()[:1]])
 def test_what_is_no_device_is_refused(devices):
     with pytest.raises(InputError, match=r"Fix: devices=jax.devices\(\)"):
         rljax.train("quickstart:tiny", devices=devices)
+
+
+def test_what_cannot_be_called_at_the_start_is_refused():
+    with pytest.raises(InputError, match="on_start: got 3; a function of the run folder"):
+        rljax.train("quickstart:tiny", on_start=3)
 
 
 @pytest.mark.parametrize(

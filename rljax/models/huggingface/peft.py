@@ -59,7 +59,7 @@ class Half:
 
     path: tuple[str, ...]
     layer: int | None  # in its stack
-    shape: tuple[int, int]  # of the whole tensor
+    shape: tuple[int, ...]  # of the whole tensor; of the bias of a head a single number
     rows: slice  # of A the ranks, of B what the map writes
     columns: slice  # of B the ranks
     experts: int = 0  # 0 = not of experts
@@ -73,7 +73,7 @@ class Half:
         """Returns our part of PEFT's tensor, a view: [rank, in] or [out, rank] as they have it; of
         experts [X, rank, in] or [out, rank, X]."""
         if not self.experts:
-            return tensor[self.rows, self.columns]
+            return tensor[self.rows, self.columns] if tensor.ndim > 1 else tensor
         if self.is_a:
             return tensor.reshape(self.experts, -1, tensor.shape[1])[:, self.rows]
         return tensor.reshape(tensor.shape[0], -1, self.experts)[self.rows, self.columns]
@@ -94,6 +94,8 @@ def _halves(model: Model) -> dict[str, list[Half]]:
     for path, (shape, _) in shapes.items():
         if path == ("head",) and model.head == "scalar":
             out["base_model.model.score.weight"] = [Half(path, None, shape[::-1], every, every)]
+        if path == ("head_bias",):
+            out["base_model.model.score.bias"] = [Half(path, None, shape, every, every)]
         if path[-1] not in _HALVES:
             continue
         if path[0] == "vision":
@@ -203,9 +205,10 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
     names = {lora.module_name(p[2:-1], model.config) for p in rest}
     parameters = {lora.experts_name(model.config, p[-2]) for p in experts}
     rank, alpha, ranks = model.config.lora.rank, model.config.lora.alpha, _ranks(model)
+    kind = "TOKEN_CLS" if model.config.head_bias else "SEQ_CLS"
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if model.head == "lm" else "SEQ_CLS",
+        "task_type": "CAUSAL_LM" if model.head == "lm" else kind,
         "base_model_name_or_path": (name.repository if name else base) or None,
         "revision": (name.revision or None) if name else None,
         "r": rank,
@@ -448,7 +451,9 @@ def _blocks(file: Path, key: str, tensor: np.ndarray, held: list[Half], own_rank
     if own_rank < rank:
         whole = (own_rank, whole[1]) if held[0].is_a else (whole[0], own_rank)
         held = [dataclasses.replace(held[0], rows=every, columns=every)]
-    shared = (whole[0] // parts, whole[1]) if held[0].is_a else (whole[0], whole[1] // parts)
+    shared = (whole[0] // parts, *whole[1:])
+    if not held[0].is_a:
+        shared = (whole[0], *(size // parts for size in whole[1:]))
     if parts > 1 and tensor.shape == shared:
         for half in held:
             own = {"rows": every} if half.is_a else {"columns": every}
