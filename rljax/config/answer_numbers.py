@@ -22,7 +22,8 @@ _WIDTHS = {
     "halffloat": np.float16,  # pyarrow's
     "bfloat16": ml_dtypes.bfloat16,
 }
-_INNER = ("pyarrow_dtype", "value_type", "item_type", "storage_type", "inner")  # of lists, of ...
+# Of lists, dictionaries, extensions and arrays of pyarrow; of sparse columns of pandas.
+_INNER = ("pyarrow_dtype", "value_type", "item_type", "storage_type", "inner", "subtype")
 _PROMPTS = {"prompt", "question", "messages", "text"}
 _MOST_LEVELS = 50  # of lists and objects in a cell
 
@@ -53,6 +54,15 @@ def rows_of_table(table, location: str) -> list[dict]:
     """Returns the rows of a Table or RecordBatch of pyarrow, the numbers of answers as they were
     written. Raises InputError, which names the `location`, if a column stands twice."""
     once([(name, None) for name in table.schema.names], location)
+    import pyarrow
+
+    # Python has no nanoseconds, and the library would make them values of pandas.
+    exact = [i for i, field in enumerate(table.schema) if getattr(field.type, "unit", "") == "ns"]
+    if exact and isinstance(table, pyarrow.RecordBatch):
+        table = pyarrow.Table.from_batches([table])
+    for i in exact:
+        name = table.schema.names[i]
+        table = table.set_column(i, name, table.column(i).cast(pyarrow.string()))
     return written_rows(table.to_pylist(), {field.name: field.type for field in table.schema})
 
 
@@ -96,6 +106,8 @@ def _form(kind: object) -> type | dict | None:
     for name in _INNER:
         if hasattr(kind, name):
             return _form(getattr(kind, name))
+    if hasattr(kind, "categories"):  # of pandas
+        return _form(_type_of(kind.categories))
     fields = getattr(kind, "fields", None)
     if not isinstance(fields, list | tuple):  # a mapping of NumPy's structured arrays
         return None

@@ -1,6 +1,8 @@
 """Rows that a program holds: values of NumPy, JAX, pandas and pyarrow are what a file would have,
 or an InputError that names row, column and fix."""
 
+import sys
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -159,6 +161,8 @@ def test_answers_of_few_bits_of_files_and_tables(tmp_path):
     for rows in (
         frame,
         frame.astype({"answer": "Float32"}),
+        frame.astype({"answer": "category"}),
+        frame.astype({"answer": pd.SparseDtype(np.float32)}),
         table[:1],
         table[:1].to_struct_array(),
     ):
@@ -166,6 +170,18 @@ def test_answers_of_few_bits_of_files_and_tables(tmp_path):
     assert list(rows_of({"prompt": ["q"], "answer": column, "level": column}, "data")) == [row]
     assert list(rows_of(frame.to_dict("series"), "data")) == [row]
     assert list(rows_of([{**row, "answer": np.float32(0.1)}], "data")) == [row]
+
+
+def test_nanoseconds_are_texts(tmp_path, monkeypatch):
+    """Python has none, and pyarrow asks pandas for a value of them, which is no dependency."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    times = pa.array([1, None], pa.timestamp("ns"))
+    table = pa.table({"prompt": ["a", "b"], "answer": ["1", "2"], "created": times})
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(table, path)
+    written = "1970-01-01 00:00:00.000000001"
+    assert [r["extra_info"].get("created") for r in load_prompts(path, "train")] == [written, None]
+    assert load_endless_prompts(path, stored=True)[0]["extra_info"]["created"] in (written, None)
 
 
 def test_answers_of_few_bits_of_a_dataset():

@@ -736,6 +736,13 @@ def test_math_shepherd_as_it_is_published(tmp_path, row):
         assert (read["prompt"], read["ground_truth"]) == (one["input"], one["label"])
 
 
+def test_a_row_of_another_form_than_the_first_is_told_so(tmp_path):
+    rows = [{"instruction": "a", "output": "b"}, {"prompt": "a", "completion": "b"}]
+    says = "row 1 .*has no column 'instruction': got .*'prompt'.*the first row has one"
+    with pytest.raises(InputError, match=says):
+        load_rows(write(tmp_path / "rows.jsonl", rows), "train", "examples")
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_an_error_about_columns_that_were_renamed_names_those_of_the_file(tmp_path, stored):
     file = write(tmp_path / "rows.jsonl", [{"input": "q", "label": "a", "task": "t"}])

@@ -41,6 +41,8 @@ def act(responses):
         return [1.0]
     if "a number" in responses:
         return 1.0
+    if "a set" in responses:
+        return {1.0, 2.0}
     returned = {"none": None, "nan": float("nan"), "text": "1", "no score": {"a": 1.0}}
     return [returned.get(text, float(len(text))) for text in responses]
 
@@ -101,6 +103,7 @@ def test_a_failed_sample_is_its_own_and_a_failed_call_its_groups():
         ["exit", "d"],
         ["too few", "e"],
         ["a number", "f"],
+        ["a set", "h"],
         ["good", "g"],
     ]
     rows = [sample(text, i) for i, texts in enumerate(groups) for text in texts]
@@ -120,6 +123,7 @@ def test_a_failed_sample_is_its_own_and_a_failed_call_its_groups():
         "d": "exit code 3",
         "e": "1 scores for 2",
         "f": "no list of 2",
+        "h": "no list of 2",
     }.items():
         assert said in by_text[text].message
     assert by_text["c"].seconds == by_text["hang"].seconds  # one clock for the group

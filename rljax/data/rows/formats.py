@@ -177,6 +177,13 @@ def _alpaca(row: dict, location: str) -> dict:
     for name, other in (("input", "context"), ("output", "response"), ("label", "score")):
         if name not in row and other in row and (name != "label" or row[other] in (0, 1)):
             row = {**{n: v for n, v in row.items() if n != other}, name: row[other]}
+    if "instruction" not in row:
+        raise InputError(
+            f"{location} has no column 'instruction'",
+            value=sorted(map(str, row)),
+            rule="the first row has one, so that all are read as Alpaca's",
+            fix="give rows of one form, or each form as a source of its own",
+        )
     for name in ("instruction", "input", "output"):
         value = row.get(name)
         if not isinstance(value, str) and not (value is None and name != "instruction"):

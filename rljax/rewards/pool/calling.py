@@ -394,7 +394,8 @@ def _of_group(component: Component, group: Mapping, fields: Fields | None = None
     count, logged = len(group["responses"]), Logged(len(group["responses"]))
     returned = _asked(component, _chosen(component, group, fields, logged))
     returned = logged.rewards_in(returned) if library_of(component) == OPENRLHF else returned
-    if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__len__"):
+    unordered = isinstance(returned, dict | set | frozenset | str | bytes)
+    if unordered or not hasattr(returned, "__len__"):
         raise TypeError(
             f"the reward of a group returned {_shown(returned)}: no list of {count} scores"
         )
