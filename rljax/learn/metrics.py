@@ -145,22 +145,15 @@ def _counted_tokens(batch: Batch):
     return tokens, batches.first_of_sequence(batch) & (tokens > 0)
 
 
-def _drawn_rows(batch: Batch, live):
-    """Returns which of the rows [B] that count a policy drew, and no text of the data is."""
-    given = jnp.any((batch.mask > 0) & jnp.logical_not(batches.is_sampled(batch)), axis=1)
-    return live & ~given
-
-
 def sample_metrics(batch: Batch, version=None) -> dict:
     """Returns lengths and finish reasons of a batch [B, S], and metrics of rewards and groups where
-    there are rewards: scalars. Texts of the data count in the groups alone.
+    there are rewards: scalars.
 
     `version` is the trainer's, in optimizer steps; with it the staleness of a token is how many
     steps it is behind.
     """
     batch.require("finish_reason", by="sample_metrics")
-    tokens, counted = _counted_tokens(batch)
-    live = _drawn_rows(batch, counted)
+    tokens, live = _counted_tokens(batch)
     rows = jnp.maximum(jnp.sum(live), 1)
     prompt = jnp.sum(batch.segment_ids > 0, axis=1) - jnp.sum(batch.mask, axis=1)
     lengths = _spread("response_tokens", tokens, live)
@@ -177,7 +170,7 @@ def sample_metrics(batch: Batch, version=None) -> dict:
     if batch.rewards is not None:
         scores = batches.sequence_sum(batch.rewards, batch)
         metrics |= _spread("reward", scores, live)
-        metrics |= _group_metrics(scores, counted, batch.group)
+        metrics |= _group_metrics(scores, live, batch.group)
         metrics["reward/length_correlation"] = _correlation(scores, tokens, live)
     if version is not None and batch.policy_version is not None:
         age = (version - batch.policy_version).astype(jnp.float32)
@@ -206,7 +199,6 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
     """
     batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
     tokens, live = _counted_tokens(batch)
-    live = _drawn_rows(batch, live)
     shaped_scores = batches.sequence_sum(shaped.rewards, shaped)
     rows = jnp.maximum(jnp.sum(live), 1)
     metrics = {

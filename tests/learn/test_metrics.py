@@ -7,7 +7,7 @@ import pytest
 from conftest import worked_example
 from golden_checks.common import response_batch
 
-from rljax.batch import NOT_SAMPLED, FinishReason
+from rljax.batch import FinishReason
 from rljax.correction import mismatch_metrics
 from rljax.learn.metrics import batch_metrics
 
@@ -45,25 +45,3 @@ def test_batch_metrics_by_hand():
     assert got["group/zero_advantage_fraction"] == 0.5
     assert (got["group/all_right_fraction"], got["group/all_wrong_fraction"]) == (0.5, 0.0)
     assert got["advantage/mean"] == pytest.approx(float(np.mean((rewards - 0.5)[mask > 0])))
-
-
-def test_texts_of_the_data_count_in_their_group_and_in_nothing_else():
-    """A demonstration of reward 1 beside samples of reward 0: the policy's mean is 0, and the
-    group has something to learn from."""
-    mask = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], np.float32)
-    scores, columns = np.array([0.0, 0.0, 1.0]), np.arange(3)
-    rewards = np.where(columns == mask.sum(axis=1, keepdims=True) - 1, scores[:, None], 0.0)
-    batch = response_batch(
-        mask,
-        jnp.float32,
-        group=[0, 0, 0],
-        rewards=rewards,
-        advantages=rewards,
-        finish_reason=[0, 0, FinishReason.LENGTH],
-        policy_version=np.where(np.arange(3) == 2, NOT_SAMPLED, 4)[:, None] * np.ones_like(mask),
-    )
-    got = {k: float(v) for k, v in jax.jit(batch_metrics)(batch, batch, 5).items()}
-    assert (got["reward/mean"], got["reward/max"], got["shaped_reward/mean"]) == (0.0, 0.0, 0.0)
-    assert (got["response_tokens/mean"], got["response/truncated_fraction"]) == (1.5, 0.0)
-    assert got["group/zero_advantage_fraction"] == 0.0
-    assert (got["staleness/mean"], got["staleness/max"]) == (1.0, 1.0)

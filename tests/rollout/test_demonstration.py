@@ -70,6 +70,7 @@ def test_the_last_row_of_a_prompt_is_its_demonstration(tmp_path):
         assert np.all(np.diff(digits) >= 0)
     assert metrics["demonstration/fraction"] == shown.sum() / 4
     assert metrics["demonstration/reward"] == 1.0
+    assert metrics["demonstration/reward_of_samples"] == pytest.approx(plain.scores.mean())
     assert metrics["demonstration/truncated_fraction"] == 0.0
 
 

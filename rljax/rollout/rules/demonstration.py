@@ -26,6 +26,9 @@ METRICS = {
         "prompts whose group has a demonstration of the data", "share", "above 0"
     ),
     "demonstration/reward": Metric("mean score of the demonstrations", "score", "near the best"),
+    "demonstration/reward_of_samples": Metric(
+        "mean score of the samples beside them; reward/mean is of both", "score", "rises"
+    ),
     "demonstration/failed_fraction": Metric("demonstrations whose reward failed", "share", "0"),
     "demonstration/truncated_fraction": Metric(
         "demonstrations that were cut at sampler.max_response_tokens", "share", "0"
@@ -91,8 +94,11 @@ def with_demonstration(
     scored = [row.score for row, is_shown in zip(report.rows, shown, strict=True) if is_shown]
     known = [one.value for one in scored if one.status == "ok"]
     sizes = [len(tokenizer.encode(text)) for text in texts if text is not None]
+    own = [row.score for row in result.report.rows if row.score.status == "ok"]
+    # Those that demonstrations replace are among them.
     metrics = {
         "demonstration/fraction": float(shown.mean()),
+        "demonstration/reward_of_samples": float(np.mean([s.value for s in own])) if own else 0.0,
         "demonstration/reward": float(np.mean(known)) if known else 0.0,
         "demonstration/failed_fraction": 1 - len(known) / len(scored),
         "demonstration/truncated_fraction": float(np.mean([size >= limit for size in sizes])),
