@@ -118,7 +118,7 @@ def check_request(
     if n < 1:
         raise InputError("samples per prompt", value=n, fix="give n=1 or more")
     if ids.shape == (0,):
-        rule = "at least one: the first token is drawn behind it"
+        rule = "at least one token, behind which the first one is drawn"
         raise InputError("a prompt without a token", rule=rule, fix="write a text that has one")
     if ids.ndim != 1:
         fix = "give a prompt of one token or more, without further axes"

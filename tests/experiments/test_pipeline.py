@@ -160,6 +160,8 @@ def problems(tmp_path, *listed) -> str:
 
 def test_a_typo_in_a_file_of_data_is_no_code_of_others(tmp_path):
     """Whoever is told to trust a file because of a typo learns to trust files."""
+    config = base()
+    config.compilation_cache = ""  # a file of data may name none
     sft = {"stage": 1, "command": "train"}  # what YAML makes of '1'
     sample = {"stage": "s", **SAMPLE, "checkpoint": "{1}/policy", "data": "sort_digits(prompts=9)"}
     for changes, says in (
@@ -170,9 +172,9 @@ def test_a_typo_in_a_file_of_data_is_no_code_of_others(tmp_path):
     ):
         with pytest.raises(InputError) as error:
             listed = [sft, sample | changes]
-            make_stages(base(), listed, tmp_path / "p", "x.yaml", trusted=False)
+            make_stages(config, listed, tmp_path / "p", "x.yaml", trusted=False)
         assert says in str(error.value), changes
-    stages = make_stages(base(), [sft, sample], tmp_path / "p", "x.yaml", trusted=False)
+    stages = make_stages(config, [sft, sample], tmp_path / "p", "x.yaml", trusted=False)
     assert [stage.name for stage in stages] == ["1", "s"]
 
 
