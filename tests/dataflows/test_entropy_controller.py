@@ -11,6 +11,7 @@ from golden_checks.common import response_batch
 from preset_runs import Shared, preset_config
 
 from rljax import setup as build
+from rljax.batch import NOT_SAMPLED
 from rljax.dataflows.steps import adapt_entropy_coef
 from rljax.errors import InputError
 from rljax.roles import EntropyController, EntropySchedule
@@ -64,6 +65,19 @@ def sampled(entropies, dtype=jnp.float64) -> list:
         logprobs = np.where(mask > 0, spread - entropy, np.nan)
         batches.append(response_batch(mask, dtype, sampler_logprobs=logprobs))
     return batches
+
+
+def test_texts_of_the_data_are_no_samples():
+    """The entropy is that of the samples, whatever a demonstration has for log-probs."""
+    batch = response_batch(
+        np.ones((2, 2)),
+        jnp.float32,
+        sampler_logprobs=[[-0.5, -0.5], [0.0, 0.0]],
+        policy_version=[[4, 4], [NOT_SAMPLED, NOT_SAMPLED]],
+    )
+    controller = EntropyController(jnp.float32(0.01), TARGET, SIZE, MOST)
+    metrics = adapt_entropy_coef(batch, Cfg(), controller)[2]
+    assert float(metrics["entropy_controller/entropy"]) == 0.5
 
 
 @pytest.mark.parametrize("start", [0.0, 0.013, MOST])

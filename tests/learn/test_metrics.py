@@ -7,9 +7,9 @@ import pytest
 from conftest import worked_example
 from golden_checks.common import response_batch
 
-from rljax.batch import FinishReason
+from rljax.batch import NOT_SAMPLED, FinishReason
 from rljax.correction import mismatch_metrics
-from rljax.learn.metrics import batch_metrics
+from rljax.learn.metrics import batch_metrics, sample_metrics
 
 
 def test_mismatch_worked_example():
@@ -45,3 +45,12 @@ def test_batch_metrics_by_hand():
     assert got["group/zero_advantage_fraction"] == 0.5
     assert (got["group/all_right_fraction"], got["group/all_wrong_fraction"]) == (0.5, 0.0)
     assert got["advantage/mean"] == pytest.approx(float(np.mean((rewards - 0.5)[mask > 0])))
+
+
+def test_texts_of_the_data_are_not_stale():
+    versions = [[4, 4], [NOT_SAMPLED, NOT_SAMPLED]]
+    batch = response_batch(
+        np.ones((2, 2)), jnp.float32, finish_reason=[0, 0], policy_version=versions
+    )
+    got = jax.jit(sample_metrics)(batch, 5)
+    assert (float(got["staleness/mean"]), float(got["staleness/max"])) == (1.0, 1.0)

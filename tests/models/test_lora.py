@@ -14,10 +14,14 @@ import optax
 import pytest
 from conftest import compiled, golden, lanes
 from safetensors.torch import load_file, save_file
+from tiny_folders import config as folder_config
+from tiny_folders import one_device, tensors_of, write_folder
 from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config, train_on_one
+from tiny_tokenizer import write_tokenizer
 
 from rljax import setup as build
 from rljax.batch import batch_from_rows
+from rljax.config import AlgorithmConfig
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
@@ -529,6 +533,40 @@ def pointers(tree) -> set[int]:
         for x in jax.tree.leaves(tree)
         for shard in x.addressable_shards
     }
+
+
+@pytest.mark.slow
+def test_a_run_is_not_continued_on_another_base(tmp_path, caplog):
+    plain = Model(folder_config(vocab_size=320, layers=1), one_device())
+    base = write_tokenizer(write_folder(tmp_path / "base", plain, tensors_of(plain)))
+    rows = [{"text": f"the {i} answer is"} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = dict(
+        model=f"{base}/",
+        dataflow="sft",
+        data__train=str(tmp_path / "rows.jsonl"),
+        algorithm=AlgorithmConfig(),
+        lora__rank=4,
+        lora__base="float32",
+        offline__examples_per_step=4,
+        offline__max_tokens=16,
+        sft__steps=0,
+        evaluate__every_steps=0,
+    )
+    allowed = ("steps",)
+    run = tmp_path / "run"
+    train_on_one(tiny_config(run, **fields, steps=1))
+    load_policy(run)
+    assert "another SHA-256" not in caplog.text
+    file = base / "model.safetensors"
+    tensors = {name: x * 2 for name, x in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    load_policy(run)
+    assert "model.safetensors: another SHA-256" in caplog.text
+    with pytest.raises(InputError, match="not those that the adapters of this run were trained on"):
+        train_on_one(tiny_config(run, **fields, steps=2, checkpoint__allow_changed=allowed))
+    allowed += ("model",)
+    train_on_one(tiny_config(run, **fields, steps=2, checkpoint__allow_changed=allowed))
 
 
 @pytest.mark.slow
