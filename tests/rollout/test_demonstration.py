@@ -13,8 +13,7 @@ from rljax.setup import build
 from rljax.training.run import Run
 
 TASK = '''
-import dataclasses
-from rljax.tasks import sort_digits
+from rljax.tasks import Task, sort_digits
 
 def rows(of_each=3, digits=5, test=8):
     """Digits to sort; one row of each `of_each` has no demonstration."""
@@ -25,6 +24,16 @@ def rows(of_each=3, digits=5, test=8):
             turn = {"role": "assistant", "content": row["ground_truth"]}
             row["extra_info"]["demonstration"] = row["ground_truth"] if row["index"] % 2 else [turn]
     return task
+
+
+def thought():
+    """Prompts that open the reasoning, as chat templates do, and demonstrations that do, too."""
+    rows = [
+        {"prompt": f"{i}<think>", "ground_truth": "7", "data_source": "x", "index": i}
+        | {"extra_info": {"demonstration": "<think></think>7"}}
+        for i in range(10)
+    ]
+    return Task("0123456789</thnk>i", rows, rows[:2], worked_examples=())
 '''
 MODEL = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.3)"
 LUFFY = dict(
@@ -136,6 +145,17 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         InputError, match="a level of the data: got 3; a text, or one message.*or none"
     ):
         first_batch(tmp_path / "number", "with_demonstration(column='level')")
+
+
+def test_a_demonstration_goes_on_behind_what_the_prompt_opens(tmp_path):
+    fields = dict(data__train="shown_digits.thought()", data__max_prompt_tokens=12)
+    fields["sampler__max_response_tokens"] = 12
+    batch, metrics = first_batch(
+        tmp_path / "run", "with_demonstration()", reward__function="exact_match()", **fields
+    )
+    last = np.arange(16) % 4 == 3
+    assert metrics["demonstration/reward"] == 1.0 and metrics["demonstration/fraction"] == 1.0
+    assert np.all(batch.mask[last].sum(axis=1) == 10)  # </think>7 and the end
 
 
 @pytest.mark.parametrize(

@@ -77,20 +77,15 @@ def with_demonstration(
             rule="each prompt has samples_per_prompt single responses",
             fix="algorithm.collect='once()'",
         )
-    texts = [
-        text if text is None else without_opened_mark(record.prompt_text, text)
-        for record, text in zip(
-            result.prompts.records, column_texts(result.prompts, column), strict=True
-        )
-    ]
+    pairs = zip(result.prompts.records, column_texts(result.prompts, column), strict=True)
+    texts = [x if x is None else without_opened_mark(row.prompt_text, x) for row, x in pairs]
     shown = np.array([text is not None for text in texts])
     if not shown.any():
         return result.replace(metrics={**result.metrics, "demonstration/fraction": 0.0})
     mesh, limit = actor.model.mesh, cfg.sampling.max_response_tokens
     rows = take_rows(result.batch, slice(n - 1, None, n))
-    rows, report = score(
-        write_texts(rows, result.prompts, texts, tokenizer, limit, mesh), result.prompts
-    )
+    rows = write_texts(rows, result.prompts, texts, tokenizer, limit, mesh)
+    rows, report = score(rows, result.prompts)
     scored = [row.score for row, is_shown in zip(report.rows, shown, strict=True) if is_shown]
     known = [one.value for one in scored if one.status == "ok"]
     sizes = [len(tokenizer.encode(text)) for text in texts if text is not None]
