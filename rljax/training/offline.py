@@ -60,18 +60,8 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     # All that changes the log-probs: how rows are laid out, and the model.
     identity = (setup.row_tokens, setup.rows_per_example, reference.temperature, setup.model.config)
     digest = hashlib.sha256(repr(identity).encode())
-    for record in _records(setup):
-        arrays = batch_arrays(
-            setup.main.data,
-            [record["item"]],
-            length=setup.row_tokens,
-            rows_per_example=setup.rows_per_example,
-        )
-        for name in ("tokens", "segment_ids", "mask"):
-            digest.update(arrays[name].tobytes())
-        if images := item_images(record["item"]):
-            digest.update(repr([(image.source, image.grid) for image in images]).encode())
-        heartbeat.beat()
+    records = _row_digests(setup)
+    digest.update(records.tobytes())
     for path, leaf in sorted(flattened(params).items()):
         sums = tuple(f"{float(part):.6e}" for part in fetch(_sums(leaf)))
         digest.update(repr((path, leaf.shape, sums)).encode())
@@ -84,10 +74,32 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
         rows = _reference_logprobs(setup, reference, _records(setup))
         if hosts.first():
             unfinished = folder / f".{path.stem}-{os.getpid()}.npz"
-            np.savez(unfinished, values=np.concatenate(rows), lengths=[len(row) for row in rows])
+            lengths = [len(row) for row in rows]
+            arrays = dict(values=np.concatenate(rows), lengths=lengths, records=records)
+            np.savez(unfinished, **arrays)
             os.replace(unfinished, path)
         hosts.wait("the reference's log-probs are stored")
     return path.name
+
+
+def _row_digests(setup: Setup) -> np.ndarray:
+    """Returns 8 bytes for each record of the data, which tell what its rows hold: [records]."""
+    digests = []
+    for record in _records(setup):
+        arrays = batch_arrays(
+            setup.main.data,
+            [record["item"]],
+            length=setup.row_tokens,
+            rows_per_example=setup.rows_per_example,
+        )
+        digest = hashlib.sha256()
+        for name in ("tokens", "segment_ids", "mask"):
+            digest.update(arrays[name].tobytes())
+        if images := item_images(record["item"]):
+            digest.update(repr([(image.source, image.grid) for image in images]).encode())
+        digests.append(np.frombuffer(digest.digest()[:8], np.uint64)[0])
+        heartbeat.beat()
+    return np.array(digests, np.uint64)
 
 
 def _make_folder(folder: Path) -> None:
@@ -103,12 +115,14 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def read_reference_logprobs(setup: Setup, path: Path) -> None:
-    """Gives every record of the data the stored log-probs of its rows, `ref_logprobs`. Raises
-    InputError for a file that cannot be read or has another number of rows than the data."""
+def read_reference_logprobs(setup: Setup, path: Path) -> bool:
+    """Gives every record of the data the stored log-probs of its rows, `ref_logprobs`, and returns
+    True; False if those of the file are of other rows. Raises InputError for a file that cannot be
+    read."""
     try:
         stored = read_arrays(path)
         rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
+        digests = stored.get("records")  # a run of an older version wrote none
     except (ValueError, KeyError, TypeError) as error:
         shared = "; offline.reference_logprobs is a folder that all hosts see"
         raise InputError(
@@ -119,13 +133,12 @@ def read_reference_logprobs(setup: Setup, path: Path) -> None:
         ) from None
     records, rows_per_example = _records(setup), setup.rows_per_example
     if len(rows) != len(records) * rows_per_example:
-        raise InputError(
-            f"{path} has {len(rows)} rows",
-            rule=f"the data have {len(records) * rows_per_example}",
-            fix="start a new run",
-        )
+        return False
+    if digests is not None and not np.array_equal(digests, _row_digests(setup)):
+        return False
     for i, record in enumerate(records):
         record["ref_logprobs"] = rows[i * rows_per_example : (i + 1) * rows_per_example]
+    return True
 
 
 def _records(setup: Setup) -> list[dict]:

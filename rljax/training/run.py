@@ -218,14 +218,38 @@ class Run:
         of them."""
         stored = self.config.offline.reference_logprobs
         if stored and phase is self.setup.main:
-            with heartbeat.phase("reference_logprobs"):
-                name = store_reference_logprobs(self.setup, params, Path(stored))
-            self.progress.reference_file = name
-            read_reference_logprobs(self.setup, Path(stored) / name)
+            self._store_reference(params)
         self.roles = build.make_roles(self.setup, phase, params)
         self.progress.phase = phase.name
         if self.config.data.drop_above_pass_rate and phase is self.setup.main:
             self._drop_solved()
+
+    def _store_reference(self, params: dict) -> None:
+        """Takes the log-probs of the reference, whose weights these are, from a file, which is
+        written if it is not there."""
+        folder = Path(self.config.offline.reference_logprobs)
+        with heartbeat.phase("reference_logprobs"):
+            name = store_reference_logprobs(self.setup, params, folder)
+        self.progress.reference_file = name
+        read_reference_logprobs(self.setup, folder / name)
+
+    def _read_reference(self) -> None:
+        """Reads the stored log-probs of the reference. Those of data that have changed are computed
+        anew, by the weights that the run started from."""
+        file = Path(self.config.offline.reference_logprobs, self.progress.reference_file)
+        if read_reference_logprobs(self.setup, file):
+            return
+        if self.setup.phases[0] is not self.setup.main:
+            raise InputError(
+                f"{file} holds the reference's log-probs of other rows",
+                rule="the reference is what sft.steps made, and those weights are not kept",
+                fix="put the data of that time back; or --config.offline.reference_logprobs='' in "
+                "a new run",
+            )
+        LOG.info("other rows: the log-probs of the reference are computed for them")
+        self._store_reference(
+            build.initial_params(self.config, self.setup.model, begun=self.model_record)
+        )
 
     def _resume(self, step: int, tracking) -> None:
         state = self.checkpoints.read_state(step)
@@ -258,8 +282,7 @@ class Run:
             self.progress = Progress.from_dict(state["progress"])
             self.setup.phase(self.progress.phase)
         if self.progress.reference_file:
-            folder = Path(self.config.offline.reference_logprobs)
-            read_reference_logprobs(self.setup, folder / self.progress.reference_file)
+            self._read_reference()
         arguments = (self.setup, self.phase, self.checkpoints, step)
         self.roles = restored_roles(*arguments, self.model_record)
         with self._reading_state(step):

@@ -3,6 +3,7 @@ out, stops early, stores the reference's log-probs; what does not fit is refused
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -204,6 +205,25 @@ def test_a_stored_file_that_is_gone_is_named_at_the_resume(tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000004")
     with pytest.raises(InputError, match="reference's log-probs"):
         train_on_one(config_of(tmp_path, "preference", steps=4, **stored))
+
+
+def test_rows_that_have_changed_get_their_own_reference(tmp_path):
+    """Of a run that goes on with other rows, as many: policy and reference are equal at a learning
+    rate of next to nothing, so the loss stays log 2."""
+    fields = {"offline__reference_logprobs": str(tmp_path / "stored"), "evaluate__every_steps": 0}
+    fields |= {"actor_optimizer__lr": 1e-30, "checkpoint__every_steps": 1}
+    config = config_of(tmp_path, "preference", steps=1, **fields)
+    train_on_one(config)
+    path = Path(config.data.train.replace("{split}", "train"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    turned = [dict(row, chosen=row["rejected"], rejected=row["chosen"] * 2) for row in lines]
+    config = config_of(tmp_path, "preference", steps=2, **fields)
+    path.write_text("".join(json.dumps(row) + "\n" for row in turned))
+    config.checkpoint.allow_changed = ("data", "data.train", "steps")
+    train_on_one(config)
+    losses = [row["loss"] for row in metrics_of(tmp_path / "run")]
+    assert losses == pytest.approx([math.log(2)] * 2, abs=1e-5)
+    assert len(list((tmp_path / "stored").iterdir())) == 2
 
 
 def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
