@@ -86,6 +86,10 @@ class Batch:
     rewards: jax.Array | None = _field("B S", jnp.float32)
     old_logprobs: jax.Array | None = _field("B S", jnp.float32)
     ref_logprobs: jax.Array | None = _field("B S", jnp.float32)
+    # The teacher of the row, the same at all of its tokens, which are packed: 0 = none, 1.. = its
+    # number among the teachers; and log teacher(token).
+    teacher: jax.Array | None = _field("B S", jnp.int32)
+    teacher_logprobs: jax.Array | None = _field("B S", jnp.float32)
     values: jax.Array | None = _field("B S", jnp.float32)
     advantages: jax.Array | None = _field("B S", jnp.float32)
     returns: jax.Array | None = _field("B S", jnp.float32)

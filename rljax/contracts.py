@@ -33,6 +33,7 @@ AboveZero = typing.Annotated[float, Range(above=0)]
 NotNegative = typing.Annotated[float, Range(low=0)]
 AtLeastOne = typing.Annotated[float, Range(low=1)]
 Share = typing.Annotated[float, Range(low=0, high=1)]
+Count = typing.Annotated[int, Range(low=0)]
 # The largest size of a reward: advantages are computed in float32, and square it.
 MOST_REWARD = 1e15
 

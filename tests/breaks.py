@@ -28,8 +28,70 @@ PROGRAM, ON_DEVICE = "tests/training/test_program_steps.py", "tests/rewards/test
 BEST_OF_K = "tests/advantages/test_best_of_k.py"
 OFF_POLICY = "tests/losses/test_off_policy_losses.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
+TEACHERS = "tests/dataflows/test_teachers.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
+    "every row has the first teacher": (
+        "rljax/roles/teachers.py",
+        "jnp.where(batch.teacher == i, batch.mask, 0.0)",
+        "jnp.where(batch.teacher > 0, batch.mask, 0.0)",
+        [TEACHERS, "-k", "log_probs or own_teacher"],
+    ),
+    "rows without a teacher are learned": (
+        "rljax/dataflows/steps.py",
+        "    taught = batch.replace(mask=jnp.where(batch.teacher > 0, batch.mask, 0.0))\n",
+        "    taught = batch\n",
+        [TEACHERS, "-k", "own_teacher or sampled_token"],
+    ),
+    "the policy flees its teacher": (
+        "rljax/dataflows/distil.py",
+        "advantages = -teacher_gap(sampled)",
+        "advantages = teacher_gap(sampled)",
+        [TEACHERS, "-k", "sampled_token"],
+    ),
+    "a teacher beside a reward is added with the wrong sign": (
+        "rljax/dataflows/steps.py",
+        "advantages = advantages - cfg.teacher_coef * teacher_gap(batch)",
+        "advantages = advantages + cfg.teacher_coef * teacher_gap(batch)",
+        [TEACHERS, "-k", "advantage_of_every"],
+    ),
+    "the gap reads garbage under the mask": (
+        "rljax/dataflows/steps.py",
+        "return jnp.where(taught, batch.old_logprobs, 0.0) - ",
+        "return batch.old_logprobs - ",
+        [TEACHERS, "-k", "advantage_of_every"],
+    ),
+    "the last pattern that fits chooses the teacher": (
+        "rljax/training/sources.py",
+        "        return next(fits, rest)\n",
+        "        return max(fits, default=rest)\n",
+        [TEACHERS, "-k", "pattern"],
+    ),
+    "prompts that fit no pattern have the first teacher": (
+        "rljax/training/sources.py",
+        "rest = len(config.teachers) + 1 if config.teacher_model else 0",
+        "rest = 1",
+        [TEACHERS, "-k", "pattern"],
+    ),
+    "the number of the teacher is lost where rows are packed": (
+        "rljax/learn/packing.py",
+        '        fields["teacher"] = put(batch.teacher)\n',
+        '        fields["teacher"] = jnp.minimum(put(batch.teacher), 1)\n',
+        [TEACHERS, "-k", "own_teacher"],
+    ),
+    "a token counts among those before itself": (
+        "rljax/dataflows/distil.py",
+        "before = jnp.cumsum(size, axis=1) - size",
+        "before = jnp.cumsum(size, axis=1)",
+        [TEACHERS, "-k", "early"],
+    ),
+    "stored log-probs of other rows are taken": (
+        "rljax/training/offline.py",
+        "    if digests is not None and not np.array_equal(digests, _row_digests(setup)):\n"
+        "        return False\n",
+        "",
+        ["tests/training/test_offline.py", "-k", "rows_that_have_changed"],
+    ),
     "the end of turn is no stop token": (
         "rljax/data/text/tokenizer.py",
         "        self._join_turn_ends()\n",

@@ -85,15 +85,15 @@ def check_paths(config: Config, problems: Problems) -> None:
     """Adds a problem for every path of data, models or tokenizer that does not exist. Paths that
     will be written are not looked at."""
     for field in MODELS:
-        spec, kind = value_of(config, field), FIELDS[field].path
-        if not spec or field == "model" and not (is_path(spec) or is_no_component(spec)):
-            continue
-        if is_gguf(spec) and not is_hub(spec) and not os.path.isdir(spec):
-            _check_gguf(field, spec, problems)
-        elif not os.path.isdir(spec):
-            _check_on_hub(field, spec, model_name, problems)
-        elif kind == "model":
-            _check_model_folder(field, spec, problems)
+        for spec in texts_of(config, field):
+            if field == "model" and not (is_path(spec) or is_no_component(spec)):
+                continue
+            if is_gguf(spec) and not is_hub(spec) and not os.path.isdir(spec):
+                _check_gguf(field, spec, problems)
+            elif not os.path.isdir(spec):
+                _check_on_hub(field, spec, model_name, problems)
+            elif FIELDS[field].path == "model":
+                _check_model_folder(field, spec, problems)
     for field in DATA:
         for spec in texts_of(config, field):
             if is_hub(spec):

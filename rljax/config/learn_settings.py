@@ -236,6 +236,14 @@ class AlgorithmConfig(Settings):
         learn=True,
         per_run=True,
     )
+    teacher_coef: float = option(
+        0.0,
+        "Coefficient of log teacher - log policy of each sampled token in its advantage: "
+        "distillation beside the reward; 0 = off.",
+        low=0,
+        learn=True,
+        per_run=True,
+    )
     correction: str = option(
         "",
         'Correction of the mismatch between sampler and trainer: "rollout_correction(...)" '

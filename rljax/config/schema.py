@@ -139,6 +139,20 @@ class Config(Settings):
         'Folder of the teacher in distillation, a model with the same vocabulary; "" = none.',
         path="model",
     )
+    teachers: tuple[str, ...] = option(
+        (),
+        "Folders of further teachers, each for the prompts of its pattern in teacher_sources.",
+        path="model",
+        read_by="samples",
+        refused=True,
+    )
+    teacher_sources: tuple[str, ...] = option(
+        (),
+        "Patterns of data_source, one for each of `teachers`: the first that fits a prompt chooses "
+        'its teacher, ("math*", "code"). Other prompts have teacher_model; if that is "", nobody '
+        "teaches them.",
+        needs="teachers",
+    )
     dataflow: str = option(
         "grpo", "Algorithm: a dataflow of rljax.dataflows.", component="dataflow"
     )

@@ -32,6 +32,7 @@ class Algorithm:
     kl_importance: bool = AlgorithmConfig.kl_importance
     entropy_coef: float = AlgorithmConfig.entropy_coef
     observation_coef: float = AlgorithmConfig.observation_coef
+    teacher_coef: float = AlgorithmConfig.teacher_coef
     positive_nll: float = 0.0
     correct_at: float = EvaluateConfig.correct_at
     trust_region: float = AlgorithmConfig.trust_region

@@ -28,12 +28,14 @@ def grpo(
     reference=None,
     kl_controller=None,
     entropy_controller=None,
+    teacher=None,
     pretraining=None,
 ):
     """GRPO and its family: a group of samples per prompt, advantages relative to the group, no
     critic (arXiv 2402.03300)."""
     cfg, entropy_controller, bonus = adapt_entropy_coef(batch, cfg, entropy_controller)
-    batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference)
+    models = dict(actor=actor, reference=reference, teacher=teacher)
+    batch, load = compute_logprobs(batch, cfg, **models)
     sampled, accepted, mismatch = apply_rollout_correction(batch, cfg)
     batch = filter_baseline_rows(sampled, cfg)
     batch = compute_advantages(batch, shape_rewards(batch, cfg, kl_controller), cfg)

@@ -18,12 +18,14 @@ def ppo(
     reference=None,
     kl_controller=None,
     entropy_controller=None,
+    teacher=None,
     pretraining=None,
 ):
     """PPO: actor and critic, KL to the reference in the reward, generalised advantages
     (arXiv 1707.06347)."""
     cfg, entropy_controller, bonus = adapt_entropy_coef(batch, cfg, entropy_controller)
-    batch, load = compute_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
+    models = dict(actor=actor, reference=reference, critic=critic, teacher=teacher)
+    batch, load = compute_logprobs(batch, cfg, **models)
     batch, metrics, controller = prepare_batch(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     earlier_metrics = {**learned, **metrics, **bonus, **load}

@@ -31,6 +31,7 @@ def reinforce(
     reference=None,
     kl_controller=None,
     entropy_controller=None,
+    teacher=None,
     decay: Share = 0.9,
 ):
     """`decay` is that of the running mean, per step; 0 = the mean of the previous batch."""
@@ -44,6 +45,7 @@ def reinforce(
         reference=reference,
         kl_controller=kl_controller,
         entropy_controller=entropy_controller,
+        teacher=teacher,
     )
     scored = jnp.any(batch.mask > 0, axis=1)
     updated = baseline.update(masked_mean(batch.scores, scored), decay)

@@ -14,7 +14,18 @@ from rljax.roles import program
     single_rows=True,
 )
 @program
-def remax(batch, key, cfg, *, actor, reference=None, kl_controller=None, entropy_controller=None):
+def remax(
+    batch,
+    key,
+    cfg,
+    *,
+    actor,
+    reference=None,
+    kl_controller=None,
+    entropy_controller=None,
+    teacher=None,
+):
     """The greedy scores come with the rollout, rljax.rollout.greedy_baseline, as `values`."""
     controllers = dict(kl_controller=kl_controller, entropy_controller=entropy_controller)
-    return grpo.page(batch, key, cfg, actor=actor, reference=reference, **controllers)
+    models = dict(actor=actor, reference=reference, teacher=teacher)
+    return grpo.page(batch, key, cfg, **models, **controllers)

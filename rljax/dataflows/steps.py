@@ -6,6 +6,7 @@ reward shaping, advantages, row filters, update.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from rljax import batch as batches
@@ -35,15 +36,28 @@ METRICS = {
         "x",
         "0 while the entropy is above algorithm.entropy_target, or as entropy_schedule says",
     ),
+    "teacher/gap": Metric(
+        "log policy - log teacher at the sampled tokens, of those that have a teacher",
+        "nats per token",
+        "falls to 0",
+    ),
+    "teacher/gap/*": Metric(
+        "log policy - log teacher at the sampled tokens of teacher {}",
+        "nats per token",
+        "falls to 0",
+    ),
+    "teacher/none_fraction": Metric(
+        "policy tokens of prompts without a teacher", "share", "0, if all prompts should have one"
+    ),
     "filter/kept_fraction": Metric("rows that are learned from", "share", "above 0.3"),
 }
 
 
-def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
+def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None, teacher=None):
     """Computes old log-probs with the actor (or takes the sampler's own, algorithm.old_logprobs =
-    "sampler"), reference log-probs and values, all [B, S].
+    "sampler"), log-probs of the reference and the teacher, and values, all [B, S].
 
-    Returns (batch, metrics of the actor's pass: the load of its experts)."""
+    Returns (batch, metrics: the load of the actor's experts, the gap to the teacher)."""
     metrics = {}
     if cfg.old_logprobs == "sampler":
         batch = bypass_old_logprobs(batch).replace(weights=batch.weights)
@@ -56,7 +70,45 @@ def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
         batch = batch.replace(values=critic.values(batch, cfg.steps))
     if "sum_pi_squared" in spec(cfg.advantage).reads:
         batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps))
+    if teacher is not None:
+        batch = batch.replace(teacher_logprobs=teacher.logprobs(batch, cfg.steps))
+        metrics = {**metrics, **_gap_metrics(batch, teacher)}
     return batch, metrics
+
+
+def teacher_gap(batch: Batch) -> jax.Array:
+    """Returns log pi_old - log teacher of the policy tokens, 0 where no teacher has the prompt:
+    [B, S], in nats. Its mean over samples of the policy estimates KL(policy || teacher).
+
+    Raises InputError where the batch lacks old_logprobs or teacher_logprobs."""
+    batch.require("old_logprobs", "teacher_logprobs", by="teacher_gap")
+    taught = batch.mask > 0 if batch.teacher is None else (batch.mask > 0) & (batch.teacher > 0)
+    return jnp.where(taught, batch.old_logprobs, 0.0) - jnp.where(taught, batch.teacher_logprobs, 0)
+
+
+def of_taught_rows(batch: Batch) -> tuple[Batch, dict]:
+    """Returns (the batch with the tokens of prompts masked that no teacher has, the share of those
+    tokens as a metric); the batch and {} where one teacher has all."""
+    if batch.teacher is None:
+        return batch, {}
+    taught = batch.replace(mask=jnp.where(batch.teacher > 0, batch.mask, 0.0))
+    return taught, {"teacher/none_fraction": _untaught(batch)}
+
+
+def _untaught(batch: Batch):
+    return batches.masked_mean((batch.teacher == 0).astype(batch.mask.dtype), batch.mask)
+
+
+def _gap_metrics(batch: Batch, teacher) -> dict:
+    gap = teacher_gap(batch)
+    if batch.teacher is None:
+        return {"teacher/gap": batches.masked_mean(gap, batch.mask)}
+    taught = jnp.where(batch.teacher > 0, batch.mask, 0.0)
+    metrics = {"teacher/gap": batches.masked_mean(gap, taught)}
+    for name, (_, mask) in zip(teacher.names, teacher.teaching(batch), strict=True):
+        mean = batches.masked_mean(gap, mask)
+        metrics[f"teacher/gap/{name}"] = jnp.where(jnp.any(mask > 0), mean, jnp.nan)
+    return metrics | {"teacher/none_fraction": _untaught(batch)}
 
 
 def apply_rollout_correction(batch: Batch, cfg):
@@ -137,10 +189,13 @@ def use_lagrangian_advantage(cfg, multiplier, kl_controller=None, *, kl_split: f
 
 def compute_advantages(batch: Batch, rewarded: Batch, cfg) -> Batch:
     """Computes advantages [B, S] from the shaped rewards, and returns [B, S], also of costs, where
-    algorithm.advantage gives them."""
+    algorithm.advantage gives them. algorithm.teacher_coef (log teacher - log pi_old) is added to
+    the advantage of every token, and to no return."""
     result = cfg.advantage(rewarded)
     results = result if isinstance(result, tuple) else (result,)
     advantages, returns, cost_returns = (*results, None, None)[:3]
+    if not is_zero(cfg.teacher_coef):
+        advantages = advantages - cfg.teacher_coef * teacher_gap(batch)
     return batch.replace(advantages=advantages, returns=returns, cost_returns=cost_returns)
 
 

@@ -22,6 +22,7 @@ def vapo(
     reference=None,
     kl_controller=None,
     entropy_controller=None,
+    teacher=None,
     value_pretraining_steps: int = 50,
     positive_nll: NotNegative = 0.1,
 ):
@@ -33,10 +34,10 @@ def vapo(
     roles = dict(actor=actor, critic=critic, **controllers)
 
     def train(batch, roles):
-        return ppo.page(batch, key, cfg, reference=reference, **roles)
+        return ppo.page(batch, key, cfg, reference=reference, teacher=teacher, **roles)
 
     def pretrain(batch, roles):
-        plain_cfg = cfg.replace(kl_in_reward=0.0)
+        plain_cfg = cfg.replace(kl_in_reward=0.0, teacher_coef=0.0)
         batch, load = compute_logprobs(batch, plain_cfg, actor=actor, critic=roles["critic"])
         estimated, metrics, _ = prepare_batch(batch, plain_cfg, actor=actor)
         critic, learned = roles["critic"].update(estimated, cfg.value_loss, **cfg.critic_options)

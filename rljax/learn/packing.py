@@ -331,6 +331,8 @@ def _packed_rows(batch, packing, pieces, assignment: Assignment, columns, homes)
         fields["target_ids"] = put(batch.target_ids)
     if batch.routes is not None:
         fields["routes"] = put(batch.routes)
+    if batch.teacher is not None:
+        fields["teacher"] = put(batch.teacher)
     if not packing.shared:
         shape = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
         return Batch(**{name: x.reshape(*shape, *x.shape[2:]) for name, x in fields.items()})

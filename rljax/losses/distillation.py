@@ -45,6 +45,11 @@ METRICS = {
     "teacher_mass": Metric(
         "teacher's probability of the entries that it sent", "share", "above 0.9"
     ),
+    "top_k_overlap": Metric(
+        "share of the top_k likeliest tokens of one that are the other's, too",
+        "share",
+        "rises; below 0.5 the student rarely hears of the tokens that it would choose",
+    ),
     "overlap": Metric("sent entries that are the student's first choices, too", "share", "rises"),
     "overlap_advantage": Metric(
         "how much more likely the teacher finds the shared entries", "nats"
@@ -198,7 +203,8 @@ def distillation(
     GKD, arXiv 2306.13649: `jsd_terms` summed over the vocabulary, or over the `top_k` likeliest of
     `top_k_of` with all others as one entry (`tail`) or left out and the rest renormalised. Both are
     softmax(logits / temperature). Tokens at mask 0 may be garbage. Metrics [..., S]:
-    student_entropy, teacher_entropy, same_first_word. Raises InputError for vocabularies of two
+    student_entropy, teacher_entropy, same_first_word, and with top_k top_k_overlap, the diagnostic
+    of arXiv 2604.13016. Raises InputError for vocabularies of two
     sizes, a temperature that is not above 0, and a top_k above the vocabulary.
     """
     _check(student, temperature, top_k)
@@ -226,8 +232,13 @@ def distillation(
             "same_first_word": (constant_log_s.argmax(-1) == log_t.argmax(-1)).astype(log_t.dtype),
         }
         if top_k:
-            source = constant_log_s if top_k_of == "student" else log_t
-            entries = jax.lax.top_k(source, top_k)[1]
+            likeliest = {
+                "student": jax.lax.top_k(constant_log_s, top_k)[1],
+                "teacher": jax.lax.top_k(log_t, top_k)[1],
+            }
+            both = likeliest["student"][..., :, None] == likeliest["teacher"][..., None, :]
+            metrics["top_k_overlap"] = jnp.sum(both, (-2, -1)).astype(log_t.dtype) / top_k
+            entries = likeliest[top_k_of]
             log_s, log_t = (_kept(x, entries, tail) for x in (log_s, log_t))
         return jnp.sum(jsd_terms(log_s, log_t, beta=beta), axis=-1), metrics
 

@@ -1,7 +1,8 @@
 """Roles: pytrees with traceable verbs, and the `program` that jits a dataflow.
 
-models: Actor, Critic, RewardModel, Reference. state: small roles that hold what outlives a step.
-role: what every role answers. layout: where training keeps its arrays. program: jit.
+models: Actor, Critic, RewardModel, Reference. teachers: several References. state: small roles that
+hold what outlives a step. role: what every role answers. layout: where training keeps its arrays.
+program: jit.
 """
 
 from rljax.roles.layout import start_training, training_layout
@@ -17,6 +18,7 @@ from rljax.roles.state import (
     Multiplier,
     SeatBaseline,
 )
+from rljax.roles.teachers import Teachers
 
 __all__ = [
     "Actor",
@@ -31,6 +33,7 @@ __all__ = [
     "RewardModel",
     "Role",
     "SeatBaseline",
+    "Teachers",
     "program",
     "start_training",
     "training_layout",

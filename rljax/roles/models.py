@@ -291,31 +291,23 @@ class Actor(_Decodes, _Trained):
             metrics = {**metrics, **load, **on_policy(batch.replace(old_logprobs=old_logprobs))}
         return self._after(state, metrics)
 
-    def imitate(
-        self,
-        batch: Batch,
-        teacher: "Reference",
-        *,
-        steps: Steps,
-        reduction: Callable,
-        beta: float,
-        temperature: float,
-    ):
-        """Takes all optimizer steps of this batch towards the teacher's next-token distributions,
-        by rljax.losses.distillation.distillation at mask 1 -> (Actor, metrics)."""
-        fixed, model = in_device_memory(teacher.params), self.per_replica.model
-        taught = dataclasses.replace(teacher.model, mesh=model.mesh)
+    def imitate(self, batch: Batch, teacher, *, steps: Steps, reduction: Callable, **options):
+        """Takes all optimizer steps of this batch towards the next-token distributions of the
+        `teacher`, a Reference or Teachers, by rljax.losses.distillation.distillation(**options)
+        at mask 1 -> (Actor, metrics)."""
+        model = self.per_replica.model
+        fixed = [in_device_memory(member.params) for member, _ in teacher.teaching(batch)]
 
         def divergence(params, microbatch, hidden):
             student_readout = _readout(model, params, microbatch, hidden)
-            teacher_readout = _readout(taught, fixed, microbatch.replace(routes=None))
-            return distillation(
-                student_readout,
-                teacher_readout,
-                microbatch.mask,
-                beta=beta,
-                temperature=temperature,
-            )
+            result = None
+            for (member, mask), weights in zip(teacher.teaching(microbatch), fixed, strict=True):
+                taught = dataclasses.replace(member.model, mesh=model.mesh)
+                teacher_readout = _readout(taught, weights, microbatch.replace(routes=None))
+                own = distillation(student_readout, teacher_readout, mask, **options)
+                chosen = functools.partial(jnp.where, mask > 0)
+                result = own if result is None else jax.tree.map(chosen, own, result)
+            return result
 
         objective = Objective(
             terms=lambda results, _: ([results[0]], results[1]),
@@ -532,6 +524,10 @@ class Reference(_Decodes):
             in_device_memory(old),
         )
         return dataclasses.replace(self, params=merged(in_memory_of(old, chosen), base))
+
+    def teaching(self, batch: Batch) -> tuple:
+        """Returns ((model, mask [B, S] of the tokens that it teaches),): itself, and all."""
+        return ((self, batch.mask),)
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """Returns log pi_ref(tokens) at the sampling temperature: [B, S], in nats."""

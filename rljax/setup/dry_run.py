@@ -42,6 +42,8 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names -= {"entropy"}
         if setup.needs_costs:
             names |= {"costs"}
+        if config.teachers and phase is setup.main:
+            names |= {"teacher"}
         names |= fields_by_settings(config)
     elif phase is setup.main:
         items = [setup.data.first["item"]] if setup.data.first else []

@@ -206,6 +206,7 @@ FEATURES = {
         "dataflow", lambda parts, _: contract_of(parts.dataflow).data == "samples"
     ),
     "costs": _reading("dataflow", ("costs",)),
+    "several teachers": Feature("teachers"),
     "samples compared": _declared("dataflow", "compares_samples"),
     "one version of the policy": _declared("dataflow", "one_version"),
     "samples of the reference": Feature(
@@ -312,6 +313,7 @@ _ON_THE_HOST = {
     "curriculum": "a curriculum (data.retire_at_pass_rate, data.drop_above_pass_rate) chooses "
     "prompts by scores that the host knows",
     "pretraining": "examples of pretraining.data are read by the host",
+    "several teachers": "the host finds the teacher of each prompt (teachers)",
     "opponent": "{rollout!r} samples from another model than the policy",
     "rounds": "{rollout!r} reads scores between two rounds of samples",
     "continuations": "{rollout!r} continues samples by what the host has read of them",
@@ -403,6 +405,14 @@ EXCLUDES = _exclusions(
         ("speculation", "samples of the reference"): (
             "dataflow={dataflow!r} draws each token from two models, and a draft is checked by one",
             "sampler.draft_tokens=0",
+        ),
+        ("several teachers", "replay"): (
+            "stored rollouts do not say of which data_source their prompts are",
+            "teachers=(), and one teacher_model; or rollouts.replay=''",
+        ),
+        ("several teachers", "tree of episodes"): (
+            "{rollout!r} groups the turns of a tree, not the samples of a prompt",
+            "teachers=(), and one teacher_model; or algorithm.collect='once()'",
         ),
         ("environment", "no reward read"): (
             "dataflow={dataflow!r} learns from samples, and episodes are rollouts",

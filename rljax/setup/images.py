@@ -6,7 +6,8 @@ import contextlib
 from pathlib import Path
 
 from rljax import hub
-from rljax.config import Config, is_path, model_fields, value_of
+from rljax.config import Config, is_path, model_fields
+from rljax.config.values import texts_of
 from rljax.data.images.encode import PROCESSOR, image_reader
 from rljax.data.images.patches import to_hf_processor
 from rljax.data.online.encoded import Data
@@ -30,12 +31,13 @@ def check_images(config: Config, data: Data) -> None:
             raise InputError(
                 f"{field} with images in the data", value=value, rule=why, fix=rule.fix
             )
-    for field in ("teacher_model", "critic_model"):
-        folder = value_of(config, field)
-        if folder and load_config(folder, **model_fields(config)).vision is None:
-            rule = "the model reads text alone, and it is given the rows of the policy"
-            fix = f"a vision model as {field}, or rows of text alone"
-            raise InputError(f"{field} with images in the data", value=folder, rule=rule, fix=fix)
+    for field in ("teacher_model", "teachers", "critic_model"):
+        for folder in texts_of(config, field):
+            if load_config(folder, **model_fields(config)).vision is None:
+                text = f"{field} with images in the data"
+                rule = "the model reads text alone, and it is given the rows of the policy"
+                fix = f"a vision model as {field}, or rows of text alone"
+                raise InputError(text, value=folder, rule=rule, fix=fix)
 
 
 def stop_ids(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:

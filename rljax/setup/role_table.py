@@ -36,6 +36,7 @@ from rljax.roles import (
     RewardModel,
     Role,
     SeatBaseline,
+    Teachers,
     start_training,
     training_layout,
 )
@@ -231,9 +232,16 @@ def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
     return Reference(inputs.loaded(folder, model), model, temperature, checkpointed=False)
 
 
-def make_teacher(inputs: RoleInputs) -> Reference:
-    """Makes the teacher, the frozen model of teacher_model."""
-    return frozen_folder(inputs, "teacher_model", inputs.config.teacher_model)
+def make_teacher(inputs: RoleInputs) -> Reference | Teachers:
+    """Makes the teacher, the frozen model of teacher_model, or all of them, if there are
+    `teachers`: those first, then that of the other prompts."""
+    config = inputs.config
+    rest = {"teacher_model": config.teacher_model} if config.teacher_model else {}
+    if not config.teachers:
+        return frozen_folder(inputs, "teacher_model", config.teacher_model)
+    members = [frozen_folder(inputs, "teachers", folder) for folder in config.teachers]
+    members += [frozen_folder(inputs, field, folder) for field, folder in rest.items()]
+    return Teachers(tuple(members), (*config.teacher_sources, *rest))
 
 
 def make_kl_controller(inputs: RoleInputs) -> KLController:
@@ -325,7 +333,8 @@ ROLES: dict[str, RoleSpec] = {
     "critic": RoleSpec(make_critic, lambda setup: False),  # optional: where another part asks it
     "reward_model": RoleSpec(make_reward_model),
     "reference": RoleSpec(make_reference, needs_reference),
-    "teacher": RoleSpec(make_teacher),
+    # Optional where its log-probs are a part of the advantage.
+    "teacher": RoleSpec(make_teacher, lambda setup: setup.config.algorithm.teacher_coef > 0),
     "kl_controller": RoleSpec(make_kl_controller, needs_kl_controller),
     "entropy_controller": RoleSpec(make_entropy_controller, needs_entropy_controller),
     "baseline": RoleSpec(make_baseline),

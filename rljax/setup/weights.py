@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 
 from rljax import hosts, hub
-from rljax.config import Config, is_path, model_fields, value_of
+from rljax.config import Config, is_path, model_fields
 from rljax.config.schema import MODELS
+from rljax.config.values import texts_of
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
@@ -96,15 +97,13 @@ def check_weights(config: Config, model: Model) -> None:
         base_model = dataclasses.replace(model, config=lora.without(model.config))
         compare(hub.model_folder(config.model), base_model)
     for field in (name for name in MODELS if name not in ("model", "tokenizer")):
-        folder = value_of(config, field)
-        if not folder or not os.path.exists(folder):
-            continue
-        if field == "lora.adapter":
-            file = Path(folder, "adapter_model.safetensors")
-            with os.fdopen(open_file(file), "rb") as opened:
-                read_header(opened.fileno(), file)
-        else:
-            find_tensors(hub.model_folder(folder))
+        for folder in filter(os.path.exists, texts_of(config, field)):
+            if field == "lora.adapter":
+                file = Path(folder, "adapter_model.safetensors")
+                with os.fdopen(open_file(file), "rb") as opened:
+                    read_header(opened.fileno(), file)
+            else:
+                find_tensors(hub.model_folder(folder))
 
 
 def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:

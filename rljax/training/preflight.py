@@ -12,7 +12,7 @@ from rljax import hosts
 from rljax.components import is_own_code, names_of
 from rljax.config import Config, changed_fields, field_names, is_path
 from rljax.config.schema import MODELS
-from rljax.config.values import texts_of, value_of
+from rljax.config.values import texts_of
 from rljax.errors import InputError
 from rljax.hosts import preflight
 from rljax.runs.folder import make_folder
@@ -67,8 +67,7 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
     """(field, digest) of what the model folders of the config say of themselves, and of the sizes
     of their weights."""
     for field in MODELS:
-        folder = value_of(config, field)
-        if folder and is_path(folder):
+        for folder in filter(is_path, texts_of(config, field)):
             files = sorted(Path(folder).glob("*.json"))
             weights = [p for p in Path(folder).glob("*") if p.suffix in (".safetensors", ".gguf")]
             weights += [Path(folder)] if os.path.isfile(folder) else []

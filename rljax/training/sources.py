@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rljax.arrays import place
+from rljax.arrays import place, put_whole
 from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.data.dropped import REASONS
@@ -31,6 +32,7 @@ from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import rows_of
 from rljax.errors import InputError
 from rljax.keys import stream
+from rljax.mesh import constrain_rows, replicated
 from rljax.metric import Metric
 from rljax.roles.placed import PlacedReference
 from rljax.rollout import (
@@ -272,6 +274,7 @@ class RolloutSource(LoaderSource):
             _require_taken(landed, setup)
         drawn = self.drawn_metrics(before)
         batch = place(widened(done.batch, setup.row_tokens), setup.model.mesh)
+        batch = with_teachers(batch, done.prompts.records, setup)
         return batch, {**done.metrics, **flown, **drawn, **self.outcome(done.report)}
 
     def drawn_metrics(self, before: int) -> dict:
@@ -331,6 +334,30 @@ class RolloutSource(LoaderSource):
         """Works on samples in flight until devices that train have `learned` this batch."""
         if self.in_flight is not None:
             self.in_flight.meanwhile(learned)
+
+
+def with_teachers(batch: Batch, records: Sequence[PromptRecord], setup: Setup) -> Batch:
+    """Returns the batch with the number of the teacher of each row's prompt, by the data_source of
+    `records`, to which batch.group points; the batch itself without `teachers` in the config."""
+    config, mesh = setup.config, setup.model.mesh
+    if not config.teachers:
+        return batch
+    rest = len(config.teachers) + 1 if config.teacher_model else 0
+
+    def number(source: str) -> int:
+        fits = (i for i, p in enumerate(config.teacher_sources, 1) if fnmatchcase(source, p))
+        return next(fits, rest)
+
+    numbers = np.array([number(record.data_source) for record in records], np.int32)
+    return _taught(batch, put_whole(numbers, replicated(mesh)), mesh=mesh)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _taught(batch: Batch, numbers: jax.Array, *, mesh: Mesh) -> Batch:
+    # A row whose reward failed has a group of its own, and no policy tokens.
+    of_row = jnp.take(numbers, batch.group, mode="clip")[:, None]
+    teacher = jnp.where(batch.mask > 0, of_row, 0)
+    return batch.replace(teacher=constrain_rows(teacher, mesh))
 
 
 def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:

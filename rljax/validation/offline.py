@@ -38,7 +38,7 @@ def check_file(config: Config, problems: ConfigProblems, dataflow: Component, ki
         problems.check_field(False, "dataflow", rule, fix)
         return
     loss = _preference_loss(config, problems, dataflow, kind)
-    _check_teacher(config, problems, "teacher" in dataflow.parameters)
+    _check_teacher(config, problems, dataflow)
     offline, learns_from_file = config.offline, f"dataflow={config.dataflow!r} learns from a file"
     _check_off(config, problems, "samples", f"{learns_from_file}: there is nothing for it to do")
     packs = kind == "examples" or not offline.packing
@@ -107,7 +107,7 @@ def _check_sizes(
 
 def check_online(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
     """Checks a dataflow that learns from samples of the policy."""
-    _check_teacher(config, problems, "teacher" in dataflow.parameters)
+    _check_teacher(config, problems, dataflow)
     rule = f"is of dataflows that learn from a file; {config.dataflow!r} samples"
     _check_off(config, problems, "rows", rule)
     share, replay = config.rollouts.replay_share, config.rollouts.replay
@@ -186,10 +186,44 @@ def _check_pretraining_loss(config: Config, problems: ConfigProblems) -> None:
     check_schedule(problems, "pretraining.schedule", settings.schedule)
 
 
-def _check_teacher(config: Config, problems: ConfigProblems, needed: bool) -> None:
-    rule = "the folder of a teacher is needed" if needed else f"{config.dataflow!r} has no teacher"
-    fix = "teacher_model=FOLDER, or a model of the hub" if needed else "teacher_model=''"
-    problems.check_field(bool(config.teacher_model) == needed, "teacher_model", rule, fix)
+def _check_teacher(config: Config, problems: ConfigProblems, dataflow: Component) -> None:
+    """Checks that there are teachers where they are read and nowhere else, one for each pattern."""
+    parameter = dataflow.signature.parameters.get("teacher")
+    optional = parameter is not None and parameter.default is not parameter.empty
+    coef, field = config.algorithm.teacher_coef, "algorithm.teacher_coef"
+    rule = f"dataflow={config.dataflow!r} learns from the teacher alone"
+    if parameter is None:
+        rule = f"dataflow={config.dataflow!r} takes no teacher beside its reward"
+    problems.check_field(not coef or optional, field, rule, "teacher_coef=0, or dataflow='grpo'")
+    if parameter is not None and (coef > 0 or not optional):
+        rule, fix = (
+            "the folder of a teacher is needed",
+            "teacher_model=FOLDER, or a name of the hub",
+        )
+        is_there = bool(config.teacher_model) or bool(config.teachers)
+        problems.check_field(is_there, "teacher_model", rule, fix)
+        return _check_teachers(config, problems)
+    rule, fix = f"{config.dataflow!r} has no teacher", ""
+    if optional:
+        rule, fix = f"nothing reads it while {field} is 0", f"{field}=1.0, or "
+    problems.check_field(not config.teacher_model, "teacher_model", rule, f"{fix}teacher_model=''")
+    problems.check_field(not config.teachers, "teachers", rule, f"{fix}teachers=()")
+
+
+def _check_teachers(config: Config, problems: ConfigProblems) -> None:
+    """Checks that each of several teachers has a pattern of its own, and each row a prompt."""
+    count, patterns = len(config.teachers), config.teacher_sources
+    rule = f"{len(patterns)} patterns of data_source for {count} teachers"
+    fix = "a pattern for each of `teachers`, in their order; '*' is any data_source"
+    problems.check_field(count == len(patterns), "teacher_sources", rule, fix)
+    twice = [pattern for i, pattern in enumerate(patterns) if pattern in patterns[:i]]
+    rule, fix = f"{twice[:1]} stands twice: the first one has all its prompts", "each pattern once"
+    problems.check_field(not twice, "teacher_sources", rule, fix)
+    environment = config.environment.function
+    if count and environment:
+        rule = f"{environment!r} has several seats, whose groups are not those of the prompts"
+        seats = spec(resolve(environment, NAMESPACES["environment"])).seats
+        problems.check_field(len(seats) < 2, "teachers", rule, "one teacher_model, and teachers=()")
 
 
 def _check_compared(

@@ -16,7 +16,7 @@ from rljax.rollout import player_of
 from rljax.training.run import Run
 
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
-NEED_TEACHER = ("distil",)  # these learn no reward, and nothing without a teacher's folder
+NEED_TEACHER = ("distil", "mopd")  # these learn no reward, and nothing without a teacher's folder
 
 SEARCHES = ("expert_iteration",)  # whose first samples are a search's, better than the policy's
 
@@ -25,6 +25,12 @@ def preset_config(name: str, seed: int = 0):
     config = load_config_file(str(REPO / "configs" / "presets" / f"{name}.py") + ":tiny")
     config.seed, config.compilation_cache = seed, ""
     return config
+
+
+def set_teachers(config, folder: str) -> None:
+    """Names this policy as the teacher, or as that of each source of prompts."""
+    config.teachers = (folder,) * len(config.teacher_sources)
+    config.teacher_model = "" if config.teachers else folder
 
 
 class Shared:
@@ -78,7 +84,7 @@ class Shared:
         """Mean score of every step of a preset, held-out accuracy before and after, all metrics."""
         config = preset_config(name, seed)
         if name in NEED_TEACHER:
-            config.teacher_model = self.teacher()
+            set_teachers(config, self.teacher())
         config.steps = steps or config.steps
         config.actor_optimizer.lr *= sign
         config.algorithm = dataclasses.replace(config.algorithm, **algorithm)

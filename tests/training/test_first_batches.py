@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from preset_runs import NEED_TEACHER, PRESETS, Shared, preset_config
+from preset_runs import NEED_TEACHER, PRESETS, Shared, preset_config, set_teachers
 
 # What the model computes, which differs in the last bits between processors.
 COMPUTED = ("sampler_logprobs", "sampler_log_kept", "old_logprobs", "ref_logprobs", "values")
@@ -26,7 +26,7 @@ def digest(shared: Shared, name: str) -> str:
     """SHA-256 of the first batch's fields, sampled from the weights after the supervised steps."""
     config = preset_config(name)
     if name in NEED_TEACHER:
-        config.teacher_model = shared.teacher()
+        set_teachers(config, shared.teacher())
     params = jax.device_put(shared.start(0))
     with shared.run(config) as run:
         run.begin(run.setup.main, jax.device_put(params, run.setup.model.shardings()))
