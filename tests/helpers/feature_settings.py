@@ -115,6 +115,13 @@ _FLOW, _AROUND, _AGAINST = (
 )
 _FLOWS = (*_FLOW, *_AROUND)
 _OWN_DISTIL = {**_DISTIL, "dataflow": "feature_settings.distil"}
+_DISTILS = _DISTIL, _OWN_DISTIL
+# One that reads text, and one that reads images, too, which is not batch-invariant.
+_TEACHERS, _SEEING = (
+    {"teachers": (name, name), "teacher_sources": ("none", "*")}
+    for name in ("FOLDER/teacher", "FOLDER/policy")
+)
+_TAUGHT = {**_TEACHERS, "algorithm.teacher_coef": 0.5}
 # Feature -> the fields that turn it on, in several ways where others want other values of them. A
 # way may be of use only beside another feature's. FOLDER is that of `folders`.
 SETTINGS: dict[str, tuple[dict, ...]] = {
@@ -351,6 +358,12 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         {"model": "feature_settings.experts(bias=True)", "sampler.router_replay": True},
         {"model": "feature_settings.experts(images=True)", "sampler.router_replay": True},
     ),
+    "several teachers": (
+        _TAUGHT,
+        {**_TAUGHT, **_CRITIC},
+        {**_TAUGHT, **_SEEING},
+        *({**teachers, **distil} for teachers in (_TEACHERS, _SEEING) for distil in _DISTILS),
+    ),
     "pretraining": ({**_CRITIC, **_PRETRAINING}, _PRETRAINING, {**_PRETRAINING, "dataflow": "ppo"}),
     "epochs": ({"batch.epochs": 2},),
     "filters": ({"algorithm.filters": ("overlong()",)},),
@@ -434,9 +447,9 @@ _MANY = dict(
 
 @contract(**_MANY)
 @program
-def flow(batch, key, cfg, *, actor, pretraining=None, costs: bool = False):
+def flow(batch, key, cfg, *, actor, pretraining=None, teacher=None, costs: bool = False):
     """A dataflow of the user's own with many features, without a reference."""
-    batch, load = compute_logprobs(batch, cfg, actor=actor)
+    batch, load = compute_logprobs(batch, cfg, actor=actor, teacher=teacher)
     batch, metrics, _ = prepare_batch(batch, cfg, actor=actor)
     actor, metrics = update_actor(actor, batch, cfg, {**metrics, **load}, pretraining=pretraining)
     return {"actor": actor}, metrics
@@ -444,8 +457,8 @@ def flow(batch, key, cfg, *, actor, pretraining=None, costs: bool = False):
 
 @contract(**_MANY, rollout="greedy_baseline()")
 @program
-def around(batch, key, cfg, *, actor, pretraining=None, costs: bool = False):
-    return flow.page(batch, key, cfg, actor=actor, pretraining=pretraining)
+def around(batch, key, cfg, *, actor, pretraining=None, teacher=None, costs: bool = False):
+    return flow.page(batch, key, cfg, actor=actor, pretraining=pretraining, teacher=teacher)
 
 
 @contract(**_MANY, rollout="against(opponent='mixture')")
@@ -541,7 +554,10 @@ SKIPPED = {
         ("search of whole texts", "fields of new samples"),
         ("pages", "router replay"),
     },
-    "invalid": {(name, "pretraining") for name in (*_PAIRS_OF_SAMPLES, "no reward read")},
+    "invalid": {
+        *((name, "pretraining") for name in (*_PAIRS_OF_SAMPLES, "no reward read")),
+        *((name, "several teachers") for name in _PAIRS_OF_SAMPLES),
+    },
     "one value": {
         *((name, "no reference") for name in _PAIRS_OF_SAMPLES),
         *(
@@ -598,10 +614,12 @@ def ways_of(features) -> Iterator[dict]:
 
 
 def config_with(fields: dict, folder: str = "FOLDER") -> Config:
-    filled = {
-        field: value.replace("FOLDER", folder) if isinstance(value, str) else value
-        for field, value in fields.items()
-    }
+    def filled_in(value):
+        if isinstance(value, tuple):
+            return tuple(map(filled_in, value))
+        return value.replace("FOLDER", folder) if isinstance(value, str) else value
+
+    filled = {field: filled_in(value) for field, value in fields.items()}
     return with_overrides(base_config(), filled, "features")
 
 
@@ -725,6 +743,8 @@ def write_folders(folder: Path) -> None:
     ids = dict(bos_id=None, eos_ids=(1,), pad_id=0)
     save_params(folder / "policy", setup.model, setup.model.init(jax.random.key(5)), **ids)
     facts = resolve(MODEL, NAMESPACES["model"])(setup.tokenizer.vocab_size)
+    reader = Model(facts, setup.model.mesh)
+    save_params(folder / "teacher", reader, reader.init(jax.random.key(6)), **ids)
     model = Model(dataclasses.replace(facts, labels=1), setup.model.mesh, "scalar")
     rng = np.random.default_rng(7)  # a new head is zero: its scores are made to differ
     params = jax.tree.map(
