@@ -151,6 +151,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         {**_EPISODES, "environment.function": "tiny_environments.two_seats()"},
         {**_EPISODES, "environment.function": "tiny_environments.two_seats()", **_TWO_TREES},
         {**_EPISODES, "environment.function": "feature_settings.unlike_seats"},
+        {**_EPISODES, "environment.max_rows": 2},
     ),
     "unrepeatable environment": (
         {**_EPISODES, "environment.function": "tiny_environments.lives()"},
@@ -657,6 +658,9 @@ def _refused(features, fields: dict, folder: str, devices: int = 2) -> str:
     parts = Parts(config, images="images" in features)
     if not {*features} <= turned_on(parts).keys():
         return "off"
+    # A run says so, once the data is read.
+    if parts.images and f"{folder}/teacher" in config.teachers:
+        return "invalid"
     if [*violations(parts)]:
         return "excluded"
     unread = UNREAD.get(config.dataflow.partition("(")[0], ())
