@@ -154,7 +154,7 @@ FIELDS: dict[str, str] = _by_name(
         "reward_model_name",
         "`critic_model`": "critic_pretrain value_model_path critic.model.path",
         "`teacher_model`": "teacher_model_name_or_path teacher_model_path",
-        "`algorithm.teacher_coef`": "distillation_coef kl_penalty_coef opd_coef distill_coef",
+        "`algorithm.teacher_coef`": "distillation_coef opd_kl_coef opd_coef distill_coef",
         "`model_settings.dtype=bfloat16`": "bf16 fp16 torch_dtype mixed_precision precision",
         "`model_settings.remat` (none, dots, attention, full, offload)": "gradient_checkpointing "
         "enable_gradient_checkpointing activation_checkpointing",

@@ -151,7 +151,8 @@ class Config(Settings):
         "Patterns of data_source, one for each of `teachers`: the first that fits a prompt chooses "
         'its teacher, ("math*", "code"). Other prompts have teacher_model; if that is "", nobody '
         "teaches them.",
-        needs="teachers",
+        read_by="samples",
+        safe="(?s:.*)",
     )
     dataflow: str = option(
         "grpo", "Algorithm: a dataflow of rljax.dataflows.", component="dataflow"

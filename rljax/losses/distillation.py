@@ -232,13 +232,10 @@ def distillation(
             "same_first_word": (constant_log_s.argmax(-1) == log_t.argmax(-1)).astype(log_t.dtype),
         }
         if top_k:
-            likeliest = {
-                "student": jax.lax.top_k(constant_log_s, top_k)[1],
-                "teacher": jax.lax.top_k(log_t, top_k)[1],
-            }
-            both = likeliest["student"][..., :, None] == likeliest["teacher"][..., None, :]
+            of_student, of_teacher = (jax.lax.top_k(x, top_k)[1] for x in (constant_log_s, log_t))
+            both = of_student[..., :, None] == of_teacher[..., None, :]
             metrics["top_k_overlap"] = jnp.sum(both, (-2, -1)).astype(log_t.dtype) / top_k
-            entries = likeliest[top_k_of]
+            entries = of_student if top_k_of == "student" else of_teacher
             log_s, log_t = (_kept(x, entries, tail) for x in (log_s, log_t))
         return jnp.sum(jsd_terms(log_s, log_t, beta=beta), axis=-1), metrics
 

@@ -196,10 +196,9 @@ def _check_teacher(config: Config, problems: ConfigProblems, dataflow: Component
         rule = f"dataflow={config.dataflow!r} takes no teacher beside its reward"
     problems.check_field(not coef or optional, field, rule, "teacher_coef=0, or dataflow='grpo'")
     if parameter is not None and (coef > 0 or not optional):
-        rule, fix = (
-            "the folder of a teacher is needed",
-            "teacher_model=FOLDER, or a name of the hub",
-        )
+        rule = "the folder of a teacher is needed"
+        rule += f", as {field}={coef} reads it" if optional else ""
+        fix = "teacher_model=FOLDER, or a name of the hub"
         is_there = bool(config.teacher_model) or bool(config.teachers)
         problems.check_field(is_there, "teacher_model", rule, fix)
         return _check_teachers(config, problems)
@@ -207,7 +206,8 @@ def _check_teacher(config: Config, problems: ConfigProblems, dataflow: Component
     if optional:
         rule, fix = f"nothing reads it while {field} is 0", f"{field}=1.0, or "
     problems.check_field(not config.teacher_model, "teacher_model", rule, f"{fix}teacher_model=''")
-    problems.check_field(not config.teachers, "teachers", rule, f"{fix}teachers=()")
+    for name in ("teachers", "teacher_sources"):
+        problems.check_field(not getattr(config, name), name, rule, f"{fix}{name}=()")
 
 
 def _check_teachers(config: Config, problems: ConfigProblems) -> None:

@@ -30,6 +30,8 @@ PLAIN = {
     "run_dir",
     "critic_model",
     "teacher_model",
+    "teachers",
+    "teacher_sources",
     "reward.model",
     "lora.adapter",
     "reward.process_model",

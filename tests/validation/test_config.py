@@ -291,7 +291,7 @@ def test_what_a_declaration_names_is_there():
         "sft.optimizer.warmup_steps",
     )
     learned = [name.rpartition(".")[2] for name, spec in FIELDS.items() if spec.learn]
-    assert {*learned, "steps", "positive_nll"} == algorithm.FIELDS and len(learned) == 21
+    assert {*learned, "steps", "positive_nll"} == algorithm.FIELDS and len(learned) == 22
     for name, spec in FIELDS.items():
         assert spec.problem(value_of(Config(), name)) == "", name
         if spec.fits is not None or not {spec.above, spec.below, spec.high} <= {None}:
