@@ -1,6 +1,7 @@
 """Files as people have them: separators of tables, names by pattern, columns of other projects, and
 what is said of rows of another kind."""
 
+import functools
 import json
 import math
 
@@ -249,6 +250,20 @@ def test_rows_of_another_kind_lead_to_the_dataflow_that_reads_them(here, row, ki
             load_demonstrations(file, "train")
         else:
             load_rows(file, "train", kind)
+
+
+@pytest.mark.parametrize("row", [LABELLED, STEPS])
+@pytest.mark.parametrize("kind", ["unpaired", "stepwise", "trajectories", "prompts", "examples"])
+def test_rows_without_a_prompt_lead_to_no_dataflow_that_needs_one(here, row, kind):
+    loads = {"prompts": load_prompts, "examples": load_demonstrations}
+    load = loads.get(kind, functools.partial(load_rows, kind=kind))
+    answer = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    row = {n: answer if n == "completion" else v for n, v in row.items() if n != "prompt"}
+    with pytest.raises(InputError) as error:
+        load(jsonl(here / "a.jsonl", row), "train")
+    fix = error.value.parts[1]
+    assert "dataflow" not in fix
+    assert kind in loads or "'prompt': a text, or the messages before the answer" in fix
 
 
 @pytest.mark.parametrize(

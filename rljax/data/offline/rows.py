@@ -436,7 +436,12 @@ def _logprobs(value: object, location: str) -> list[float]:
     return logprobs
 
 
-_PROMPT = Column("prompt question", prompt_of, "give each row a 'prompt'", null_is_absent=True)
+_PROMPT = Column(
+    "prompt question",
+    prompt_of,
+    "give each row a 'prompt': a text, or the messages before the answer",
+    null_is_absent=True,
+)
 _PAIR = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _SAFE = "say of both completions whether they are safe, true or false"
 _STEPS = "give each row 'completions' and 'labels', one of each step"

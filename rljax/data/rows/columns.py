@@ -87,7 +87,9 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     present = {name for name, value in row.items() if value is not None}
     for names, description, kind in _KINDS:
         columns = set(names.split())
-        if columns <= present and not columns & set(lacking):
+        # Pairs may have the prompt within their completions.
+        has_prompt = kind == "pairs" or present & {"prompt", "question"}
+        if has_prompt and columns <= present and not columns & set(lacking):
             fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}{_DATAFLOW_READS}"
             return f"the row is {description}", fix
     return "", ""
