@@ -285,6 +285,22 @@ def test_the_fix_is_of_why_the_rows_were_dropped(here, rows, fix):
     assert ("offline.max_tokens" in error.value.parts[1]) == (fix == "raise max_tokens")
 
 
+@pytest.mark.parametrize(
+    ("overlong", "proposed"), [("drop", ["left", "right"]), ("left", ["right"])]
+)
+def test_the_fix_of_rows_that_are_too_long_is_not_the_setting_that_failed(overlong, proposed):
+    records, tokenizer = (
+        load_rows([PAIR | {"chosen": "c" * 99}] * 2, "train", "pairs"),
+        CharTokenizer("abc"),
+    )
+    with pytest.raises(InputError) as error:
+        encode_rows(records, tokenizer, "pairs", max_tokens=20, overlong=overlong)
+    fix = error.value.parts[1]
+    assert [side for side in ("left", "right") if f"overlong='{side}'" in fix] == proposed
+    items, _ = encode_rows(records, tokenizer, "pairs", max_tokens=20, overlong="right")
+    assert len(items) == 2
+
+
 def test_a_table_of_one_column_is_read(here):
     (here / "a.csv").write_text("text\nab\ncd\n")
     assert [row["text"] for row in read_rows("a.csv", "train").rows] == ["ab", "cd"]
