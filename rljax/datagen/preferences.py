@@ -211,7 +211,8 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
             fix = "give each row 'first' and 'second', or a list 'completions'"
             raise InputError(f"{location} has no two completions", fix=fix)
         for text in texts:
-            text_of(text, f"{location}, a completion", "remove it", empty=True)
+            fix = "write its text" if isinstance(text, (list, Mapping)) else "remove it"
+            text_of(text, f"{location}, a completion", fix, empty=True)
         pairs = itertools.combinations(texts, 2)
         comparisons += [{**prompt_columns(row), "first": a, "second": b} for a, b in pairs]
     rows.unread.warn([{"index": index} for index in range(len(rows.rows))])

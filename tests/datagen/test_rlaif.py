@@ -319,6 +319,15 @@ def test_rows_without_completions_are_said_to_have_none():
             rlaif.load_comparisons([row])
 
 
+def test_completions_that_are_messages_are_told_to_be_texts():
+    answer = [{"role": "assistant", "content": "a"}]
+    for completion in (answer, answer[0]):
+        with pytest.raises(InputError, match="a completion is not a text.*Fix: write its text"):
+            rlaif.load_comparisons([{"prompt": "p", "completions": [completion, "b"]}])
+    with pytest.raises(InputError, match="a completion is null.*Fix: remove it"):
+        rlaif.load_comparisons([{"prompt": "p", "completions": [None, "b"]}])
+
+
 TOOLS = [
     {
         "type": "function",
