@@ -352,26 +352,23 @@ def _check_margins(source: str, rows: Sequence[Mapping], location: Callable[[int
         for i, row in enumerate(rows)
         if is_missing(row.get("margin")) and not row.get("tie") and not _score_columns(row)
     ]
-    fix = (
-        "give each row a 'margin' of 0 or more, or scores of both completions, 'score_chosen' and"
-        " 'score_rejected'"
-    )
     if lacking and len(lacking) == len(rows):
         raise InputError(
             f"{source}: no row has a margin",
             value=sorted(map(str, rows[0])),
             rule="the loss of this run subtracts the margin of each pair",
-            fix=f"{fix}; or write algorithm.reward_loss without margin=True",
+            fix="give each row a 'margin' of 0 or more, or scores of both completions,"
+            " 'score_chosen' and 'score_rejected'; or write algorithm.reward_loss without"
+            " margin=True",
         )
     if lacking:
         LOG.warning(
             "%s: %s of %s rows have no margin, and the loss of this run subtracts 0 from them (the"
-            " first is in %s). Fix: %s",
+            " first is in %s). Fix: give each a 'margin', 0 where no completion is the better one",
             source,
             f"{len(lacking):,}",
             f"{len(rows):,}",
             location(lacking[0]),
-            fix,
         )
 
 
