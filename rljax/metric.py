@@ -16,6 +16,7 @@ import math
 import re
 import sys
 from collections.abc import Container, Mapping
+from typing import NamedTuple
 
 SLACK = 1e-6  # a correlation of 1 may be rounded to a little more
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -74,6 +75,14 @@ class Metric:
         """Returns one line: meaning, unit, healthy range."""
         unit = f" ({self.unit})" if self.unit else ""
         return f"{self.meaning}{unit}" + (f". Healthy: {self.healthy}" if self.healthy else "")
+
+
+class MetricAt(NamedTuple):
+    """The value [B, S] of a metric that counts other tokens than those with mask 1: only where
+    `counted` [B, S], bool."""
+
+    value: object
+    counted: object
 
 
 def declared_metrics() -> dict[str, Metric]:

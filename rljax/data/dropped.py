@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """Texts of a reason. `limit`, `max_tokens` and `overlong` are filled in."""
+    """Texts of a reason. `limit`, `max_tokens`, `overlong` and `cut`, the values of overlong that
+    cut a row, are filled in."""
 
     said: str  # stands behind the count of rows: "8 ties"
     rule: str  # of the error where no row is left
@@ -16,7 +17,7 @@ REASONS = {
     "dropped_overlong": Reason(
         "over {limit}",
         "max_tokens is {max_tokens}, overlong is {overlong!r}",
-        "raise max_tokens (of a run: offline.max_tokens), or cut with overlong='left' or 'right'",
+        "raise max_tokens (of a run: offline.max_tokens){cut}",
     ),
     "dropped_empty": Reason(
         "with nothing to learn",

@@ -29,6 +29,7 @@ from rljax.evaluation.process_models import load_scorer
 from rljax.files import write_rows
 from rljax.policies import SavedPolicy, filled_chunks, load_named_policy, sample_all
 from rljax.rewards.judges.judging import judge_of
+from rljax.rewards.pool.jobs import counted_failures
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import ModelScorer
 
@@ -55,7 +56,7 @@ def verdict(forward: Score, backward: Score) -> Verdict:
     "failed"."""
     for score in (forward, backward):
         if score.status != "ok":
-            return Verdict("failed", math.nan, message=f"{score.status}: {score.message}")
+            return Verdict("failed", math.nan, message=score.failure)
     first_wins, second_wins = forward.value, backward.value
     probability = (first_wins + 1 - second_wins) / 2
     if first_wins == second_wins == 0.5:
@@ -159,10 +160,20 @@ def label(
         "first_won": sum(judgement.liked_position > 0 for judgement in verdicts),
         "second_won": sum(judgement.liked_position < 0 for judgement in verdicts),
     }
-    failures = [judgement.message for judgement in verdicts if judgement.outcome == "failed"]
+    failed = [i for i, judgement in enumerate(verdicts) if judgement.outcome == "failed"]
+    failures = [verdicts[i].message for i in failed]
     if failures and len(failures) == len(judged):
         raise InputError(
             f"all {len(judged)} judgements failed", rule=failures[0], fix="try the judge by hand"
+        )
+    if failures:
+        LOG.warning(
+            "%s of %s judgements failed, and their pairs are left out: %s. The first is of the "
+            "prompt %.80r",
+            f"{len(failures):,}",
+            f"{len(judged):,}",
+            counted_failures(failures),
+            judged[failed[0]]["prompt"],
         )
     return rows, {f"judge/{name}": float(n) for name, n in counts.items()}
 
@@ -200,7 +211,8 @@ def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[d
             fix = "give each row 'first' and 'second', or a list 'completions'"
             raise InputError(f"{location} has no two completions", fix=fix)
         for text in texts:
-            text_of(text, f"{location}, a completion", "remove it", empty=True)
+            fix = "write its text" if isinstance(text, (list, Mapping)) else "remove it"
+            text_of(text, f"{location}, a completion", fix, empty=True)
         pairs = itertools.combinations(texts, 2)
         comparisons += [{**prompt_columns(row), "first": a, "second": b} for a, b in pairs]
     rows.unread.warn([{"index": index} for index in range(len(rows.rows))])

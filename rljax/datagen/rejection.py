@@ -5,6 +5,7 @@
 import contextlib
 import copy
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +28,13 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
 from rljax.files import read_json_object, write_json, write_rows
 from rljax.keys import stream
-from rljax.policies import Completion, SavedPolicy, load_policy, sample_all
+from rljax.policies import Completion, SavedPolicy, load_policy, sample_all, warn_of_failed_rewards
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
 from rljax.tracking.charts import escaped
 from rljax.training import train
 
+LOG = logging.getLogger("rljax")
 Method = Literal["best", "top_k", "threshold"]
 METHODS = ("best", "top_k", "threshold")
 REPORTED_PROMPTS = 20  # on the page beside the file
@@ -190,6 +192,7 @@ def rejection_sample(
     with contextlib.closing(saved.player(reward_name)) as player:
         draw = stream(key, "samples")
         samples = sample_all(policy, prompts, options.samples, player, key=draw)
+        warn_of_failed_rewards(samples, prompts)
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
         selected, metrics = _select(groups, options)
         if options.trajectories:
@@ -197,8 +200,8 @@ def rejection_sample(
             trajectories, counts = trajectories_of(
                 policy, prompts, player, samples, rates, process_samples=count
             )
-    pairs = zip(groups, selected, strict=True)
-    picked = [group[i] for group, picks in pairs for i in picks]
+    groups_and_picks = zip(groups, selected, strict=True)
+    picked = [group[i] for group, picks in groups_and_picks for i in picks]
     examples = [example_row(prompts, sample) for sample in picked]
     if not examples:
         raise InputError(
@@ -208,7 +211,14 @@ def rejection_sample(
         )
     files = {"examples": write_rows(options.out, examples)}
     if options.pairs:
-        files["pairs"] = write_rows(options.pairs, _pair_rows(prompts, groups, options))
+        pairs = _pair_rows(prompts, groups, options)
+        if not pairs:
+            LOG.warning(
+                "%s is empty: no prompt has two samples of different rewards that may be kept. "
+                "Fix: more --samples, or other prompts",
+                options.pairs,
+            )
+        files["pairs"] = write_rows(options.pairs, pairs)
     if options.trajectories:
         files["trajectories"] = write_rows(options.trajectories, trajectories)
     meta = {

@@ -6,7 +6,8 @@ because its log-probs would stand at other tokens.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from rljax.policies import Completion, Policy, sample_all
 from rljax.rollout import Player, Reward
 from rljax.setup import check_length
 
+LOG = logging.getLogger("rljax")
 _NO_LIMIT = 2**30  # tokens: nothing is cut, as what was sampled fits
 
 
@@ -64,6 +66,7 @@ def trajectories_of(
     `process_samples` above 0, each step of a row has a pass rate over so many samples and a centred
     process score. `key` is a scalar PRNG key."""
     rows, kept_samples, counts = trajectory_rows(policy.tokenizer, prompts, samples)
+    _warn_of_left_out(counts)
     if process_samples:
         rates = prefix_pass_rates(
             policy, prompts, scorer, kept_samples, rows, key, n=process_samples
@@ -74,6 +77,27 @@ def trajectories_of(
             for row, rate, score in zip(rows, rates, scores, strict=True)
         ]
     return rows, counts
+
+
+_REASONS = {  # for which samples are left out of trajectories
+    "encoded_otherwise": "whose text does not encode to the sampled tokens again (an untrained"
+    " model, forced tokens, a chat template that rewrites it): log-probs would be of other tokens",
+    "empty": "without a text",
+    "failed": "whose reward failed",
+}
+
+
+def _warn_of_left_out(counts: Mapping[str, int]) -> None:
+    """Warns of samples that give no trajectory: how many, and why."""
+    reasons = [f"{counts[name]:,} {text}" for name, text in _REASONS.items() if counts[name]]
+    if reasons:
+        LOG.warning(
+            "%s of %s samples are left out of the trajectories%s: %s",
+            f"{counts['total'] - counts['kept']:,}",
+            f"{counts['total']:,}",
+            "" if counts["kept"] else ", of which there are none",
+            ", ".join(reasons),
+        )
 
 
 def trajectory_rows(

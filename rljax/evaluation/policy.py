@@ -13,7 +13,7 @@ from rljax.contracts import contract
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
-from rljax.policies import Completion, Policy, sample_all
+from rljax.policies import Completion, Policy, sample_all, warn_of_failed_rewards
 from rljax.rewards.answers.find import in_tag, last_boxed
 from rljax.rewards.answers.letters import labelled_letter
 from rljax.rollout import Player, Reward, extraction_failed_fraction, player_of
@@ -193,6 +193,7 @@ def answer_prompts(
     drawn = []
     if samples:
         drawn = sample_all(policy, prompts, samples, scorer, key=root_key(seed))
+    warn_of_failed_rewards([*greedy, *drawn], prompts)
     return Answers(greedy, drawn, samples)
 
 

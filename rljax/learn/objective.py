@@ -4,7 +4,6 @@ step."""
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from rljax.learn.loss_scale import scaled_objective
 from rljax.learn.packing import Packed, Packing, each_microbatch, map_packed, pack
 from rljax.learn.replicas import Replicas
 from rljax.learn.rounding import widened
+from rljax.metric import MetricAt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +110,6 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
 
     numbers, sums = map_microbatches(one, batch, steps.microbatch_rows)
     return numbers, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
-
-
-class MetricAt(NamedTuple):
-    """A metric of tokens that are not the policy's: its value [B, S] and where it counts, bool
-    [B, S]."""
-
-    value: jax.Array
-    counted: jax.Array
 
 
 def weighted_loss(

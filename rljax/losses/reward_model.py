@@ -14,7 +14,7 @@ from rljax.batch import Batch, row_sum
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.preference.common import label_noise, log_sigmoid_smoothed, one_of, rows_of
-from rljax.metric import Metric
+from rljax.metric import Metric, MetricAt
 
 METRICS = {
     "score": Metric("score that the model gives, mean", "score"),
@@ -146,15 +146,18 @@ def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", 
 
 @contract(safe=True, reads=("process_rewards",), per_token=True, labels=2)
 def step_classification(logits: jax.Array, batch: Batch):
-    """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
+    """-p log softmax(z)[right] - (1 - p) log softmax(z)[wrong] at each labelled token: [B, S].
 
     A process reward model by classification (arXiv 2211.14275, 2305.20050): logits [B, S, 2] of
-    (wrong, right), batch.mask 1 at the last token of each step. Metrics: accuracy. Raises
-    InputError where the batch lacks process_rewards.
+    (wrong, right), batch.mask 1 at the last token of each step. p = (1 + process_rewards) / 2 is
+    the probability that the step is right: 1 at the label 1, 0 at -1, and the share itself at a
+    label 2 * share - 1, as OpenRLHF's soft labels are learned. A neutral step, 0, has p = 1/2, so
+    that it favours neither class and its score, the log-odds, goes to 0. Metrics: accuracy, of the
+    sign of the labels that are not 0. Raises InputError where the batch lacks process_rewards.
     """
-    label = (_labels(batch, by="step_classification") > 0).astype(jnp.int32)
+    labels = _labels(batch, by="step_classification")
     logits = jnp.where((batch.mask > 0)[..., None], logits, 0.0)
-    log_p = jax.nn.log_softmax(logits, axis=-1)
-    loss = -jnp.take_along_axis(log_p, label[..., None], axis=-1)[..., 0]
-    right = (jnp.argmax(logits, axis=-1) == label).astype(loss.dtype)
-    return loss, {"accuracy": right}
+    wrong, right = jnp.moveaxis(jax.nn.log_softmax(logits, axis=-1), -1, 0)
+    loss = -0.5 * ((1 + labels) * right + (1 - labels) * wrong)
+    has_sign = (jnp.argmax(logits, axis=-1) == 1) == (labels > 0)
+    return loss, {"accuracy": MetricAt(has_sign.astype(loss.dtype), labels != 0)}

@@ -378,6 +378,8 @@ def to_hf_config(
         return {**extra, **to_hf_vision(config.vision), "text_config": text}
     if head != "lm":
         out["num_labels"] = config.labels
+        if not config.head_bias:  # for AutoModelForTokenClassification
+            out["token_classification_bias"] = False
         out["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.labels)}
         if config.squash != "none":
             out["score_squash"] = config.squash

@@ -14,6 +14,7 @@ from rljax.errors import InputError
 _IGNORED = frozenset(
     """architectures attention_dropout resid_pdrop embd_pdrop dtype torch_dtype
     transformers_version use_cache is_llama_config pretraining_tp num_labels id2label label2id
+    token_classification_bias
     classifier_dropout is_decoder output_attentions return_dict output_hidden_states
     problem_type chunk_size_feed_forward is_encoder_decoder max_window_layers
     output_router_logits router_aux_loss_coef router_jitter_noise ep_size aux_loss_alpha seq_aux
@@ -345,8 +346,8 @@ def text_config(config: Mapping) -> dict:
 def labels(config: Mapping) -> tuple[int, bool]:
     """Returns the number of outputs of a classification head, and whether it has a bias:
     transformers writes num_labels or id2label, and a head per token (a process reward
-    model) has a bias. Raises InputError for a number of labels below 1, and for
-    architectures that are no list."""
+    model) has a bias unless token_classification_bias is false. Raises InputError for a
+    number of labels below 1, and for architectures that are no list."""
     named = config.get("id2label")
     # transformers leaves 2 labels unsaid.
     count = len(named) if isinstance(named, Mapping) and named else config.get("num_labels") or 2
@@ -360,4 +361,5 @@ def labels(config: Mapping) -> tuple[int, bool]:
         raise InputError("config.json: architectures", value=architectures, rule="a list", fix=fix)
     per_token = any("ForTokenClassification" in str(a) for a in architectures)
     whole = any("ForSequenceClassification" in str(a) for a in architectures)
-    return (count if whole or per_token else 1), per_token
+    has_bias = per_token and config.get("token_classification_bias") is not False
+    return (count if whole or per_token else 1), has_bias

@@ -1,6 +1,7 @@
 """Samples a policy on a list of prompts, in calls of one shape."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -14,10 +15,12 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.keys import fold_in
 from rljax.reasoning import response_of
+from rljax.rewards.pool.jobs import counted_failures
 from rljax.roles import Actor
 from rljax.rollout import Player, Reward, ScoredRow, make_sample, player_of
 from rljax.sampler import Sampling, held_weights
 
+LOG = logging.getLogger("rljax")
 ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
 
 
@@ -57,6 +60,7 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: str  # the name of a FinishReason: stop, length, turns, ...
     reward: float = float("nan")
+    failure: str = ""  # why the reward failed
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     turns: int = 1  # replies of the policy in an episode, and tool calls in them
     calls: int = 0
@@ -130,14 +134,29 @@ def sample_all(
 
 
 def _scores(scored: Sequence[ScoredRow], count: int, player: Player) -> list[tuple]:
-    """The reward of each of the first samples, its parts, and the turns and calls of an episode."""
+    """Returns of each of the first samples the reward, why it failed, its parts, and the turns and
+    calls of an episode."""
     if not scored:
-        return [(float("nan"), {})] * count
+        return [(float("nan"),)] * count
     names = ("turns", "calls") if player.has_turns else ()
     return [
-        (row.score.value, row.score.parts, *(row.sample[name] for name in names))
+        (row.score.value, row.score.failure, row.score.parts, *(row.sample[name] for name in names))
         for row in scored[:count]
     ]
+
+
+def warn_of_failed_rewards(samples: Sequence[Completion], prompts: Sequence[PromptRecord]) -> None:
+    """Warns of samples of these prompts whose rewards failed: how many, why, and the first one."""
+    failed = [sample for sample in samples if sample.failure]
+    if failed:
+        LOG.warning(
+            "%s of %s rewards failed, and their samples are left out: %s. The first is of the "
+            "prompt %.80r",
+            f"{len(failed):,}",
+            f"{len(samples):,}",
+            counted_failures([sample.failure for sample in failed]),
+            prompts[failed[0].prompt].prompt_text,
+        )
 
 
 def _read_rows(

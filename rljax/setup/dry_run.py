@@ -23,6 +23,7 @@ from rljax.data.kinds import KINDS
 from rljax.dataflows.algorithm import FIELDS, Algorithm
 from rljax.errors import InputError, location_in, location_of, mending
 from rljax.mesh import replicated, row_sharding, row_shards
+from rljax.metric import MetricAt
 from rljax.models.scan import routes_shape
 from rljax.roles import Role
 from rljax.roles.program import checking_returned
@@ -195,8 +196,19 @@ def _is_array(value: object) -> bool:
 def _is_part(name: str, value: object) -> bool:
     """Returns whether a value is what Stage.returns calls by this name."""
     if name == "metrics":
-        return isinstance(value, dict) and all(map(_is_array, value.values()))
+        return isinstance(value, dict) and all(map(_is_array, _metric_arrays(value).values()))
     return isinstance(value, Batch) if name == "batch" else _is_array(value)
+
+
+def _metric_arrays(metrics: dict) -> dict:
+    """Returns the arrays of metrics by name; both of a MetricAt."""
+    arrays = {}
+    for name, value in metrics.items():
+        at_tokens = isinstance(value, MetricAt)
+        arrays |= (
+            {name: value.value, f"{name} (counted)": value.counted} if at_tokens else {name: value}
+        )
+    return arrays
 
 
 def _kind(value: object) -> str:
@@ -354,7 +366,8 @@ class _Checked(Component):
         allowed = [shapes[axis] for axis in self.stage.axes]
         parts = {"returns": array}
         if isinstance(result, tuple) and isinstance(result[-1], dict):
-            parts |= {f"returns a metric {name!r}, of": v for name, v in result[-1].items()}
+            arrays = _metric_arrays(result[-1])
+            parts |= {f"returns a metric {name!r}, of": v for name, v in arrays.items()}
         for part, value in parts.items():
             if jnp.shape(value) not in allowed:
                 raise InputError(

@@ -75,8 +75,8 @@ def _of_held_out_rows(setup: Setup) -> Iterator[str]:
     if test in trains and "{split}" not in test and data.endless:
         yield f"data.test={test!r} is data.train, too: what is evaluated is trained on"
         return
-    held_out = [_key(row) for row in data.test_prompts or data.held_out]
-    trained = {_key(row) for row in data.prompts}
+    held_out = [key for row in data.test_prompts or data.held_out for key in _keys(row)]
+    trained = {key for row in data.prompts for key in _keys(row)}
     twice = sum(key in trained for key in held_out)
     if twice:
         yield (
@@ -94,20 +94,24 @@ def _of_few_rows(setup: Setup) -> Iterator[str]:
         return
     sampled = setup.main.samples
     field = "batch.prompts_per_step" if sampled else "offline.examples_per_step"
-    rows, count = len({_key(row) for row in data.prompts}), value_of(config, field)
+    # A step draws packed rows whole.
+    rows, count = len({_keys(row) for row in data.prompts}), value_of(config, field)
     if rows < count:
-        kind = "prompt" if sampled else "row"
+        packed = "packed " * config.offline.packing
+        kind = "prompt" if sampled else f"{packed}row"
         yield (
             f"{field}={count}: the data has {rows} {kind}{'s' * (rows != 1)} that differ, so every "
             "step repeats them"
         )
 
 
-def _key(row: PromptRecord | dict) -> int:
-    """A number that rows with the same content share."""
+def _keys(row: PromptRecord | dict) -> tuple[int, ...]:
+    """A number for each prompt or example of a row, several where the row is packed: the same
+    number for the same content."""
     if isinstance(row, PromptRecord):
-        return hash((row.prompt_text, tuple(str(image.source) for image in row.images)))
-    return hash(_content(row["item"]))
+        return (hash((row.prompt_text, tuple(str(image.source) for image in row.images))),)
+    items = row["item"] if isinstance(row["item"], list) else [row["item"]]
+    return tuple(hash(_content(item)) for item in items)
 
 
 def _content(value: object) -> object:

@@ -230,6 +230,8 @@ def test_openrlhf(tmp_path, row, kind, want):
         ({"chosen": "ab", "rejected": "ac"}, "preference, implicit prompt"),
         ({"prompt": [U], "completion": [A], "label": True}, "unpaired preference, conversational"),
         ({"prompt": "a", "completions": ["b"], "labels": [1]}, "stepwise supervision"),
+        ({"prompt": "a", "steps": ["b"], "reward": 1}, "trajectories of steps"),
+        ({"prompt": "a", "steps": 3, "answer": "b"}, "prompts"),
         ({"question": "a", "answer": "b"}, "prompts"),
         ({"prompt": "a", "safer": "b", "more_harmful": "c"}, "safety pairs"),
     ],
@@ -729,6 +731,9 @@ def test_math_shepherd_as_it_is_published(tmp_path, row):
     for broken in ({**row, "label": "1+1? Step 1: a +\nStep 2: b ?"}, more):
         with pytest.raises(InputError, match=r"row 1 .*'label' does not fit the steps of 'input'"):
             load_rows(write(tmp_path / "b.jsonl", [row, broken]), "train", "stepwise")
+    for broken in ("1+1? Step 1: a +\nStep 2: b", "1+1? Step 1: a", more["label"]):
+        with pytest.raises(InputError, match=r"row 0: 'label' does not fit the steps of 'input'"):
+            load_rows([{**row, "label": broken}], "train", "stepwise")
     # Prompts in Russian are no steps.
     prompts = [{"input": "книжки?", "label": "книж"}, {"input": "ки", "label": "+1"}]
     for one in prompts:

@@ -1,6 +1,7 @@
 """Files as people have them: separators of tables, names by pattern, columns of other projects, and
 what is said of rows of another kind."""
 
+import functools
 import json
 import math
 
@@ -251,6 +252,20 @@ def test_rows_of_another_kind_lead_to_the_dataflow_that_reads_them(here, row, ki
             load_rows(file, "train", kind)
 
 
+@pytest.mark.parametrize("row", [LABELLED, STEPS])
+@pytest.mark.parametrize("kind", ["unpaired", "stepwise", "trajectories", "prompts", "examples"])
+def test_rows_without_a_prompt_lead_to_no_dataflow_that_needs_one(here, row, kind):
+    loads = {"prompts": load_prompts, "examples": load_demonstrations}
+    load = loads.get(kind, functools.partial(load_rows, kind=kind))
+    answer = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    row = {n: answer if n == "completion" else v for n, v in row.items() if n != "prompt"}
+    with pytest.raises(InputError) as error:
+        load(jsonl(here / "a.jsonl", row), "train")
+    fix = error.value.parts[1]
+    assert "dataflow" not in fix
+    assert kind in loads or "'prompt': a text, or the messages before the answer" in fix
+
+
 @pytest.mark.parametrize(
     ("rows", "fix"),
     [
@@ -268,6 +283,22 @@ def test_the_fix_is_of_why_the_rows_were_dropped(here, rows, fix):
         encode_rows(records, tokenizer, "pairs", max_tokens=20)
     assert f"none of {len(rows)} rows is left" in str(error.value) and fix in error.value.parts[1]
     assert ("offline.max_tokens" in error.value.parts[1]) == (fix == "raise max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("overlong", "proposed"), [("drop", ["left", "right"]), ("left", ["right"])]
+)
+def test_the_fix_of_rows_that_are_too_long_is_not_the_setting_that_failed(overlong, proposed):
+    records, tokenizer = (
+        load_rows([PAIR | {"chosen": "c" * 99}] * 2, "train", "pairs"),
+        CharTokenizer("abc"),
+    )
+    with pytest.raises(InputError) as error:
+        encode_rows(records, tokenizer, "pairs", max_tokens=20, overlong=overlong)
+    fix = error.value.parts[1]
+    assert [side for side in ("left", "right") if f"overlong='{side}'" in fix] == proposed
+    items, _ = encode_rows(records, tokenizer, "pairs", max_tokens=20, overlong="right")
+    assert len(items) == 2
 
 
 def test_a_table_of_one_column_is_read(here):

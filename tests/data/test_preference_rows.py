@@ -103,6 +103,22 @@ FORMS = [
         GOOD["pairs"] | {"score_chosen": 3, "score_rejected": 3.0},
         GOOD["pairs"] | dict(margin=0.0, tie=True),
     ),
+    # Columns of other data sets.
+    (
+        "pairs",
+        GOOD["pairs"] | {"chosen_rating": 5, "rejected_rating": 5.0},
+        GOOD["pairs"] | dict(margin=0.0, tie=True),
+    ),
+    (
+        "pairs",
+        GOOD["pairs"] | {"chosen-rating": 5, "rejected-rating": 4.0, "chosen_score": None},
+        GOOD["pairs"] | dict(margin=1.0, tie=False),
+    ),
+    (
+        "pairs",
+        GOOD["pairs"] | {"rating_chosen": float("nan"), "rating_rejected": float("nan")},
+        GOOD["pairs"] | PLAIN_PAIR,
+    ),
     # A response that ended at once.
     ("pairs", GOOD["pairs"] | {"rejected": ""}, GOOD["pairs"] | dict(rejected="", **PLAIN_PAIR)),
     ("pairs", GOOD["pairs"] | {"chosen": ""}, GOOD["pairs"] | dict(chosen="", **PLAIN_PAIR)),
@@ -269,6 +285,8 @@ BAD = [
     (*bad("pairs", margin=1e39), "'margin' is not a finite number of at most 1e+15"),
     (*bad("pairs", score_chosen=1.0), "'score_rejected' is missing"),
     (*bad("pairs", score_chosen=1, score_rejected=2), "'score_chosen' is below"),
+    (*bad("pairs", chosen_reward=1, rejected_reward=2), "'chosen_reward' is below"),
+    (*bad("pairs", rejected_score=1), "'chosen_score' is missing"),
     (*bad("pairs", tie="yes"), "'tie' is not true or false"),
     (*bad("unpaired", label=None), "'label' is not true or false"),
     (*bad("unpaired", label="good"), "'label' is not true or false"),

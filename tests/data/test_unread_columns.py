@@ -359,6 +359,12 @@ PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
             dict(score_chosen=5, score_rejected=3),
             "'score_chosen', 'score_rejected'",
         ),
+        (
+            "reward_model",
+            "bradley_terry()",
+            dict(chosen_rating=5, rejected_rating=3),
+            "'chosen_rating', 'rejected_rating'",
+        ),
         ("reward_model", "bradley_terry()", dict(reference="c"), "'reference'"),
         ("preference", "dpo()", dict(margin=2.0), "'margin'"),
         ("preference", "dpo()", dict(score_chosen=5, score_rejected=3), ""),  # they say what ties
@@ -381,6 +387,36 @@ def test_a_column_of_pairs_that_the_loss_does_not_read_is_warned_of(
     found = [one for one in warned() if "loss of this run" in one]
     assert len(found) == bool(names) and all(names in one and "Fix: " in one for one in found)
     assert all("3 of 3 rows" in one for one in found if not stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_margin_that_the_loss_reads_and_rows_lack_is_an_error_or_counted(
+    tmp_path, warned, stream
+):
+    config = Config(dataflow="reward_model")
+    config.algorithm.reward_loss = "bradley_terry(margin=True)"
+
+    def load(*rows, loss="bradley_terry(margin=True)", test=()):
+        config.algorithm.reward_loss, config.data.stream = loss, stream
+        config.data.train = stored(tmp_path, [PAIR | row for row in rows], ".jsonl")
+        config.data.test = ""
+        if test:
+            (tmp_path / "test").mkdir(exist_ok=True)
+            config.data.test = stored(tmp_path / "test", [PAIR | row for row in test], ".jsonl")
+        return load_data(config, CharTokenizer("abcq"), "pairs")
+
+    tie, scored, null = {"tie": True}, {"chosen_score": 3, "rejected_score": 1}, {"margin": None}
+    with pytest.raises(InputError, match="no row has a margin: got .*without margin=True"):
+        load({}, null)
+    load({}, null, loss="bradley_terry()")
+    load(tie, {"margin": 0}, scored)
+    assert not warned()
+    load(scored, {}, tie, null)
+    (line,) = warned()
+    assert "2 of 4 rows have no margin" in line and "row 1" in line
+    if not stream:
+        with pytest.raises(InputError, match="data.test: .*no row has a margin"):
+            load(scored, scored, test=({}, {}))
 
 
 @pytest.mark.parametrize(

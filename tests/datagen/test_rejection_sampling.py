@@ -4,6 +4,7 @@ process scores against rewards whose pass rates are known, and RAFT's mean rewar
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.default_rewards import reads_reference
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_demonstrations, load_prompts
+from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen import rejection
 from rljax.datagen.rejection import (
     best_and_worst,
@@ -30,7 +33,7 @@ from rljax.datagen.rejection import (
     select,
     selection_metrics,
 )
-from rljax.datagen.trajectories import centred_scores, lines_of
+from rljax.datagen.trajectories import centred_scores, lines_of, trajectories_of
 from rljax.errors import InputError
 from rljax.policies import load_policy
 from rljax.policies.sampling import Completion
@@ -101,6 +104,29 @@ def test_of_samples_without_a_text_the_next_best_is_taken():
     selected, metrics = rejection._select(groups, RejectionOptions("run", "out.jsonl", samples=3))
     assert selected == [[1], []] and metrics["prompts_without_any"] == 0.5
     assert metrics["acceptance_rate"] == 1 / 6
+
+
+def test_samples_that_are_no_trajectories_are_counted_with_the_reason(caplog):
+    tokenizer = CharTokenizer("ab>")
+    ids = np.array(tokenizer.encode("a>"), np.int32)
+    policy, prompt = SimpleNamespace(tokenizer=tokenizer), PromptRecord("a>", ids, "", "", {}, 0)
+
+    def sample(text, reward=1.0, more=()):
+        answer = (*tokenizer.encode(text), *more, tokenizer.eos_ids[0])
+        return Completion(0, text, answer, (-0.5,) * len(answer), "stop", reward)
+
+    whole, other = sample("ab"), sample("a", more=(tokenizer.encode("b")[0],))
+    samples = [whole, other, other, sample(""), sample("b", math.nan)]
+    with caplog.at_level("WARNING", "rljax"):
+        rows, _ = trajectories_of(policy, [prompt], None, [whole], jax.random.key(0))
+        assert len(rows) == 1 and not caplog.messages
+        rows, counts = trajectories_of(policy, [prompt], None, samples, jax.random.key(0))
+        trajectories_of(policy, [prompt], None, [other], jax.random.key(0))
+    assert len(rows) == counts["kept"] == 1 and counts["encoded_otherwise"] == 2
+    some, none = caplog.messages
+    assert some.startswith("4 of 5 samples are left out of the trajectories: 2 whose text does not")
+    assert some.endswith(", 1 without a text, 1 whose reward failed")
+    assert none.startswith("1 of 1 samples are left out of the trajectories, of which there are no")
 
 
 def test_prompts_alone_are_enough_for_a_reward_that_reads_no_answer(tmp_path):

@@ -111,6 +111,29 @@ def test_a_failed_judgement_is_no_label():
         rlaif.label([comparison("raise", "b")], rlaif.text_judge("judges.careless", workers=1))
 
 
+def test_some_failed_judgements_are_counted_with_their_reasons(caplog):
+    def judge(comparisons):
+        reasons = {"x": "too long", "y": "no answer"}
+        values = [(c["first"], c["first"] + c["second"]) for c in comparisons]
+        return [
+            Score(math.nan, {}, "error", 0.0, reasons[failed[0]])
+            if (failed := [c for c in both if c in reasons])
+            else said(float(first == "a"))
+            for first, both in values
+        ]
+
+    items = [comparison("a", "b"), comparison("b", "x", "second: "), comparison("a", "x")]
+    with caplog.at_level("WARNING", "rljax"):
+        rows, counts = rlaif.label([*items, comparison("y", "b")], judge)
+        rlaif.label(items[:2], judge)
+    assert len(rows) == 1 and counts["judge/failed"] == 3
+    several, one = caplog.messages
+    assert several.startswith("3 of 4 judgements failed, and their pairs are left out: ")
+    assert "error: too long (2 of 3); error: no answer (1 of 3). " in several
+    assert several.endswith("The first is of the prompt 'second: '")
+    assert one.startswith("1 of 2 ") and "left out: error: too long. The first" in one
+
+
 def test_a_judge_that_returns_nothing_is_said():
     with pytest.raises(InputError, match="the judge returned None: a probability is from 0 to 1"):
         rlaif.label([comparison("none", "b")], rlaif.text_judge("judges.careless", workers=1))
@@ -294,6 +317,15 @@ def test_rows_without_completions_are_said_to_have_none():
     for row in ({"prompt": "p"}, {"prompt": "p", "first": "a"}):
         with pytest.raises(InputError, match="has no two completions"):
             rlaif.load_comparisons([row])
+
+
+def test_completions_that_are_messages_are_told_to_be_texts():
+    answer = [{"role": "assistant", "content": "a"}]
+    for completion in (answer, answer[0]):
+        with pytest.raises(InputError, match="a completion is not a text.*Fix: write its text"):
+            rlaif.load_comparisons([{"prompt": "p", "completions": [completion, "b"]}])
+    with pytest.raises(InputError, match="a completion is null.*Fix: remove it"):
+        rlaif.load_comparisons([{"prompt": "p", "completions": [None, "b"]}])
 
 
 TOOLS = [

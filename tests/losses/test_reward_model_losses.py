@@ -11,6 +11,7 @@ from conftest import Compiled, worked_example
 from golden_checks.common import response_batch
 from test_preference_losses import ROWS, close, float64, sample, sums, take  # noqa: F401
 
+from rljax import learn as update
 from rljax.errors import InputError
 from rljax.losses import implicit_reward as implicit_op_by_op
 from rljax.losses import policy
@@ -145,11 +146,31 @@ def test_step_classification_is_cross_entropy_at_labelled_tokens():
     batch = response_batch(mask, process_rewards=np.array([[1.0, 7.0, 1.0, -1.0]]))
     losses, metrics = reward_model.step_classification(logits, batch)
     close(losses[0, [0, 2, 3]], np.log1p(np.exp([-2.0, 2.0, -3.0])))
-    assert metrics["accuracy"][0, [0, 2, 3]].tolist() == [1.0, 0.0, 1.0]
+    right, counted = metrics["accuracy"]
+    assert right[0, [0, 2, 3]].tolist() == [1.0, 0.0, 1.0]
+    assert counted[0].tolist() == [True, False, True, True]
     pulled = gradient_of(
         lambda z: jnp.sum(jnp.where(mask > 0, reward_model.step_classification(z, batch)[0], 0.0))
     )(logits)
     assert np.isfinite(pulled).all() and not np.asarray(pulled[0, 1]).any()
+
+
+def test_step_classification_learns_a_share_as_it_is_and_a_neutral_step_as_neither():
+    """Gradients by hand: p(right) less the share of right answers, (1 + label) / 2, whose label
+    0 is a tie and counts in no accuracy."""
+    logits = jnp.array([[[0.3, 1.3], [2.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, -1.0]]])
+    labels = np.array([[0.0, 0.0, 0.0, 0.2, -0.6]])
+    batch = response_batch(np.ones((1, 5)), process_rewards=labels)
+    loss, metrics = reward_model.step_classification(logits, batch)
+    right = sigmoid(np.asarray(logits[..., 1] - logits[..., 0]))
+    share = (1 + labels) / 2
+    close(loss, -share * np.log(right) - (1 - share) * np.log(1 - right), 1e-6)
+    pulled = gradient_of(lambda z: reward_model.step_classification(z, batch)[0].sum())(logits)
+    close(pulled[..., 1], right - share, 1e-6)
+    close(pulled[..., 0], share - right, 1e-6)
+    assert not np.asarray(pulled[0, 2]).any() and pulled[0, 0, 1] > 0 > pulled[0, 1, 1]
+    _, sums = update.weighted_loss(loss, metrics, batch, batch.mask)
+    assert [float(x) for x in sums["accuracy"]] == [2.0, 2.0]
 
 
 def test_group_accuracy_counts_pairs_with_different_labels():

@@ -258,7 +258,7 @@ def test_a_saved_folder_loads_to_the_same_weights(golden, saved):
     jax.tree.map(np.testing.assert_array_equal, params, again)
 
 
-def test_transformers_reads_what_we_saved(golden, saved):
+def test_transformers_reads_what_we_saved(golden, saved, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     _, model, _, io = golden
     kind = transformers.AutoModelForSequenceClassification
@@ -281,5 +281,12 @@ def test_transformers_reads_what_we_saved(golden, saved):
     got = out.logits.float().numpy()
     if model.head == "lm":
         close(got, io["logits"], keep, atol=ATOL)
-    else:
-        np.testing.assert_allclose(got, io["logits"], atol=ATOL)
+        return
+    np.testing.assert_allclose(got, io["logits"], atol=ATOL)
+    # A process reward model is read at each token.
+    kind = transformers.AutoModelForTokenClassification
+    theirs, report = kind.from_pretrained(saved, output_loading_info=True)
+    assert not any(report[f"{name}_keys"] for name in ("missing", "unexpected", "mismatched"))
+    theirs.save_pretrained(tmp_path)
+    assert not load_config(tmp_path).head_bias
+    assert load_params(tmp_path, model).keys() == load_params(saved, model).keys()

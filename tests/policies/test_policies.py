@@ -28,6 +28,7 @@ from rljax.policies import (
     load_named_policy,
     sample_all,
     sampling,
+    warn_of_failed_rewards,
 )
 from rljax.rewards.pool.pool import Score
 from rljax.rollout import Reward
@@ -132,7 +133,7 @@ def test_every_call_has_one_shape_and_the_filling_is_dropped():
 
 
 @pytest.mark.smoke
-def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan():
+def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan(caplog):
     prompts, pool = records("ab>", "d>", "ca>"), Pool()
     prompts[2] = dataclasses.replace(prompts[2], ground_truth="a")
     reward = Reward(pool, CHARS, make_mesh())
@@ -148,6 +149,13 @@ def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan():
     ]
     assert no_answer(samples, "eval/") == {"eval/extraction_failed_fraction": 0.5}
     assert no_answer(samples[2:4]) == {}  # both failed
+    assert [s.failure for s in samples] == ["", "", "error: d", "error: d", "", ""]
+    with caplog.at_level("WARNING", "rljax"):
+        warn_of_failed_rewards(samples[:2], prompts)
+        warn_of_failed_rewards(samples, prompts)
+    (line,) = caplog.messages
+    assert line.startswith("2 of 6 rewards failed, and their samples are left out: error: d.")
+    assert line.endswith("The first is of the prompt 'd>'")
 
 
 def test_a_response_that_goes_on_is_scored_from_its_start():

@@ -105,6 +105,19 @@ def test_a_process_reward_model_learns_labelled_lines(trained):
     assert len(found["rows"]) == 200
 
 
+def test_a_run_of_step_classification_counts_no_neutral_step(tmp_path):
+    """The zero head calls every step wrong, as one of the two lines with a sign is."""
+    CHARS.save(tmp_path / "tokenizer")
+    rows = [dict(prompt="a:", completions=["aa", "#b", "#c", "ab"], labels=[1, 0, 0, -1])] * 2
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = scorer_config(tmp_path)
+    config.algorithm.reward_loss = "step_classification()"
+    config.data.test, config.steps, config.offline.examples_per_step = "", 1, 2
+    train_on_one(config)
+    line = json.loads((tmp_path / "run0" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["accuracy"] == 0.5 and line["loss"] == pytest.approx(np.log(2))
+
+
 @pytest.mark.slow
 def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     """In evaluation, from its folder, and as the start of a critic: never with the raw s."""

@@ -176,6 +176,27 @@ def test_rows_that_are_trained_on_and_held_out_are_said_with_their_share(tmp_pat
     assert "is data.train, too" in found
 
 
+def test_held_out_examples_are_found_in_packed_rows(tmp_path, folder):
+    """Other examples share the rows of the one file than of the other."""
+    files = {}
+    for name, numbers in dict(train=range(12), test=range(4, 8)).items():
+        rows = [dict(prompt=f"What is {i}?", completion="no " * (1 + i % 4)) for i in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        files[f"data.{name}"] = str(tmp_path / f"{name}.jsonl")
+    fields = dict(TINY, **files, model=str(folder), dataflow="sft", trackers=())
+    fields |= {"offline.max_tokens": 64, "offline.examples_per_step": 8}
+    found = {}
+    for packing in (False, True):
+        changes = {**fields, "offline.packing": packing}
+        setup = build(with_overrides(Config(), changes, "test"), jax.devices()[:1])
+        found[packing] = setup_warnings(setup)
+    (held_out,) = found[False]
+    assert held_out.startswith("4 of 4 held-out rows (100%) of data.test")
+    packed, few = found[True]
+    assert packed == held_out
+    assert f"the data has {len(setup.data.prompts)} packed rows that differ" in few
+
+
 def test_fewer_prompts_than_a_step_draws_are_said(tmp_path, folder):
     (found,) = warned(tmp_path, folder, [1])
     assert "batch.prompts_per_step=8: the data has 1 prompt that differ" in found

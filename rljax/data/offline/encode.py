@@ -46,6 +46,12 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 TIES = ("drop", "both_orders")
+# What cuts rows that are too long under this value of overlong: completions without room for a
+# prompt, which "left" cuts, are cut by "right" alone.
+_CUTS = {
+    "drop": ", or cut prompts with overlong='left', completions with overlong='right'",
+    "left": ", or cut the completions with overlong='right'",
+}
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def encode_rows(
             f"none of {len(records)} rows is left",
             value={name: n for name, n in counts.items() if n},
             rule=reason.rule.format(max_tokens=max_tokens, overlong=overlong),
-            fix=reason.fix,
+            fix=reason.fix.format(cut=_CUTS.get(overlong, "")),
         )
     return items, counts
 

@@ -6,12 +6,13 @@ completions are all texts or all lists of messages; `index` is the row's number.
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rljax.data.images.columns import images_of, with_images
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import (
     CONVERSATIONAL,
+    PAIR_SCORES,
     Column,
     as_written,
     completion_of,
@@ -50,6 +51,7 @@ def load_rows(
     notes: list[str] | None = None,
     test_fraction: float = 0.0,
     unlearned: Mapping[str, Sequence[str]] | None = None,
+    reads_margin: bool = False,
 ) -> list[dict]:
     """Returns checked records of one kind; raises InputError that names the file, the row and the
     column.
@@ -60,7 +62,7 @@ def load_rows(
         (a space before the first difference goes to the completions). Of a text that begins the
         other one nothing is left, the response that ends at once; of conversations in such a case
         the last common answer stays with both. margin is that column, or score_chosen -
-        score_rejected, or 0; tie is that column, or equal scores.
+        score_rejected (or columns of PAIR_SCORES), or 0; tie is that column, or equal scores.
     safety: prompt, safer, more_harmful and, of each, whether it is safe: safer_is_safe and
         more_harmful_is_safe. Records have the first as chosen, the second as rejected.
     unpaired: prompt, completion, label (whether the completion is desirable).
@@ -75,7 +77,9 @@ def load_rows(
     Of all kinds: images, where a row has some (rljax.data.images.columns).
     With a `test_fraction` both splits are sides of the training split (rljax.data.rows.split).
     `unlearned`: columns that the run's loss does not read, by what they hold ("margin",
-    "reference"); rows that have one are warned of, with the count.
+    "reference"); rows that have one are warned of, with the count. `reads_margin`: the run's loss
+    reads the margin of a pair; rows that have none are warned of, and are an error where no row has
+    one.
     """
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
@@ -88,6 +92,10 @@ def load_rows(
     if test_fraction:
         records = one_side(records, split, test_fraction, rows.source)
     rows.unread.warn(records)
+    if reads_margin:
+        indices = [record["index"] for record in records]
+        raw_rows = [rows.rows[index] for index in indices]
+        _check_margins(rows.source, raw_rows, lambda i: rows.location(indices[i]))
     if kind == "stepwise":
         _warn_of_labels(rows.source, [record["labels"] for record in records])
     return records
@@ -98,6 +106,7 @@ def load_stored_rows(
     kind: str,
     notes: list[str] | None = None,
     unlearned: Mapping[str, Sequence[str]] | None = None,
+    reads_margin: bool = False,
 ) -> Stream:
     """Returns the records of `load_rows` for the training file as a stream: they are read and
     checked as they are drawn (rljax.data.rows.stored). Raises InputError, here for the first row
@@ -106,6 +115,9 @@ def load_stored_rows(
     rows = read_stored(spec, "train", notes)
     rows.unread.unlearned = unlearned or {}
     first = _record(rows, 0, kind)
+    if reads_margin:  # by the first block of the file
+        block = rows.rows.first_block()
+        _check_margins(rows.source, block, lambda i: f"row {i} of the first {len(block):,}")
     if kind == "stepwise":  # by the first block of the file
         _warn_of_labels(rows.source, [row.get("labels") for row in rows.rows.first_block()])
 
@@ -238,7 +250,7 @@ def _pair(row: dict, read: dict, location: str) -> dict:
         for name, value in completions.items()
     }
     prompt, completions = _in_one_form(prompt, completions, location)
-    return dict(prompt=prompt, **completions, **_margin(read, location))
+    return dict(prompt=prompt, **completions, **_margin(row, read, location))
 
 
 def _refuse_unread_question(row: dict, chosen: object, location: str) -> None:
@@ -309,20 +321,55 @@ def _split_common_beginning(completions: dict, location: str) -> tuple[str | lis
     return contents[0][:n], {name: value[n:] for name, value in completions.items()}
 
 
-def _margin(read: dict, location: str) -> dict:
+def _margin(row: Mapping, read: dict, location: str) -> dict:
     """Returns {"margin", "tie"}: the amount by which the chosen completion is better, and whether
     neither is."""
-    tie, names = read.get("tie", False), ("score_chosen", "score_rejected")
-    if "margin" in read or not read.keys() & set(names):
+    tie, names = read.get("tie", False), _score_columns(row)
+    if "margin" in read or not names:
         return dict(margin=read.get("margin", 0.0), tie=tie)
-    better, worse = (number_of(read.get(name), f"{location}, column {name!r}") for name in names)
+    better, worse = (number_of(row.get(name), f"{location}, column {name!r}") for name in names)
     if better < worse:
         raise InputError(
-            f"{location}: 'score_chosen' is below 'score_rejected'",
+            f"{location}: {names[0]!r} is below {names[1]!r}",
             value=(better, worse),
-            fix="swap the completions, or remove the row",
+            fix="swap the completions, or remove the row, or both columns if they do not say which"
+            " completion is better",
         )
     return dict(margin=better - worse, tie=tie or better == worse)
+
+
+def _score_columns(row: Mapping) -> tuple[str, ...]:
+    """Returns the two columns of a pair's scores, () if the row has none."""
+    present = {name for names in PAIR_SCORES for name in names if not is_missing(row.get(name))}
+    return next((names for names in PAIR_SCORES if present & {*names}), ())
+
+
+def _check_margins(source: str, rows: Sequence[Mapping], location: Callable[[int], str]) -> None:
+    """Raises InputError if none of the rows says how much better its chosen completion is, and
+    warns of those that do not. `location` returns that of the i-th one."""
+    lacking = [
+        i
+        for i, row in enumerate(rows)
+        if is_missing(row.get("margin")) and not row.get("tie") and not _score_columns(row)
+    ]
+    if lacking and len(lacking) == len(rows):
+        raise InputError(
+            f"{source}: no row has a margin",
+            value=sorted(map(str, rows[0])),
+            rule="the loss of this run subtracts the margin of each pair",
+            fix="give each row a 'margin' of 0 or more, or scores of both completions,"
+            " 'score_chosen' and 'score_rejected'; or write algorithm.reward_loss without"
+            " margin=True",
+        )
+    if lacking:
+        LOG.warning(
+            "%s: %s of %s rows have no margin, and the loss of this run subtracts 0 from them (the"
+            " first is in %s). Fix: give each a 'margin', 0 where no completion is the better one",
+            source,
+            f"{len(lacking):,}",
+            f"{len(rows):,}",
+            location(lacking[0]),
+        )
 
 
 # -- one completion --
@@ -436,7 +483,12 @@ def _logprobs(value: object, location: str) -> list[float]:
     return logprobs
 
 
-_PROMPT = Column("prompt question", prompt_of, "give each row a 'prompt'", null_is_absent=True)
+_PROMPT = Column(
+    "prompt question",
+    prompt_of,
+    "give each row a 'prompt': a text, or the messages before the answer",
+    null_is_absent=True,
+)
 _PAIR = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _SAFE = "say of both completions whether they are safe, true or false"
 _STEPS = "give each row 'completions' and 'labels', one of each step"
@@ -451,8 +503,6 @@ _KINDS = {
         Column("reference"),
         Column("margin", _margin_of),
         Column("tie", flag_of),
-        Column("score_chosen"),
-        Column("score_rejected"),
     ),
     "safety": (
         _safety,

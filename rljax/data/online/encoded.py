@@ -43,7 +43,7 @@ from rljax.data.online.kept import (
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import PromptRecord, encode_prompt, encode_prompts
 from rljax.data.online.stream import CountedStream, Stream
-from rljax.data.rows.columns import rows_of
+from rljax.data.rows.columns import PAIR_SCORES, rows_of
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
@@ -290,7 +290,10 @@ def _stored_items(
     config: Config, tokenizer: Tokenizer, kind: str, spec: str, options: dict, notes: list[str]
 ) -> tuple[Stream, list[dict]]:
     """Returns encoded rows of a file as a stream, and the part of them that the digest covers."""
-    records = load_stored_rows(spec, kind, notes, _unlearned_columns(config, kind))
+    columns = dict(
+        unlearned=_unlearned_columns(config, kind), reads_margin=_reads_margin(config, kind)
+    )
+    records = load_stored_rows(spec, kind, notes, **columns)
     warn_unread(spec, records.first(STREAM_ITEMS), tokenizer)
 
     def encoded(index: int) -> tuple[dict | None, dict[str, int]]:
@@ -359,7 +362,8 @@ def _held_rows(config: Config, kind: str) -> list[dict]:
     for spec in specs:
         share = -(-config.evaluate.prompts // len(specs))
         with _naming_test_data(config, f"{kind}, as data.train"):
-            rows += load_rows(spec, "test", kind, None, held_out_fraction(config, spec))[:share]
+            fraction, reads_margin = held_out_fraction(config, spec), _reads_margin(config, kind)
+            rows += load_rows(spec, "test", kind, None, fraction, reads_margin=reads_margin)[:share]
     return rows
 
 
@@ -395,14 +399,24 @@ def _unlearned_columns(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
         component.function.__module__.startswith("rljax.") for component in (dataflow, loss)
     ):
         return {}
-    # The scores of a policy's pairs say which of them tie.
-    margins = ("margin", *(("score_chosen", "score_rejected") if is_reward_model else ()))
+    # Scores say which pairs tie, whatever the loss reads.
+    margins = ("margin", *(sum(PAIR_SCORES, ()) if is_reward_model else ()))
     rows = max(contracts.spec(component).rows for component in (dataflow, loss))
     columns = {"margin": margins if "scores" not in contracts.spec(loss).reads else ()}
     if not is_reward_model:  # which has no reference
         sides = ("chosen_logps", "rejected_logps")
         columns["logprobs"] = tuple(f"{of}_{side}" for of in ("ref", "reference") for side in sides)
     return columns | {"reference": () if rows == 3 else ("reference",)}
+
+
+def _reads_margin(config: Config, kind: str) -> bool:
+    """Returns whether the loss of a reward model, one of rljax, reads the margins of pairs."""
+    dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
+    if kind != "pairs" or "reward_model" not in dataflow.parameters:
+        return False
+    loss = resolve(config.algorithm.reward_loss, NAMESPACES["reward_loss"])
+    is_ours = loss.function.__module__.startswith("rljax.")
+    return is_ours and "scores" in contracts.spec(loss).reads
 
 
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
@@ -421,9 +435,10 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
             digested_records += stored_sample
             continue
         held_fraction = held_out_fraction(config, spec)
-        rows = load_rows(
-            spec, "train", kind, notes, held_fraction, _unlearned_columns(config, kind)
+        columns = dict(
+            unlearned=_unlearned_columns(config, kind), reads_margin=_reads_margin(config, kind)
         )
+        rows = load_rows(spec, "train", kind, notes, held_fraction, **columns)
         options["images"] = reader()
         items, source_counts = in_source(spec, encode_rows, rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", source_counts, offline.max_tokens))

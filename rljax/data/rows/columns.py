@@ -31,6 +31,17 @@ from rljax.data.text.messages import LEARN, check_unicode, tools_in_one_form
 from rljax.errors import InputError
 from rljax.files import parse_json
 
+# Columns with scores of the chosen and of the rejected completion of a pair: ours and those of
+# UltraFeedback, Argilla and distilabel. The first two that a row has are read.
+PAIR_SCORES = (
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("rating_chosen", "rating_rejected"),
+    ("chosen_rating", "rejected_rating"),
+    ("chosen-rating", "rejected-rating"),
+    ("reward_chosen", "reward_rejected"),
+    ("chosen_reward", "rejected_reward"),
+)
 # Every column that is read by its name, under the words that are true of it. A cell of a table of
 # texts holds a text, a response (a text too, but an empty cell is a gap and not the empty
 # response), a truth (a text that may look like JSON), a value (a number or a truth value), or else
@@ -47,7 +58,7 @@ _NAMES = {
     "truth conversational known": "answer",
     "truth known": "ground_truth",
     "value known": "label reward",
-    "value": "score score_chosen score_rejected margin tie truncated safer_is_safe"
+    "value": f"score {' '.join(sum(PAIR_SCORES, ()))} margin tie truncated safer_is_safe"
     " more_harmful_is_safe better_response_id safer_response_id is_response_0_safe"
     " is_response_1_safe enable_thinking ended",
     "conversational known": "messages",
@@ -87,7 +98,9 @@ def other_kind(row: dict, lacking: Sequence[str]) -> tuple[str, str]:
     present = {name for name, value in row.items() if value is not None}
     for names, description, kind in _KINDS:
         columns = set(names.split())
-        if columns <= present and not columns & set(lacking):
+        # Pairs may have the prompt within their completions.
+        has_prompt = kind == "pairs" or present & {"prompt", "question"}
+        if has_prompt and columns <= present and not columns & set(lacking):
             fix = f"--config.dataflow={kinds.KINDS[kind].dataflow}{_DATAFLOW_READS}"
             return f"the row is {description}", fix
     return "", ""

@@ -64,6 +64,8 @@ def understood(row: dict) -> str:
         kind, text = f"preference{implicit}", row["chosen"]
     elif {"completions", "labels"} <= columns:
         kind, text = "stepwise supervision", row.get("prompt")
+    elif "reward" in columns and isinstance(row.get("steps"), (list, tuple)):
+        kind, text = "trajectories of steps", row.get("prompt")
     elif row.get("messages") is not None:
         kind, text = "language modeling", row["messages"]
     elif "prompt" in columns and (completion := {"completion", "response"} & columns):
@@ -102,7 +104,7 @@ def form_of(row: dict) -> Form | None:
         return _ORCA
     if isinstance(row.get("input"), str) and isinstance(row.get("value"), (list, tuple)):
         return _MATH_SHEPHERD
-    if _step_signs(row.get("input"), row.get("label")):
+    if _is_marked_math_shepherd(row.get("input"), row.get("label")):
         return _MARKED_MATH_SHEPHERD
     if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
         return _PKU
@@ -254,6 +256,7 @@ def _orca(row: dict, location: str) -> dict:
 
 
 _STEP_END = "ки"  # Math-Shepherd's token behind each step
+_FIRST_STEP = "Step 1:"
 _SIGNS = {"+": True, "-": False}
 
 
@@ -270,7 +273,7 @@ def _math_shepherd(row: dict, location: str) -> dict:
             rule=f"behind each step stands {_STEP_END!r}, and 'value' has '+' or '-' for each",
             fix="correct the row, or write 'prompt', 'completions' and 'labels'",
         )
-    prompt, mark, first = steps[0].partition("Step 1:")
+    prompt, mark, first = steps[0].partition(_FIRST_STEP)
     others = {n: v for n, v in row.items() if n not in ("input", "value", "label")}
     return {
         **others,
@@ -293,6 +296,16 @@ def _step_signs(text: object, label: object) -> str:
             return ""
         signs, position = signs + sign, position + len(step) + 1
     return signs if label[position:].strip() == remainder.strip() else ""
+
+
+def _is_marked_math_shepherd(text: object, label: object) -> bool:
+    """Returns whether `label` repeats the question and the first step of a text with marks; its
+    signs may be wrong or missing."""
+    if not isinstance(text, str) or not isinstance(label, str):
+        return False
+    first_step, mark, _ = text.partition(_STEP_END)
+    repeats = bool(mark) and _FIRST_STEP in first_step and label.startswith(first_step.rstrip())
+    return repeats or bool(_step_signs(text, label))
 
 
 def _marked_math_shepherd(row: dict, location: str) -> dict:

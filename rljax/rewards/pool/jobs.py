@@ -3,9 +3,13 @@
 Plain records that two threads share.
 """
 
+import collections
 import math
 import queue
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+_REASONS, _SHOWN = 3, 300  # reasons of failures in a line, characters of one
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,23 @@ class Score:
     message: str = ""
     ended_s: float = field(default=math.nan, compare=False)
     over_limit: bool = False
+
+    @property
+    def failure(self) -> str:
+        """Returns the status and its message; "" of a score that did not fail."""
+        return "" if self.status == "ok" else f"{self.status}: {self.message}"
+
+
+def counted_failures(failures: Sequence[str]) -> str:
+    """Returns the most frequent of these texts with their counts, such as "error: no answer (2 of
+    3); timeout: 60 s (1 of 3)"; the text alone where all are equal."""
+    counts = collections.Counter(failures)
+    texts = []
+    for text, count in counts.most_common(_REASONS):
+        share = f" ({count:,} of {len(failures):,})" if len(counts) > 1 else ""
+        texts.append(f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}{share}")
+    others = len(counts) - len(texts)
+    return "; ".join([*texts, *([f"and other reasons: {others:,}"] if others else [])])
 
 
 class Job:

@@ -52,7 +52,8 @@ def prm(case, dtype):
     if not mask.any():  # no label is left: TRL's loss is NaN, ours 0
         why = "NaN: the mean over no labels, which is 0 here"
         return {"omitted": out["omitted"] | {"output/loss": why, "output/accuracy": why}}
-    values = np.array([[label or 0.0 for label in labels]])
+    # Its labels are 1 and 0: a wrong step is -1 here.
+    values = np.array([[2 * label - 1 if label is not None else 0.0 for label in labels]])
     batch = response_batch(mask, dtype, process_rewards=values)
     loss, gradient, metrics = reduced(
         reward_model.step_classification,
