@@ -230,14 +230,16 @@ def check_options(options: Options, config_file: str = "") -> None:
         shown[name] = name.upper() if spec.positional else f"--{spec.flag}"
         value = getattr(options, name)
         problems.append((name, value, spec.problem(value, _MOST)))
-    problems += _overwritten(options, config_file)
-    problems += options.conflicts()
-    problems = [problem for problem in problems if problem[-1]]
+    paths = [problem for problem in _overwritten(options, config_file) if problem[-1]]
+    problems = [problem for problem in [*problems, *options.conflicts()] if problem[-1]] + paths
     problems.sort(key=lambda problem: list(shown).index(problem[0]))
     lines = [f"  {shown[name]}={value}: {rule}" for name, value, rule in problems]
     if lines:
         text = "\n".join(["these flags cannot be used:", *lines])
-        raise InputError(text, fix="--help lists the flags")
+        another = " and ".join(shown[name] for name, _, _ in paths)
+        of_paths_alone = len(problems) == len(paths)
+        fix = f"give another path for {another}" if of_paths_alone else "--help lists the flags"
+        raise InputError(text, fix=fix)
 
 
 def _overwritten(options: Options, config_file: str) -> Iterable[tuple[str, object, str]]:

@@ -104,7 +104,8 @@ def test_what_is_written_is_neither_read_nor_a_device(tmp_path, monkeypatch):
         ("rows.jsonl", "/dev/full", "is not a file"),
         ("rows.jsonl", "file/x/pairs.jsonl", f"{tmp_path}/file is a file, not a folder"),
     ):
-        assert rule in problem("label preferences", data=data, out=out, **label), (data, out)
+        told = problem("label preferences", data=data, out=out, **label)
+        assert rule in told and told.endswith("Fix: give another path for --out"), (data, out)
     assert problem("label preferences", data="rows.jsonl", out="new/pairs.jsonl", **label) == ""
     two = dict(checkpoint="rows", out="a.jsonl", pairs="./a.jsonl")
     assert "--out is written there, too" in problem("sample", **two)
