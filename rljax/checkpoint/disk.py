@@ -54,15 +54,21 @@ class DiskFolder:
         """Makes the folder and removes saves that were killed half-way. Raises InputError for a
         file with the name of a checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.in_the_way():
+            raise InputError(
+                f"{path} is no folder",
+                rule="a run writes the folder of its checkpoint under that name",
+                fix="move it away",
+            )
         for path in self.folder.iterdir():
-            if STEP.fullmatch(path.name) and not path.is_dir():
-                raise InputError(
-                    f"{path} is no folder",
-                    rule="a run writes the folder of its checkpoint under that name",
-                    fix="move it away",
-                )
             if STEP.fullmatch(path.name.removeprefix(".")) and path.name.startswith("."):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def in_the_way(self) -> list[Path]:
+        """Returns what has the name of a checkpoint and is no folder."""
+        return sorted(
+            p for p in self.folder.iterdir() if STEP.fullmatch(p.name) and not p.is_dir()
+        )
 
     def steps(self) -> list[int]:
         """Returns the steps that have a folder, oldest first, complete or not."""
