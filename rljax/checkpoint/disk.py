@@ -66,9 +66,7 @@ class DiskFolder:
 
     def in_the_way(self) -> list[Path]:
         """Returns what has the name of a checkpoint and is no folder."""
-        return sorted(
-            p for p in self.folder.iterdir() if STEP.fullmatch(p.name) and not p.is_dir()
-        )
+        return sorted(p for p in self.folder.iterdir() if STEP.fullmatch(p.name) and not p.is_dir())
 
     def steps(self) -> list[int]:
         """Returns the steps that have a folder, oldest first, complete or not."""
