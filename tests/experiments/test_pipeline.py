@@ -453,7 +453,8 @@ def test_a_stage_without_its_record_is_refused_before_another_one_runs(text, tmp
     file.unlink() if text is None else file.write_text(text)
     error = refusal(stages)
     says = "has checkpoints, and no stage.json" if text is None else "is no record of a stage"
-    assert f"{says}" in error and f"Fix: restore it, or --redo={stages[2].name}" in error
+    assert says in error and f"Fix: restore it, or --redo={stages[2].name}" in error
+    assert not stages[0].folder.exists()
 
 
 @pytest.mark.slow
