@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -34,6 +35,9 @@ MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
 # host that stands still or is gone is the matter of rljax.hosts.watchdog.
 _SAVE_TIMEOUT_S = 100 * 365 * 86_400
 _PROCESS = re.compile(r"ocdbt\.process_(\d+)")  # the folder in which orbax writes for one host
+# What the libraries that write the arrays read in a path: orbax globs it, TensorStore turns \ into
+# /, and orbax gs:/ into gs://.
+_MISREAD = re.compile(r"[][*?\\]|gs:")
 
 
 class DiskFolder:
@@ -50,15 +54,19 @@ class DiskFolder:
         """Makes the folder and removes saves that were killed half-way. Raises InputError for a
         file with the name of a checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.in_the_way():
+            raise InputError(
+                f"{path} is no folder",
+                rule="a run writes the folder of its checkpoint under that name",
+                fix="move it away",
+            )
         for path in self.folder.iterdir():
-            if STEP.fullmatch(path.name) and not path.is_dir():
-                raise InputError(
-                    f"{path} is no folder",
-                    rule="a run writes the folder of its checkpoint under that name",
-                    fix="move it away",
-                )
             if STEP.fullmatch(path.name.removeprefix(".")) and path.name.startswith("."):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def in_the_way(self) -> list[Path]:
+        """Returns what has the name of a checkpoint and is no folder."""
+        return sorted(p for p in self.folder.iterdir() if STEP.fullmatch(p.name) and not p.is_dir())
 
     def steps(self) -> list[int]:
         """Returns the steps that have a folder, oldest first, complete or not."""
@@ -105,7 +113,8 @@ class DiskFolder:
             checkpointer = muted.enter_context(
                 ocp.StandardCheckpointer(async_options=async_options)
             )
-            checkpointer.save((self._hidden(step) / ARRAYS).absolute(), known_to_all(arrays))
+            folder = muted.enter_context(_plainly_named(self._hidden(step)))
+            checkpointer.save(folder / ARRAYS, known_to_all(arrays))
         except BaseException:
             muted.__exit__(*sys.exc_info())
             raise
@@ -171,8 +180,12 @@ class DiskFolder:
         `fits(why)` if they cannot be read as these."""
         abstract = jax.tree.map(_as_written, like)
         try:
-            with _muted(), ocp.StandardCheckpointer() as checkpointer:
-                arrays = checkpointer.restore(self.at(step, ARRAYS).absolute(), abstract)
+            with (
+                _muted(),
+                ocp.StandardCheckpointer() as checkpointer,
+                _plainly_named(self.at(step)) as folder,
+            ):
+                arrays = checkpointer.restore(folder / ARRAYS, abstract)
             return jax.tree.map(_as_held, arrays, like)
         except Exception as error:  # whatever the libraries that read it make of it
             raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
@@ -183,10 +196,29 @@ class DiskFolder:
         restore_args = ocp.checkpoint_utils.construct_restore_args(like)
         options = ocp.args.PyTreeRestore(item=like, restore_args=restore_args, partial_restore=True)
         try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                return checkpointer.restore(self.at(step, ARRAYS).absolute(), options)
+            with (
+                ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+                _plainly_named(self.at(step)) as folder,
+            ):
+                return checkpointer.restore(folder / ARRAYS, options)
         except (ValueError, KeyError, TypeError) as error:
             raise fits(f"{type(error).__name__}: {str(error)[:500]}") from error
+
+
+@contextlib.contextmanager
+def _plainly_named(folder: Path) -> Iterator[Path]:
+    """Yields an absolute path of a folder that orbax and TensorStore take as it is: a link to it,
+    where its own path has characters that they read as something else."""
+    folder = folder.absolute()
+    if not _MISREAD.search(str(folder)):
+        yield folder
+        return
+    temporary = tempfile.gettempdir()
+    parent = "/tmp" if _MISREAD.search(temporary) else temporary
+    with tempfile.TemporaryDirectory(prefix="rljax-", dir=parent) as scratch:
+        link = Path(scratch, "folder")
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
 
 
 def _as_written(x):

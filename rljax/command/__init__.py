@@ -5,9 +5,21 @@ runs it.
 """
 
 import os
+import signal
 import sys
+import threading
+
+from rljax.tracking.signals import quit_now
 
 _DISTRIBUTIONS = {"absl": "absl-py", "yaml": "pyyaml"}  # of packages, by what is imported
+
+# What is imported here takes a moment, in which a Ctrl-C ends a command as it does later.
+_ANSWERS_CTRL_C = (
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    and threading.current_thread() is threading.main_thread()
+)
+if _ANSWERS_CTRL_C:
+    signal.signal(signal.SIGINT, quit_now)
 
 try:
     from rljax.command.commands import COMMANDS, main, run
@@ -36,5 +48,8 @@ except (ImportError, AttributeError) as _error:
     _MODULES = ", ".join(repr(os.path.basename(file)[:-3]) for file in _FILES)
     sys.stderr.write(f"error: {', '.join(_FILES)} hides Python's own {_MODULES}. Fix: rename it\n")
     sys.exit(2)
+
+if _ANSWERS_CTRL_C:  # whoever imports the package without running a command has a handler already
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["COMMANDS", "main", "run"]

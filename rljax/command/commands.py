@@ -18,11 +18,12 @@ from rljax.config import service_options as services
 from rljax.config.declare import Options
 from rljax.errors import InputError
 from rljax.suggest import near_names
-from rljax.tracking.screen import printable_streams
+from rljax.tracking.screen import open_closed_streams, printable_streams
 from rljax.tracking.signals import quit_now
 
 _local = functools.partial(Command, one_host=True)
 _light = functools.partial(Command, jax=False)
+_shown = functools.partial(Command, jax=False, only_prints=True)
 _COMMANDS = (
     Command(
         "demo",
@@ -31,16 +32,16 @@ _COMMANDS = (
         "quickstart:demo",
     ),
     Command("train", "run a config: rljax train quickstart", runs.TrainOptions, "needed"),
-    _light("configs", "list the configs that ship", Options),
-    _light(
+    _shown("configs", "list the configs that ship", Options),
+    _shown(
         "config show",
         "the resolved config, as a table, YAML or JSON",
         runs.ShowOptions,
         "needed",
         prints_config=True,
     ),
-    _light("config diff", "the fields in which two configs or runs differ", runs.DiffOptions),
-    _light(
+    _shown("config diff", "the fields in which two configs or runs differ", runs.DiffOptions),
+    _shown(
         "doctor",
         "what is wrong with this machine or a run folder, and how to mend it",
         runs.DoctorOptions,
@@ -52,6 +53,7 @@ _COMMANDS = (
         "needed",
         module="inspect_data",
         data_with="model",
+        only_prints=True,
     ),
     _local(
         "play",
@@ -69,7 +71,7 @@ _COMMANDS = (
         "evaluate", "accuracy, pass@k and majority@k of a run or model", policies.EvaluateOptions
     ),
     _light("report", "write the report of a run anew, or compare several", runs.ReportOptions),
-    _light(
+    _shown(
         "watch",
         "curves and completions of runs in the terminal, while they go on",
         runs.WatchOptions,
@@ -104,6 +106,7 @@ _COMMANDS = (
         "needed",
         module="inspect_data",
         data_with="model",
+        only_prints=True,
     ),
     _local(
         "sample",
@@ -122,7 +125,7 @@ _COMMANDS = (
         "optional",
         module="compare_offline",
     ),
-    _light("completion", "completion of these words by bash, zsh or fish", runs.CompletionOptions),
+    _shown("completion", "completion of these words by bash, zsh or fish", runs.CompletionOptions),
     _light(
         "scaling",
         "fit curves of performance over compute",
@@ -136,6 +139,7 @@ COMMANDS = {command.name: command for command in _COMMANDS}
 @printable_streams()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `rljax COMMAND ...` and ends the process with the command's exit code."""
+    open_closed_streams()
     is_last = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["--version"]:
@@ -162,6 +166,7 @@ def run(
     """Runs a command and ends the process with its exit code. A Ctrl-C ends it, too, without a
     traceback, at any moment at which the command does not answer it itself. `last`: nothing else
     runs in this process afterwards, as when the arguments are those of the process."""
+    open_closed_streams()
     last = last or arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

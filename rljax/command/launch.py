@@ -2,6 +2,7 @@
 with exit code 2. It imports no model code, so that --help and a misspelt flag answer at once."""
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -34,6 +35,7 @@ from rljax.doctor.before_jax import no_device, refuse_what_ends_jax
 from rljax.doctor.packages import hidden_libraries
 from rljax.errors import InputError
 from rljax.runs.folder import is_full_disk
+from rljax.tracking.screen import streams_without_readers
 
 _FLAG_ERROR = "these flags cannot be used"
 _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
@@ -43,7 +45,8 @@ _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 class Command:
     """A command: its name, a line about it, its options, whether it takes a config ("", "optional",
     "needed", or the default one), its module in this folder ("": the one of its name), whether one
-    host alone can run it, and whether it only prints the config, so that nothing it names runs."""
+    host alone can run it, whether it only prints the config, so that nothing it names runs, and
+    whether it is done when nobody reads its output any more, as it makes nothing else."""
 
     name: str
     about: str
@@ -52,6 +55,7 @@ class Command:
     module: str = ""
     one_host: bool = False
     prints_config: bool = False
+    only_prints: bool = False
     jax: bool = True  # whether it needs JAX, whose installation and variables are checked first
     data_with: str = ""  # the option with which the argument is data, and no config
 
@@ -134,7 +138,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             compiles.use_cache(options.compilation_cache)
         absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
         main = importlib.import_module(f"rljax.command.{command.file()}").main
-        return (main(options, source) if command.config else main(options)) or 0
+        with contextlib.nullcontext() if command.only_prints else streams_without_readers():
+            return (main(options, source) if command.config else main(options)) or 0
     except InputError as error:
         return complain(error)
     except OSError as error:

@@ -54,7 +54,12 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
 
 def _checkpoints(folder: Path, config) -> Iterator[Finding]:
     from rljax.checkpoint.checkpoint import Checkpoints, check_fingerprints
+    from rljax.checkpoint.disk import DiskFolder
     from rljax.config import fingerprints
+
+    for path in DiskFolder(folder).in_the_way():
+        problem = f"{path} is no folder, and has the name of one of a checkpoint"
+        yield broken("checkpoint_in_the_way", problem, "move it away")
 
     unfinished = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
     if unfinished and not is_locked(folder.parent):

@@ -8,6 +8,7 @@ import numpy as np
 from rljax.config.declare import check_options
 from rljax.config.run_options import ScalingOptions
 from rljax.errors import InputError
+from rljax.report.head import check_is_run
 from rljax.report.run_folder import RecordedRun, read_run
 from rljax.runs.mirror import local_copy
 from rljax.runs.store import is_folder
@@ -102,9 +103,13 @@ def fit_runs(options: ScalingOptions) -> dict[str, dict[str, float]]:
         if not is_folder(folder):
             raise InputError("no such run folder", value=folder, fix="name a folder of a run")
         with local_copy(folder) as path:
+            check_is_run(path, folder)
             run = read_run(path)
         x, y = points(run, options.metric, options.compute)
         if not x.size:
+            if not run.rows:
+                rule, fix = "its metrics.jsonl has no rows", "name a run that has taken steps"
+                raise InputError(f"{folder} has no steps to fit", rule=rule, fix=fix)
             raise InputError(
                 f"{folder}/metrics.jsonl has no points of {options.metric} over {options.compute}",
                 fix=f"--metric and --compute name two of {', '.join(run.keys())[:300]}",

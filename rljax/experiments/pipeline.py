@@ -48,14 +48,24 @@ _OF_THE_CLOCK = (
 def record_of(stage: Stage) -> dict:
     """Returns the stage.json of a stage; {} if there is none. Raises InputError for one that is no
     record of a stage."""
-    path = stage.folder / RECORD
-    record = read_json_object(path) if path.exists() else {}
+    path, fix = stage.folder / RECORD, f"restore it, or --redo={stage.name}"
+    problem = f"{path} is no record of a stage"
+    try:
+        record = read_json_object(path) if path.exists() else {}
+    except InputError as error:
+        raise InputError(problem, rule=str(error).partition(". Fix:")[0], fix=fix) from None
     missing = {"command", "status"} - record.keys()
-    if record and missing:
-        problem = f"{path} is no record of a stage"
-        fix = f"restore it, or --redo={stage.name}"
+    if path.exists() and missing:
         raise InputError(problem, value=f"without {', '.join(sorted(missing))}", fix=fix)
+    if not record and _has_checkpoints(stage):
+        rule = "it says with which settings they were made"
+        raise InputError(f"{stage.folder} has checkpoints, and no {RECORD}", rule=rule, fix=fix)
     return record
+
+
+def _has_checkpoints(stage: Stage) -> bool:
+    """Returns whether a run of the stage has saved."""
+    return any((stage.folder / "checkpoints").glob("[0-9]*"))
 
 
 def run_stages(
@@ -63,8 +73,8 @@ def run_stages(
 ) -> Iterator[tuple[Stage, dict, bool]]:
     """Runs every stage in order; yields (stage, its record, whether it was finished before).
 
-    Raises InputError if the folder of a stage holds one with other settings or inputs, and Stopped
-    if a signal has stopped a run, which has saved.
+    Raises InputError if the folder of a stage holds one with other settings or inputs, of the
+    settings before anything runs, and Stopped if a signal has stopped a run, which has saved.
     """
     home, names = stages[0].home, [stage.name for stage in stages]
     if unknown := [name for name in redo if name not in names]:
@@ -75,8 +85,11 @@ def run_stages(
             raise InputError(str(folder), rule="a folder is made there", fix="another --out")
     make_folder(home)
     with locked(home):
-        for stage in _to_redo(stages, redo):
-            if (stage.folder / RECORD).exists():
+        stages_to_redo = _to_redo(stages, redo)
+        _check_all([stage for stage in stages if stage not in stages_to_redo])
+        for stage in stages_to_redo:
+            files = (stage.folder / name for name in (RECORD, *stage.outputs()))
+            if _has_checkpoints(stage) or any(file.exists() for file in files):
                 shutil.rmtree(stage.folder)
         for stage in stages:
             record, was_finished = _run(stage)
@@ -93,12 +106,34 @@ def _to_redo(stages: Sequence[Stage], redo: Sequence[str]) -> list[Stage]:
     return [stage for stage in stages if stage.name in names]
 
 
+def _check_all(stages: Sequence[Stage]) -> None:
+    """Raises InputError that lists all stages whose folder cannot be gone on with, as far as their
+    settings say: their inputs may be made anew before it is their turn."""
+    errors = {}
+    for stage in stages:
+        try:
+            record = record_of(stage)
+            if record.get("status") == "finished" or _has_checkpoints(stage):
+                _refuse_changes(stage, _changed(record, stage, record.get("inputs", {})))
+        except InputError as error:
+            errors[stage.name] = error
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    if errors:
+        lines = (f"{error.parts[0]}" for error in errors.values())
+        raise InputError(
+            "the pipeline cannot go on:\n" + "\n".join(lines),
+            fix=f"restore what they were made with; --redo={','.join(errors)}, which removes these "
+            "folders and those of the stages that read them; or another --out",
+        )
+
+
 def _run(stage: Stage) -> tuple[dict, bool]:
     """Runs a stage unless it is finished; returns (its record, whether it was finished)."""
     local_stage = stage.in_folder(stage.home)
     inputs, previous = _inputs(local_stage), record_of(stage)
     finished = previous.get("status") == "finished"
-    if finished or any((stage.folder / "checkpoints").glob("[0-9]*")):  # of a run that was stopped
+    if finished or _has_checkpoints(stage):  # of a run that was stopped
         changed = _changed(previous, stage, inputs)
         _refuse_changes(stage, changed)
         if finished and not changed:

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import safetensors
+
 from rljax import hub
 from rljax.errors import InputError
 from rljax.files import make_folder, read_json_object, write_json, write_text
@@ -28,6 +30,7 @@ LOG = logging.getLogger("rljax")
 PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
 _PUBLISHED = (".safetensors", ".json", ".jinja")
 _CONFIG = "training_config.json"
+_INDEX = "model.safetensors.index.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,7 @@ def publish(
     with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
         run = read_run(folder)
         part = _part(run, part)
+        _require_whole(folder / part, part)
         base_name = base_of(run, base)
         _copy(folder / part, stage, part, base_name)
         card = model_card(
@@ -142,6 +146,44 @@ def _part(run: RecordedRun, part: str) -> str:
         fix = "name the folder that --config.run_dir gave a run; any other folder goes to the hub "
         fix += "by the hub's own command, `hf upload OWNER/NAME FOLDER`"
     raise InputError(what, fix=fix)
+
+
+def _require_whole(folder: Path, part: str) -> None:
+    """Raises InputError for an exported folder that nobody could load: without its config or
+    weights, or with a file that is cut short."""
+    fix = f"copy {folder.name}/ again from where it is whole"
+    config = "adapter_config.json" if part == "adapter" else "config.json"
+    weights = "adapter_model.safetensors" if part == "adapter" else "model.safetensors"
+    tensors: dict[str, set[str]] = {weights: set()}  # of each file, those that it has to have
+    if part != "adapter" and (folder / _INDEX).is_file():
+        listed = _exported_json(folder / _INDEX, fix).get("weight_map")
+        tensors = {}
+        for tensor, file in listed.items() if isinstance(listed, dict) else ():
+            tensors.setdefault(str(file), set()).add(tensor)
+        if not tensors:
+            raise InputError(f"{folder / _INDEX} names no tensor", rule="weight_map does", fix=fix)
+    for name in (config, *tensors):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} has no {name}", rule="nobody could load it", fix=fix)
+    _exported_json(folder / config, fix)
+    for name, needed in tensors.items():
+        try:
+            with safetensors.safe_open(folder / name, "np") as file:
+                missing = sorted(needed - set(file.keys()))
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            problem = f"{folder / name} is cut short, or is no safetensors file"
+            raise InputError(problem, rule=str(error), fix=fix) from None
+        if missing:
+            problem = f"{folder / name} lacks tensor {missing[0]}"
+            raise InputError(problem, rule=f"{_INDEX} names it", fix=fix)
+
+
+def _exported_json(path: Path, fix: str) -> dict:
+    try:
+        return read_json_object(path)
+    except InputError as error:
+        rule = str(error).partition(". Fix:")[0]
+        raise InputError(f"{path} cannot be read", rule=rule, fix=fix) from None
 
 
 def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> None:

@@ -49,6 +49,7 @@ from rljax.setup.default_batch import with_default_batch
 from rljax.tracking import compiles
 from rljax.tracking.meanings import Meanings
 from rljax.tracking.notebook import make_console
+from rljax.tracking.screen import streams_without_readers
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import collect
 from rljax.tracking.trackers import Silent, Tracking, open_tracking
@@ -443,6 +444,7 @@ def programs(setup: Setup) -> list[tuple[str, str]]:
     return [*learning[:-1], *([("rollout", "generate")] if samples else []), learning[-1]]
 
 
+@streams_without_readers()
 def train(
     config: Config,
     *,

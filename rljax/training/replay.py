@@ -14,8 +14,10 @@ from rljax.files import read_json_object
 from rljax.keys import root_key, stream
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import fewest_microbatches
+from rljax.report.head import check_is_run
 from rljax.report.starts import run_date
 from rljax.runs.mirror import local_copy
+from rljax.runs.store import require_run_folder
 from rljax.training import bad_batch
 from rljax.training.nonfinite import INF, NAN, Origin, trace
 from rljax.training.progress import Progress
@@ -54,7 +56,9 @@ def replay(
     Raises InputError for a step whose batch was not kept. A run folder is data: if its config names
     functions outside of rljax it is refused, unless trust_code says that they may run.
     """
+    require_run_folder(run_dir)
     with local_copy(run_dir, inside=(bad_batch.FOLDER,)) as folder:
+        check_is_run(folder, run_dir)
         return _replay(folder, str(run_dir), step, trust_code, devices)
 
 

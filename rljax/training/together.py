@@ -25,6 +25,7 @@ from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import RUNS
 from rljax.runs.units import human_bytes
 from rljax.tracking import compiles
+from rljax.tracking.screen import streams_without_readers
 from rljax.tracking.signals import Signals
 from rljax.training.loop import Beside, Training, trained
 from rljax.training.program_steps import ProgramSteps, StepProgram, take_steps
@@ -70,6 +71,7 @@ def check_together(configs: Sequence[Config]) -> None:
         )
 
 
+@streams_without_readers()
 def train_together(
     configs: Sequence[Config],
     *,

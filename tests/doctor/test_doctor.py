@@ -421,7 +421,12 @@ def without_a_config(run):
     (run / "config.json").unlink()
 
 
+def file_in_place_of_a_checkpoint(run):
+    (run / "checkpoints" / "00000009").touch()
+
+
 RUNS = {
+    "checkpoint_in_the_way": file_in_place_of_a_checkpoint,
     "run_folder_without_run": without_a_config,
     "checkpoint_torn": torn,
     "checkpoint_half_written": half_written,

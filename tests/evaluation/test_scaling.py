@@ -65,6 +65,12 @@ def test_a_run_without_the_metric_is_refused(tmp_path):
         fit_runs(ScalingOptions((folder,), metric="eval/loss"))
     with pytest.raises(InputError, match="no such run folder"):
         fit_runs(ScalingOptions((str(tmp_path / "none"),)))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no run has begun in this folder"):
+        fit_runs(ScalingOptions((str(tmp_path / "empty"),)))
+    (tmp_path / "empty/config.json").write_text("{}")
+    with pytest.raises(InputError, match="has no steps to fit.*name a run that has taken steps"):
+        fit_runs(ScalingOptions((str(tmp_path / "empty"),)))
 
 
 def test_the_launcher(tmp_path):

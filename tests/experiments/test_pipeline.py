@@ -418,6 +418,56 @@ def test_what_has_changed_is_refused_by_name(short, tmp_path):
     assert "policy is gone" in refused()
 
 
+def write_records(stages) -> None:
+    for stage in stages:
+        record = {"stage": stage.name, "command": stage.command, "status": "finished"}
+        stage.folder.mkdir(parents=True)
+        text = json.dumps(record | {"compared": stage.compared(), "inputs": {}})
+        (stage.folder / "stage.json").write_text(text)
+
+
+def refusal(stages, **options) -> str:
+    """The error before anything has run."""
+    with pytest.raises(InputError) as error:
+        next(run_stages(stages, "x.py", **options))
+    return str(error.value)
+
+
+def test_stages_that_have_changed_are_refused_before_another_one_runs(tmp_path):
+    sft, pairs, best = short_chain()
+    write_records(stages_in(tmp_path, [sft, pairs, best])[1:])
+    changed = [sft, {**pairs, "samples": 5}, {**best, "actor_optimizer.lr": 1e-4}]
+    text = refusal(stages_in(tmp_path, changed))
+    assert "['samples']" in text and "['actor_optimizer.lr']" in text
+    assert f"--redo=pairs,{best['stage']}, which" in text and not (tmp_path / "sft").exists()
+    text = refusal(stages_in(tmp_path, [*changed[:2], best]))
+    assert "--redo=pairs, which" in text and "cannot go on:" not in text
+
+
+@pytest.mark.parametrize("text", ["", '{"stage"', "[]", "{}", None])
+def test_a_stage_without_its_record_is_refused_before_another_one_runs(text, tmp_path):
+    stages = stages_in(tmp_path, short_chain())
+    write_records(stages[2:])
+    (stages[2].folder / "checkpoints/00000002").mkdir(parents=True)
+    file = stages[2].folder / "stage.json"
+    file.unlink() if text is None else file.write_text(text)
+    error = refusal(stages)
+    says = "has checkpoints, and no stage.json" if text is None else "is no record of a stage"
+    assert says in error and f"Fix: restore it, or --redo={stages[2].name}" in error
+    assert not stages[0].folder.exists()
+
+
+@pytest.mark.slow
+def test_a_stage_without_its_record_is_made_again(short, tmp_path):
+    home = shutil.copytree(short, tmp_path / "p")
+    (home / "sft/stage.json").unlink()
+    (home / "sft/left").touch()
+    done = run_stages(stages_in(home, short_chain()[:1]), "x.py", redo=("sft",))
+    assert [(s.name, old) for s, _, old in done] == [("sft", False)]
+    assert records(home)["sft"]["outputs"] == records(short)["sft"]["outputs"]
+    assert not (home / "sft/left").exists()
+
+
 @pytest.mark.slow
 def test_a_stage_is_made_again_with_all_that_reads_it(whole, tmp_path):
     """The same bytes come out; what does not read it is kept."""

@@ -122,9 +122,10 @@ def test_damage_that_one_host_reads_sends_all_to_the_step_before(saved, tmp_path
         assert Path(file).name in host.get("damage", file.name)
 
 
-@pytest.mark.parametrize("kind", ["disk", "store"])
+@pytest.mark.parametrize("kind", ["disk", "disk, a name that is globbed", "store"])
 def test_saves_of_two_objects_in_one_process_are_whole(kind, tmp_path):
-    folder = str(tmp_path / "run") if kind == "disk" else "brittle://run"
+    name = "[run]" if "globbed" in kind else "run"
+    folder = "brittle://run" if kind == "store" else str(tmp_path / name)
     for host in run(2, 2, "twice", folder, tmp_path):
         assert host["a"] == [3, True] and host["b"] == [2, True], host
         assert len(host["left"]) <= 4, host  # not one key for each save and host

@@ -113,6 +113,43 @@ def run(tmp_path):
     return write_run(tmp_path / "run")
 
 
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_text("{}")
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, halve])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("policy", "config.json"),
+        ("policy", "model.safetensors.index.json"),
+        ("policy", "model-00002-of-00002.safetensors"),
+        ("adapter", "adapter_config.json"),
+        ("adapter", "adapter_model.safetensors"),
+    ],
+)
+def test_a_folder_that_nobody_could_load_is_not_pushed(run, tmp_path, harm, part, name):
+    require_refused(run, tmp_path, harm, part, name)
+
+
+def test_an_index_of_nothing_is_not_pushed(run, tmp_path):
+    require_refused(run, tmp_path, empty, "policy", "model.safetensors.index.json")
+
+
+def require_refused(run, tmp_path, harm, part, name):
+    harm(run / part / name)
+    with pytest.raises(InputError) as error:
+        publish(str(run), "me/out", part=part, out=str(tmp_path / "out"))
+    # Without the index the weights are one file.
+    named = "model.safetensors" if harm is Path.unlink and name.endswith("index.json") else name
+    assert named in str(error.value) and f"copy {part}/ again" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_card_says_what_was_measured_and_how(server, run, tmp_path):
     result = {
         "checkpoint": str(run),

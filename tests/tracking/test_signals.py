@@ -132,6 +132,31 @@ def test_in_a_library_a_second_ctrl_c_is_a_keyboard_interrupt_and_handlers_come_
             signal.signal(number, handler)
 
 
+# Sends Ctrl-C when the import of the first library begins.
+EARLY = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "absl":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("rljax", run_name="__main__")
+"""
+IMPORTS = "import signal, rljax.command; print(signal.getsignal(signal.SIGINT).__name__)"
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "out", "err"),
+    [(EARLY, 130, "", "\ninterrupted: quit now\n"), (IMPORTS, 0, "default_int_handler\n", "")],
+)
+def test_ctrl_c_while_rljax_is_imported_prints_no_traceback(program, code, out, err):
+    """And a program that imports the commands keeps its handler."""
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    line = [sys.executable, "-c", program]
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, out, err)
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_jax_is_imported_prints_no_traceback(tmp_path):
     process = subprocess.Popen(

@@ -57,6 +57,22 @@ def test_the_newest_are_kept_and_each_holds_its_own_arrays(tmp_path):
     assert [value_at(again, step) for step in (9, 10)] == [9.0, 10.0]
 
 
+@pytest.mark.parametrize("name", ["[lr=1e-4]", "a\\b", "a\\", "a*", "a?b", "[!a]", "gs:"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    """Libraries glob the path, or read another folder or a URL in it."""
+    for sibling in ("ab", "aXb"):  # that a glob would take for the folder, in the midst of a save
+        arrays_of_others = tmp_path / sibling / ".00000001/arrays/ocdbt.process_9"
+        arrays_of_others.mkdir(parents=True)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    checkpoints = Checkpoints(tmp_path / name, keep=1)
+    checkpoints.prepare()
+    save(checkpoints, 1)
+    assert checkpoints.latest() == 1 and value_at(checkpoints, 1) == 1.0
+    some = checkpoints.storage.read_some(1, {"n": arrays(0)["n"]}, AssertionError)
+    assert int(some["n"]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, name])
+
+
 @pytest.mark.parametrize("years", [1, -1, 30])
 def test_a_clock_that_jumps_fails_no_save(tmp_path, monkeypatch, years):
     """At every other look at the wall clock it is another year."""

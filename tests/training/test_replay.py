@@ -92,6 +92,13 @@ def test_code_that_is_not_trusted_is_refused(run, tmp_path):
         replay(shutil.copytree(folder, tmp_path / "moved"))  # no run that began here
 
 
+def test_what_is_no_run_is_refused_as_that(tmp_path):
+    with pytest.raises(InputError, match="no such run folder"):
+        replay(tmp_path / "none")
+    with pytest.raises(InputError, match="no run has begun in this folder"):
+        replay(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_file_that_is_no_batch_is_refused(run, tmp_path):
     folder, _ = run

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import linecache
+import os
 import signal
 import subprocess
 import sys
@@ -403,9 +404,11 @@ print("the next stage begins")
 """
 
 
-def test_a_named_config_trains_writes_the_page_of_its_data_and_counts_its_steps(tmp_path, capsys):
+def test_a_named_config_trains_writes_the_page_of_its_data_and_counts_its_steps(
+    tmp_path, capsys, monkeypatch
+):
     """The steps of a run whose SFT ends early are counted anew, also by a console that begins at a
-    resume."""
+    resume. A run also goes on when nobody reads its console any more."""
     how = dict(
         run_dir=str(tmp_path / "run"),
         model="decoder(layers=1, embed=32, mlp=32, heads=1, kv_heads=1, head_dim=32)",
@@ -424,6 +427,13 @@ def test_a_named_config_trains_writes_the_page_of_its_data_and_counts_its_steps(
     assert "The data as the model reads them" in run.report.read_text()
     rljax.train("quickstart:tiny", **how, steps=3, checkpoint={"allow_changed": ("steps",)})
     assert f"step {sft + 3}/{sft + 3} | rl" in capsys.readouterr().out
+    (tmp_path / "run/report.html").unlink()  # so that it is not finished yet
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        run = rljax.train("quickstart:tiny", **how, steps=3)
+    assert run.summary["status"] == "finished"
 
 
 @pytest.mark.parametrize("number", lanes([signal.SIGTERM], [signal.SIGINT]))
