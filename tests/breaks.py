@@ -62,15 +62,15 @@ BREAKS = {
         [TEACHERS, "-k", "advantage_of_every"],
     ),
     "the last pattern that fits chooses the teacher": (
-        "rljax/training/sources.py",
-        "        return next(fits, rest)\n",
-        "        return max(fits, default=rest)\n",
+        "rljax/setup/teachers.py",
+        "    return next(fits, len(config.teachers)",
+        "    return max(fits, default=len(config.teachers)",
         [TEACHERS, "-k", "pattern"],
     ),
     "prompts that fit no pattern have the first teacher": (
-        "rljax/training/sources.py",
-        "rest = len(config.teachers) + 1 if config.teacher_model else 0",
-        "rest = 1",
+        "rljax/setup/teachers.py",
+        "len(config.teachers) + 1 if config.teacher_model else 0)",
+        "1)",
         [TEACHERS, "-k", "pattern"],
     ),
     "the number of the teacher is lost where rows are packed": (

@@ -104,11 +104,15 @@ def _gap_metrics(batch: Batch, teacher) -> dict:
     if batch.teacher is None:
         return {"teacher/gap": batches.masked_mean(gap, batch.mask)}
     taught = jnp.where(batch.teacher > 0, batch.mask, 0.0)
-    metrics = {"teacher/gap": batches.masked_mean(gap, taught)}
+    masks = {"teacher/gap": taught}
     for name, (_, mask) in zip(teacher.names, teacher.teaching(batch), strict=True):
-        mean = batches.masked_mean(gap, mask)
-        metrics[f"teacher/gap/{name}"] = jnp.where(jnp.any(mask > 0), mean, jnp.nan)
-    return metrics | {"teacher/none_fraction": _untaught(batch)}
+        masks[f"teacher/gap/{name}"] = mask
+    # NaN, which is not logged, where no token is taught.
+    gaps = {
+        name: jnp.where(jnp.any(mask > 0), batches.masked_mean(gap, mask), jnp.nan)
+        for name, mask in masks.items()
+    }
+    return gaps | {"teacher/none_fraction": _untaught(batch)}
 
 
 def apply_rollout_correction(batch: Batch, cfg):

@@ -110,9 +110,7 @@ def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Arr
     """
     if not 0.0 <= beta <= 1.0:
         raise InputError(
-            "distillation(beta)",
-            value=beta,
-            fix="distillation(beta=0.5), or another number from 0 to 1",
+            "beta of a distillation", value=beta, fix="beta=0.5, or another number from 0 to 1"
         )
     student, teacher = (jnp.maximum(x, _LOG_ZERO) for x in (student, teacher))
     if beta == 0.0:
@@ -174,16 +172,16 @@ def _selected(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 def _check(student: Readout, temperature: float, top_k: int) -> None:
     if not temperature > 0:
         raise InputError(
-            "distillation(temperature)",
+            "temperature of a distillation",
             value=temperature,
-            fix="distillation(temperature=1.0), or another number above 0",
+            fix="temperature=1.0, or another number above 0",
         )
     if not 0 <= top_k <= student.vocabulary:
         raise InputError(
-            "distillation(top_k)",
+            "top_k of a distillation",
             value=top_k,
             rule=f"0 (all) to {student.vocabulary}, the size of the vocabulary",
-            fix="distillation(top_k=0), or a number of this range",
+            fix="top_k=0, or a number of this range, as in dataflow='on_policy_distil(top_k=64)'",
         )
 
 
@@ -218,7 +216,9 @@ def distillation(
         )
     if top_k_of not in ("student", "teacher"):
         raise InputError(
-            "distillation(top_k_of)", value=top_k_of, fix="write student or teacher for top_k_of"
+            "top_k_of of a distillation",
+            value=top_k_of,
+            fix="write student or teacher for top_k_of",
         )
     teacher = jax.lax.stop_gradient(teacher)
 

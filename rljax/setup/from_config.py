@@ -14,6 +14,7 @@ from rljax.setup.decode_layout import with_decode_layout
 from rljax.setup.images import check_images
 from rljax.setup.placement import divided
 from rljax.setup.setup import Setup, assemble, check_context, load_model
+from rljax.setup.teachers import check_teachers
 
 
 def build(config: Config, devices=None, now: datetime.datetime | None = None) -> Setup:
@@ -25,6 +26,7 @@ def build(config: Config, devices=None, now: datetime.datetime | None = None) ->
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     data = load_data(config, tokenizer, kind)
     check_images(config, data)
+    check_teachers(config, data)
     model = load_model(config, tokenizer, devices)
     row = data.prompt_tokens + config.sampler.max_response_tokens
     if config.environment.function:

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 
 import jax
@@ -55,6 +54,7 @@ from rljax.rollout.flight import (
 )
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
+from rljax.setup.teachers import teacher_number
 
 LOG = logging.getLogger("rljax")
 METRICS = {
@@ -342,13 +342,8 @@ def with_teachers(batch: Batch, records: Sequence[PromptRecord], setup: Setup) -
     config, mesh = setup.config, setup.model.mesh
     if not config.teachers:
         return batch
-    rest = len(config.teachers) + 1 if config.teacher_model else 0
-
-    def number(source: str) -> int:
-        fits = (i for i, p in enumerate(config.teacher_sources, 1) if fnmatchcase(source, p))
-        return next(fits, rest)
-
-    numbers = np.array([number(record.data_source) for record in records], np.int32)
+    numbers = [teacher_number(config, record.data_source) for record in records]
+    numbers = np.array(numbers, np.int32)
     return _taught(batch, put_whole(numbers, replicated(mesh)), mesh=mesh)
 
 

@@ -216,7 +216,8 @@ def _check_teachers(config: Config, problems: ConfigProblems) -> None:
     rule = f"{len(patterns)} patterns of data_source for {count} teachers"
     fix = "a pattern for each of `teachers`, in their order; '*' is any data_source"
     problems.check_field(count == len(patterns), "teacher_sources", rule, fix)
-    twice = [pattern for i, pattern in enumerate(patterns) if pattern in patterns[:i]]
+    names = (*patterns, *["teacher_model"] * bool(config.teacher_model))  # of the metrics
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
     rule, fix = f"{twice[:1]} stands twice: the first one has all its prompts", "each pattern once"
     problems.check_field(not twice, "teacher_sources", rule, fix)
     environment = config.environment.function

@@ -1,6 +1,7 @@
 """Teachers: several of them by data_source, the sampled token as an advantage, what is refused."""
 
 import dataclasses
+import logging
 from types import SimpleNamespace
 
 import jax
@@ -13,6 +14,7 @@ from preset_runs import preset_config
 from test_distil import STUDENT, TEACHER, Algorithm, _copy, model_of, pair_of, rows
 from tiny_run import metrics_rows, train_on_one
 
+from rljax import setup as build
 from rljax.config import AlgorithmConfig, Config, SFTConfig, with_overrides
 from rljax.dataflows.algorithm import Algorithm as Cfg
 from rljax.dataflows.distil import distil, early_weights, on_policy_distil
@@ -219,6 +221,18 @@ def test_the_first_pattern_that_fits_the_data_source_names_the_teacher():
     assert numbered(sources, teacher_model="rest") == []
 
 
+def test_teachers_without_prompts_are_told(tmp_path, caplog):
+    """By the data_source of the data, before weights are made."""
+    build.build(two_teachers(tmp_path, teacher_sources=("lower", "uper")), jax.devices()[:1])
+    (told,) = (t for t in map(logging.LogRecord.getMessage, caplog.records) if "no prompt has" in t)
+    assert "'uper'" in told and "'lower', 'upper'" in told
+    nobody = dict(teacher_sources=("math*", "code*"))
+    with pytest.raises(InputError, match="the data_source of the data is 'lower', 'upper'"):
+        build.build(two_teachers(tmp_path, **nobody), jax.devices()[:1])
+    folder = write_teacher(tmp_path / "teacher5", 5)
+    build.build(two_teachers(tmp_path, **nobody, teacher_model=folder), jax.devices()[:1])
+
+
 # -- runs --
 
 
@@ -303,6 +317,10 @@ def test_one_teacher_of_a_program_of_several_steps(tmp_path):
 REFUSED = {
     "one pattern for two": (dict(teacher_sources=("low*",)), "1 patterns of data_source for 2"),
     "a pattern twice": (dict(teacher_sources=("*", "*")), "stands twice"),
+    "a pattern with the name of the rest": (
+        dict(teacher_sources=("teacher_model", "*"), teacher_model="tests"),
+        "stands twice",
+    ),
     "patterns without teachers": (dict(teachers=()), "teacher_sources"),
     "no coefficient": (dict(dataflow="grpo"), "nothing reads it while algorithm.teacher_coef is 0"),
     "no teacher": (
