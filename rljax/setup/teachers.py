@@ -1,4 +1,4 @@
-"""Which prompts have which of several teachers, by their data_source."""
+"""Finds the teacher of each prompt among several, by its data_source."""
 
 import logging
 from fnmatch import fnmatchcase
