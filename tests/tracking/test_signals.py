@@ -43,8 +43,10 @@ print("ended", flush=True)
 
 
 def heard() -> None:
-    """Before a program starts: what this process ignores (tests under nohup do) it does not."""
+    """Before a program starts: what this process ignores (tests under nohup or in the background
+    of a script do) it does not."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def started(go, handler, file, *before, **options):
@@ -153,7 +155,7 @@ def test_ctrl_c_while_rljax_is_imported_prints_no_traceback(program, code, out, 
     """And a program that imports the commands keeps its handler."""
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     line = [sys.executable, "-c", program]
-    ended = subprocess.run(line, env=environment, capture_output=True, text=True)
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True, preexec_fn=heard)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, out, err)
 
 
@@ -165,6 +167,7 @@ def test_ctrl_c_while_jax_is_imported_prints_no_traceback(tmp_path):
         text=True,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(REPO)},
+        preexec_fn=heard,
     )
     maps = f"/proc/{process.pid}/maps"
     wait_until(lambda: "jaxlib" in open(maps).read(), "the import of jaxlib")
