@@ -235,13 +235,15 @@ def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
 def make_teacher(inputs: RoleInputs) -> Reference | Teachers:
     """Makes the teacher, the frozen model of teacher_model, or all of them, if there are
     `teachers`: those first, then that of the other prompts."""
-    config = inputs.config
-    rest = {"teacher_model": config.teacher_model} if config.teacher_model else {}
+    config, field = inputs.config, "teacher_model"
     if not config.teachers:
-        return frozen_folder(inputs, "teacher_model", config.teacher_model)
+        return frozen_folder(inputs, field, config.teacher_model)
     members = [frozen_folder(inputs, "teachers", folder) for folder in config.teachers]
-    members += [frozen_folder(inputs, field, folder) for field, folder in rest.items()]
-    return Teachers(tuple(members), (*config.teacher_sources, *rest))
+    names = list(config.teacher_sources)
+    if config.teacher_model:
+        members.append(frozen_folder(inputs, field, config.teacher_model))
+        names.append(field)
+    return Teachers(tuple(members), tuple(names))
 
 
 def make_kl_controller(inputs: RoleInputs) -> KLController:

@@ -195,7 +195,7 @@ def _check_teacher(config: Config, problems: ConfigProblems, dataflow: Component
     if parameter is None:
         rule = f"dataflow={config.dataflow!r} takes no teacher beside its reward"
     problems.check_field(not coef or optional, field, rule, "teacher_coef=0, or dataflow='grpo'")
-    if parameter is not None and (coef > 0 or not optional):
+    if parameter is not None and (coef or not optional):
         rule = "the folder of a teacher is needed"
         rule += f", as {field}={coef} reads it" if optional else ""
         fix = "teacher_model=FOLDER, or a name of the hub"

@@ -327,6 +327,7 @@ REFUSED = {
         dict(dataflow="grpo", algorithm__teacher_coef=1.0, teachers=(), teacher_sources=()),
         "the folder of a teacher is needed",
     ),
+    "a coefficient below 0": (dict(dataflow="grpo", algorithm__teacher_coef=-1.0), "must be >= 0"),
     "a coefficient without a reward": (
         dict(algorithm__teacher_coef=1.0),
         "learns from the teacher alone",

@@ -66,6 +66,17 @@ def test_values_by_numpy_whatever_the_chunks(monkeypatch, chunk_logits, beta):
     np.testing.assert_array_equal(metrics["same_first_word"], same)
 
 
+@pytest.mark.parametrize("top_k", [1, 4, VOCAB])
+def test_the_overlap_is_the_share_of_the_likeliest_tokens_of_both(top_k):
+    student, teacher = readouts(seed=3)
+    _, metrics = distill.distillation(student, teacher, top_k=top_k)
+    likeliest = [np.argsort(-plain(one, 1.0))[..., :top_k] for one in (student, teacher)]
+    pairs = zip(*(one.reshape(-1, top_k).tolist() for one in likeliest), strict=True)
+    want = [len({*one} & {*other}) / top_k for one, other in pairs]
+    np.testing.assert_allclose(np.ravel(metrics["top_k_overlap"]), want)
+    assert top_k == VOCAB or 0 <= min(want) < 1
+
+
 def gradients(student, teacher, weights, mask=None, **options):
     def total(s, t):
         loss, _ = distill.distillation(s, t, mask, **options)
