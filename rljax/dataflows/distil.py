@@ -10,7 +10,7 @@ from rljax.dataflows.steps import (
     apply_rollout_correction,
     compute_logprobs,
     filter_rows,
-    of_taught_rows,
+    mask_untaught_rows,
     teacher_gap,
     update_actor,
 )
@@ -37,7 +37,7 @@ def distil(
     """The mask is 1 on the tokens at which both are compared. beta 0 is KL(teacher || student), 1
     the reverse; both are softmax(logits / temperature). With `top_k` only the likeliest tokens
     `top_k_of` one of both are compared, and all others as one (`tail`) or not at all."""
-    batch, metrics = of_taught_rows(batch)
+    batch, metrics = mask_untaught_rows(batch)
     # Rows of a file have not been sampled: there are no metrics of samples.
     if batch.finish_reason is not None:
         metrics |= sample_metrics(batch, actor.state.step)
@@ -92,7 +92,7 @@ def on_policy_distil(
     options = dict(beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, tail=tail)
     if match == "vocabulary":
         return distil.page(batch, key, cfg, **roles, **options)
-    batch, taught = of_taught_rows(batch)
+    batch, taught = mask_untaught_rows(batch)
     batch, gap = compute_logprobs(batch, cfg, **roles)
     sampled, accepted, mismatch = apply_rollout_correction(batch, cfg)
     advantages = -teacher_gap(sampled)

@@ -86,9 +86,9 @@ def teacher_gap(batch: Batch) -> jax.Array:
     return jnp.where(taught, batch.old_logprobs, 0.0) - jnp.where(taught, batch.teacher_logprobs, 0)
 
 
-def of_taught_rows(batch: Batch) -> tuple[Batch, dict]:
-    """Returns (the batch with the tokens of prompts masked that no teacher has, the share of those
-    tokens as a metric); the batch and {} where one teacher has all."""
+def mask_untaught_rows(batch: Batch) -> tuple[Batch, dict]:
+    """Masks the tokens of prompts that no teacher has. Returns (batch, their share as a metric);
+    the batch as it is and {} where one teacher has all."""
     if batch.teacher is None:
         return batch, {}
     taught = batch.replace(mask=jnp.where(batch.teacher > 0, batch.mask, 0.0))

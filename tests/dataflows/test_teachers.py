@@ -27,6 +27,7 @@ from rljax.losses.policy import ppo_clip
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.roles import Reference, Teachers
+from rljax.setup.role_table import abstract_roles
 from rljax.training.sources import with_teachers
 from rljax.validation import validate
 
@@ -230,7 +231,10 @@ def test_teachers_without_prompts_are_told(tmp_path, caplog):
     with pytest.raises(InputError, match="the data_source of the data is 'lower', 'upper'"):
         build.build(two_teachers(tmp_path, **nobody), jax.devices()[:1])
     folder = write_teacher(tmp_path / "teacher5", 5)
-    build.build(two_teachers(tmp_path, **nobody, teacher_model=folder), jax.devices()[:1])
+    rest = two_teachers(tmp_path, **nobody, teacher_model=folder)
+    # In the order of their numbers, which the rows have.
+    setup = build.build(rest, jax.devices()[:1])
+    assert abstract_roles(setup)["teacher"].names == ("math*", "code*", "teacher_model")
 
 
 # -- runs --
