@@ -71,6 +71,7 @@ NAMED_BY = {
     "tool": "`functions` of `tools(...)`",
     "preference": "`preference` of the dataflows that compare samples",
     "constrained": "`optimizer` of the dataflow `cgpo`",
+    "hint": "`hint` of the rollout `with_hint`",
     "search": "`method` of the rollouts that search, `rljax evaluate --search`",
 }
 

@@ -154,6 +154,10 @@ FIELDS: dict[str, str] = _by_name(
         "reward_model_name",
         "`critic_model`": "critic_pretrain value_model_path critic.model.path",
         "`teacher_model`": "teacher_model_name_or_path teacher_model_path",
+        "`algorithm.teacher_rate`": "teacher_update_rate teacher_ema_rate",
+        "`algorithm.teacher_rate` (0 = base, 1 = live, between them ema)": "teacher_model_kind",
+        "`algorithm.collect=\"with_hint(template='{prompt}\\n\\n{hint}')\"`": ""
+        "teacher_prompt_template reprompt_template",
         "`algorithm.teacher_coef`": "distillation_coef opd_kl_coef opd_coef distill_coef",
         "`model_settings.dtype=bfloat16`": "bf16 fp16 torch_dtype mixed_precision precision",
         "`model_settings.remat` (none, dots, attention, full, offload)": "gradient_checkpointing "

@@ -28,7 +28,8 @@ PROGRAM, ON_DEVICE = "tests/training/test_program_steps.py", "tests/rewards/test
 BEST_OF_K = "tests/advantages/test_best_of_k.py"
 OFF_POLICY = "tests/losses/test_off_policy_losses.py"
 HUB, HOSTILE = "rljax/hub/client.py", "tests/hub/test_hostile_hub.py"
-TEACHERS = "tests/dataflows/test_teachers.py"
+TEACHERS, HINTED = "tests/dataflows/test_teachers.py", "tests/rollout/test_hinted.py"
+HINTS = "rljax/rollout/rules/hinted.py"
 # name: (file, the text, what stands in its place, pytest's arguments)
 BREAKS = {
     "every row has the first teacher": (
@@ -45,9 +46,45 @@ BREAKS = {
     ),
     "the policy flees its teacher": (
         "rljax/dataflows/distil.py",
-        "advantages = -teacher_gap(sampled)",
-        "advantages = teacher_gap(sampled)",
+        "advantages = -teacher_gap(corrected)",
+        "advantages = teacher_gap(corrected)",
         [TEACHERS, "-k", "sampled_token"],
+    ),
+    "every sample has the hint of the first one": (
+        HINTS,
+        "hint(record, samples, number)",
+        "hint(record, samples, 0)",
+        [HINTED, "-k", "behind_the_prompt"],
+    ),
+    "a teacher with a hint is read one token late": (
+        HINTS,
+        "- starts[:, None] + begins[:, None]",
+        "- starts[:, None] + begins[:, None] + 1",
+        [HINTED, "-k", "behind_the_prompt"],
+    ),
+    "samples without a hint are taught": (
+        HINTS,
+        "of_teacher = taught[:, None] & (batch.mask > 0)",
+        "of_teacher = batch.mask > 0",
+        [HINTED, "-k", "behind_the_prompt or too_long"],
+    ),
+    "a sample that is right is its own hint": (
+        "rljax/rollout/rules/hints.py",
+        "for step in range(1, len(samples)):",
+        "for step in range(len(samples)):",
+        [HINTED, "-k", "another_sample"],
+    ),
+    "a teacher that follows the policy runs ahead of it": (
+        "rljax/roles/teachers.py",
+        "(1 - own.rate) * old + own.rate * new",
+        "own.rate * old + (1 - own.rate) * new",
+        [HINTED, "-k", "by_its_rate"],
+    ),
+    "metrics of samples leave out those without a teacher": (
+        "rljax/dataflows/distil.py",
+        "metrics = {**sample_metrics(sampled, actor.state.step)",
+        "metrics = {**sample_metrics(batch, actor.state.step)",
+        [TEACHERS, "-k", "metrics_of_samples"],
     ),
     "a teacher beside a reward is added with the wrong sign": (
         "rljax/dataflows/steps.py",

@@ -244,6 +244,13 @@ class AlgorithmConfig(Settings):
         learn=True,
         per_run=True,
     )
+    teacher_rate: float = option(
+        0.0,
+        "Share of the policy's weights that a teacher which is the policy itself takes after each "
+        "step: 0 = as the phase began, 1 = the policy as it is, between them a moving mean.",
+        low=0,
+        high=1,
+    )
     correction: str = option(
         "",
         'Correction of the mismatch between sampler and trainer: "rollout_correction(...)" '

@@ -136,7 +136,8 @@ class Config(Settings):
     )
     teacher_model: str = option(
         "",
-        'Folder of the teacher in distillation, a model with the same vocabulary; "" = none.',
+        'Folder of the teacher in distillation, a model with the same vocabulary; "" = none, or, '
+        "with algorithm.collect='with_hint(...)', the policy itself.",
         path="model",
     )
     teachers: tuple[str, ...] = option(
@@ -330,6 +331,7 @@ STAGES = {
     "reduction": Stage("rljax.learn.reductions", _BATCH, axes="T"),
     "correction": Stage("rljax.correction", _BATCH, ("batch, metrics",)),
     "collect": Stage("rljax.rollout", ("prompts", "key", "cfg")),
+    "hint": Stage("rljax.rollout.rules.hints", ("prompt", "samples", "number")),
     "search": Stage("rljax.search"),
     "role": Stage("rljax.setup.role_makers", ("inputs",)),
     "placement": Stage("rljax.setup.placement"),

@@ -37,10 +37,11 @@ def distil(
     """The mask is 1 on the tokens at which both are compared. beta 0 is KL(teacher || student), 1
     the reverse; both are softmax(logits / temperature). With `top_k` only the likeliest tokens
     `top_k_of` one of both are compared, and all others as one (`tail`) or not at all."""
+    sampled = batch
     batch, metrics = mask_untaught_rows(batch)
     # Rows of a file have not been sampled: there are no metrics of samples.
-    if batch.finish_reason is not None:
-        metrics |= sample_metrics(batch, actor.state.step)
+    if sampled.finish_reason is not None:
+        metrics |= sample_metrics(sampled, actor.state.step)
     options = dict(beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, tail=tail)
     options |= dict(steps=cfg.steps, reduction=cfg.reduction)
     actor, learned = actor.imitate(batch, teacher, **options)
@@ -67,7 +68,7 @@ def _check_match(config, options: dict) -> None:
         )
 
 
-@contract(safe=True, data="samples", check=_check_match)
+@contract(safe=True, data=lambda o: "rollouts" if o["scored"] else "samples", check=_check_match)
 @program
 def on_policy_distil(
     batch,
@@ -83,22 +84,26 @@ def on_policy_distil(
     top_k_of: Literal["student", "teacher"] = "student",
     tail: bool = True,
     prefix_gamma: NotNegative = 0.0,
+    scored: bool = False,
 ):
     """`distil` at the tokens of the student's own samples, which need no reward. match="sampled":
     log teacher - log policy of the sampled token is its advantage in algorithm.policy_loss, with
     algorithm.correction; it costs one forward pass of the teacher, and no distribution is built.
-    `prefix_gamma` above 0 weighs it by `early_weights` (IW-OPD, arXiv 2606.22600)."""
+    `prefix_gamma` above 0 weighs it by `early_weights` (IW-OPD, arXiv 2606.22600). `scored`
+    computes the reward of the samples, for metrics and for hints that read it; nothing here learns
+    from it."""
     roles = dict(actor=actor, teacher=teacher)
     options = dict(beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, tail=tail)
     if match == "vocabulary":
         return distil.page(batch, key, cfg, **roles, **options)
+    sampled = batch
     batch, taught = mask_untaught_rows(batch)
     batch, gap = compute_logprobs(batch, cfg, **roles)
-    sampled, accepted, mismatch = apply_rollout_correction(batch, cfg)
-    advantages = -teacher_gap(sampled)
+    corrected, accepted, mismatch = apply_rollout_correction(batch, cfg)
+    advantages = -teacher_gap(corrected)
     if prefix_gamma:
         advantages = early_weights(advantages, prefix_gamma) * advantages
-    batch, filtering = filter_rows(sampled.replace(advantages=advantages), accepted, cfg)
+    batch, filtering = filter_rows(corrected.replace(advantages=advantages), accepted, cfg)
     metrics = {**sample_metrics(sampled, actor.state.step), **gap, **taught, **mismatch}
     actor, metrics = update_actor(actor, batch, cfg, {**metrics, **filtering})
     return {"actor": actor}, metrics

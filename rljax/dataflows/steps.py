@@ -19,6 +19,7 @@ from rljax.learn import Steps
 from rljax.learn.metrics import batch_metrics, reference_kl
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
 from rljax.metric import Metric
+from rljax.roles.teachers import Teachers
 from rljax.shaping.scores import apply_shaping
 
 METRICS = {
@@ -71,7 +72,8 @@ def compute_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None, t
     if "sum_pi_squared" in spec(cfg.advantage).reads:
         batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps))
     if teacher is not None:
-        batch = batch.replace(teacher_logprobs=teacher.logprobs(batch, cfg.steps))
+        if batch.teacher_logprobs is None:  # a rollout may know them: it showed the teacher more
+            batch = batch.replace(teacher_logprobs=teacher.logprobs(batch, cfg.steps))
         metrics = {**metrics, **_gap_metrics(batch, teacher)}
     return batch, metrics
 
@@ -105,8 +107,9 @@ def _gap_metrics(batch: Batch, teacher) -> dict:
         return {"teacher/gap": batches.masked_mean(gap, batch.mask)}
     taught = jnp.where(batch.teacher > 0, batch.mask, 0.0)
     masks = {"teacher/gap": taught}
-    for name, (_, mask) in zip(teacher.names, teacher.teaching(batch), strict=True):
-        masks[f"teacher/gap/{name}"] = mask
+    if isinstance(teacher, Teachers):
+        for name, (_, mask) in zip(teacher.names, teacher.teaching(batch), strict=True):
+            masks[f"teacher/gap/{name}"] = mask
     # NaN, which is not logged, where no token is taught.
     gaps = {
         name: jnp.where(jnp.any(mask > 0), batches.masked_mean(gap, mask), jnp.nan)

@@ -18,7 +18,7 @@ from rljax.roles.state import (
     Multiplier,
     SeatBaseline,
 )
-from rljax.roles.teachers import Teachers
+from rljax.roles.teachers import SelfTeacher, Teachers
 
 __all__ = [
     "Actor",
@@ -33,6 +33,7 @@ __all__ = [
     "RewardModel",
     "Role",
     "SeatBaseline",
+    "SelfTeacher",
     "Teachers",
     "program",
     "start_training",

@@ -17,6 +17,7 @@ import optax
 
 from rljax.batch import Batch, at_last_token
 from rljax.contracts import is_zero, spec
+from rljax.errors import InputError
 from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
@@ -294,7 +295,15 @@ class Actor(_Decodes, _Trained):
     def imitate(self, batch: Batch, teacher, *, steps: Steps, reduction: Callable, **options):
         """Takes all optimizer steps of this batch towards the next-token distributions of the
         `teacher`, a Reference or Teachers, by rljax.losses.distillation.distillation(**options)
-        at mask 1 -> (Actor, metrics)."""
+        at mask 1 -> (Actor, metrics). Raises InputError where a rollout showed the teacher another
+        prompt: it would be read without that one here."""
+        if batch.teacher_logprobs is not None:
+            raise InputError(
+                "whole distributions of a teacher that is shown a hint",
+                value="teacher_logprobs",
+                rule="the rollout filled them at the sampled tokens alone, by another prompt",
+                fix="dataflow=\"on_policy_distil(match='sampled')\"",
+            )
         model = self.per_replica.model
         fixed = [in_device_memory(member.params) for member, _ in teacher.teaching(batch)]
 
@@ -516,14 +525,19 @@ class Reference(_Decodes):
     def follow(self, actor: Actor, when) -> "Reference":
         """Returns the actor as it is now where `when` is true, else this one; in the dtype and the
         memory that the old one was held in. A frozen base under adapters stays shared."""
+        return self.renewed(actor, lambda new, old: jnp.where(when, new, old))
+
+    def renewed(self, actor: Actor, combine: Callable) -> "Reference":
+        """Returns the role with the weights combine(those of the actor, its own), as `follow`
+        does."""
         old, base = self.model.split(self.params)
         actor_params, _ = self.model.split(actor.state.weights)
-        chosen = jax.tree.map(
-            lambda new, old: jnp.where(when, new.astype(old.dtype), old),
+        combined = jax.tree.map(
+            lambda new, old: combine(new.astype(old.dtype), old),
             actor_params,
             in_device_memory(old),
         )
-        return dataclasses.replace(self, params=merged(in_memory_of(old, chosen), base))
+        return dataclasses.replace(self, params=merged(in_memory_of(old, combined), base))
 
     def teaching(self, batch: Batch) -> tuple:
         """Returns ((model, mask [B, S] of the tokens that it teaches),): itself, and all."""

@@ -108,6 +108,9 @@ def run_dataflow(dataflow, batch: Batch, key: jax.Array, cfg, roles: dict) -> tu
     for role in roles.values():
         batch = role.filled(batch)
     program_roles = {name: role.in_program() for name, role in roles.items()}
-    new_roles, metrics = dataflow(batch, key, cfg, **program_roles)
+    returned, metrics = dataflow(batch, key, cfg, **program_roles)
+    # A dataflow that is no program need not return a role that it did not change.
+    trained = {name: role for name, role in program_roles.items() if role.trained}
+    new_roles = {**trained, **returned}
     renewed = {name: roles[name].after_program(role, new_roles) for name, role in new_roles.items()}
     return renewed, metrics

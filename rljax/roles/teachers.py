@@ -1,6 +1,8 @@
-"""Several frozen policies, each of which teaches its own rows of a batch."""
+"""Teachers that are no single frozen policy: several ones, each of which teaches its own rows of a
+batch, and the policy itself, which is shown more."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.learn import Steps
-from rljax.roles.models import Reference
+from rljax.roles.models import Actor, Reference
 from rljax.roles.role import Role, static_field
 
 
@@ -50,3 +52,29 @@ class Teachers(Role):
             logprobs = member.logprobs(batch.replace(mask=mask), steps)
             total = jnp.where(mask > 0, logprobs, total)
         return total
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SelfTeacher(Reference):
+    """The policy as its own teacher, which a rollout shows a hint: as it was when the phase began,
+    and after each step with the share `rate` of the weights of the policy (1: the policy itself;
+    between 0 and 1 a moving mean)."""
+
+    trained: ClassVar[bool] = True  # a step renews it
+
+    rate: float = static_field(0.0)
+
+    def after_program(self, new: "SelfTeacher", roles: dict) -> "SelfTeacher":
+        """Returns the teacher after a step of the policy among the new `roles`."""
+        if not self.rate:
+            return new
+        own, shared = new.split()
+        return _renewed(own, shared, roles["actor"]).joined(shared)
+
+
+@functools.partial(jax.jit, donate_argnames="own")
+def _renewed(own: SelfTeacher, shared, actor: Actor) -> SelfTeacher:
+    teacher = own.joined(shared)
+    new = teacher.renewed(actor, lambda new, old: (1 - own.rate) * old + own.rate * new)
+    return new.split()[0].pinned()

@@ -15,6 +15,7 @@ from rljax.rollout.rules.baseline_response import with_baseline_response
 from rljax.rollout.rules.collect import active, dynamic, first_live, once
 from rljax.rollout.rules.demonstration import with_demonstration
 from rljax.rollout.rules.greedy import greedy_baseline
+from rljax.rollout.rules.hinted import with_hint
 from rljax.rollout.rules.search import critic_search, guided_search, search
 from rljax.rollout.rules.special_token import smallest_advantage, special_token
 from rljax.rollout.rules.turn_tree import turn_tree
@@ -74,4 +75,5 @@ __all__ = [
     "widened",
     "with_baseline_response",
     "with_demonstration",
+    "with_hint",
 ]

@@ -14,15 +14,40 @@ from inspect import signature
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.components import Component
+from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import component_in
+from rljax.contracts import component_in, spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, location_in, location_of, mending
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Sampling, held_weights
 
 RolloutText = component_in(NAMESPACES["collect"])
+
+
+def of_inner(name: str, *further: str) -> Callable[[dict], object]:
+    """Returns the value of a contract of a rollout that wraps another, its option `inner`: what
+    that one declares as `name`, and of a tuple these `further` ones."""
+
+    def declared(options: dict):
+        value = getattr(spec(resolve(options["inner"], NAMESPACES["collect"])), name)
+        return (*(value or ()), *further) if further else value
+
+    return declared
+
+
+def check_inner(inner: str, handed_on: tuple[str, ...]) -> None:
+    """Raises InputError for a rollout that asks for roles which the one around it does not hand
+    on."""
+    parameters = resolve(inner, NAMESPACES["collect"]).signature.parameters.values()
+    needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    if lacking := sorted(needed - {*handed_on}):
+        raise InputError(
+            "the rollout inside another",
+            value=inner,
+            rule=f"it asks for {', '.join(lacking)}, and is handed {', '.join(handed_on)}",
+            fix="inner='once()', or another that asks for no more",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

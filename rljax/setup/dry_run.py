@@ -25,7 +25,7 @@ from rljax.errors import InputError, location_in, location_of, mending
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.metric import MetricAt
 from rljax.models.scan import routes_shape
-from rljax.roles import Role
+from rljax.roles import Role, SelfTeacher
 from rljax.roles.program import checking_returned
 from rljax.setup.role_table import abstract_roles
 from rljax.setup.setup import Phase, Setup, fields_by_settings, sampled_prompts
@@ -246,9 +246,12 @@ def check_fields_read(setup: Setup) -> set[str]:
         _, fields = dry_run(setup, phase)
         fields_read |= fields if phase is setup.main else set()
     fields_read |= {"collect"} if setup.main.samples else set()
-    if "kl_controller" in abstract_roles(setup):
+    roles = abstract_roles(setup)
+    if "kl_controller" in roles:
         fields_read |= {"kl_target", "kl_horizon"}
-    if "entropy_controller" in abstract_roles(setup):
+    if isinstance(roles.get("teacher"), SelfTeacher):
+        fields_read |= {"teacher_rate"}
+    if "entropy_controller" in roles:
         names = ("entropy_target", "entropy_coef_step", "entropy_coef_max", "entropy_schedule")
         fields_read |= {*names}
     settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())

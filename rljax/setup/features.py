@@ -207,6 +207,9 @@ FEATURES = {
     ),
     "costs": _reading("dataflow", ("costs",)),
     "several teachers": Feature("teachers"),
+    "shown a hint": Feature(
+        "algorithm.collect", lambda parts, _: "teacher_logprobs" in (parts.rolls("fills") or ())
+    ),
     "samples compared": _declared("dataflow", "compares_samples"),
     "one version of the policy": _declared("dataflow", "one_version"),
     "samples of the reference": Feature(
@@ -314,6 +317,7 @@ _ON_THE_HOST = {
     "prompts by scores that the host knows",
     "pretraining": "examples of pretraining.data are read by the host",
     "several teachers": "the host finds the teacher of each prompt (teachers)",
+    "shown a hint": "{rollout!r} writes the prompts of the teacher on the host",
     "opponent": "{rollout!r} samples from another model than the policy",
     "rounds": "{rollout!r} reads scores between two rounds of samples",
     "continuations": "{rollout!r} continues samples by what the host has read of them",
@@ -414,6 +418,32 @@ EXCLUDES = _exclusions(
             "{rollout!r} groups the turns of a tree, not the samples of a prompt",
             "teachers=(), and one teacher_model; or algorithm.collect='once()'",
         ),
+        **{
+            ("shown a hint", b): (why, fix)
+            for b, why, fix in (
+                (
+                    "environment",
+                    "a hint stands in a prompt of the data, and an environment writes its own",
+                    "once()",
+                ),
+                ("images", "a hint stands in a prompt of text", "once()"),
+                (
+                    "several teachers",
+                    "{collect!r} asks one teacher, and `teachers` are several",
+                    "once(); or teachers=(), and one teacher_model or none",
+                ),
+                (
+                    "replay",
+                    "stored rollouts were not read by a teacher with a hint",
+                    "once(); or rollouts.replay=''",
+                ),
+                (
+                    "sampler devices",
+                    "the teacher is on the devices that train, and reads samples of others",
+                    "once(); or rollouts.sampler_devices=0",
+                ),
+            )
+        },
         ("environment", "no reward read"): (
             "dataflow={dataflow!r} learns from samples, and episodes are rollouts",
             "dataflow='grpo', or environment.function=''",

@@ -36,6 +36,7 @@ from rljax.roles import (
     RewardModel,
     Role,
     SeatBaseline,
+    SelfTeacher,
     Teachers,
     start_training,
     training_layout,
@@ -96,10 +97,11 @@ class RoleInputs:
             return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=layout)
         return put_whole(value, layout)
 
-    def frozen(self, model: Model) -> dict:
+    def frozen(self, model: Model, *, mean: bool = False) -> dict:
         """Returns the policy as it is now, in the dtype that the model multiplies in, on the mesh
-        of `model`. Under adapters the base is shared on the same mesh, and only the adapters are
-        copied: fresh ones add exactly 0."""
+        of `model`; for a moving `mean`, to which little is added at once, in float32. Under
+        adapters the base is shared on the same mesh, and only the adapters are copied: fresh ones
+        add exactly 0."""
         trained, base = model.split(self.params)
         elsewhere = model.mesh != self.setup.model.mesh
         if model.config.lora and not elsewhere:
@@ -110,6 +112,7 @@ class RoleInputs:
             low = multiplied_in_dtype(path, model.config) and not model.config.lora
             dtype = jnp.dtype(self.config.model_settings.dtype)
             dtype = dtype if low and dtype.itemsize < x.dtype.itemsize else x.dtype
+            dtype = jnp.promote_types(x.dtype, jnp.float32) if mean else dtype
             layout = layouts[path] if elsewhere else x.sharding
             layout = on_host(layout) if keeps_on_host else layout
             return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)
@@ -232,10 +235,15 @@ def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
     return Reference(inputs.loaded(folder, model), model, temperature, checkpointed=False)
 
 
-def make_teacher(inputs: RoleInputs) -> Reference | Teachers:
-    """Makes the teacher, the frozen model of teacher_model, or all of them, if there are
-    `teachers`: those first, then that of the other prompts."""
+def make_teacher(inputs: RoleInputs) -> Reference | Teachers | SelfTeacher:
+    """Makes the teacher: the frozen model of teacher_model, or all of them, if there are
+    `teachers`, those first, then that of the other prompts; without any, the policy itself."""
     config, field = inputs.config, "teacher_model"
+    if not config.teachers and not config.teacher_model:
+        setup, rate = inputs.setup, config.algorithm.teacher_rate
+        params = inputs.frozen(setup.model, mean=0 < rate < 1)
+        parts = (params, setup.model, config.sampler.temperature, setup.decoding)
+        return SelfTeacher(*parts, rate=rate)
     if not config.teachers:
         return frozen_folder(inputs, field, config.teacher_model)
     members = [frozen_folder(inputs, "teachers", folder) for folder in config.teachers]

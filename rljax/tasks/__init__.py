@@ -18,6 +18,7 @@ from rljax.tasks.integers import arithmetic, countdown, sorting
 from rljax.tasks.letters import (
     addition,
     first_letter,
+    hinted_letter,
     letter_count,
     letter_feedback,
     letter_quota,
@@ -44,6 +45,7 @@ __all__ = [
     "expressions",
     "facts",
     "first_letter",
+    "hinted_letter",
     "gsm8k",
     "guess_number",
     "instructions",

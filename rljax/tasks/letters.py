@@ -162,6 +162,26 @@ def first_letter(
 
 
 @contract(safe=True)
+def hinted_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
+    """The prompts of first_letter, "bca>" -> "b", behind which a hint may stand: "bca>b>" -> "b".
+    Worked examples have one, each letter in turn, which their answer repeats: they teach to follow
+    hints, and not which letter is right. The column privileged_context of a row is the right
+    letter."""
+    task = first_letter(letters=letters, kinds=kinds, test=test, seed=seed)
+
+    def hinted(rows):
+        return [row | {"extra_info": {"privileged_context": row["ground_truth"]}} for row in rows]
+
+    examples = [
+        {"prompt": f"{row['prompt']}{hint}>", "completion": hint}
+        for row in task.train
+        for hint in task.alphabet[:kinds]
+    ]
+    train, held_out = hinted(task.train), hinted(task.test)
+    return dataclasses.replace(task, train=train, test=held_out, worked_examples=examples)
+
+
+@contract(safe=True)
 def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
     """The prompts of first_letter with judged answers: rows that serve as pairs, labelled answers,
     trajectories and steps, for dataflows that learn from a file. Every second answer is wrong."""

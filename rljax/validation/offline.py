@@ -6,6 +6,7 @@ from rljax.config.schema import FIELDS, STAGES
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
 from rljax.data.online.default_rewards import training_text
+from rljax.errors import InputError
 from rljax.rewards.on_device import without_form
 from rljax.setup.setup import rollout_of
 from rljax.validation.problems import (
@@ -195,12 +196,19 @@ def _check_teacher(config: Config, problems: ConfigProblems, dataflow: Component
     if parameter is None:
         rule = f"dataflow={config.dataflow!r} takes no teacher beside its reward"
     problems.check_field(not coef or optional, field, rule, "teacher_coef=0, or dataflow='grpo'")
+    has_teacher = bool(config.teacher_model) or bool(config.teachers)
+    with_hint = _shows_hints(config, dataflow)
+    rate, rate_field = config.algorithm.teacher_rate, "algorithm.teacher_rate"
+    rule = "it moves a teacher that is the policy itself: with algorithm.collect='with_hint(...)', "
+    rule += "and neither teacher_model nor teachers"
+    is_policy = with_hint and not has_teacher
+    problems.check_field(not rate or is_policy, rate_field, rule, f"{rate_field}=0")
     if parameter is not None and (coef or not optional):
         rule = "the folder of a teacher is needed"
         rule += f", as {field}={coef} reads it" if optional else ""
-        fix = "teacher_model=FOLDER, or a name of the hub"
-        is_there = bool(config.teacher_model) or bool(config.teachers)
-        problems.check_field(is_there, "teacher_model", rule, fix)
+        fix = "teacher_model=FOLDER, or a name of the hub; or the policy itself, which is shown "
+        fix += "more, by algorithm.collect='with_hint(...)'"
+        problems.check_field(has_teacher or with_hint, "teacher_model", rule, fix)
         return _check_teachers(config, problems)
     rule, fix = f"{config.dataflow!r} has no teacher", ""
     if optional:
@@ -208,6 +216,16 @@ def _check_teacher(config: Config, problems: ConfigProblems, dataflow: Component
     problems.check_field(not config.teacher_model, "teacher_model", rule, f"{fix}teacher_model=''")
     for name in ("teachers", "teacher_sources"):
         problems.check_field(not getattr(config, name), name, rule, f"{fix}{name}=()")
+    rule = f"asks a teacher, which {'nothing reads' if optional else 'the dataflow does not take'}"
+    problems.check_field(not with_hint, "algorithm.collect", rule, f"{fix}once()")
+
+
+def _shows_hints(config: Config, dataflow: Component) -> bool:
+    """Returns whether the rollout fills the log-probs of the teacher itself."""
+    try:
+        return "teacher_logprobs" in (spec(rollout_of(config, dataflow)).fills or ())
+    except InputError:  # of algorithm.collect, which is said elsewhere
+        return False
 
 
 def _check_teachers(config: Config, problems: ConfigProblems) -> None:

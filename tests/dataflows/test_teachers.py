@@ -150,6 +150,30 @@ def test_the_sampled_token_moves_the_policy_by_its_gap(gamma):
         assert float(metrics[f"teacher/gap/{name}"]) == pytest.approx(mean, rel=1e-4)
 
 
+@pytest.mark.parametrize("match", ["vocabulary", "sampled"])
+def test_metrics_of_samples_are_of_all_of_them(match):
+    """Also of those whose prompt has no teacher: they were sampled and scored like the others."""
+    batch, teachers, (actor, _) = taught_batch(), teachers_of(), pair_of(VOCAB)
+    zeros = jnp.zeros(batch.mask.shape)
+    untaught = (batch.teacher == 0) & (jnp.cumsum(batch.mask, axis=1) == 1) & (batch.mask > 0)
+    batch = batch.replace(
+        sampler_logprobs=zeros,
+        policy_version=zeros.astype(jnp.int32),
+        finish_reason=jnp.zeros(8, jnp.int32),
+        group=jnp.arange(8, dtype=jnp.int32),
+        rewards=jnp.where(untaught, 1.0, 0.0),  # those alone are right
+        entropy=zeros,
+    )
+    cfg = Cfg(None, ppo_clip, None, token_mean, Steps(8, 4))
+    roles = dict(actor=_copy(actor), teacher=teachers)
+    _, metrics = on_policy_distil(batch, KEY, cfg, **roles, match=match)
+    count = float(jnp.sum(jnp.any(batch.mask > 0, axis=1)))
+    right = float(jnp.sum(untaught)) / count
+    assert float(metrics["reward/mean"]) == pytest.approx(right) and right > 0
+    lengths = float(jnp.sum(batch.mask)) / count
+    assert float(metrics["response_tokens/mean"]) == pytest.approx(lengths)
+
+
 def test_the_gap_is_taken_off_the_advantage_of_every_token():
     """In float64, by hand, with garbage at mask 0, and without a change of the returns."""
     with jax.enable_x64(True):

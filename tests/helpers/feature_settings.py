@@ -121,6 +121,25 @@ _TEACHERS, _SEEING = (
     {"teachers": (name, name), "teacher_sources": ("none", "*")}
     for name in ("FOLDER/teacher", "FOLDER/policy")
 )
+_SELF, _SELF_VINE, _SELF_DYNAMIC, _SELF_SEVERAL, _SELF_SEARCHES = _HINTED = tuple(
+    {
+        "algorithm.teacher_coef": 0.5,
+        "algorithm.collect": "with_hint(hint='ground_truth()', template='{prompt}{hint}', "
+        f"inner={inner!r})",
+    }
+    for inner in (
+        "once()",
+        "vine(completions=2, step_tokens=1)",
+        "feature_settings.replacing()",
+        "feature_settings.several()",
+        "feature_settings.several(searches=True)",
+    )
+)
+_SELF_ALONE = {
+    **_SELF,
+    "algorithm.teacher_coef": 0.0,
+    "dataflow": "on_policy_distil(match='sampled')",
+}
 _TAUGHT = {**_TEACHERS, "algorithm.teacher_coef": 0.5}
 # Feature -> the fields that turn it on, in several ways where others want other values of them. A
 # way may be of use only beside another feature's. FOLDER is that of `folders`.
@@ -164,23 +183,46 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         {**_IMAGES, "model": "feature_settings.experts(images=True, bias=True)"},
     ),
     "opponent": (_XPO, _NASH, *_AGAINST),
-    "rounds": ({**_CRITIC, **_TOKENS}, _TOKENS, _SEVERAL, _SEARCHES, _GROVE),
-    "continuations": ({**_CRITIC, **_TOKENS}, _TOKENS, _VINE, _SEVERAL, _SEARCHES),
+    "rounds": (
+        {**_CRITIC, **_TOKENS},
+        _TOKENS,
+        _SEVERAL,
+        _SEARCHES,
+        _GROVE,
+        _SELF_SEVERAL,
+        _SELF_SEARCHES,
+    ),
+    "continuations": (
+        {**_CRITIC, **_TOKENS},
+        _TOKENS,
+        _VINE,
+        _SEVERAL,
+        _SEARCHES,
+        _SELF_VINE,
+        _SELF_SEVERAL,
+        _SELF_SEARCHES,
+    ),
     "values by continuations": (
         {**_VINE, "algorithm.advantage": "vineppo()"},
         _VINE,
         _SEVERAL,
         _SEARCHES,
+        {**_SELF_VINE, "algorithm.advantage": "vineppo()"},
+        _SELF_VINE,
+        _SELF_SEVERAL,
+        _SELF_SEARCHES,
     ),
     "search": (
         {"algorithm.collect": "search(method='mcts(simulations=4, width=3)')"},
         {"algorithm.collect": "search(method='best_of_n(samples=2)')"},
         {"algorithm.collect": "critic_search(method='mcts(simulations=4, width=3)')"},
         _SEARCHES,
+        _SELF_SEARCHES,
     ),
     "search of whole texts": (
         {"algorithm.collect": "search(method='best_of_n(samples=2)')"},
         _SEARCHES,
+        _SELF_SEARCHES,
     ),
     "tree of episodes": (
         {**_EPISODES, **_TREES},
@@ -203,6 +245,9 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         _TOKENS,
         _SEARCHES,
         _GROVE,
+        _SELF_VINE,
+        _SELF_SEARCHES,
+        _SELF_DYNAMIC,
     ),
     "choice of groups": (
         _CHOSEN,
@@ -210,6 +255,8 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         _SEVERAL,
         _SEARCHES,
         _GROVE,
+        _SELF_SEVERAL,
+        _SELF_SEARCHES,
     ),
     "rollout inside another": ({**_REMAX}, {"dataflow": "remax"}, _XPO, _NASH, *_AROUND, *_AGAINST),
     "rollout of other roles": (
@@ -221,10 +268,12 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         _GROVE,
         _DYNAMIC,
         _TRACED,
+        *_HINTED,
     ),
     "dead groups replaced in flight": (
         {"algorithm.collect": "dynamic(if_short='fill')", "rollouts.max_staleness": 1},
         {**_DYNAMIC, "rollouts.max_staleness": 1},
+        {**_SELF_DYNAMIC, "rollouts.max_staleness": 1},
     ),
     "rollout of single rows": (
         {"algorithm.collect": "first_live()"},
@@ -234,6 +283,9 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         _GROVE,
         _DYNAMIC,
         _TRACED,
+        _SELF_SEVERAL,
+        _SELF_SEARCHES,
+        _SELF_DYNAMIC,
     ),
     "reward model": (
         _SCORER,
@@ -250,7 +302,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
     ),
     "reward of evaluation": ({"evaluate.reward": "exact_match()"},),
     "rule over the batch": ({"algorithm.reward_shaping": ("normalised()",)},),
-    "no reward read": (_DISTIL, _OWN_DISTIL),
+    "no reward read": (_SELF_ALONE, _DISTIL, _OWN_DISTIL),
     "costs": (
         {**_SAFE, "algorithm.advantage": "gae(whiten=False)"},
         _SAFE,
@@ -303,6 +355,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         {"algorithm.policy_loss": "feature_settings.entropy_loss"},
         _VINE,
         *_FLOWS,
+        _SELF_VINE,
     ),
     "advantage over log-probs": (
         {"algorithm.advantage": "optimal_token_baseline()"},
@@ -359,6 +412,7 @@ SETTINGS: dict[str, tuple[dict, ...]] = {
         {"model": "feature_settings.experts(bias=True)", "sampler.router_replay": True},
         {"model": "feature_settings.experts(images=True)", "sampler.router_replay": True},
     ),
+    "shown a hint": (*_HINTED, *({**way, **_CRITIC} for way in _HINTED), _SELF_ALONE),
     "several teachers": (
         _TAUGHT,
         {**_TAUGHT, **_CRITIC},

@@ -16,7 +16,9 @@ from rljax.rollout import player_of
 from rljax.training.run import Run
 
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
-NEED_TEACHER = ("distil", "mopd")  # these learn no reward, and nothing without a teacher's folder
+NEED_TEACHER = ("distil", "mopd")  # these learn nothing without a teacher's folder
+NO_REWARD = (*NEED_TEACHER, "sdft")
+OWN_START = ("sdft", "sdpo")  # whose supervised steps are of other examples
 
 SEARCHES = ("expert_iteration",)  # whose first samples are a search's, better than the policy's
 
@@ -42,14 +44,15 @@ class Shared:
     def __init__(self, folder: Path):
         self.folder, self.rewards = folder, {}
 
-    def start(self, seed: int):
-        if seed not in self.starts:
-            with self.run(preset_config("grpo", seed)) as run:
+    def start(self, seed: int, name: str = "grpo"):
+        key = seed, name if name in OWN_START else "grpo"
+        if key not in self.starts:
+            with self.run(preset_config(key[1], seed)) as run:
                 run.begin(run.phase, build.initial_params(run.config, run.setup.model))
                 for _ in range(run.config.sft.steps):
                     run.step()
-                self.starts[seed] = jax.device_get(run.roles["actor"].state.params)
-        return self.starts[seed]
+                self.starts[key] = jax.device_get(run.roles["actor"].state.params)
+        return self.starts[key]
 
     @property
     def reward(self):
@@ -88,13 +91,13 @@ class Shared:
         config.steps = steps or config.steps
         config.actor_optimizer.lr *= sign
         config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
-        params = jax.device_put(self.start(seed))
+        params = jax.device_put(self.start(seed, name))
         with self.run(config) as run:
             run.begin(run.setup.main, jax.device_put(params, run.setup.model.shardings()))
             before = run.evaluate()["eval/accuracy"]
             rows = [run.step() for _ in range(config.steps)]
             after = run.evaluate()["eval/accuracy"]
-        rewards = [] if name in NEED_TEACHER else [float(r["reward/mean"]) for r in rows]
+        rewards = [] if name in NO_REWARD else [float(r["reward/mean"]) for r in rows]
         return rewards, before, after, rows
 
     def close(self):

@@ -41,6 +41,21 @@ def test_demonstrations_show_at_most_so_many(letters, quota, shown):
     assert not {r["prompt"] for r in task.train} & {r["prompt"] for r in task.test}
 
 
+def test_hints_are_followed_in_worked_examples_and_right_in_the_column():
+    """The same prompts have every hint: what follows it is not the letter that is right."""
+    task, plain = task_of("hinted_letter()"), task_of("first_letter()")
+    shown = collections.defaultdict(set)
+    for row in task.worked_examples:
+        prompt, hint, _ = row["prompt"].split(">")
+        assert row["completion"] == hint
+        shown[prompt + ">"].add(hint)
+    assert set(shown) == {row["prompt"] for row in task.train}
+    assert all(hints == set("abcd") for hints in shown.values())
+    for row in (*task.train, *task.test):
+        assert row["extra_info"]["privileged_context"] == row["ground_truth"] == row["prompt"][0]
+    assert [row["prompt"] for row in task.test] == [row["prompt"] for row in plain.test]
+
+
 def test_texts_are_prompts_in_a_row_and_are_learned_whole():
     of = "first_letter(letters=3, kinds=4)"
     plain, task = task_of(of), task_of(f"prompt_texts(of='{of}', texts=50, prompts_per_text=3)")

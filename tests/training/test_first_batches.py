@@ -18,7 +18,10 @@ import pytest
 from preset_runs import NEED_TEACHER, PRESETS, Shared, preset_config, set_teachers
 
 # What the model computes, which differs in the last bits between processors.
-COMPUTED = ("sampler_logprobs", "sampler_log_kept", "old_logprobs", "ref_logprobs", "values")
+COMPUTED = (
+    *("sampler_logprobs", "sampler_log_kept", "old_logprobs", "ref_logprobs", "values"),
+    "teacher_logprobs",
+)
 RECORDED = Path(__file__).with_name("first_batches.json")
 
 
@@ -27,7 +30,7 @@ def digest(shared: Shared, name: str) -> str:
     config = preset_config(name)
     if name in NEED_TEACHER:
         set_teachers(config, shared.teacher())
-    params = jax.device_put(shared.start(0))
+    params = jax.device_put(shared.start(0, name))
     with shared.run(config) as run:
         run.begin(run.setup.main, jax.device_put(params, run.setup.model.shardings()))
         batch, _ = run.source.next(0, run.roles)

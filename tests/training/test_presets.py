@@ -5,7 +5,16 @@ import ast
 import pytest
 from conftest import REPO
 from explained import unexplained
-from preset_runs import NEED_TEACHER, PRESETS, SEARCHES, Shared, mean, preset_config, set_teachers
+from preset_runs import (
+    NEED_TEACHER,
+    NO_REWARD,
+    PRESETS,
+    SEARCHES,
+    Shared,
+    mean,
+    preset_config,
+    set_teachers,
+)
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
@@ -103,7 +112,7 @@ QUICK = ("vapo",)
 
 def learns(shared, name: str, seed: int) -> None:
     rewards, before, after, rows = shared.train(name, seed)
-    if name in NEED_TEACHER:
+    if name in NO_REWARD:
         name = "teacher/gap" if "teacher/gap" in rows[0] else "loss"
         gaps = [float(r[name]) for r in rows]
         assert before < 0.7 and gaps[-1] < 0.25 * gaps[0], gaps

@@ -17,7 +17,7 @@ from rljax.data.text.chat import without_opened_mark
 from rljax.errors import InputError
 from rljax.mesh import constrain_rows
 from rljax.metric import Metric
-from rljax.rollout.rollout import RolloutText, run_rollout
+from rljax.rollout.rollout import RolloutText, check_inner, of_inner, run_rollout
 from rljax.rollout.rules.given_rows import column_texts, write_texts
 from rljax.rollout.sample import require_sampler
 
@@ -35,8 +35,18 @@ METRICS = {
     ),
 }
 
+_HANDED_ON = ("actor", "reward", "sample", "draw", "tokenizer")
 
-@contract(safe=True)
+
+@contract(
+    safe=True,
+    fills=of_inner("fills"),
+    needs_groups=of_inner("needs_groups"),
+    drops_dead=of_inner("drops_dead"),
+    rounds=of_inner("rounds"),
+    single_rows=of_inner("single_rows"),
+    check=lambda config, options: check_inner(options.get("inner", "once()"), _HANDED_ON),
+)
 def with_demonstration(
     prompts,
     key,
@@ -69,7 +79,7 @@ def with_demonstration(
             fix="--config.batch.samples_per_prompt=2, or more",
         )
     score = require_sampler(sample, by="with_demonstration()").score
-    roles = dict(actor=actor, reward=reward, sample=sample, draw=draw, tokenizer=tokenizer)
+    roles = dict(zip(_HANDED_ON, (actor, reward, sample, draw, tokenizer), strict=True))
     result = run_rollout(resolve(inner, NAMESPACES["collect"]), prompts, key, cfg, **roles)
     if result.batch.episode is not None or result.batch.rows != n * len(result.prompts.records):
         raise InputError(

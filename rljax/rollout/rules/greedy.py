@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract, spec
+from rljax.contracts import contract
 from rljax.metric import Metric
-from rljax.rollout.rollout import RolloutText, run_rollout
+from rljax.rollout.rollout import RolloutText, of_inner, run_rollout
 from rljax.shaping.scores import apply_shaping
 
 METRICS = {
@@ -21,9 +21,9 @@ METRICS = {
 @contract(
     safe=True,
     fills=("values",),
-    needs_groups=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).needs_groups,
-    drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
-    on_device=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).on_device,
+    needs_groups=of_inner("needs_groups"),
+    drops_dead=of_inner("drops_dead"),
+    on_device=of_inner("on_device"),
 )
 def greedy_baseline(
     prompts, key, cfg, *, actor, reward, sample, draw, inner: RolloutText = "once()"
