@@ -27,8 +27,9 @@ _TASKS = {
 _FIELDS = """
     dataflow algorithm.advantage algorithm.policy_loss algorithm.preference_loss
     algorithm.reward_loss algorithm.kl_in_loss algorithm.kl_in_reward reward.function reward.model
-    environment.function teacher_model teachers teacher_sources algorithm.teacher_coef critic_model
-    lora.rank lora.alpha actor_optimizer.name actor_optimizer.lr critic_optimizer.name
+    environment.function teacher_model teachers teacher_sources algorithm.teacher_coef
+    algorithm.teacher_rate critic_model lora.rank lora.alpha actor_optimizer.name actor_optimizer.lr
+    critic_optimizer.name
     critic_optimizer.lr batch.prompts_per_step batch.samples_per_prompt offline.examples_per_step
     sampler.temperature sampler.max_response_tokens sft.steps sft.optimizer.lr steps
 """.split()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from preset_runs import preset_config
-from tiny_run import metrics_rows, train_on_one
+from tiny_run import metrics_rows, train_on, train_on_one
 
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
@@ -324,3 +324,18 @@ def test_a_run_resumes_bitwise(tmp_path):
     for name in ("loss", "teacher/gap", "hint/fraction", "grad_norm"):
         assert [row[name] for row in got] == [row[name] for row in want]
     assert 0 < want[-1]["teacher/none_fraction"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{}, {"mesh__tensor": 2}, {"mesh__context": 2}])
+def test_a_mesh_computes_what_one_device_does(tmp_path, mesh):
+    fields = dict(algorithm__teacher_rate=0.2, algorithm__collect=with_hints("of_some()"))
+    fields |= dict(batch__prompts_per_step=16, steps=3)
+    found = []
+    for run, devices, more in (("one", 1, {}), ("four", 4, mesh)):
+        config = hinted_config(tmp_path, run, **fields, **more)
+        train_on(devices, config)
+        found.append(metrics_rows(config.run_dir))
+    for one, four in zip(*found, strict=True):
+        for name in ("loss", "teacher/gap", "hint/fraction", "grad_norm"):
+            assert four[name] == pytest.approx(one[name], rel=1e-3), name
