@@ -30,7 +30,8 @@ _FIELDS = """
     environment.function teacher_model teachers teacher_sources algorithm.teacher_coef
     algorithm.teacher_rate critic_model lora.rank lora.alpha actor_optimizer.name actor_optimizer.lr
     critic_optimizer.name critic_optimizer.lr batch.prompts_per_step batch.samples_per_prompt
-    offline.examples_per_step sampler.temperature sampler.max_response_tokens sft.steps sft.optimizer.lr steps
+    offline.examples_per_step sampler.temperature sampler.max_response_tokens sft.steps
+    sft.optimizer.lr steps
 """.split()
 _MARKDOWN = re.compile(r"[\\`*\[\]~#!|]")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)

@@ -38,11 +38,7 @@ METRICS = {
 }
 HintText = component_in(NAMESPACES["hint"])
 _PLACES = re.compile(r"\{(prompt|hint)\}")
-
-
 _TEMPLATE = "{prompt}\n\n{hint}"
-
-
 _HANDED_ON = ("actor", "reward", "sample", "draw", "tokenizer")
 
 
@@ -59,11 +55,8 @@ def _check_options(
             rule="{hint} stands in it once, and {prompt} at most once",
             fix="template='{prompt}\\n\\n{hint}'",
         )
-    dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
-    if (
-        "scores" in spec(resolve(hint, NAMESPACES["hint"])).reads
-        and spec(dataflow).data == "samples"
-    ):
+    reads_scores = "scores" in spec(resolve(hint, NAMESPACES["hint"])).reads
+    if reads_scores and spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data == "samples":
         raise InputError(
             "with_hint(hint)",
             value=hint,
@@ -128,7 +121,7 @@ def with_hint(
     columns = most_tokens if max_prompt_tokens else _power_of_two(max(lengths, default=1))
     columns += max([cfg.sampling.max_response_tokens, *(len(row.ids) for row in rows)])
     arrays = _teachers_rows(rows, encoded, columns)
-    batch = _taught(
+    batch = _hinted_teacher(
         teacher, result.batch, *place(arrays, actor.model.mesh), rows=cfg.microbatch_rows
     )
     hinted, scored = sum(text is not None for text in texts), sum(row.ids != [] for row in rows)
@@ -251,7 +244,9 @@ def _teachers_rows(rows: list[_Row], encoded: list, columns: int):
 
 
 @functools.partial(jax.jit, static_argnames="rows")
-def _taught(teacher, batch: Batch, tokens, lengths, begins, starts, taught, *, rows: int) -> Batch:
+def _hinted_teacher(
+    teacher, batch: Batch, tokens, lengths, begins, starts, taught, *, rows: int
+) -> Batch:
     """Returns the batch with `teacher` and `teacher_logprobs` [B, S]; arrays: `_teachers_rows`.
     `rows` rows are read at once where these divide B (0: all)."""
     column = jnp.arange(tokens.shape[1])[None, :]
