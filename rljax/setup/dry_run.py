@@ -8,6 +8,7 @@ same program with the same arguments.
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -159,14 +160,26 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
     return metrics, fields_read
 
 
-def _fails(problem: str, error: Exception, component: Component) -> InputError:
-    """Returns the InputError for an exception of a component, in one line, with its location
-    in the user's file."""
+def _fails(problem: str, error: Exception, component: Component, args: tuple = ()) -> InputError:
+    """Returns the InputError for an exception of a component that was called with `args`, in one
+    line, with its location in the user's file."""
     summary = next(iter(str(error).splitlines()), "")
     location = location_in(error, [component.function])
     signature = f"{component.short_name}{component.signature}"
     fix = mending(error) if location else f"correct its options: its signature is {signature}"
+    if "NoneType" in summary and (names := _unfilled(location, args)):
+        fix = (
+            f"no stage has filled batch.{names[0]}: @contract(reads={tuple(names)!r}) on it lets a "
+            "run fill it, or say what would"
+        )
     return InputError(problem, rule=f"{type(error).__name__}: {summary}{location}", fix=fix)
+
+
+def _unfilled(line: str, args: tuple) -> list[str]:
+    """Returns the names of the fields that a line of code reads of a batch among `args`, and that
+    nothing has filled."""
+    empty = {name for x in args if isinstance(x, Batch) for name, v in vars(x).items() if v is None}
+    return [name for name in re.findall(r"\.(\w+)", line) if name in empty]
 
 
 def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:
@@ -367,7 +380,8 @@ class _Checked(Component):
         except InputError:
             raise
         except Exception as error:
-            raise _fails(f"{label} fails when it is called", error, self) from error
+            failure = _fails(f"{label} fails when it is called", error, self, args)
+            raise failure from error
         array = self._first_of(result, label)
         metrics = result[-1] if isinstance(result, tuple) else None
         if isinstance(metrics, dict):

@@ -257,6 +257,11 @@ ON_SHAPES = {
         "algorithm.policy_loss",
         "returns a metric 'x', of the wrong shape: got ()",
     ),
+    "a field that nobody fills": (
+        "def f(policy, batch):\n    return policy.logprobs - batch.ref_logprobs, {}",
+        "algorithm.policy_loss",
+        "Fix: no stage has filled batch.ref_logprobs: @contract(reads=('ref_logprobs',)) on it",
+    ),
     "a metric named by a number": (
         "def f(policy, batch):\n    return policy.logprobs, {3: policy.logprobs}",
         "algorithm.policy_loss",
