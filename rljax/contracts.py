@@ -25,6 +25,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 from rljax.components import Component, Range
+from rljax.errors import InputError, location_of
 from rljax.metric import Metric
 from rljax.reasoning import cut_reasoning
 
@@ -139,11 +140,27 @@ class Contract:
     def __post_init__(self):
         for name in ("reads", "fills", "seats"):
             value = getattr(self, name)
-            if isinstance(value, str) and (name != "reads" or value not in ("answer", "response")):
-                raise TypeError(f"contract({name}=...) is a tuple of names: ({name!r},)")
-        values = self.metrics.values() if isinstance(self.metrics, Mapping) else (None,)
-        if not all(isinstance(metric, Metric) for metric in values):
-            raise TypeError("contract(metrics=...) is of metrics: {'my_ratio': Metric('...')}")
+            if isinstance(value, list):
+                object.__setattr__(self, name, value := tuple(value))
+            of_response = name == "reads" and value in ("answer", "response")
+            if not (of_response or _are_names(value) or name == "fills" and value is None):
+                example = (value,) if isinstance(value, str) else ("rewards",)
+                raise TypeError(f"contract({name}={value!r}) is a tuple of names: {example!r}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, str) and not isinstance(value, field.type):
+                kind = "a whole number" if field.type is int else "a text"
+                raise TypeError(f"contract({field.name}={value!r}) is {kind}")
+        named = isinstance(self.metrics, Mapping) and _are_names(tuple(self.metrics))
+        if not named or not all(isinstance(metric, Metric) for metric in self.metrics.values()):
+            raise TypeError(
+                f"contract(metrics={self.metrics!r}) is of metrics: "
+                "{'my_ratio': rljax.metric.Metric('its meaning')}"
+            )
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
 
 
 # -- annotations of options --
@@ -216,7 +233,8 @@ def _reading(function: Callable, reads: str | Callable[[dict], object]) -> Calla
 
 def spec(function: Callable | Component) -> Contract:
     """Returns the contract of a function for the options that it has: a component's and a partial's
-    own, and its defaults. What wraps a function (jax.jit, functools.wraps) has that function's."""
+    own, and its defaults. What wraps a function (jax.jit, functools.wraps) has that function's.
+    Raises InputError for a declared value that is not of its field."""
     options: dict = {}
     while "contract" not in _attributes(function):
         if isinstance(function, Component):
@@ -235,7 +253,14 @@ def spec(function: Callable | Component) -> Contract:
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         options = {**defaults, **options}
     applied = {k: v(options) if callable(v) and k != "check" else v for k, v in declared.items()}
-    return Contract(**applied)
+    try:
+        return Contract(**applied)
+    except TypeError as error:
+        raise InputError(
+            f"@contract of {function.__name__!r} in module {function.__module__!r}",
+            rule=f"{error}{location_of(function)}",
+            fix="correct that value in the decorator",
+        ) from None
 
 
 def _attributes(function: Callable) -> dict:

@@ -85,10 +85,10 @@ class MetricAt(NamedTuple):
     counted: object
 
 
-def declared_metrics() -> dict[str, Metric]:
-    """Returns the metrics that the loaded modules of rljax declare. A metric that was logged is one
-    of a loaded module."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("rljax.")]
+def declared_metrics(packages: tuple[str, ...] = ("rljax.",)) -> dict[str, Metric]:
+    """Returns the metrics that the loaded modules of rljax declare, or those of them whose names
+    begin so. A metric that was logged is one of a loaded module."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
     tables = [vars(module).get("METRICS", {}) for module in modules]
     return {name: metric for table in tables for name, metric in table.items()}
 

@@ -82,8 +82,8 @@ BREAKS = {
     ),
     "metrics of samples leave out those without a teacher": (
         "rljax/dataflows/distil.py",
-        "metrics = {**sample_metrics(sampled, actor.state.step)",
-        "metrics = {**sample_metrics(batch, actor.state.step)",
+        "metrics = sample_metrics(sampled, actor.state.step, correct_at=cfg.correct_at)",
+        "metrics = sample_metrics(batch, actor.state.step, correct_at=cfg.correct_at)",
         [TEACHERS, "-k", "metrics_of_samples"],
     ),
     "a teacher beside a reward is added with the wrong sign": (

@@ -28,6 +28,7 @@ from rljax.losses import (
     value,
 )
 from rljax.losses.policy import PolicyOutputs
+from rljax.metric import Metric
 from rljax.shaping import filters, scores, steps
 
 P = functools.partial
@@ -269,8 +270,34 @@ def test_spec_of_a_component_has_the_options_of_its_text():
     )
 
 
-def test_a_declaration_with_an_unknown_name_or_a_text_for_a_tuple_is_refused():
+def test_a_declaration_with_an_unknown_name_is_refused():
     with pytest.raises(TypeError, match="contract has no"):
         contract(read=("values",))
-    with pytest.raises(TypeError, match="is a tuple of names"):
-        spec(contract(reads="values")(lambda batch: batch))
+    assert spec(contract(reads=["values"])(lambda batch: batch)).reads == ("values",)
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        (dict(reads="values"), "contract(reads='values') is a tuple of names: ('values',)"),
+        (dict(fills=(3,)), "contract(fills=(3,)) is a tuple of names: ('rewards',)"),
+        (dict(seats="ab"), "contract(seats='ab') is a tuple of names: ('ab',)"),
+        (dict(reads=lambda options: "values"), "is a tuple of names: ('values',)"),
+        (dict(rows="2"), "contract(rows='2') is a whole number"),
+        (dict(data=3), "contract(data=3) is a text"),
+        (dict(metrics={"m": "a text"}), "contract(metrics={'m': 'a text'}) is of metrics: {"),
+        (dict(metrics={3: Metric("x")}), "is of metrics: {'my_ratio': "),
+        (dict(metrics="m"), "contract(metrics='m') is of metrics: {"),
+    ],
+    ids=str,
+)
+def test_a_declared_value_of_another_kind_is_refused_with_its_function(declared, says):
+    @contract(**declared)
+    def mine(batch):
+        return batch
+
+    with pytest.raises(InputError) as error:
+        spec(mine)
+    message = str(error.value)
+    assert message.startswith("@contract of 'mine' in module 'test_contracts'; ")
+    assert says in message and "test_contracts.py:" in message and "Fix: correct" in message

@@ -112,7 +112,8 @@ def cgpo(
     samples = sampled.replace(
         mask=batch.mask * ~is_baseline[:, None], ref_logprobs=batch.ref_logprobs
     )
-    metrics = sample_metrics(samples, actor.state.step) | reference_kl(samples, batch.old_logprobs)
+    metrics = sample_metrics(samples, actor.state.step, correct_at=cfg.correct_at)
+    metrics |= reference_kl(samples, batch.old_logprobs)
     metrics |= _task_metrics(chosen, names, norms)
     return {"actor": new_actor}, {**metrics, **load, **learned}
 

@@ -41,7 +41,7 @@ def distil(
     batch, metrics = mask_untaught_rows(batch)
     # Rows of a file have not been sampled: there are no metrics of samples.
     if sampled.finish_reason is not None:
-        metrics |= sample_metrics(sampled, actor.state.step)
+        metrics |= sample_metrics(sampled, actor.state.step, correct_at=cfg.correct_at)
     options = dict(beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, tail=tail)
     options |= dict(steps=cfg.steps, reduction=cfg.reduction)
     actor, learned = actor.imitate(batch, teacher, **options)
@@ -104,7 +104,8 @@ def on_policy_distil(
     if prefix_gamma:
         advantages = early_weights(advantages, prefix_gamma) * advantages
     batch, filtering = filter_rows(corrected.replace(advantages=advantages), accepted, cfg)
-    metrics = {**sample_metrics(sampled, actor.state.step), **gap, **taught, **mismatch}
+    metrics = sample_metrics(sampled, actor.state.step, correct_at=cfg.correct_at)
+    metrics |= {**gap, **taught, **mismatch}
     actor, metrics = update_actor(actor, batch, cfg, {**metrics, **filtering})
     return {"actor": actor}, metrics
 

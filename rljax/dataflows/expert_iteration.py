@@ -37,7 +37,7 @@ def expert_iteration(
         batch = batch.replace(values=critic.values(batch, cfg.steps))
     rewarded = shape_rewards(batch, cfg)
     batch = compute_advantages(batch, rewarded, cfg)
-    metrics = batch_metrics(batch, rewarded, actor.state.step)
+    metrics = batch_metrics(batch, rewarded, actor.state.step, correct_at=cfg.correct_at)
     learned, filtering = filter_rows(batch, batch, cfg)
     roles = {}
     if critic is not None:

@@ -138,9 +138,8 @@ def learned_from(examples, batch, cfg, actor, reference, chosen: dict, refresh_e
     multiple of `refresh_every`; 0 = never."""
     loss = cfg.preference_loss
     samples = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
-    metrics = sample_metrics(samples, actor.state.step) | reference_kl(
-        samples, samples.sampler_logprobs
-    )
+    metrics = sample_metrics(samples, actor.state.step, correct_at=cfg.correct_at)
+    metrics |= reference_kl(samples, samples.sampler_logprobs)
     examples = actor.balanced(examples)
     row_counts, rows_per_example = (batch.rows, examples.rows), spec(loss).rows
     cfg = cfg.replace(

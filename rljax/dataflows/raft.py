@@ -53,7 +53,7 @@ def raft(
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     examples, chosen = best_rows(batch, cfg.samples_per_prompt, keep, min_score, truncated)
-    metrics = sample_metrics(batch, actor.state.step)
+    metrics = sample_metrics(batch, actor.state.step, correct_at=cfg.correct_at)
     examples = actor.balanced(examples)
     cfg = cfg.replace(steps=rescaled_steps(cfg.steps, batch.rows, examples.rows, 1, actor.row_unit))
     actor, learned = actor.update(examples, negative_log_likelihood, **cfg.update_options())

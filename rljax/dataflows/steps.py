@@ -225,7 +225,8 @@ def describe_batch(sampled: Batch, batch: Batch, cfg, actor, kl_controller=None)
     """Returns the metrics of all sampled rows, including those that a filter took from
     the baseline."""
     sampled = sampled.replace(advantages=batch.advantages, returns=batch.returns)
-    return batch_metrics(sampled, shape_rewards(sampled, cfg, kl_controller), actor.state.step)
+    shaped = shape_rewards(sampled, cfg, kl_controller)
+    return batch_metrics(sampled, shaped, actor.state.step, correct_at=cfg.correct_at)
 
 
 def mean_sequence_kl(batch: Batch):

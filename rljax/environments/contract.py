@@ -36,11 +36,11 @@ __all__ = ["Call", "Done", "Opening", "Reply", "Turn"]
 class Turn:
     """The next text that the policy reads, with what its last reply has earned.
 
-    `reward`, `parts` belong to the reply before it. `state`: any value; equal values are the same
-    state of the world (GiGPO). `seat`: who plays next, one of the names that the environment
-    declares by @contract(seats=(...)). `stop`: texts that end the reply, beside those of
-    sampler.stop_strings; it holds the one that came. `max_tokens`: of the reply, where that is
-    fewer than sampler.max_response_tokens; 0 = that.
+    `reward`, `parts` belong to the reply before it, so a first turn has none. `state`: any value;
+    equal values are the same state of the world (GiGPO). `seat`: who plays next, one of the names
+    that the environment declares by @contract(seats=(...)). `stop`: texts that end the reply,
+    beside those of sampler.stop_strings; it holds the one that came. `max_tokens`: of the reply,
+    where that is fewer than sampler.max_response_tokens; 0 = that.
     """
 
     observation: object  # text, a message, or a list of messages; None: nothing new

@@ -21,7 +21,14 @@ from rljax.environments.calls import Parsed, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
 from rljax.environments.messages import EpisodeLimits, Step
-from rljax.environments.yields import BadYield, outcome_of, shown, state_hash, turn_of
+from rljax.environments.yields import (
+    BadYield,
+    outcome_of,
+    refuse_early_reward,
+    shown,
+    state_hash,
+    turn_of,
+)
 from rljax.errors import InputError, location_in
 from rljax.rewards.pool.calling import describe
 from rljax.rewards.pool.foreign import GroundTruth
@@ -246,6 +253,8 @@ class Episode:
             if yielded is None and self._conversations:
                 raise BadYield("it yielded nothing; Turn(None) is: nothing new to read")
             turn, opening = turn_of(yielded), isinstance(yielded, Opening)
+            if reply is None:
+                refuse_early_reward(turn)
             if self._limit:  # it has been told that this was the last reply
                 return self._end(None, seconds, self._limit)
             return self._step(turn, seconds, yielded.tools if opening else None)
@@ -315,9 +324,10 @@ class Episode:
             if ids is None and messages is None:
                 raise BadYield("it first yielded None, the prompt of the row, which has none")
         limit = self.limits.max_tokens
+        rule = f"environment.max_tokens={limit}: raise it, or shorten the prompt"
         size = sum(len(message.get("content") or "") for message in messages or ())
         if ids is None and size > CHARACTERS_PER_TOKEN * limit:
-            raise _TooLong(f"the first prompt has {size} characters; max_tokens is {limit}")
+            raise _TooLong(f"the first prompt has {size} characters; {rule}")
         conversation = Conversation(
             self.tokenizer,
             self.limits.max_reply_tokens,
@@ -338,7 +348,7 @@ class Episode:
         if not ids:
             raise BadYield("the first prompt has no tokens")
         if len(ids) >= limit:
-            raise _TooLong(f"the first prompt has {len(ids)} tokens; max_tokens is {limit}")
+            raise _TooLong(f"the first prompt has {len(ids)} tokens; {rule}")
         self._conversations[turn.seat] = conversation
         return ids, [dict(message) for message in messages or ()]
 

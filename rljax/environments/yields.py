@@ -57,6 +57,17 @@ def turn_of(yielded: object) -> Turn:
     )
 
 
+def refuse_early_reward(turn: Turn) -> None:
+    """Raises BadYield for a first turn with a reward or parts, which no reply has earned."""
+    if turn.reward or any(turn.parts.values()):
+        parts = f"the parts {shown(turn.parts)}"
+        given = f"the reward {turn.reward:g}" if turn.reward else parts
+        raise BadYield(
+            f"its first yield has {given}: reward and parts of a turn belong to the reply before "
+            "it, and there is none. Yield them with the turn after the reply, or return them"
+        )
+
+
 def _stops(stops: object) -> tuple[str, ...]:
     if not isinstance(stops, list | tuple) or not all(
         isinstance(text, str) and text for text in stops

@@ -42,10 +42,14 @@ METRICS = {
         "below 0.7; more: other prompts, or dynamic sampling",
     ),
     "group/all_right_fraction": Metric(
-        "prompts that all samples solve", "share", "rises as it learns"
+        "prompts whose samples all score at least evaluate.correct_at",
+        "share",
+        "rises as it learns",
     ),
     "group/all_wrong_fraction": Metric(
-        "prompts that no sample solves", "share", "falls as it learns"
+        "prompts of whose samples none scores at least evaluate.correct_at",
+        "share",
+        "falls as it learns",
     ),
     "group/singletons": Metric(
         "samples without a group, as their reward failed or a filter took them", "samples", "few"
@@ -55,7 +59,9 @@ METRICS = {
     ),
     "response_tokens/min": Metric("shortest response", "tokens"),
     "response_tokens/max": Metric("longest response", "tokens"),
-    "prompt_tokens/mean": Metric("length of the prompts", "tokens"),
+    "prompt_tokens/mean": Metric(
+        "length of the prompts; of episodes what stands before the first turn", "tokens"
+    ),
     "response/truncated_fraction": Metric(
         "responses cut off at sampler.max_response_tokens, or episodes at a limit of theirs",
         "share",
@@ -104,9 +110,9 @@ def _spread(prefix: str, x, counted) -> dict:
     }
 
 
-def _group_metrics(scores, live, group) -> dict:
-    """Returns the shares of groups whose rewards are all equal: they teach nothing. Groups of one
-    are not counted."""
+def _group_metrics(scores, right, live, group) -> dict:
+    """Returns the shares of groups whose rewards [B] are all equal, which teach nothing, and of
+    those whose rows are all, or none, `right` [B]. Groups of one are not counted."""
     same_group = (group[:, None] == group[None, :]) & live[None, :] & live[:, None]
     size = jnp.sum(same_group, axis=1)
     low = jnp.min(jnp.where(same_group, scores[None, :], jnp.inf), axis=1)
@@ -115,14 +121,12 @@ def _group_metrics(scores, live, group) -> dict:
     share = jnp.where(live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0)
     groups = jnp.maximum(jnp.sum(share), 1e-9)
     no_signal = share * (low == high)
-    top = jnp.max(jnp.where(live, scores, -jnp.inf))
-    all_right = no_signal * (
-        (low == top) & (top > 0)
-    )  # a batch of zeros is all wrong, not all right
+    any_right = jnp.any(same_group & right[None, :], axis=1)
+    any_wrong = jnp.any(same_group & ~right[None, :], axis=1)
     return {
         "group/zero_advantage_fraction": jnp.sum(no_signal) / groups,
-        "group/all_right_fraction": jnp.sum(all_right) / groups,
-        "group/all_wrong_fraction": jnp.sum(no_signal - all_right) / groups,
+        "group/all_right_fraction": jnp.sum(share * ~any_wrong) / groups,
+        "group/all_wrong_fraction": jnp.sum(share * ~any_right) / groups,
         "group/singletons": jnp.sum(live & (size == 1)).astype(jnp.float32),
     }
 
@@ -145,22 +149,30 @@ def _counted_tokens(batch: Batch):
     return tokens, batches.first_of_sequence(batch) & (tokens > 0)
 
 
-def sample_metrics(batch: Batch, version=None) -> dict:
+def _prompt_tokens(batch: Batch):
+    """Returns the number of tokens before the first one that the policy chose: [B]. A turn that is
+    not learned from, and tokens that a row continues from another one, are the policy's, too."""
+    chosen = batch.mask > 0 if batch.step_ids is None else (batch.mask > 0) | (batch.step_ids > 0)
+    before = (jnp.cumsum(chosen, axis=1) == 0) & (batch.segment_ids > 0)
+    tokens = jnp.sum(before, axis=1)
+    return tokens if batch.kept_tokens is None else tokens - batch.kept_tokens
+
+
+def sample_metrics(batch: Batch, version=None, *, correct_at: float = 1.0) -> dict:
     """Returns lengths and finish reasons of a batch [B, S], and metrics of rewards and groups where
     there are rewards: scalars.
 
     `version` is the trainer's, in optimizer steps; with it the staleness of a token is how many
-    steps it is behind.
+    steps it is behind. A score of at least `correct_at` is right.
     """
     batch.require("finish_reason", by="sample_metrics")
     tokens, live = _counted_tokens(batch)
     rows = jnp.maximum(jnp.sum(live), 1)
-    prompt = jnp.sum(batch.segment_ids > 0, axis=1) - jnp.sum(batch.mask, axis=1)
     lengths = _spread("response_tokens", tokens, live)
     del lengths["response_tokens/std"]
     metrics = {
         **lengths,
-        "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
+        "prompt_tokens/mean": jnp.sum(jnp.where(live, _prompt_tokens(batch), 0)) / rows,
         "response/truncated_fraction": jnp.sum(live & batches.truncated(batch)) / rows,
         "response/interrupted_fraction": jnp.sum(
             live & (batch.finish_reason == FinishReason.INTERRUPT)
@@ -170,7 +182,9 @@ def sample_metrics(batch: Batch, version=None) -> dict:
     if batch.rewards is not None:
         scores = batches.sequence_sum(batch.rewards, batch)
         metrics |= _spread("reward", scores, live)
-        metrics |= _group_metrics(scores, live, batch.group)
+        # The reward's own, which rewards of lines and of turns do not change.
+        outcomes = scores if batch.scores is None else batch.scores
+        metrics |= _group_metrics(scores, outcomes >= correct_at, live, batch.group)
         metrics["reward/length_correlation"] = _correlation(scores, tokens, live)
     if version is not None and batch.policy_version is not None:
         age = (version - batch.policy_version).astype(jnp.float32)
@@ -190,7 +204,7 @@ def reference_kl(batch: Batch, logprobs) -> dict:
     }
 
 
-def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
+def batch_metrics(batch: Batch, shaped: Batch, version=None, *, correct_at: float = 1.0) -> dict:
     """Returns `sample_metrics`, and metrics of shaped rewards, of advantages, and of values if
     there are any: scalars.
 
@@ -202,7 +216,7 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
     shaped_scores = batches.sequence_sum(shaped.rewards, shaped)
     rows = jnp.maximum(jnp.sum(live), 1)
     metrics = {
-        **sample_metrics(batch, version),
+        **sample_metrics(batch, version, correct_at=correct_at),
         "shaped_reward/mean": jnp.sum(jnp.where(live, shaped_scores, 0.0)) / rows,
         **_spread("advantage", batch.advantages, batch.mask > 0),
         "advantage/zero_fraction": batches.masked_mean(

@@ -9,7 +9,7 @@ from rljax.rollout.players.episodes.episodes import Episodes
 from rljax.rollout.players.episodes.log import EpisodeRules
 from rljax.rollout.players.responses import Responses
 from rljax.rollout.players.searched import SearchActor
-from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
+from rljax.rollout.rollout import Rollout, RolloutConfig, check_rows, run_rollout, widened
 from rljax.rollout.rules.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.rules.baseline_response import with_baseline_response
 from rljax.rollout.rules.collect import active, dynamic, first_live, once
@@ -56,6 +56,7 @@ __all__ = [
     "TrajectorySampler",
     "active",
     "against",
+    "check_rows",
     "critic_search",
     "dynamic",
     "extraction_failed_fraction",

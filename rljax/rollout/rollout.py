@@ -8,7 +8,8 @@ run's, and any other name is the role of that name.
 """
 
 import dataclasses
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping
 from inspect import signature
 
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, location_in, location_of, mending
 from rljax.rollout.scoring.report import RewardReport
 from rljax.sampler import Sampling, held_weights
+from rljax.tracking.metric_names import check_metric_names
 
 RolloutText = component_in(NAMESPACES["collect"])
 
@@ -90,7 +92,8 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
     Returns its Rollout.
 
     Weights are brought to the layout of decoding once, and the copy is dropped at the end. Raises
-    InputError if it returns no Rollout, and for what a line of the user's own raises.
+    InputError if it returns no Rollout, for metrics that are no numbers or have names that are
+    taken, and for what a line of the user's own raises.
     """
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
     arguments = {name: value for name, value in available.items() if name in names}
@@ -109,15 +112,41 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
             rule=f"{type(error).__name__}: {error}{location}",
             fix=mending(error),
         ) from error
-    if not isinstance(result, Rollout):
+    parts = vars(result) if isinstance(result, Rollout) else {}
+    if not isinstance(parts.get("batch"), Batch) or not isinstance(parts["metrics"], Mapping):
+        kinds = ", ".join(type(part).__name__ for part in parts.values())
         raise InputError(
             f"{label} returns the wrong thing",
-            value=type(result).__name__,
+            value=f"Rollout({kinds})" if parts else type(result).__name__,
             rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
             f"{location_of(function)}",
             fix="return Rollout(batch, prompts, report, metrics)",
         )
+    check_metric_names(label, result.metrics, function, like=("rljax.rollout.rules.",))
+    for name, value in result.metrics.items():
+        if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
+            raise InputError(
+                f"{label} returns a metric {name!r}",
+                value=value,
+                rule=f"a metric is one number{location_of(function)}",
+                fix="return a number, and call several by several names",
+            )
     return result
+
+
+def check_rows(rollout: Component, batch: Batch, cfg: RolloutConfig) -> None:
+    """Raises InputError unless the batch of a step has the rows that the config says: fewer would
+    be learned from without a word."""
+    rows = cfg.prompts_per_step * cfg.samples_per_prompt
+    if batch.rows != rows:
+        raise InputError(
+            f"algorithm.collect={rollout.text!r} returns the wrong number of rows",
+            value=batch.rows,
+            rule=f"a step has prompts_per_step x samples_per_prompt = {cfg.prompts_per_step} x "
+            f"{cfg.samples_per_prompt} = {rows} rows{location_of(rollout.function)}",
+            fix="return n=cfg.samples_per_prompt rows for each of cfg.prompts_per_step prompts, or "
+            "set batch.prompts_per_step and batch.samples_per_prompt to what it returns",
+        )
 
 
 def widened(batch: Batch, columns: int) -> Batch:

@@ -8,6 +8,7 @@ same program with the same arguments.
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,14 @@ from rljax.roles import Role, SelfTeacher
 from rljax.roles.program import checking_returned
 from rljax.setup.role_table import abstract_roles
 from rljax.setup.setup import Phase, Setup, fields_by_settings, sampled_prompts
+from rljax.tracking.metric_names import check_metric_names
+
+# Packages whose metrics a formula of the user's may return in their place, and a dataflow.
+_FORMULAS = ("rljax.losses.", "rljax.correction.")
+_LEARNING = (
+    *_FORMULAS,
+    *("rljax.dataflows.", "rljax.learn.", "rljax.models.", "rljax.roles.", "rljax.shaping."),
+)
 
 
 def batch_fields(setup: Setup, phase: Phase) -> set[str]:
@@ -125,8 +134,8 @@ def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
 
 @functools.lru_cache(maxsize=64)
 def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
-    function, noting = dataflow.function, _Noting(algorithm)
     batch, key, roles = jax.tree.unflatten(tree, leaves)
+    function, noting = dataflow.function, _Noting(algorithm, tuple(roles))
     check = functools.partial(_check_page, dataflow)
 
     def page(batch, key, roles):
@@ -151,14 +160,26 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
     return metrics, fields_read
 
 
-def _fails(problem: str, error: Exception, component: Component) -> InputError:
-    """Returns the InputError for an exception of a component, in one line, with its location
-    in the user's file."""
+def _fails(problem: str, error: Exception, component: Component, args: tuple = ()) -> InputError:
+    """Returns the InputError for an exception of a component that was called with `args`, in one
+    line, with its location in the user's file."""
     summary = next(iter(str(error).splitlines()), "")
     location = location_in(error, [component.function])
     signature = f"{component.short_name}{component.signature}"
     fix = mending(error) if location else f"correct its options: its signature is {signature}"
+    if "NoneType" in summary and (names := _unfilled(location, args)):
+        fix = (
+            f"no stage has filled batch.{names[0]}: @contract(reads={tuple(names)!r}) on it lets a "
+            "run fill it, or say what would"
+        )
     return InputError(problem, rule=f"{type(error).__name__}: {summary}{location}", fix=fix)
+
+
+def _unfilled(line: str, args: tuple) -> list[str]:
+    """Returns the names of the fields that a line of code reads of a batch among `args`, and that
+    nothing has filled."""
+    empty = {name for x in args if isinstance(x, Batch) for name, v in vars(x).items() if v is None}
+    return [name for name in re.findall(r"\.(\w+)", line) if name in empty]
 
 
 def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:
@@ -172,6 +193,7 @@ def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -
         fix = 'return ({"actor": new_actor}, {"loss": ...}) from the dataflow'
         raise InputError(problem, value=_kind(returned), rule=rule, fix=fix)
     new_roles, metrics = returned
+    check_metric_names(f"dataflow={dataflow.text!r}", metrics, dataflow.function, like=_LEARNING)
     for name, role in new_roles.items():
         if role is not None and type(role) is not type(roles.get(name)):
             rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{location}"
@@ -316,9 +338,11 @@ class _Noting(Algorithm):
     """An Algorithm that notes which of its fields are read, and whose components say what is wrong
     with them; so do its copies."""
 
-    def __init__(self, algorithm: Algorithm, fields_read: set[str] | None = None):
+    def __init__(
+        self, algorithm: Algorithm, roles: tuple[str, ...], fields_read: set[str] | None = None
+    ):
         fields_read = set() if fields_read is None else fields_read
-        vars(self).update(vars(algorithm), plain=algorithm, fields_read=fields_read)
+        vars(self).update(vars(algorithm), plain=algorithm, roles=roles, fields_read=fields_read)
 
     def become_plain(self) -> None:
         """Turns this object into the Algorithm itself. jit tells static arguments apart by type and
@@ -326,7 +350,7 @@ class _Noting(Algorithm):
         object.__setattr__(self, "__class__", Algorithm)
 
     def replace(self, **fields) -> "_Noting":
-        return _Noting(self.plain.replace(**fields), self.fields_read)
+        return _Noting(self.plain.replace(**fields), self.roles, self.fields_read)
 
     def __getattribute__(self, name: str):
         value = object.__getattribute__(self, name)
@@ -334,8 +358,8 @@ class _Noting(Algorithm):
             return value
         object.__getattribute__(self, "fields_read").add(name)
         if isinstance(value, tuple):
-            return tuple(_Checked(component, name) for component in value)
-        return _Checked(value, name) if isinstance(value, Component) else value
+            return tuple(_Checked(component, name, self.roles) for component in value)
+        return _Checked(value, name, self.roles) if isinstance(value, Component) else value
 
     def __eq__(self, other):
         return self is other
@@ -348,9 +372,9 @@ class _Checked(Component):
     """The component of a field of config.algorithm, whose failures name it, and whose result must
     have the form and the shape of its stage."""
 
-    def __init__(self, component: Component, field: str):
+    def __init__(self, component: Component, field: str, roles: tuple[str, ...]):
         stage = STAGES[SETTINGS[f"algorithm.{field}"].component]
-        vars(self).update(vars(component), field=field, stage=stage)
+        vars(self).update(vars(component), field=field, stage=stage, roles=roles)
 
     def __call__(self, *args, **kwargs):
         label = f"algorithm.{self.field}={self.text!r}"
@@ -359,8 +383,13 @@ class _Checked(Component):
         except InputError:
             raise
         except Exception as error:
-            raise _fails(f"{label} fails when it is called", error, self) from error
+            failure = _fails(f"{label} fails when it is called", error, self, args)
+            raise failure from error
         array = self._first_of(result, label)
+        metrics = result[-1] if isinstance(result, tuple) else None
+        if isinstance(metrics, dict):
+            options = dict(like=_FORMULAS, roles=self.roles)
+            check_metric_names(label, metrics, self.function, **options)
         if not self.stage.axes:  # a correction returns a batch
             return result
         batch = next(x for x in args if isinstance(x, Batch))
@@ -368,8 +397,8 @@ class _Checked(Component):
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
         allowed = [shapes[axis] for axis in self.stage.axes]
         parts = {"returns": array}
-        if isinstance(result, tuple) and isinstance(result[-1], dict):
-            arrays = _metric_arrays(result[-1])
+        if isinstance(metrics, dict):
+            arrays = _metric_arrays(metrics)
             parts |= {f"returns a metric {name!r}, of": v for name, v in arrays.items()}
         for part, value in parts.items():
             if jnp.shape(value) not in allowed:

@@ -29,7 +29,15 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.learn.optimizers import new_optimizer
 from rljax.rewards.on_device import DeviceScorer, device_scorer
-from rljax.rollout import Reward, RewardReport, RolloutConfig, ScoredRow, run_rollout, widened
+from rljax.rollout import (
+    Reward,
+    RewardReport,
+    RolloutConfig,
+    ScoredRow,
+    check_rows,
+    run_rollout,
+    widened,
+)
 from rljax.rollout.on_device import DevicePrompts, DeviceSampler, report_of
 from rljax.sampler import Decoding
 from rljax.setup import Phase, Setup
@@ -347,6 +355,7 @@ def _one_step(
             rule="in a program of several steps it is the one that `sample` has returned",
             fix="Rollout(batch, prompts, report) with that report, or program_steps=1",
         )
+    check_rows(static.rollout, result.batch, static.cfg)
     batch = widened(result.batch, static.columns)
     if not static.keeps_parts:
         batch = batch.replace(reward_parts=None)

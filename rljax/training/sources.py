@@ -39,6 +39,7 @@ from rljax.rollout import (
     Landed,
     Player,
     RewardReport,
+    check_rows,
     make_sample,
     player_of,
     run_rollout,
@@ -272,6 +273,7 @@ class RolloutSource(LoaderSource):
         done = run_rollout(setup.rollout, prompts, key, cfg, **{**roles, **given})
         if flies:
             _require_taken(landed, setup)
+        check_rows(setup.rollout, done.batch, cfg)
         drawn = self.drawn_metrics(before)
         batch = place(widened(done.batch, setup.row_tokens), setup.model.mesh)
         batch = with_teachers(batch, done.prompts.records, setup)

@@ -1,19 +1,22 @@
 """Components of a config: whether they exist, can be called, and ask for the same roles and
 fields. What a component needs is its contract (rljax.contracts)."""
 
+import dataclasses
 import inspect
 
 from rljax import dataflows
+from rljax.batch import Batch
 from rljax.components import Component
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.schema import FIELDS, STAGES
 from rljax.config.values import texts_of
-from rljax.contracts import spec
+from rljax.contracts import Contract, spec
 from rljax.data.kinds import SAMPLED
-from rljax.errors import InputError
+from rljax.errors import InputError, location_of
 from rljax.rewards.pool.calling import reads_model
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import fields_by_settings, rollout_of
+from rljax.suggest import near_names
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
@@ -45,10 +48,10 @@ def check_components(config: Config, problems: ConfigProblems) -> str:
     def check(field: str, text: str, stage: str) -> None:
         component = resolve_field(problems, field, text, stage)
         if component is not None:
-            components[stage] = component
             _check_signature(problems, field, component, stage, roles)
-            if stage != "collect":  # which a dataflow that learns from a file does not read
-                _check_options(config, problems, field, component)
+            # A dataflow that learns from a file does not read algorithm.collect.
+            if stage == "collect" or _check_options(config, problems, field, component):
+                components[stage] = component
 
     defaults = Config()
     for field, stage in _STAGE_OF_FIELD.items():
@@ -129,11 +132,29 @@ def _check_options(
     declared = None
     try:
         declared = spec(component)
+        _check_batch_fields(component, declared)
         if declared.check is not None:
             declared.check(config, component.options)
     except InputError as error:
         problems.add(field, component.text, error)
     return declared is not None
+
+
+def _check_batch_fields(component: Component, declared: Contract) -> None:
+    """Raises InputError for a name in `reads` or `fills` that no field of a batch has."""
+    reads = declared.reads if isinstance(declared.reads, tuple) else ()
+    fields = [field.name for field in dataclasses.fields(Batch)]
+    for kind, names in {"reads": reads, "fills": declared.fills or ()}.items():
+        for name in names:
+            if name not in fields:
+                near = near_names(name, fields, 1)
+                raise InputError(
+                    f"contract({kind}) of {component.name!r}",
+                    value=name,
+                    rule=f"the fields of a batch are {', '.join(fields)}"
+                    f"{location_of(component.function)}",
+                    fix=f"did you mean {near[0]!r}?" if near else "name one of these",
+                )
 
 
 def _check_reward(config: Config, field: str, problems: ConfigProblems) -> None:

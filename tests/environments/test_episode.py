@@ -292,6 +292,17 @@ def test_whatever_an_environment_does_wrong_is_a_failed_step(users, what, kind, 
     assert component.function.__globals__["CLOSED"] == [what]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"), [("5.0", "the reward 5: "), ("parts={'p': 3.0}", "the parts {'p': 3.0}: ")]
+)
+def test_a_first_turn_earns_nothing_as_no_reply_stands_before_it(users, given, said):
+    what = f"yield Turn('x', {given})"
+    step = episode(users(f"act(what={what!r}, first=True)")).begin()
+    assert step.kind == "bad yield" and f"its first yield has {said}" in step.failure
+    zeros = "act(what=\"yield Turn('x', 0.0, parts={'p': 0})\", first=True)"
+    assert episode(users(zeros)).begin().failure == ""
+
+
 def test_an_environment_that_asks_nothing_or_is_none(users):
     assert episode(users("act(first=True)")).begin().kind == "bad yield"
     assert episode(users("no_generator"), prompt="x").begin().kind == "not a generator"

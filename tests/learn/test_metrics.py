@@ -54,3 +54,46 @@ def test_texts_of_the_data_are_not_stale():
     )
     got = jax.jit(sample_metrics)(batch, 5)
     assert (float(got["staleness/mean"]), float(got["staleness/max"])) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "correct_at", "right", "wrong"),
+    [
+        ([0.1] * 4, 1.0, 0.0, 1.0),  # partial scores, all equal: nobody is right
+        ([0.1] * 4, 0.1, 1.0, 0.0),
+        ([1.0, 2.0, 0.3, 0.0], 1.0, 0.5, 0.5),  # unequal scores on one side
+        ([1.0, 0.0, 0.0, 2.0], 1.0, 0.0, 0.0),
+    ],
+)
+def test_groups_are_right_by_the_score_that_counts_as_right(scores, correct_at, right, wrong):
+    scores = np.array(scores, np.float32)
+    rewards = np.stack([scores, np.full(4, -5.0, np.float32)], axis=1)  # a reward of a turn, too
+    batch = response_batch(
+        np.ones((4, 2)),
+        jnp.float32,
+        finish_reason=[0] * 4,
+        group=[0, 0, 1, 1],
+        rewards=rewards,
+        scores=scores,
+    )
+    got = jax.jit(sample_metrics, static_argnames="correct_at")(batch, correct_at=correct_at)
+    shares = (got["group/all_right_fraction"], got["group/all_wrong_fraction"])
+    assert tuple(map(float, shares)) == (right, wrong)
+    without_scores = batch.replace(scores=None, rewards=rewards * np.array([1, 0], np.float32))
+    got = sample_metrics(without_scores, correct_at=correct_at)
+    assert float(got["group/all_right_fraction"]) == right
+
+
+def test_the_prompt_ends_where_the_policy_begins():
+    """Neither what an environment said between turns, nor a turn that is not learned from, nor what
+    a row continues from another one is a part of the prompt."""
+    whole = response_batch([[0, 0, 1, 0, 0, 1]], jnp.float32, finish_reason=[0])
+
+    def tokens(**fields):
+        return float(sample_metrics(whole.replace(**fields))["prompt_tokens/mean"])
+
+    turns = np.array([[0, 0, 1, 0, 0, 2]], np.int32)
+    bad_first_turn = whole.mask * (turns != 1)
+    assert tokens() == 2
+    assert tokens(step_ids=turns, mask=bad_first_turn) == 2
+    assert tokens(mask=bad_first_turn, kept_tokens=np.array([3], np.int32)) == 2

@@ -13,8 +13,11 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import HuggingFaceTokenizer
+from rljax.environments.messages import EpisodeLimits
 from rljax.rewards.pool.pool import RewardPool, Score
-from rljax.rollout import Reward, RewardReport, ScoredRow, make_sample
+from rljax.rollout import EpisodeRules, Reward, RewardReport, ScoredRow, make_sample
+from rljax.rollout.players.episodes.log import Trajectory, summed_parts
+from rljax.rollout.players.episodes.outcomes import seat_scores
 from rljax.rollout.scoring.reward import parts_of
 from rljax.sampler import Sampling
 
@@ -240,3 +243,14 @@ def test_samples_are_shown_with_the_special_tokens_within_them(tmp_path, pool):
             ScoredRow(sample, Score(1.0, {}, "ok", 0.0, ""), record, 0).example()["response"]
             == shown
         )
+
+
+def test_parts_of_one_name_are_added_up():
+    """Of turns, and of the reward that scores the last one; a part is not replaced by another."""
+    sampling = Sampling(max_response_tokens=2)
+    rules = EpisodeRules(EpisodeLimits(max_tokens=8), sampling)
+    episode = Trajectory(0, 0, None, {}, np.zeros((1, 2), np.uint32))
+    episode.parts = summed_parts({"style": 3.0, "tries": 1.0}, {"style": 0.5})
+    [score] = seat_scores(episode, rules, {0: Score(2.0, {"style": 5.0}, "ok", 0.0)})
+    parts = {"style": 8.5, "tries": 1.0, "outcome": 2.0, "turn_rewards": 0.0}
+    assert (score.value, score.parts) == (2.0, parts)

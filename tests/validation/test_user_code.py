@@ -6,16 +6,18 @@ Each module below is all that the user writes.
 import json
 import types
 
+import jax.numpy as jnp
 import pytest
 from conftest import lanes
 from tiny_run import metrics_rows, train_on_one
 
+from rljax.batch import Batch
 from rljax.components import resolve
 from rljax.config import Config
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Reward, player_of, run_rollout
+from rljax.rollout import Reward, RolloutConfig, check_rows, player_of, run_rollout
 from rljax.setup import build
 from rljax.setup.dry_run import check_fields_read
 from rljax.training import train
@@ -176,6 +178,28 @@ def test_a_dataflow_that_cannot_be_called_is_refused_by_its_config(
     assert says in str(error.value) and "dataflow=" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ("reads='rewards'", "contract(reads='rewards') is a tuple of names: ('rewards',)"),
+        ("reads=('advantagse',)", "got 'advantagse'; the fields of a batch are tokens, "),
+        ("fills=('return',)", "Fix: did you mean 'returns'?"),
+    ],
+)
+def test_a_contract_that_does_not_hold_is_a_problem_of_its_field(
+    declared, says, tmp_path, monkeypatch
+):
+    name = f"miscontracted_{abs(hash(declared))}"
+    module = f"from rljax.contracts import contract\n@contract({declared})\ndef f(batch): ...\n"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as error:
+        validate(put(tiny(tmp_path), "algorithm.advantage", f"{name}.f"))
+    message = str(error.value)
+    assert f"1. algorithm.advantage='{name}.f': " in message and "  2. " not in message
+    assert says in message and f"{name}.py:" in message
+
+
 # What a signature does not tell: (the module, its field, what the refusal says).
 ON_SHAPES = {
     "raises": (
@@ -232,6 +256,27 @@ ON_SHAPES = {
         "def f(policy, batch):\n    return policy.logprobs, {'x': policy.logprobs.mean()}",
         "algorithm.policy_loss",
         "returns a metric 'x', of the wrong shape: got ()",
+    ),
+    "a field that nobody fills": (
+        "def f(policy, batch):\n    return policy.logprobs - batch.ref_logprobs, {}",
+        "algorithm.policy_loss",
+        "Fix: no stage has filled batch.ref_logprobs: @contract(reads=('ref_logprobs',)) on it",
+    ),
+    "a metric named by a number": (
+        "def f(policy, batch):\n    return policy.logprobs, {3: policy.logprobs}",
+        "algorithm.policy_loss",
+        "returns a metric: got 3; the name of a metric is a text",
+    ),
+    "metrics of names that are taken": (
+        "def f(policy, batch):\n    x = policy.logprobs\n"
+        "    return x, {'step': x, 'reward/mean': x, 'pg_clipfrac': x, 'my/entropy': x}",
+        "algorithm.policy_loss",
+        "names that are taken: got 'step, reward/mean'; the run itself logs them",
+    ),
+    "a name of a dataflow that is taken": (
+        f"{FLOW}):\n    return {{}}, {{'loss': 1.0, 'batch/tokens': 1.0, 'time/mine_s': 2.0}}",
+        "dataflow",
+        "names that are taken: got 'batch/tokens, time/mine_s'",
     ),
     "a loss of integers": (
         "def f(policy, batch):\n    return batch.tokens, {}",
@@ -356,6 +401,54 @@ def test_what_is_wrong_with_a_users_rollout_is_one_line(collect, says, tmp_path,
         run_rollout(component, None, None, None, actor=None, reward=None)
     message = str(error.value)
     assert f"algorithm.collect='{name}.f' {says}" in message and f"{name}.py:" in message
+
+
+EMPTY = Batch(*(jnp.zeros((2, 3), t) for t in (jnp.int32, jnp.int32, jnp.int32, jnp.float32)))
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ("batch, None, None, {'note': 'text'}", "returns a metric 'note': got 'text'; a metric"),
+        ("batch, None, None, {'rows': [1.0]}", "returns a metric 'rows': got [1.0]; a metric"),
+        ("batch, None, None, {'loss': 1.0}", "names that are taken: got 'loss'"),
+        ("batch, None, None, {1: 1.0}", "returns a metric: got 1; the name of a metric is a text"),
+        ("batch, None, None, None", "got 'Rollout(Batch, NoneType, NoneType, NoneType)'"),
+        ("None, batch, None, {}", "got 'Rollout(NoneType, Batch, NoneType, dict)'"),
+    ],
+)
+def test_metrics_of_a_users_rollout_are_numbers_of_names_of_their_own(
+    returned, says, tmp_path, monkeypatch
+):
+    name = f"users_metrics_{abs(hash(returned))}"
+    text = "from rljax.rollout import Rollout\ndef f(prompts, key, cfg, *, batch):\n"
+    (tmp_path / f"{name}.py").write_text(f"{text}    return Rollout({returned})")
+    monkeypatch.syspath_prepend(tmp_path)
+    component = resolve(f"{name}.f", "rljax.rollout")
+    with pytest.raises(InputError) as error:
+        run_rollout(component, None, None, None, batch=EMPTY)
+    message = str(error.value)
+    assert f"algorithm.collect='{name}.f'" in message and says in message
+    assert f"{name}.py:" in message
+
+
+def test_metrics_of_names_of_their_own_and_of_the_rules_pass(tmp_path, monkeypatch):
+    text = "from rljax.rollout import Rollout\ndef f(prompts, key, cfg, *, batch):\n    "
+    text += "return Rollout(batch, None, None, {'mine': 1, 'f/loss': batch.mask[0, 0], "
+    (tmp_path / "users_good_metrics.py").write_text(text + "'collect/rounds': 2.0})")
+    monkeypatch.syspath_prepend(tmp_path)
+    component = resolve("users_good_metrics.f", "rljax.rollout")
+    assert run_rollout(component, None, None, None, batch=EMPTY).metrics["mine"] == 1
+
+
+def test_a_rollout_of_other_rows_than_the_step_has_is_refused():
+    cfg = RolloutConfig(prompts_per_step=2, samples_per_prompt=4, sampling=None)
+    once = resolve("once", "rljax.rollout")
+    with pytest.raises(InputError) as error:
+        check_rows(once, EMPTY, cfg)
+    says = "algorithm.collect='once' returns the wrong number of rows: got 2; a step has "
+    assert says + "prompts_per_step x samples_per_prompt = 2 x 4 = 8 rows" in str(error.value)
+    check_rows(once, EMPTY, cfg.replace(samples_per_prompt=1))
 
 
 # -- a reward is tried on a row of the data before anything is compiled

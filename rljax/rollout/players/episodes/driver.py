@@ -28,6 +28,7 @@ from rljax.rollout.players.episodes.log import (
     limited_sampling,
     replies_of,
     reply_of,
+    summed_parts,
 )
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Sample
@@ -276,8 +277,7 @@ class Driver:
         episode.bad_turns += step.bad_turn
         episode.unknown_calls += step.unknown_calls
         episode.failed_calls += step.failed_calls
-        for name, value in step.parts.items():
-            episode.parts[name] = episode.parts.get(name, 0.0) + value
+        episode.parts = summed_parts(episode.parts, step.parts)
         if episode.speaker is not None and episode.speaker.turns:
             turn = episode.speaker.turns[-1]
             turn.reward, turn.bad, turn.text = step.reward, step.bad_turn, step.text
@@ -420,7 +420,7 @@ class Driver:
         episode.finish = reason
         if returned:
             episode.outcome = step.outcome
-            episode.parts |= step.outcome_parts
+            episode.parts = summed_parts(episode.parts, step.outcome_parts)
         elif rules.on_limit is not None:
             episode.outcome = {seat: rules.on_limit for seat in rules.seats}
         if step is None:

@@ -55,7 +55,7 @@ MENDING = {  # kind of a failure -> what mends the environment
     "raised": "correct that line of the environment",
     "unreadable": "correct that line of the parser of calls",
     "not a generator": "yield what the policy reads: reply = yield observation",
-    "bad yield": "yield a text, a message, a list of messages, or a Turn",
+    "bad yield": "correct what it yields: a text, a message, a list of messages, or a Turn",
     "bad outcome": "return a number, a dict of numbers with 'score', or None",
     "timeout": "make the step faster, or raise environment.turn_timeout_s",
     "killed": "raise environment.memory_gb, or leave out what ends the process (os._exit, a crash)",

@@ -190,6 +190,11 @@ class EpisodeRules:
         return len(self.seats) * self.max_rows
 
 
+def summed_parts(parts: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    """Returns the named parts of both; those of one name are added up, as scores are."""
+    return parts | {name: parts.get(name, 0.0) + value for name, value in more.items()}
+
+
 def limited_sampling(sampling: Sampling, step: Step, room: int) -> Sampling:
     """Returns how the turn that answers a step is sampled, with `room` for so many tokens."""
     step_limit = (step.max_tokens,) if step.max_tokens else ()

@@ -8,7 +8,7 @@ from rljax import hosts
 from rljax.errors import InputError
 from rljax.reasoning import response_of
 from rljax.rewards.pool.pool import RewardPool, Score
-from rljax.rollout.players.episodes.log import EpisodeRules, Trajectory
+from rljax.rollout.players.episodes.log import EpisodeRules, Trajectory, summed_parts
 from rljax.rollout.scoring.report import RewardInput
 from rljax.rollout.scoring.reward import Reward, of_all_hosts, sample_of
 
@@ -66,7 +66,7 @@ def seat_scores(
         )
         logs = [log for log in episode.logs if log.seat == seat]
         paid = sum(turn.reward for log in logs for turn in log.turns)
-        parts = episode.parts | ({} if reward_score is None else reward_score.parts)
+        parts = summed_parts(episode.parts, {} if reward_score is None else reward_score.parts)
         parts |= {"outcome": outcome, "turn_rewards": float(paid)}
         scores.append(Score(outcome + paid, parts, "ok", episode.seconds))
     return scores
