@@ -36,7 +36,7 @@ from rljax.setup.decoding import decoding_of
 from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.scoring import make_episodes
 from rljax.setup.setup import check_length, load_model, make_sampling
-from rljax.setup.weights import initial_params
+from rljax.setup.weights import check_model_configs, initial_params
 
 LOG = logging.getLogger("rljax")
 _SCORED_ROWS = 8  # by a reward model at once, on each device
@@ -196,6 +196,8 @@ def _run_policy(
     number = _find_step(store, step)
     tokenizer = load_run_tokenizer(config, None if today else run_date(path.parent))
     model = load_model(config, tokenizer)
+    record = path.parent / "model.json"
+    check_model_configs(config, record, allowed=("model",), fields=("model",))
     while True:
         try:
             params = _read_params(store, number, model)
@@ -205,7 +207,7 @@ def _run_policy(
                 raise
             number = _find_step(store, step)
     if model.config.has_frozen:  # a checkpoint holds what is trained alone
-        options = dict(begun=path.parent / "model.json", may_differ=True)
+        options = dict(begun=record, may_differ=True)
         params = merged(params, model.split(initial_params(config, model, **options))[1])
     reader = image_reader(config, tokenizer)
     return SavedPolicy(config, model, params, tokenizer, number, reader)

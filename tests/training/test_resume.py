@@ -713,6 +713,37 @@ def test_a_resumed_run_writes_the_date_of_its_first_start(tmp_path):
     assert load_policy(tmp_path / "run", today=True).tokenizer.now > date
 
 
+def test_a_base_of_another_config_is_noticed_by_a_resume_and_a_load(tmp_path, caplog):
+    """config.json decides what the weights compute: model.json has that of the first start."""
+    fields = dict(steps=1, data__test="")
+    train_on_one(offline_config(tmp_path, "examples", "sft", "base", export=True, **fields))
+    config = offline_config(tmp_path, "examples", "sft", "run", **fields)
+    config.model, config.tokenizer = str(tmp_path / "base" / "policy"), ""
+    config.checkpoint.allow_changed = ("steps",)
+    train_on_one(config)
+    path = tmp_path / "base" / "policy" / "config.json"
+    first = path.read_text()
+    path.write_text(json.dumps(json.loads(first) | {"transformers_version": "9"}))
+    load_policy(tmp_path / "run")  # the same model
+    path.write_text(json.dumps(json.loads(first) | {"rms_norm_eps": 0.5}))
+    longer = dataclasses.replace(config, steps=2)
+    with pytest.raises(
+        InputError, match="another model.*rms_norm_eps=0.5, which was 1e-06.*'model'"
+    ):
+        train_on_one(longer)
+    assert "rms_norm_eps" not in caplog.text
+    load_policy(tmp_path / "run")
+    assert caplog.text.count("rms_norm_eps=0.5") == 1
+    longer.checkpoint.allow_changed = ("steps", "model")
+    train_on_one(longer)
+    assert caplog.text.count("rms_norm_eps=0.5") == 2
+    record = tmp_path / "run" / "model.json"
+    written_before = {k: v for k, v in json.loads(record.read_text()).items() if k != "configs"}
+    record.write_text(json.dumps(written_before))
+    load_policy(tmp_path / "run")
+    assert caplog.text.count("rms_norm_eps=0.5") == 2
+
+
 @pytest.mark.parametrize(
     ("starts", "date"),
     [
