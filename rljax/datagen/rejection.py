@@ -2,6 +2,7 @@
 2304.06767; best-of-n): selection, the files, and the loop sample, select, SFT.
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -205,11 +206,7 @@ def rejection_sample(
     picked = [group[i] for group, picks in groups_and_picks for i in picks]
     examples = [example_row(prompts, sample) for sample in picked]
     if not examples:
-        raise InputError(
-            f"none of {len(samples)} samples was selected",
-            value=f"mean reward {metrics['mean_reward_all']:.3g}, min_reward {options.min_reward}",
-            fix="more --samples, a lower --min_reward, or a policy that sometimes succeeds",
-        )
+        raise _none_selected(samples, options)
     files = {"examples": write_rows(options.out, examples)}
     if options.pairs:
         pairs = _pair_rows(prompts, groups, options)
@@ -311,6 +308,37 @@ def _select(groups: list[list[Completion]], options: RejectionOptions) -> tuple[
         selected.append(select(r, t, **selection, eligible=has_text))
     truncated = [[s.truncated for s in group] for group in groups]
     return selected, selection_metrics(rewards, texts, selected, truncated, method=options.select)
+
+
+def _none_selected(samples: Sequence[Completion], options: RejectionOptions) -> InputError:
+    """Returns the error for samples of which none was selected: why each was not, and what helps
+    against the reasons, the most frequent first."""
+    cut = "without an end (the limit is --max_response_tokens)"
+    empty, failed = "without text", "without a reward, which failed"
+    low = f"with a reward of at most --min_reward={options.min_reward}"
+    reasons = collections.Counter(
+        cut
+        if sample.truncated and not options.keep_truncated
+        else empty
+        if not sample.text.strip()
+        else failed
+        if math.isnan(sample.reward)
+        else low
+        for sample in samples
+    )
+    rewards = [sample.reward for sample in samples if not math.isnan(sample.reward)]
+    highest = f"; the highest reward is {max(rewards):.3g}" if rewards else ""
+    fixes = {
+        cut: "a larger --max_response_tokens, or --keep_truncated",
+        empty: "a policy that answers these prompts, or another --temperature",
+        failed: "a --reward that can score these texts",
+        low: "more --samples, a lower --min_reward, or a policy that sometimes succeeds",
+    }
+    return InputError(
+        f"none of {len(samples)} samples was selected",
+        value=", ".join(f"{n} {reason}" for reason, n in reasons.most_common()) + highest,
+        fix="; ".join(fixes[reason] for reason, _ in reasons.most_common()),
+    )
 
 
 def _pair_rows(

@@ -91,6 +91,7 @@ class Episode:
         self.tokenizer, self.sample_seed = tokenizer, sample_seed
         self.seats = spec(component).seats
         self.ended = False
+        self.overlong = ""  # length of a first prompt that does not fit
         self._prompt = (prompt_ids, messages)
         extra = fields.get("extra_info")
         self._variables = variables_of(extra if isinstance(extra, dict) else {}, "the row")
@@ -267,6 +268,7 @@ class Episode:
                 ids, messages = self._first(turn, tools or ())
             except _TooLong as error:
                 if not self._turns:
+                    self.overlong = error.size
                     raise BadYield(str(error)) from None
                 return self._end(None, seconds, "tokens")
         else:
@@ -317,7 +319,7 @@ class Episode:
         limit = self.limits.max_tokens
         size = sum(len(message.get("content") or "") for message in messages or ())
         if ids is None and size > CHARACTERS_PER_TOKEN * limit:
-            raise _TooLong(f"the first prompt has {size} characters; max_tokens is {limit}")
+            raise _TooLong(f"{size} characters", limit)
         conversation = Conversation(
             self.tokenizer,
             self.limits.max_reply_tokens,
@@ -338,7 +340,7 @@ class Episode:
         if not ids:
             raise BadYield("the first prompt has no tokens")
         if len(ids) >= limit:
-            raise _TooLong(f"the first prompt has {len(ids)} tokens; max_tokens is {limit}")
+            raise _TooLong(f"{len(ids)} tokens", limit)
         self._conversations[turn.seat] = conversation
         return ids, [dict(message) for message in messages or ()]
 
@@ -425,7 +427,11 @@ class Episode:
 
 
 class _TooLong(Exception):
-    """A prompt that does not fit an episode."""
+    """A prompt that does not fit an episode. `size` is its length with the unit."""
+
+    def __init__(self, size: str, limit: int):
+        super().__init__(f"the first prompt has {size}; max_tokens is {limit}")
+        self.size = size
 
 
 def _let_through(error: BaseException) -> None:
