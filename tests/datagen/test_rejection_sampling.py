@@ -342,9 +342,14 @@ def test_nothing_selected_is_said(drawn, tmp_path):
         min_reward=1.0,
         prompts=4,
     )
-    with pytest.raises(InputError, match="none of 16 samples was selected"):
+    with pytest.raises(InputError, match="none of 16 samples was selected.*lower --min_reward"):
         rejection_sample(hopeless)
     assert not (tmp_path / "a.jsonl").exists()
+    cut = dataclasses.replace(hopeless, min_reward=-1.0, max_response_tokens=1)
+    match = r"got '16 without an end .*'. Fix: a larger --max_response_tokens, or --keep_truncated$"
+    with pytest.raises(InputError, match=match):
+        rejection_sample(cut)
+    assert rejection_sample(dataclasses.replace(cut, keep_truncated=True))["files"]
 
 
 @pytest.mark.slow
