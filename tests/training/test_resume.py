@@ -38,6 +38,7 @@ from tiny_run import (
 from tiny_tokenizer import QWEN_LIKE, write_tokenizer
 
 from rljax.checkpoint.checkpoint import Checkpoints, reads_steps
+from rljax.config import to_dict
 from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
@@ -742,6 +743,21 @@ def test_a_base_of_another_config_is_noticed_by_a_resume_and_a_load(tmp_path, ca
     record.write_text(json.dumps(written_before))
     load_policy(tmp_path / "run")
     assert caplog.text.count("rms_norm_eps=0.5") == 2
+
+
+@pytest.mark.parametrize("name", ["base", "./base", "/nowhere/base"])
+def test_a_run_whose_model_folder_is_not_there_is_opened_by_none(tmp_path, name):
+    """A bare word may be a built-in model, too."""
+    config = offline_config(tmp_path, "examples", "sft", "run", model=name, tokenizer="")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    (folder / "starts.jsonl").write_text(
+        json.dumps({"time": 1.0, "working_folder": "/my/work"}) + "\n"
+    )
+    with pytest.raises(InputError, match=f"run/config.json is not there: got '{name}'") as error:
+        load_policy(folder, trust_code=True)
+    assert ("began, /my/work" in str(error.value)) == (not name.startswith("/"))
 
 
 @pytest.mark.parametrize(
