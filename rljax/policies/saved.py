@@ -194,7 +194,7 @@ def _run_policy(
     # The run's layouts were for its devices.
     sampler = dataclasses.replace(config.sampler, layout="")
     config = dataclasses.replace(config, mesh=MeshConfig(), sampler=sampler)
-    _require_model(config, path)
+    require_model(config, path)
     store = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
     number = _find_step(store, step)
     tokenizer = load_run_tokenizer(config, None if today else run_date(path.parent))
@@ -216,14 +216,15 @@ def _run_policy(
     return SavedPolicy(config, model, params, tokenizer, number, reader)
 
 
-def _require_model(config: Config, path: Path) -> None:
+def require_model(config: Config, path: Path) -> None:
     """Raises InputError if the model of the run's config, which lies at `path`, is a folder that is
     not there: a relative one is looked up where the command runs."""
     try:
         if is_path(config.model):
             is_there = hub.model_name(config.model) is not None or os.path.exists(config.model)
-        else:
-            is_there = bool(resolve(config.model, NAMESPACES["model"]))
+        else:  # a function of others, which resolve would import, says itself what is wrong
+            is_foreign = not config.model.partition("(")[0].strip().isidentifier()
+            is_there = is_foreign or bool(resolve(config.model, NAMESPACES["model"]))
     except InputError:
         is_there = False
     if is_there:
