@@ -6,6 +6,7 @@ from pathlib import Path
 from rljax.config.flags import load_config_file
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
+from rljax.files import read_json_object
 from rljax.gguf import is_gguf
 from rljax.runs.folder import is_locked, is_of_a_model, make_folder
 from rljax.runs.store import is_url
@@ -63,10 +64,13 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
 def _without_checkpoint(folder: Path) -> Iterator[Finding]:
     """Yields a finding about a finished run of which no checkpoint is left."""
     from rljax.checkpoint.checkpoint import Checkpoints
-    from rljax.training.run_folder import RunFolder
 
     checkpoints = folder / "checkpoints"
-    if RunFolder(folder).is_wrapped_up() and not Checkpoints(checkpoints).steps():
+    try:
+        status = read_json_object(folder / "summary.json").get("status")
+    except InputError:
+        return
+    if status == "finished" and not Checkpoints(checkpoints).steps():
         names = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
         others = f"; checkpoints/ has {', '.join(names[:3])}, and a step has 8 digits" * bool(names)
         problem = (

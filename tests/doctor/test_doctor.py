@@ -434,7 +434,6 @@ def without_its_model(run):
 
 def with_a_renamed_checkpoint(run):
     (run / "summary.json").write_text(json.dumps({"status": "finished"}))
-    (run / "report.html").touch()
     (run / "checkpoints" / "00000003").rename(run / "checkpoints" / "3")
 
 
