@@ -3,7 +3,7 @@
 
 Samples, scores and selects; dataflow="sft" reads the file as data.train. --pairs and --trajectories
 write what DPO, KTO, DRO and DQO read. With --iterations=N and --config (how SFT trains) it is RAFT:
-sample, select, SFT, N times, in the folder --out.
+sample, select, SFT, N times, in the folder --out; the same command goes on where it was stopped.
 """
 
 from rljax.command.launch import ConfigSource, print_table

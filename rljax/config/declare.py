@@ -28,7 +28,8 @@ EXAMPLES = {bool: "True", int: "1", float: "0.5", str: "'text'"}
 _ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 _WRONG = r"flag --(\w+)=(.*?): (?:invalid literal|could not convert|value should be|\('Non-)"
 _MOST = 2**31 - 1  # of every whole number
-_OF_A_RUN = {*FILES} - {"report.html"}  # files of a run folder that no command writes again
+# Files of a run folder that no command writes again.
+OF_A_RUN = {*FILES} - {"report.html"}
 
 # Patterns of texts that a stranger may write: any, and words, as where there are choices.
 ANY, WORD = r"(?s:.*)", r"[\w @/+*-]*"  # "-eval/loss"
@@ -269,7 +270,7 @@ def _overwritten(options: Options, config_file: str) -> Iterable[tuple[str, obje
         rule = f"it is {read[real_path]}, which is read" if real_path in read else ""
         if real_path in written:
             rule = rule or f"--{written[real_path]} is written there, too"
-        if os.path.basename(path) in _OF_A_RUN and os.path.lexists(path):
+        if os.path.basename(path) in OF_A_RUN and os.path.lexists(path):
             folder = os.path.dirname(os.path.abspath(path))
             if os.path.lexists(os.path.join(folder, "metrics.jsonl")):
                 rule = rule or f"it is what the run in {folder} has written; name another file"

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import typing
 
-from rljax.config.declare import option
+from rljax.config.declare import OF_A_RUN, option
 from rljax.config.options import (
     CompilerOptions,
     TrustOptions,
@@ -15,6 +15,9 @@ from rljax.config.options import (
     step_option,
     temperature_option,
 )
+
+# The demonstrations of an iteration of RAFT, in the folder of the run that learns from them.
+SELECTED = "selected.jsonl"
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
@@ -168,7 +171,8 @@ class RejectionOptions(CompilerOptions, TrustOptions):
 
     def conflicts(self):
         """Yields an --out that is no .jsonl file or named twice, a missing --min_reward, --top_k
-        above the samples, and --process_samples without --trajectories."""
+        above the samples, --process_samples without --trajectories, and files of RAFT that its runs
+        would replace."""
         if not self.iterations and self.out and not self.out.endswith(".jsonl"):
             yield "out", self.out, "the name of a .jsonl file"
         elif self.iterations and os.path.isfile(self.out):
@@ -178,6 +182,13 @@ class RejectionOptions(CompilerOptions, TrustOptions):
         files = [file for file in (self.out, self.pairs, self.trajectories) if file]
         if len(set(files)) < len(files):
             yield "out", self.out, "another file than --pairs and --trajectories"
+        used = {*OF_A_RUN, SELECTED}
+        for name in ("pairs", "trajectories") if self.iterations else ():
+            file = os.path.basename(getattr(self, name))
+            if file and file in used:
+                rule = f"the folder of every iteration has another {file}; name another file"
+                yield name, getattr(self, name), rule
+            used.add(file)
         if self.select == "threshold" and self.min_reward is None:
             yield "min_reward", None, "--select=threshold needs the bound"
         if self.top_k > self.samples >= 1:

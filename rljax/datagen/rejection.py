@@ -2,6 +2,7 @@
 2304.06767; best-of-n): selection, the files, and the loop sample, select, SFT.
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -14,9 +15,9 @@ from typing import Literal
 import jax
 
 from rljax import hub
-from rljax.config import Config
+from rljax.config import Config, fingerprints, from_dict
 from rljax.config.declare import check_options
-from rljax.config.policy_options import RejectionOptions
+from rljax.config.policy_options import SELECTED, RejectionOptions
 from rljax.data.images.columns import require_text_alone
 from rljax.data.online.default_rewards import reads_reference, training_text
 from rljax.data.online.prompts import PromptRecord
@@ -26,13 +27,14 @@ from rljax.data.rows.split import held_out_fraction
 from rljax.datagen.trajectories import example_row, pair_row, trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
-from rljax.files import read_json_object, write_json, write_rows
+from rljax.files import file_sha256, read_json_object, write_json, write_rows
 from rljax.keys import stream
 from rljax.policies import Completion, SavedPolicy, load_policy, sample_all, warn_of_failed_rewards
 from rljax.report.page import write_page
 from rljax.report.samples import of_prompts
 from rljax.tracking.charts import escaped
 from rljax.training import train
+from rljax.training.run_folder import RunFolder
 
 LOG = logging.getLogger("rljax")
 Method = Literal["best", "top_k", "threshold"]
@@ -204,11 +206,7 @@ def rejection_sample(
     picked = [group[i] for group, picks in groups_and_picks for i in picks]
     examples = [example_row(prompts, sample) for sample in picked]
     if not examples:
-        raise InputError(
-            f"none of {len(samples)} samples was selected",
-            value=f"mean reward {metrics['mean_reward_all']:.3g}, min_reward {options.min_reward}",
-            fix="more --samples, a lower --min_reward, or a policy that sometimes succeeds",
-        )
+        raise _none_selected(samples, options)
     files = {"examples": write_rows(options.out, examples)}
     if options.pairs:
         pairs = _pair_rows(prompts, groups, options)
@@ -312,6 +310,37 @@ def _select(groups: list[list[Completion]], options: RejectionOptions) -> tuple[
     return selected, selection_metrics(rewards, texts, selected, truncated, method=options.select)
 
 
+def _none_selected(samples: Sequence[Completion], options: RejectionOptions) -> InputError:
+    """Returns the error for samples of which none was selected: why each was not, and what helps
+    against the reasons, the most frequent first."""
+    cut = "without an end (the limit is --max_response_tokens)"
+    empty, failed = "without text", "without a reward, which failed"
+    low = f"with a reward of at most --min_reward={options.min_reward}"
+    reasons = collections.Counter(
+        cut
+        if sample.truncated and not options.keep_truncated
+        else empty
+        if not sample.text.strip()
+        else failed
+        if math.isnan(sample.reward)
+        else low
+        for sample in samples
+    )
+    rewards = [sample.reward for sample in samples if not math.isnan(sample.reward)]
+    highest = f"; the highest reward is {max(rewards):.3g}" if rewards else ""
+    fixes = {
+        cut: "a larger --max_response_tokens, or --keep_truncated",
+        empty: "a policy that answers these prompts, or another --temperature",
+        failed: "a --reward that can score these texts",
+        low: "more --samples, a lower --min_reward, or a policy that sometimes succeeds",
+    }
+    return InputError(
+        f"none of {len(samples)} samples was selected",
+        value=", ".join(f"{n} {reason}" for reason, n in reasons.most_common()) + highest,
+        fix="; ".join(fixes[reason] for reason, _ in reasons.most_common()),
+    )
+
+
 def _pair_rows(
     prompts: Sequence[PromptRecord], groups: list[list[Completion]], options: RejectionOptions
 ) -> list[dict]:
@@ -333,9 +362,10 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
 
     `config` says how SFT trains (optimizer, offline.*); its dataflow, model, data, steps and
     run_dir are set here. `options` are those of the first iteration; iteration i is in FOLDER/i:
-    samples.jsonl, samples.meta.json, the files of --pairs and --trajectories, and the run with its
-    policy/. Raises InputError for fewer than 1 iteration or epoch, and for a step other than
-    "latest".
+    selected.jsonl, selected.meta.json, the files of --pairs and --trajectories, and the run with
+    its policy/. The same call goes on where an interrupted one stopped: at a checkpoint of the run
+    of an iteration, or behind its samples. Raises InputError for fewer than 1 iteration or epoch,
+    for a step other than "latest", and for a folder that holds iterations of other settings.
     """
     if options.iterations < 1 or options.epochs < 1:
         value = (options.iterations, options.epochs)
@@ -350,7 +380,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
     sampler, tokens = saved_config.sampler, saved_config.data.max_prompt_tokens
     for i in range(options.iterations):
         iteration_folder = Path(folder) / str(i)
-        files = dict(checkpoint=str(checkpoint), out=str(iteration_folder / "samples.jsonl"))
+        files = dict(checkpoint=str(checkpoint), out=str(iteration_folder / SELECTED))
         for name in ("pairs", "trajectories"):
             if path := getattr(options, name):
                 files[name] = str(iteration_folder / Path(path).name)
@@ -363,20 +393,77 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         test_fraction = held_out_fraction(saved_config, data)
         # The folder of an iteration is a model's, which says nothing of how the run samples.
         run_config = saved_config if i and saved.step is not None else None
-        meta = rejection_sample(
-            dataclasses.replace(options, **changes), test_fraction=test_fraction, config=run_config
-        )
+        call = dataclasses.replace(options, iterations=0, **changes)
+        meta = _sampled_before(call, first=not i)
+        if meta is None:
+            meta = rejection_sample(call, test_fraction=test_fraction, config=run_config)
         sft, examples = copy.deepcopy(config), meta["files"]["examples"]
         sft.dataflow, sft.model = "sft", str(_model_folder(checkpoint))
         sft.run_dir, sft.export = str(iteration_folder), True
-        sft.data.train, sft.data.sources = examples["file"], ()
+        sft.data.train, sft.data.sources = call.out, ()
         sft.data.test_fraction = 0.0
         sft.sft.steps = 0
         sft.steps = math.ceil(examples["rows"] * options.epochs / sft.offline.examples_per_step)
-        train(sft)
+        _train_to_the_end(sft)
         metas.append(meta)
         checkpoint = iteration_folder / "policy"
     return metas
+
+
+def _sampled_before(options: RejectionOptions, *, first: bool) -> dict | None:
+    """Returns the meta of an iteration whose files are there and whole, else None. Raises
+    InputError if they were made with other options. After the `first` iteration the checkpoint is
+    the policy of the one before."""
+    path = meta_path(options.out)
+    if not path.is_file():
+        return None
+    meta = read_json_object(path)
+    saved, now = meta.get("options", {}), dataclasses.asdict(options)
+    may_change = ("trust_code", "compilation_cache", *(() if first else ("checkpoint",)))
+    changes = []
+    for name in (name for name in now if name not in may_change):
+        values = (now[name], saved.get(name))
+        if name in ("out", "pairs", "trajectories"):  # the folder may have moved
+            values = tuple(Path(value or "").name for value in values)
+        if values[0] != values[1]:
+            changes.append("--{}={}, which was {}".format(name, *values))
+    _refuse_other_settings(path.parent, changes)
+    if "examples" not in meta.get("files", {}):
+        return None
+    for file in meta["files"].values():
+        written = path.parent / Path(file["file"]).name
+        if not written.is_file() or file_sha256(written) != file["sha256"]:
+            return None
+    return meta
+
+
+def _train_to_the_end(config: Config) -> None:
+    """Trains, or goes on, unless the run has ended. Raises InputError for a run of other settings,
+    and for one that stops before its end."""
+    folder = Path(config.run_dir)
+    if (folder / "policy" / "config.json").is_file() and RunFolder(folder).is_wrapped_up():
+        path = folder / "config.json"
+        saved = fingerprints(from_dict(read_json_object(path), str(path)))
+        # The folder may have moved: these are files in it.
+        may_change = ("data.train", "model", *config.checkpoint.allow_changed)
+        names = [k for k, v in fingerprints(config).items() if saved.get(k) != v]
+        _refuse_other_settings(folder, [name for name in names if name not in may_change])
+        return
+    # A run that has ended without its policy is wrapped up again, not refused.
+    (folder / "report.html").unlink(missing_ok=True)
+    status = train(config).summary["status"]
+    if status != "finished":
+        raise InputError(f"{folder}: {status}", fix="the same command goes on")
+
+
+def _refuse_other_settings(folder: Path, changes: Sequence[str]) -> None:
+    if changes:
+        raise InputError(
+            f"{folder} holds an iteration of RAFT with other settings",
+            value="; ".join(changes),
+            rule="the same command goes on with it",
+            fix="restore them, or name another --out",
+        )
 
 
 def _model_folder(checkpoint: Path) -> Path:

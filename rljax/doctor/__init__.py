@@ -2,7 +2,7 @@
 that mends it.
 
 A check is a generator of findings, and reads what it is about itself: variables, folders, metadata.
-Only `probe`, `network` and the checkpoints of a run folder import JAX.
+Only `probe`, `network`, and the model and checkpoints of a run folder import JAX.
 """
 
 import os

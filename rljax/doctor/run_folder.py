@@ -6,6 +6,7 @@ from pathlib import Path
 from rljax.config.flags import load_config_file
 from rljax.doctor.finding import Finding, broken, fine, warning, why_not_written
 from rljax.errors import InputError
+from rljax.files import read_json_object
 from rljax.gguf import is_gguf
 from rljax.runs.folder import is_locked, is_of_a_model, make_folder
 from rljax.runs.store import is_url
@@ -48,8 +49,35 @@ def run_folder(folder: str | Path) -> Iterator[Finding]:
         problem = f"{folder} has no config.json: no run was looked at"
         fix = "name the folder of a run, as `rljax train` prints it"
         yield warning("run_folder_without_run", problem, fix)
+    if config is not None:
+        from rljax.policies.saved import require_model
+
+        try:
+            require_model(config, folder / "config.json")
+        except InputError as error:
+            yield broken("model_of_the_run_gone", *error.parts)
     if (folder / "checkpoints").is_dir():
         yield from _checkpoints(folder / "checkpoints", config)
+    yield from _without_checkpoint(folder)
+
+
+def _without_checkpoint(folder: Path) -> Iterator[Finding]:
+    """Yields a finding about a finished run of which no checkpoint is left."""
+    from rljax.checkpoint.checkpoint import Checkpoints
+
+    checkpoints = folder / "checkpoints"
+    try:
+        status = read_json_object(folder / "summary.json").get("status")
+    except InputError:
+        return
+    if status == "finished" and not Checkpoints(checkpoints).steps():
+        names = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
+        others = f"; checkpoints/ has {', '.join(names[:3])}, and a step has 8 digits" * bool(names)
+        problem = (
+            f"{folder} is a finished run without a checkpoint: nothing goes on from it{others}"
+        )
+        fix = f"put the checkpoint back under its name, or use {folder / 'policy'} by itself"
+        yield warning("run_without_checkpoint", problem, fix)
 
 
 def _checkpoints(folder: Path, config) -> Iterator[Finding]:

@@ -98,6 +98,7 @@ class Episode:
         self.tokenizer, self.sample_seed = tokenizer, sample_seed
         self.seats = spec(component).seats
         self.ended = False
+        self.overlong = ""  # length of a first prompt that does not fit
         self._prompt = (prompt_ids, messages)
         extra = fields.get("extra_info")
         self._variables = variables_of(extra if isinstance(extra, dict) else {}, "the row")
@@ -276,6 +277,7 @@ class Episode:
                 ids, messages = self._first(turn, tools or ())
             except _TooLong as error:
                 if not self._turns:
+                    self.overlong = error.size
                     raise BadYield(str(error)) from None
                 return self._end(None, seconds, "tokens")
         else:
@@ -324,10 +326,9 @@ class Episode:
             if ids is None and messages is None:
                 raise BadYield("it first yielded None, the prompt of the row, which has none")
         limit = self.limits.max_tokens
-        rule = f"environment.max_tokens={limit}: raise it, or shorten the prompt"
         size = sum(len(message.get("content") or "") for message in messages or ())
         if ids is None and size > CHARACTERS_PER_TOKEN * limit:
-            raise _TooLong(f"the first prompt has {size} characters; {rule}")
+            raise _TooLong(f"{size} characters", limit)
         conversation = Conversation(
             self.tokenizer,
             self.limits.max_reply_tokens,
@@ -348,7 +349,7 @@ class Episode:
         if not ids:
             raise BadYield("the first prompt has no tokens")
         if len(ids) >= limit:
-            raise _TooLong(f"the first prompt has {len(ids)} tokens; {rule}")
+            raise _TooLong(f"{len(ids)} tokens", limit)
         self._conversations[turn.seat] = conversation
         return ids, [dict(message) for message in messages or ()]
 
@@ -435,7 +436,12 @@ class Episode:
 
 
 class _TooLong(Exception):
-    """A prompt that does not fit an episode."""
+    """A prompt that does not fit an episode. `size` is its length with the unit."""
+
+    def __init__(self, size: str, limit: int):
+        rule = f"environment.max_tokens={limit}: raise it, or shorten the prompt"
+        super().__init__(f"the first prompt has {size}; {rule}")
+        self.size = size
 
 
 def _let_through(error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import optax
 
 from rljax import hub
 from rljax.checkpoint.checkpoint import Checkpoints, Damaged
-from rljax.config import Config, MeshConfig, from_dict
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, MeshConfig, from_dict, is_path
 from rljax.config.trust import refuse_own_code, untrained, vouched
 from rljax.data.images.encode import ImageReader, image_reader, layout_of
 from rljax.data.online.encoded import load_run_tokenizer
@@ -25,7 +27,7 @@ from rljax.models.huggingface.load import look_for_adapter
 from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.policies.sampling import ROWS_PER_CALL, Policy
-from rljax.report.starts import run_date
+from rljax.report.starts import read_starts, run_date
 from rljax.roles import Actor
 from rljax.rollout import Player, Reward, player_of
 from rljax.runs.mirror import local_copy
@@ -36,7 +38,7 @@ from rljax.setup.decoding import decoding_of
 from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.scoring import make_episodes
 from rljax.setup.setup import check_length, load_model, make_sampling
-from rljax.setup.weights import initial_params
+from rljax.setup.weights import check_model_configs, initial_params
 
 LOG = logging.getLogger("rljax")
 _SCORED_ROWS = 8  # by a reward model at once, on each device
@@ -192,10 +194,13 @@ def _run_policy(
     # The run's layouts were for its devices.
     sampler = dataclasses.replace(config.sampler, layout="")
     config = dataclasses.replace(config, mesh=MeshConfig(), sampler=sampler)
+    require_model(config, path)
     store = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
     number = _find_step(store, step)
     tokenizer = load_run_tokenizer(config, None if today else run_date(path.parent))
     model = load_model(config, tokenizer)
+    record = path.parent / "model.json"
+    check_model_configs(config, record, allowed=("model",), fields=("model",))
     while True:
         try:
             params = _read_params(store, number, model)
@@ -205,10 +210,38 @@ def _run_policy(
                 raise
             number = _find_step(store, step)
     if model.config.has_frozen:  # a checkpoint holds what is trained alone
-        options = dict(begun=path.parent / "model.json", may_differ=True)
+        options = dict(begun=record, may_differ=True)
         params = merged(params, model.split(initial_params(config, model, **options))[1])
     reader = image_reader(config, tokenizer)
     return SavedPolicy(config, model, params, tokenizer, number, reader)
+
+
+def require_model(config: Config, path: Path) -> None:
+    """Raises InputError if the model of the run's config, which lies at `path`, is a folder that is
+    not there: a relative one is looked up where the command runs."""
+    try:
+        if is_path(config.model):
+            is_there = hub.model_name(config.model) is not None or os.path.exists(config.model)
+        else:  # a function of others, which resolve would import, says itself what is wrong
+            is_foreign = not config.model.partition("(")[0].strip().isidentifier()
+            is_there = is_foreign or bool(resolve(config.model, NAMESPACES["model"]))
+    except InputError:
+        is_there = False
+    if is_there:
+        return
+    fixes = ["put the folder back"]
+    if not os.path.isabs(config.model):
+        starts = [start.get("working_folder") for start in read_starts(path.parent)]
+        where = f", {starts[0]}" if starts and starts[0] else ""
+        fixes.insert(0, f"run this in the folder where the run began{where}")
+    if (path.parent / "policy" / "config.json").is_file():
+        fixes.append(f"name the exported policy: {path.parent / 'policy'}")
+    raise InputError(
+        f"the model of {path} is not there",
+        value=config.model,
+        rule=f"no such folder, seen from {os.getcwd()}",
+        fix=", or ".join(fixes),
+    )
 
 
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:

@@ -29,6 +29,7 @@ from rljax.runs.store import is_url, require_run_folder
 LOG = logging.getLogger("rljax")
 PARTS = ("adapter", "policy", "reward_model")  # the first that a run has is what is meant
 _PUBLISHED = (".safetensors", ".json", ".jinja")
+_TOKENIZERS = ("tokenizer.json", "char_tokenizer.json")  # the latter of single characters
 _CONFIG = "training_config.json"
 _INDEX = "model.safetensors.index.json"
 
@@ -70,6 +71,7 @@ def publish(
     with local_copy(run_dir, PARTS) as folder, _staged(out) as stage:
         run = read_run(folder)
         part = _part(run, part)
+        _require_config(folder / "config.json", part)
         _require_whole(folder / part, part)
         base_name = base_of(run, base)
         _copy(folder / part, stage, part, base_name)
@@ -148,9 +150,18 @@ def _part(run: RecordedRun, part: str) -> str:
     raise InputError(what, fix=fix)
 
 
+def _require_config(path: Path, part: str) -> None:
+    """Raises InputError where the config of a run, of which its card tells, cannot be read."""
+    fix = "copy config.json of the run again; or push the weights without a card of how they were "
+    fix += f"trained: `hf upload OWNER/NAME {path.parent / part}`"
+    if "dataflow" not in _exported_json(path, fix):
+        rule = "method, data and base of the card are read there"
+        raise InputError(f"{path} is not the config of a run", rule=rule, fix=fix)
+
+
 def _require_whole(folder: Path, part: str) -> None:
-    """Raises InputError for an exported folder that nobody could load: without its config or
-    weights, or with a file that is cut short."""
+    """Raises InputError for an exported folder that nobody could load: without its config, weights
+    or tokenizer, or with a file that is cut short."""
     fix = f"copy {folder.name}/ again from where it is whole"
     config = "adapter_config.json" if part == "adapter" else "config.json"
     weights = "adapter_model.safetensors" if part == "adapter" else "model.safetensors"
@@ -165,7 +176,11 @@ def _require_whole(folder: Path, part: str) -> None:
     for name in (config, *tensors):
         if not (folder / name).is_file():
             raise InputError(f"{folder} has no {name}", rule="nobody could load it", fix=fix)
-    _exported_json(folder / config, fix)
+    if part == "policy" and not any((folder / name).is_file() for name in _TOKENIZERS):
+        problem = f"{folder} has no {_TOKENIZERS[0]}"
+        raise InputError(problem, rule="nobody could ask the model", fix=fix)
+    for path in filter(_is_published, sorted(folder.glob("*.json"))):
+        _exported_json(path, fix)
     for name, needed in tensors.items():
         try:
             with safetensors.safe_open(folder / name, "np") as file:
@@ -186,11 +201,15 @@ def _exported_json(path: Path, fix: str) -> dict:
         raise InputError(f"{path} cannot be read", rule=rule, fix=fix) from None
 
 
+def _is_published(path: Path) -> bool:
+    return path.suffix in _PUBLISHED and path.is_file() and not path.name.startswith(".")
+
+
 def _copy(source: Path, stage: Path, part: str, base: hub.HubName | None) -> None:
     """The files of an exported folder, large ones by a second name. An adapter gets the base that
     others can load."""
     for path in sorted(source.iterdir()):
-        if path.suffix in _PUBLISHED and path.is_file() and not path.name.startswith("."):
+        if _is_published(path):
             if path.suffix == ".safetensors":
                 with contextlib.suppress(OSError):
                     os.link(path, stage / path.name)

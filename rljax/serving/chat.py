@@ -104,7 +104,8 @@ class Chat:
     def ask(self, question: str) -> Iterator[tuple[str, str]]:
         """Plays one episode and yields (kind, text) while it goes: pieces of TEXT, each CALL, each
         ANSWER that is read next, and at last END with the reason. Raises InputError if a turn ends
-        without an answer, as with logits that are not finite."""
+        without an answer, as with logits that are not finite, and for a question that does not fit.
+        After an error or a failure the conversation is what it was before the question."""
         self._questions += 1
         episode, sample, log_tokens, turns = self._episode(question), None, 0, 0
         question_number = self._questions
@@ -132,12 +133,26 @@ class Chat:
                     self.limits.max_tokens - log_tokens,
                 )
                 yield from ((ANSWER, message.get("content") or "") for message in step.messages)
+            if episode.overlong:
+                raise self._too_long(episode.overlong)
             if step.ended:
                 yield END, _end_reason(step)
-            self.messages = episode.messages or []
+            if not step.failure:  # else as it was before the question
+                self.messages = episode.messages or []
         finally:
             self._release(sample)
             episode.close()
+
+    def _too_long(self, size: str) -> InputError:
+        """Returns the error for a conversation that leaves no room for an answer."""
+        limit, context = self.limits.max_tokens, self._policy.model.config.max_tokens
+        fixes = ["/new, which forgets what was said"] if self.messages else ["a shorter question"]
+        rule = f"the model's context is {context} tokens"
+        if limit < context:
+            rule = f"a conversation has at most --tokens={limit}, with the answer"
+            fixes.append(f"a larger --tokens, up to the model's context of {context}")
+        problem = "the conversation is too long with this question, which was not asked"
+        return InputError(problem, value=size, rule=rule, fix=", or ".join(fixes))
 
     def _episode(self, question: str) -> Episode:
         tokenizer, messages, ids = self._policy.tokenizer, None, None

@@ -17,7 +17,12 @@ from rljax.setup.role_table import (
 )
 from rljax.setup.scoring import make_episodes, open_players
 from rljax.setup.setup import Phase, Setup, check_length, load_model, make_sampling, prompt_order
-from rljax.setup.weights import initial_params, load_scalar
+from rljax.setup.weights import (
+    check_model_configs,
+    initial_params,
+    load_scalar,
+    record_model_configs,
+)
 
 __all__ = [
     "Phase",
@@ -27,6 +32,7 @@ __all__ = [
     "abstract_scorers",
     "build",
     "check_length",
+    "check_model_configs",
     "initial_params",
     "load_model",
     "load_scalar",
@@ -36,6 +42,7 @@ __all__ = [
     "open_players",
     "own_roles",
     "prompt_order",
+    "record_model_configs",
     "reward_role",
     "role_arrays",
     "role_names",

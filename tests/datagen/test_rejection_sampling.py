@@ -4,6 +4,7 @@ process scores against rewards whose pass rates are known, and RAFT's mean rewar
 import dataclasses
 import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -341,9 +342,14 @@ def test_nothing_selected_is_said(drawn, tmp_path):
         min_reward=1.0,
         prompts=4,
     )
-    with pytest.raises(InputError, match="none of 16 samples was selected"):
+    with pytest.raises(InputError, match="none of 16 samples was selected.*lower --min_reward"):
         rejection_sample(hopeless)
     assert not (tmp_path / "a.jsonl").exists()
+    cut = dataclasses.replace(hopeless, min_reward=-1.0, max_response_tokens=1)
+    match = r"got '16 without an end .*'. Fix: a larger --max_response_tokens, or --keep_truncated$"
+    with pytest.raises(InputError, match=match):
+        rejection_sample(cut)
+    assert rejection_sample(dataclasses.replace(cut, keep_truncated=True))["files"]
 
 
 @pytest.mark.slow
@@ -398,3 +404,47 @@ def test_every_iteration_samples_as_the_run_says(tmp_path):
     metas = raft(config, options, tmp_path / "raft")
     assert all((tmp_path / "raft" / str(i) / "p.jsonl").is_file() for i in range(2))
     assert [meta["metrics"]["unique_fraction"] for meta in metas] == [0.25, 0.25]
+
+
+@pytest.mark.slow
+def test_the_same_call_of_raft_goes_on_where_it_stopped(tmp_path):
+    config = base_config(tmp_path / "base")
+    config.data.train, config.steps = "first_letter()", 1
+    config.sampler.max_response_tokens = 2
+    train_on_one(config)
+    config.mesh.data = -1  # on all of them from here
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"{a}b>"}) + "\n" for a in "abcd"))
+    settings = dict(samples=2, keep_truncated=True, iterations=1, pairs="p.jsonl")
+    settings |= dict(data=str(prompts), reward="light_rewards.begins_even")
+    options = RejectionOptions(str(tmp_path / "base"), str(tmp_path / "raft"), **settings)
+    metas, first = raft(config, options, options.out), tmp_path / "raft" / "0"
+    samples = first / "selected.jsonl"
+    assert len(samples.read_text().splitlines()) == metas[0]["files"]["examples"]["rows"] > 0
+    weights = (first / "policy" / "model.safetensors").read_bytes()
+    times = samples.stat().st_mtime_ns, (first / "report.html").stat().st_mtime_ns
+    assert raft(config, options, options.out) == metas  # all done: neither sampled nor trained
+    assert times == (samples.stat().st_mtime_ns, (first / "report.html").stat().st_mtime_ns)
+    for path in first.iterdir():  # as if it had been killed in its first step
+        if not path.name.startswith(("selected.", "p.jsonl")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert raft(config, options, options.out) == metas
+    assert samples.stat().st_mtime_ns == times[0]
+    samples.write_text(samples.read_text()[:-5])  # cut off: it is made again
+    (first / "report.html").unlink()
+    assert raft(config, options, options.out) == metas
+    assert (first / "policy" / "model.safetensors").read_bytes() == weights
+    with pytest.raises(InputError, match="other settings.*--samples=3, which was 2"):
+        raft(config, dataclasses.replace(options, samples=3), options.out)
+    config.actor_optimizer.lr = 0.5
+    with pytest.raises(InputError, match="other settings.*'actor_optimizer.lr'"):
+        raft(config, options, options.out)
+
+
+def test_files_of_raft_are_not_those_that_its_runs_write():
+    options = RejectionOptions("base", "raft", iterations=1, pairs="a/metrics.jsonl")
+    with pytest.raises(InputError, match="--pairs=a/metrics.jsonl: the folder of every iteration"):
+        check_options(options)
+    options = dataclasses.replace(options, pairs="a/p.jsonl", trajectories="b/p.jsonl")
+    with pytest.raises(InputError, match="--trajectories=b/p.jsonl: the folder of every iteration"):
+        check_options(options)

@@ -425,7 +425,21 @@ def file_in_place_of_a_checkpoint(run):
     (run / "checkpoints" / "00000009").touch()
 
 
+def without_its_model(run):
+    config = Config(model="base")  # a folder that was there
+    (run / "config.json").write_text(json.dumps(to_dict(config)))
+    shutil.rmtree(run / "checkpoints")
+    Checkpoints(run / "checkpoints").prepare()
+
+
+def with_a_renamed_checkpoint(run):
+    (run / "summary.json").write_text(json.dumps({"status": "finished"}))
+    (run / "checkpoints" / "00000003").rename(run / "checkpoints" / "3")
+
+
 RUNS = {
+    "model_of_the_run_gone": without_its_model,
+    "run_without_checkpoint": with_a_renamed_checkpoint,
     "checkpoint_in_the_way": file_in_place_of_a_checkpoint,
     "run_folder_without_run": without_a_config,
     "checkpoint_torn": torn,
@@ -440,6 +454,14 @@ RUNS = {
 def test_run_folders(name, run):
     RUNS[name](run)
     assert named(run_folder(run)).keys() == {name}
+
+
+def test_the_name_of_a_step_that_was_renamed_is_said(run):
+    with_a_renamed_checkpoint(run)
+    (finding,) = (f for f in run_folder(run) if f.status != "fine")
+    assert "checkpoints/ has 3, and a step has 8 digits" in finding.what
+    shutil.rmtree(run / "checkpoints")
+    assert named(run_folder(run)).keys() == {"run_without_checkpoint"}
 
 
 def test_a_model_or_a_file_is_no_run_folder(tmp_path):

@@ -128,6 +128,7 @@ def empty(path: Path) -> None:
         ("policy", "config.json"),
         ("policy", "model.safetensors.index.json"),
         ("policy", "model-00002-of-00002.safetensors"),
+        ("policy", "tokenizer.json"),
         ("adapter", "adapter_config.json"),
         ("adapter", "adapter_model.safetensors"),
     ],
@@ -138,6 +139,20 @@ def test_a_folder_that_nobody_could_load_is_not_pushed(run, tmp_path, harm, part
 
 def test_an_index_of_nothing_is_not_pushed(run, tmp_path):
     require_refused(run, tmp_path, empty, "policy", "model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_a_file_that_is_cut_short_is_not_pushed(run, tmp_path, name):
+    (run / "policy" / name).write_text(json.dumps({"a": "b" * 99}))
+    require_refused(run, tmp_path, halve, "policy", name)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, halve, empty])
+def test_a_run_without_its_config_is_not_pushed(run, tmp_path, harm):
+    harm(run / "config.json")
+    with pytest.raises(InputError, match=r"run/config.json .*Fix: copy config.json of the run"):
+        publish(str(run), "me/out", part="policy", out=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def require_refused(run, tmp_path, harm, part, name):

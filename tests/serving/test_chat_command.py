@@ -100,8 +100,14 @@ def test_a_conversation_that_does_not_fit_says_so(templated, tools):
     biased(chat, [word], 99)
     pieces = list(chat.ask("?"))
     assert "".join(p for kind, p in pieces if kind == "text") == "a" * 40
-    kind, text = list(chat.ask("?"))[-1]
-    assert kind == "end" and "first prompt has" in text
+    messages = list(chat.messages)
+    with pytest.raises(InputError, match=rf"--tokens={size + 40}, .*/new, .*larger --tokens"):
+        list(chat.ask("?"))
+    assert chat.messages == messages and len(messages) == 2  # what was said is not forgotten
+    with pytest.raises(InputError, match="/new, which forgets what was said$"):
+        whole_context = Chat(policy, ChatOptions("", tokens=10**6))
+        whole_context.messages = [{"role": "user", "content": "?" * 10**6}]
+        list(whole_context.ask("?"))
     chat = Chat(policy, ChatOptions("", environment=tools, tokens=1024, max_turns=99))
     biased(chat, [call], 1)
     assert list(chat.ask("?"))[-1] == ("end", "length")

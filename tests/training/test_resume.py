@@ -38,6 +38,7 @@ from tiny_run import (
 from tiny_tokenizer import QWEN_LIKE, write_tokenizer
 
 from rljax.checkpoint.checkpoint import Checkpoints, reads_steps
+from rljax.config import to_dict
 from rljax.config.policy_options import EvaluateOptions
 from rljax.errors import InputError
 from rljax.evaluation.saved import evaluate_saved
@@ -711,6 +712,52 @@ def test_a_resumed_run_writes_the_date_of_its_first_start(tmp_path):
     date = datetime.datetime(2020, 2, 3)
     assert load_policy(tmp_path / "run").tokenizer.now == date
     assert load_policy(tmp_path / "run", today=True).tokenizer.now > date
+
+
+def test_a_base_of_another_config_is_noticed_by_a_resume_and_a_load(tmp_path, caplog):
+    """config.json decides what the weights compute: model.json has that of the first start."""
+    fields = dict(steps=1, data__test="")
+    train_on_one(offline_config(tmp_path, "examples", "sft", "base", export=True, **fields))
+    config = offline_config(tmp_path, "examples", "sft", "run", **fields)
+    config.model, config.tokenizer = str(tmp_path / "base" / "policy"), ""
+    config.checkpoint.allow_changed = ("steps",)
+    train_on_one(config)
+    path = tmp_path / "base" / "policy" / "config.json"
+    first = path.read_text()
+    path.write_text(json.dumps(json.loads(first) | {"transformers_version": "9"}))
+    load_policy(tmp_path / "run")  # the same model
+    path.write_text(json.dumps(json.loads(first) | {"rms_norm_eps": 0.5}))
+    longer = dataclasses.replace(config, steps=2)
+    with pytest.raises(
+        InputError, match="another model.*rms_norm_eps=0.5, which was 1e-06.*'model'"
+    ):
+        train_on_one(longer)
+    assert "rms_norm_eps" not in caplog.text
+    load_policy(tmp_path / "run")
+    assert caplog.text.count("rms_norm_eps=0.5") == 1
+    longer.checkpoint.allow_changed = ("steps", "model")
+    train_on_one(longer)
+    assert caplog.text.count("rms_norm_eps=0.5") == 2
+    record = tmp_path / "run" / "model.json"
+    written_before = {k: v for k, v in json.loads(record.read_text()).items() if k != "configs"}
+    record.write_text(json.dumps(written_before))
+    load_policy(tmp_path / "run")
+    assert caplog.text.count("rms_norm_eps=0.5") == 2
+
+
+@pytest.mark.parametrize("name", ["base", "./base", "/nowhere/base"])
+def test_a_run_whose_model_folder_is_not_there_is_opened_by_none(tmp_path, name):
+    """A bare word may be a built-in model, too."""
+    config = offline_config(tmp_path, "examples", "sft", "run", model=name, tokenizer="")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    (folder / "starts.jsonl").write_text(
+        json.dumps({"time": 1.0, "working_folder": "/my/work"}) + "\n"
+    )
+    with pytest.raises(InputError, match=f"run/config.json is not there: got '{name}'") as error:
+        load_policy(folder, trust_code=True)
+    assert ("began, /my/work" in str(error.value)) == (not name.startswith("/"))
 
 
 @pytest.mark.parametrize(
