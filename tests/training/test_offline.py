@@ -424,6 +424,7 @@ REFUSED = [
     ({"algorithm__preference_loss": "kto()"}, "kto"),
     ({"algorithm__preference_loss": "dop()"}, "did you mean dpo"),
     ({"offline__packing": True}, "packs demonstrations"),
+    ({"data__turns": "each"}, "makes an example of each turn"),
     ({"offline__examples_per_step": 15, "mesh__fsdp": 2}, "must divide by mesh.data"),
     ({"batch__tokens_per_microbatch": 50}, "must hold one example: 2 x offline.max_tokens=48"),
     ({"teacher_model": "x"}, "has no teacher"),
