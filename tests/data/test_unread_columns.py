@@ -419,6 +419,25 @@ def test_a_margin_that_the_loss_reads_and_rows_lack_is_an_error_or_counted(
             load(scored, scored, test=({}, {}))
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_labels_of_0_and_1_say_which_answers_are_bad_and_classes_do_not(
+    tmp_path, warned, is_stream
+):
+    def load(*labels):
+        rows = [{"prompt": "q", "completion": "a", "label": label} for label in labels]
+        if not is_stream:
+            return load_rows(stored(tmp_path, rows, ".jsonl"), "train", "examples")
+        stream = load_stored_rows(stored(tmp_path, rows, ".jsonl"), "examples")
+        return [stream[index] for index in range(len(labels))]
+
+    load(*[2, 0, 1, 0] * 16)
+    assert warned() == []
+    load(*[1, 0] * 32)
+    (line,) = warned()
+    assert "columns that say of some answers that they are bad" in line and "'label'" in line
+    assert is_stream or "32 of 64 rows" in line
+
+
 @pytest.mark.parametrize(
     "bad", [{"label": False}, {"kto_tag": False}, {"reward": -1.0}], ids=["label", "tag", "reward"]
 )
