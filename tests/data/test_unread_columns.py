@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -387,6 +388,29 @@ def test_a_column_of_pairs_that_the_loss_does_not_read_is_warned_of(
     found = [one for one in warned() if "loss of this run" in one]
     assert len(found) == bool(names) and all(names in one and "Fix: " in one for one in found)
     assert all("3 of 3 rows" in one for one in found if not stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("dataflow", "reward", "count", "text"),
+    [
+        ("dro(tau=1.0)", 0.5, "3 of 3 rows", "this run learns from the reward.*'process_scores'"),
+        ("dqo()", 0.5, "2 of 3 rows", "learned in its place: 'reward'"),
+        ("dqo()", 1.75, "", ""),  # the sum of the scores
+    ],
+)
+def test_a_reward_or_process_scores_that_are_not_read_are_warned_of(
+    tmp_path, warned, dataflow, reward, count, text, stream
+):
+    row = {"prompt": "q", "steps": ["a", "b"], "process_scores": [2.0, -0.25], "reward": reward}
+    rows = [row, {**row, "reward": 1.75}, row]
+    config = Config(dataflow=dataflow)
+    config.data.train, config.data.stream = stored(tmp_path, rows, ".jsonl"), stream
+    load_data(config, CharTokenizer("abcq\n"), "trajectories")
+    lines = [line for line in warned() if "process_scores" in line]
+    assert len(lines) == bool(text)
+    if text:
+        assert re.search(text, lines[0]) and (stream or count in lines[0])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -37,7 +37,7 @@ from rljax.data.rows.conversation import (
 )
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
-from rljax.data.rows.unread import unread_parts
+from rljax.data.rows.unread import REWARDS, unread_parts
 from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
@@ -529,7 +529,7 @@ _KINDS = {
         _trajectory,
         _PROMPT,
         Column("completion response steps", fix="give each row a 'completion', or 'steps'"),
-        Column("reward score", number_of, "give each row a 'reward'"),
+        Column(" ".join(REWARDS), number_of, "give each row a 'reward'"),
         Column("truncated", flag_of),
         Column("process_scores", each(number_of, "step")),
         Column("logprobs", _logprobs),

@@ -10,6 +10,7 @@ which the model does not see.
 import collections
 import functools
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -43,6 +44,7 @@ _TEMPLATE_MARKS = re.compile("<[^<>]*>")  # of a chat template
 _ROLES = {*"system user human assistant gpt bot model instruction inst response q a".split()}
 _READ_ELSEWHERE = ("images", "extra_info", "reward_model")  # are read, or by the reward alone
 _SHORT = 16  # characters of a text that may stand in a prompt by chance
+REWARDS = ("reward", "score")  # the columns of a trajectory's reward
 _ENOUGH_LABELS = 32  # of rows that are read as they are drawn, to tell that they are no classes
 _SHOWN = 60  # characters of a text in a warning
 _WARNINGS = {
@@ -68,6 +70,14 @@ _WARNINGS = {
     "logprobs": (
         "hold log-probs of a reference model, which this run computes itself",
         "remove the columns; offline.reference_logprobs=FOLDER computes them once",
+    ),
+    "process_scores": (
+        "hold scores of steps, and this run learns from the reward of the whole completion alone",
+        "dataflow='dqo()' learns from scores of steps; or remove the column",
+    ),
+    "outcome": (
+        "hold a reward that is not the sum of 'process_scores', which are learned in its place",
+        "remove 'process_scores' to learn from the reward; or write their sum as the reward",
     ),
     "bad": (
         "say of some answers that they are bad, and these are learned as demonstrations",
@@ -131,6 +141,8 @@ class Unread:
             # A value may be a list, or an array of NumPy, with a number for each token.
             values = {name: row.get(name) for name in names if row.get(name) is not None}
             columns = {n: "" for n, v in values.items() if np.ndim(v) or v != 0}
+            if topic == "outcome":
+                columns = _replaced_outcome(row)
             self._note(topic, columns, location, index)
         if demonstrated:
             self._note("bad", self._bad_labels(row), location, index)
@@ -213,6 +225,15 @@ class Unread:
             first,
             fix,
         )
+
+
+def _replaced_outcome(row: Mapping) -> dict[str, str]:
+    """Returns the column of the reward of a row with process scores whose sum is another one."""
+    name = next((name for name in REWARDS if row.get(name) is not None), "")
+    if row.get("process_scores") is None or not name:
+        return {}
+    is_sum = math.isclose(sum(row["process_scores"]), row[name], rel_tol=1e-3, abs_tol=1e-3)
+    return {} if is_sum else {name: ""}
 
 
 def unread_parts(
