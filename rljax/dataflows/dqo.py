@@ -31,9 +31,9 @@ def dqo(
     is_cap: AboveZero = math.e,
     bootstrap_truncated: bool = False,
 ):
-    """Q = beta log pi + V in the MDP of tokens. Process scores of a row are its rewards, in place of
-    its outcome. `behaviour` says who wrote the completions, for the
+    """Q = beta log pi + V in the MDP of tokens. `behaviour` says who wrote the completions, for the
     weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none.
+    Process scores of a row are its rewards, in place of its outcome.
 
     `is_level` and `is_cap` say over which tokens the weight runs, and bound it. Raises InputError
     for behaviour="sampler" if the rows have no log-probs.
