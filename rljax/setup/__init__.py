@@ -17,9 +17,10 @@ from rljax.setup.role_table import (
 )
 from rljax.setup.scoring import make_episodes, open_players
 from rljax.setup.setup import Phase, Setup, check_length, load_model, make_sampling, prompt_order
-from rljax.setup.weights import initial_params, load_scalar
+from rljax.setup.weights import STEP_SEPARATOR, initial_params, load_scalar, step_separator_of
 
 __all__ = [
+    "STEP_SEPARATOR",
     "Phase",
     "RoleInputs",
     "Setup",
@@ -41,6 +42,7 @@ __all__ = [
     "role_names",
     "role_table",
     "save_tokenizer",
+    "step_separator_of",
     "stop_ids",
     "text_scorer",
     "with_arrays",
