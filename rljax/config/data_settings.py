@@ -113,8 +113,11 @@ class DataConfig(Settings):
         "auto",
         "Supervised examples of a conversation with several turns of the assistant. auto: one "
         "with all turns, or one for each turn if the chat template rewrites earlier turns; each: "
-        "one for each turn, as the policy is asked for it; last: one, for the last turn.",
+        "one for each turn, as the policy is asked for it; last: one, for the last turn. Of the "
+        "completions of pairs, labels and trajectories, which are judged as a whole, last learns "
+        "the last turn, and each is an error.",
         choices=("auto", "each", "last"),
+        read_by="answers",
     )
     template_variables: tuple[str, ...] = option(
         (),
@@ -230,6 +233,7 @@ class OfflineConfig(Settings):
         "\n",
         "Text between two steps of a response, for process reward models and trajectories.",
         safe=ANY,
+        read_by="steps",
     )
     reference_logprobs: str = option(
         "",

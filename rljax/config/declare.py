@@ -110,7 +110,7 @@ class Spec:
     learn: bool = False  # a field of rljax.dataflows.Algorithm
     # Runs that read it: those that learn from "samples" or "rows", with "a critic" or "a policy",
     # with any "sampling", also that of evaluations, or with "prompts", of which demonstrations have
-    # one, too.
+    # one, too; from the "answers" or the "steps" of a file.
     read_by: str = ""
     refused: bool = False  # off by default; in a run that does not read it, on is an error
     may_change: bool = False  # changes no number of the run, so that a resume may change it

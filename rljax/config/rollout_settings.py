@@ -207,7 +207,8 @@ class RewardConfig(Settings):
     process_lines: str = option(
         "line_ids()",
         'Function that selects the lines that are scored; "line_ids(code_only=True)" = those of '
-        "the last fenced block only.",
+        "the last fenced block only. A line ends where the steps on which process_model was "
+        "trained ended: at the offline.step_separator of its run.",
         component="process_reward",
         needs="process_model",
     )

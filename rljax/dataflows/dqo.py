@@ -33,6 +33,7 @@ def dqo(
 ):
     """Q = beta log pi + V in the MDP of tokens. `behaviour` says who wrote the completions, for the
     weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none.
+    Process scores of a row are its rewards, in place of its outcome.
 
     `is_level` and `is_cap` say over which tokens the weight runs, and bound it. Raises InputError
     for behaviour="sampler" if the rows have no log-probs.
@@ -62,8 +63,9 @@ def dqo(
 @program
 def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
     """Fits r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL.
-    The prompt has one value and the response one reward: the tokens at which rewards stand do
-    not matter."""
+    The prompt has one value and the response one reward, that of its row: scores of steps are not
+    read."""
+    batch = batch.replace(rewards=None)  # the losses read `scores` then
     losses = (functools.partial(loss, tau=tau) for loss in (dro_policy, dro_value))
     return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
 

@@ -18,14 +18,12 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.rows.columns import rows_of
 from rljax.data.text.tokenizer import Tokenizer, load_tokenizer
 from rljax.errors import InputError
-from rljax.files import read_json_object
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.policies import filled_chunks
 from rljax.rollout.scoring.process import token_scores
-from rljax.runs.folder import is_of_a_model
-from rljax.setup import load_scalar
+from rljax.setup import load_scalar, step_separator_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +44,7 @@ def load_scorer(folder: str | Path) -> SavedScorer:
     if not folder.is_dir():
         raise InputError("no such folder", value=str(folder), fix="give a run's reward_model/")
     model, params = load_scalar("the reward model", str(folder), load_config(folder), make_mesh())
-    return SavedScorer(model, params, load_tokenizer(folder), _separator_of(Path(folder)))
-
-
-def _separator_of(folder: Path) -> str:
-    """Returns offline.step_separator of the run that a folder is in, else that of a run without
-    settings."""
-    config = folder.parent / "config.json"
-    if config.is_file() and not is_of_a_model(config):
-        offline = read_json_object(config).get("offline")
-        text = offline.get("step_separator") if isinstance(offline, dict) else None
-        if isinstance(text, str):
-            return text
-    return SavedScorer.step_separator
+    return SavedScorer(model, params, load_tokenizer(folder), step_separator_of(folder))
 
 
 _token_scores = functools.partial(jax.jit, static_argnames=("model", "rows"))(token_scores)

@@ -22,7 +22,7 @@ _IGNORED = frozenset(
     auto_map initial_context_length moe_layer_freq scoring_func
     topk_method model_type hidden_activation hidden_act attn_implementation max_length
     tokenizer_class tokenizer_padding_side tokenizer_model_max_length keys_to_ignore_at_inference
-    gradient_checkpointing use_return_dict hidden_dropout""".split()
+    gradient_checkpointing use_return_dict hidden_dropout step_separator""".split()
 )
 # Names of one thing. Exporters write a second one beside that which transformers reads, and vLLM or
 # an older release may read the second: it is accepted where it says the same.

@@ -17,7 +17,7 @@ from rljax.runs.store import is_folder
 from rljax.search import Search, Value
 from rljax.search.evaluators import Reads
 from rljax.setup.same_ids import differing_ids, line_ids_of
-from rljax.setup.weights import scalar_model
+from rljax.setup.weights import scalar_model, step_separator_of
 
 
 def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, reads: Reads) -> Policy:
@@ -69,7 +69,8 @@ def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
     model, params = scalar_model(*source, adapted=False)
     lines = ()
     if reads == "process":
-        lines = line_ids_of(saved.tokenizer, model.config.vocab_size)
+        separator = step_separator_of(folder)
+        lines = line_ids_of(saved.tokenizer, model.config.vocab_size, separator, field)
     return Value(model, params, reads, lines)
 
 

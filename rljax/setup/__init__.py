@@ -18,13 +18,16 @@ from rljax.setup.role_table import (
 from rljax.setup.scoring import make_episodes, open_players
 from rljax.setup.setup import Phase, Setup, check_length, load_model, make_sampling, prompt_order
 from rljax.setup.weights import (
+    STEP_SEPARATOR,
     check_model_configs,
     initial_params,
     load_scalar,
     record_model_configs,
+    step_separator_of,
 )
 
 __all__ = [
+    "STEP_SEPARATOR",
     "Phase",
     "RoleInputs",
     "Setup",
@@ -48,6 +51,7 @@ __all__ = [
     "role_names",
     "role_table",
     "save_tokenizer",
+    "step_separator_of",
     "stop_ids",
     "text_scorer",
     "with_arrays",

@@ -1,13 +1,15 @@
 """Scorers of the samples of a run: a reward function in workers, reward models, judges."""
 
 import dataclasses
+import functools
+import logging
 from pathlib import Path
 
 import jax
 
 from rljax import hosts
 from rljax.arrays import moved
-from rljax.components import resolve
+from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, microbatch_tokens, model_fields
 from rljax.contracts import spec
 from rljax.data.online.encoded import load_run_tokenizer
@@ -21,7 +23,10 @@ from rljax.rewards.pool.calling import asks_nobody, reads_model
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, ModelScorer, ProcessScorer, Reward
 from rljax.setup.setup import Setup
-from rljax.setup.weights import scalar_model
+from rljax.setup.weights import scalar_model, step_separator_of
+from rljax.shaping.steps import line_ids
+
+LOG = logging.getLogger("rljax")
 
 
 def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | None = None) -> Reward:
@@ -158,10 +163,40 @@ def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
         *_scorer(setup.config, model, setup.tokenizer, field, folder),
         rows,
         setup.tokenizer,
-        lines=resolve(reward.process_lines, home),
+        lines=_process_lines(setup.config),
         reward=resolve(reward.process_reward, home),
         home=setup.model.mesh,
     )
+
+
+@functools.cache  # once for each model
+def _warn_of_separator(folder: str, separator: str) -> None:
+    LOG.warning(
+        "reward.process_model=%s: a line ends at the separator of its steps, %r, and a response"
+        " without it has one line. Fix: none is needed where the policy writes it",
+        folder,
+        separator,
+    )
+
+
+def _process_lines(config: Config) -> Component:
+    """Returns reward.process_lines, which finds the lines that are scored. Those of `line_ids` end
+    where the steps of the model's training did. Raises InputError if no text ended them."""
+    folder = config.reward.process_model
+    lines = resolve(config.reward.process_lines, NAMESPACES["process_reward"])
+    if lines.function is not line_ids or "separator" in lines.options:
+        return lines
+    separator = step_separator_of(folder)
+    if not separator:
+        raise InputError(
+            f"reward.process_model={folder}",
+            rule="it was trained with offline.step_separator='': no text tells where a step ends",
+            fix="--config.reward.process_lines=FUNCTION of your own that finds the steps, or a"
+            " model that was trained with a separator",
+        )
+    if separator != "\n" and hosts.first():
+        _warn_of_separator(folder, separator)
+    return lines.with_options({"separator": separator})
 
 
 def abstract_scorers(setup: Setup) -> dict[str, dict]:
@@ -171,6 +206,8 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
         return {}
     reward, weights = setup.config.reward, {}
     settings = model_fields(setup.config)
+    if reward.process_model:
+        _process_lines(setup.config)
     is_on_host = setup.config.memory.scorers_on_host
     for name, role, folder in (
         ("reward model", "reward_model", reward.model),

@@ -21,7 +21,7 @@ from rljax.search import Value
 from rljax.search.evaluators import Reads
 from rljax.setup.role_table import RoleInputs, frozen_folder, make_reference, scalar_start
 from rljax.setup.same_ids import line_ids_of
-from rljax.setup.weights import reading_same_ids, scalar_model
+from rljax.setup.weights import reading_same_ids, scalar_model, step_separator_of
 
 OptimizerText = component_in(NAMESPACES["optimizer"])
 ScheduleText = component_in(NAMESPACES["schedule"])
@@ -180,7 +180,10 @@ def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") ->
     if not inputs.abstract:
         source = (inputs.config, setup.model, setup.tokenizer, field, folder)
         params = scalar_model(*source, adapted=False)[1]
-    lines = line_ids_of(setup.tokenizer, model_config.vocab_size) if reads == "process" else ()
+    lines = ()
+    if reads == "process":
+        separator = step_separator_of(folder)
+        lines = line_ids_of(setup.tokenizer, model_config.vocab_size, separator, field)
     return Guide(params, model, reads, lines)
 
 

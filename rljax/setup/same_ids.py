@@ -47,7 +47,17 @@ def differing_ids(tokenizer: Tokenizer, other: Tokenizer, *, may_lack: bool = Fa
     return "; ".join(differences[:_SHOWN]) + suffix
 
 
-def line_ids_of(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids of tokens whose text has a newline, which end a line:
-    rljax.shaping.steps.line_ids."""
-    return tuple(i for i in range(vocab_size) if "\n" in tokenizer.decode([i]))
+def line_ids_of(
+    tokenizer: Tokenizer, vocab_size: int, separator: str = "\n", field: str = ""
+) -> tuple[int, ...]:
+    """Returns the ids of tokens whose text has the separator, which end a line:
+    rljax.shaping.steps.line_ids. Raises InputError, with the `field` of the model that reads them,
+    where no token has it."""
+    ids = tuple(i for i in range(vocab_size) if separator and separator in tokenizer.decode([i]))
+    if not ids and separator != "\n":
+        raise InputError(
+            f"{field}: its process reward model reads steps that end in {separator!r}",
+            rule="a search reads it at single tokens, and no token of the policy holds that text",
+            fix="train the model with offline.step_separator='\\n', or another text of one token",
+        )
+    return ids

@@ -24,6 +24,7 @@ from rljax.models.huggingface.checkpoint_folder import LoadReport, compare, find
 from rljax.models.huggingface.peft import load_adapter
 from rljax.models.huggingface.safetensors_file import read_header
 from rljax.models.model import Model
+from rljax.runs.folder import is_of_a_model
 from rljax.setup.same_ids import differing_ids, tokenizer_of
 from rljax.setup.setup import adapter_fields
 
@@ -174,6 +175,21 @@ def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
         return not config.head_in_float32 or config.head_dtype == config.dtype
     experts = path[0] == "layers" and path[-2:] in (("mlp", "gate"), ("mlp", "up"), ("mlp", "down"))
     return path[-1] == "weight" or experts
+
+
+STEP_SEPARATOR = "step_separator"  # key of a process reward model's config.json
+
+
+def step_separator_of(folder: str | Path) -> str:
+    """Returns the text between the steps on which the process reward model of a folder was trained:
+    that of its config.json, or of the config of the run that the folder is in, else a newline."""
+    folder = Path(hub.model_folder(folder))
+    separator = read_json_object(folder / "config.json").get(STEP_SEPARATOR)
+    run_config = folder.parent / "config.json"
+    if separator is None and run_config.is_file() and not is_of_a_model(run_config):
+        offline = read_json_object(run_config).get("offline")
+        separator = offline.get("step_separator") if isinstance(offline, dict) else None
+    return separator if isinstance(separator, str) else "\n"
 
 
 def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Model, dict]:

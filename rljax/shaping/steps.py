@@ -7,6 +7,7 @@ advantages of rljax.advantages.steps read the same `step_ids`.
 A line ends at its newline token or at the final token of the response. Axes: B rows, S tokens.
 """
 
+import bisect
 import re
 from collections.abc import Sequence
 
@@ -57,12 +58,14 @@ def line_ids(
     *,
     code_only: bool = False,
     score_partial_line: bool = False,
+    separator: str = "\n",
 ) -> np.ndarray:
     """step_ids: the line of each policy token, counted from 1, and 0 elsewhere: int32 [B, S].
 
     token_texts[b][t] is the text of token t ("" for EOS and other special tokens); together they
-    are the response. A token with a newline ends a line, whatever follows the newline in it; text
-    after the last newline is a line too, except where the row was cut off in the middle of it and
+    are the response. A token in which a `separator` ends, by default a newline, ends a line,
+    whatever follows in it; a run takes the separator from the folder of reward.process_model. Text
+    after the last one is a line too, except where the row was cut off in the middle of it and
     not `score_partial_line`. `code_only` counts the lines of `code_region` alone. Raises InputError
     unless there is a text for every policy token, and for every row of `mask` [B, S].
     """
@@ -84,23 +87,27 @@ def line_ids(
                 rule=f"at least {tokens[-1] + 1}, up to its last policy token",
                 fix="give a text for each token of the row",
             )
-        _mark_lines(ids[b], tokens, texts, bool(truncated[b]) and not score_partial_line, code_only)
+        drop_partial = bool(truncated[b]) and not score_partial_line
+        _mark_lines(ids[b], tokens, texts, drop_partial, code_only, separator)
     return ids
 
 
-def _mark_lines(ids, tokens: list[int], texts, drop_partial: bool, code_only: bool) -> None:
+def _mark_lines(
+    ids, tokens: list[int], texts, drop_partial: bool, code_only: bool, separator: str
+) -> None:
     """Writes the line of each of `tokens`, one row's policy tokens in order, into `ids` [S]."""
     text = "".join(texts[t] for t in tokens)
     start, stop = code_region(text) if code_only else (0, len(text))
     line, opened, has_text, offset = 1, [], False, 0
+    ends = [match.end() for match in re.finditer(re.escape(separator), text)]
     for t in tokens:
         in_region = start <= offset < stop
-        offset += len(texts[t])
+        begin, offset = offset, offset + len(texts[t])
         if not in_region and texts[t]:
             continue
         opened.append(t)
         has_text = has_text or bool(texts[t].strip())
-        if "\n" in texts[t]:
+        if bisect.bisect_right(ends, offset) > bisect.bisect_right(ends, begin):
             ids[opened] = line
             line, opened, has_text = line + 1, [], False
     # Blank text behind the last newline, EOS among it, is no line. (A closed block ends with a

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax import heartbeat, hosts
+from rljax import contracts, heartbeat, hosts
 from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.checkpoint.checkpoint import STATE, Checkpoints, Damaged, check_fingerprints, reads_steps
@@ -612,6 +612,8 @@ class Run:
             params = lora.merge(model, params)
             merged = dataclasses.replace(lora.without(model.config), weight_dtype="float32")
             model = dataclasses.replace(model, config=merged)
+        is_of_steps = contracts.spec(self.phase.dataflow).data == "stepwise"
+        settings = {build.STEP_SEPARATOR: self.config.offline.step_separator} if is_of_steps else {}
         with self._exporting(EXPORTED[self.phase.trains]) as folder:
             save_params(
                 folder,
@@ -620,6 +622,7 @@ class Run:
                 bos_id=tokenizer.bos_id,
                 eos_ids=build.stop_ids(self.config, tokenizer),
                 pad_id=tokenizer.pad_id,
+                settings=settings,
             )
             if hosts.first():
                 build.save_tokenizer(folder, self.config, tokenizer)

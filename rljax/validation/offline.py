@@ -54,6 +54,9 @@ def check_file(config: Config, problems: ConfigProblems, dataflow: Component, ki
     problems.check_field(reads or not stored, field, rule, "''")
     ties = kind == "pairs" or offline.ties == "drop"
     problems.check_field(ties, "offline.ties", f"is of pairs, not of {kind}", "'drop'")
+    fits = kind == "examples" or config.data.turns != "each"
+    rule = f"makes an example of each turn: it is of demonstrations, not of {kind}"
+    problems.check_field(fits, "data.turns", rule, "'last' or 'auto'")
     fits = not config.evaluate.prompts_from or "actor" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
     problems.check_field(fits, "evaluate.prompts_from", rule, "''")

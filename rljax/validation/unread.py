@@ -30,8 +30,12 @@ def unread_fields(config: Config, dataflow: Component) -> dict[str, str]:
     reasons = {} if roles & _WITH_OPTIMIZER else {"a critic": "has no critic"}
     if "actor" not in roles:
         reasons["a policy"] = "trains no policy"
+    if spec(dataflow).data not in ("stepwise", "trajectories"):
+        reasons["steps"] = "learns from no steps"
     if samples:
         reasons["rows"] = "learns from samples, not from rows of a file"
+        if not (config.sft.steps or config.pretraining.data):
+            reasons["answers"] = "learns from samples, and from no answers of a file"
     else:
         reasons["samples"] = "learns from a file, not from samples"
     if not (samples or config.evaluate.prompts_from):

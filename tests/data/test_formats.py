@@ -573,6 +573,25 @@ def test_names_on_the_hub_are_taken_or_say_how_they_are_written():
     refused(lambda: read_rows("openai/gsm8k", "train"), "is hf://datasets/openai/gsm8k")
 
 
+def test_a_null_output_of_alpaca_is_said(tmp_path):
+    rows = [{**ALPACA, "label": 1, "output": output} for output in ("4", None)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    for kind in ("examples", "unpaired"):
+        with pytest.raises(InputError, match="row 1 .*is null.*'output'.*fill it in"):
+            load_rows(path, "train", kind)
+
+
+def test_a_score_of_alpaca_is_the_reward_or_the_label_that_is_asked_for(tmp_path):
+    def rows(*scores):
+        rows = [{"instruction": "2+2?", "output": "4", "score": score} for score in scores]
+        return write(tmp_path / "rows.jsonl", rows)
+
+    records = load_rows(rows(0.5, 1.0, 0), "train", "trajectories")
+    assert [record["reward"] for record in records] == [0.5, 1.0, 0.0]
+    with pytest.raises(InputError, match="row 1 .*'score' is not true or false: got 5"):
+        load_rows(rows(1, 5), "train", "unpaired")
+
+
 def test_openrlhf_rows_of_kto_and_of_process_rewards(tmp_path):
     rows = [
         {"instruction": "2+2?", "response": text, "score": score}

@@ -149,6 +149,31 @@ def test_several_turns_need_a_template_that_keeps_them(families, unmarked_famili
 # -- texts --
 
 
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])  # Qwen 3 rewrites earlier turns
+def test_turns_last_learns_the_last_turn_of_a_completion(families, family):
+    tokenizer = families[family]
+    several = [assistant("5"), user("And 2 + 3.5?"), assistant("5.5")]
+    prompt = [system("Add."), user("2 + 3?")]
+    rows = {
+        "pairs": dict(prompt=prompt, chosen=several, rejected=[assistant("six")]),
+        "unpaired": dict(prompt=prompt, completion=several, label=True),
+        "trajectories": dict(prompt=prompt, completion=several, reward=1),
+    }
+    for kind, row in rows.items():
+        name = "chosen" if kind == "pairs" else "completion"
+        learned = {}
+        for turns in ("auto", "last"):
+            ((item,), _) = items_of([row], tokenizer, kind, turns=turns)
+            ids, mask = (getattr(item, f"{name}_{what}") for what in ("ids", "mask"))
+            learned[turns] = said(tokenizer, ids, mask)
+            assert "And 2 + 3.5?" in tokenizer.decode(ids)
+        end = tokenizer.decode(tokenizer.eos_ids[:1], False)
+        assert learned["auto"].count(end) == 2
+        assert learned["last"].endswith(f"5.5{end}") and learned["last"].count(end) == 1
+        with pytest.raises(InputError, match="unknown 'turns'"):
+            items_of([row], tokenizer, kind, turns="each")
+
+
 def test_pairs_of_texts():
     rows = [dict(chosen="1>2", rejected="1>3 4", margin=0.5)]
     ((pair,), counts) = items_of(rows, CHARS, "pairs")

@@ -1,5 +1,6 @@
 """Rows of offline training: every form that is read, every file format, and what bad rows say."""
 
+import decimal
 import json
 import logging
 import math
@@ -288,10 +289,10 @@ BAD = [
     (*bad("pairs", chosen_reward=1, rejected_reward=2), "'chosen_reward' is below"),
     (*bad("pairs", rejected_score=1), "'chosen_score' is missing"),
     (*bad("pairs", tie="yes"), "'tie' is not true or false"),
-    (*bad("unpaired", label=None), "'label' is not true or false"),
+    (*bad("unpaired", label=None), "'label' is missing (null or NaN)"),
     (*bad("unpaired", label="good"), "'label' is not true or false"),
     (*bad("unpaired", label=2), "'label' is not true or false"),
-    (*bad("unpaired", label=float("nan")), "'label' is not true or false"),
+    (*bad("unpaired", label=float("nan")), "'label' is missing (null or NaN)"),
     ("unpaired", {"prompt": "q", "completion": "a"}, "lacks the column 'label'"),
     ("unpaired", {"prompt": "q", "label": True}, "lacks the column 'completion'"),
     ("unpaired", {"completion": "a", "label": True}, "lacks the column 'prompt'"),
@@ -323,6 +324,20 @@ BAD = [
         "'process_scores' has 1 values for 2 steps",
     ),
 ]
+
+
+def test_decimals_of_a_table_are_numbers(tmp_path):
+    half, one = decimal.Decimal("0.5"), decimal.Decimal(1)
+    for kind, decimals, numbers in (
+        ("trajectories", {"reward": -half}, {"reward": -0.5}),
+        ("pairs", {"score_chosen": one, "score_rejected": half}, {"margin": 0.5}),
+        ("unpaired", {"label": one}, {"label": True}),
+        ("stepwise", {"labels": [half, -one]}, {"labels": [0.5, -1.0]}),
+    ):
+        row = {k: v for k, v in GOOD[kind].items() if k != "margin"} | decimals
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+        (record,) = load_rows(str(tmp_path / "rows.parquet"), "train", kind)
+        assert {name: record[name] for name in numbers} == numbers
 
 
 @pytest.mark.parametrize(("kind", "row", "says"), BAD)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -390,6 +391,29 @@ def test_a_column_of_pairs_that_the_loss_does_not_read_is_warned_of(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("dataflow", "reward", "count", "text"),
+    [
+        ("dro(tau=1.0)", 0.5, "3 of 3 rows", "this run learns from the reward.*'process_scores'"),
+        ("dqo()", 0.5, "2 of 3 rows", "learned in its place: 'reward'"),
+        ("dqo()", 1.75, "", ""),  # the sum of the scores
+    ],
+)
+def test_a_reward_or_process_scores_that_are_not_read_are_warned_of(
+    tmp_path, warned, dataflow, reward, count, text, stream
+):
+    row = {"prompt": "q", "steps": ["a", "b"], "process_scores": [2.0, -0.25], "reward": reward}
+    rows = [row, {**row, "reward": 1.75}, row]
+    config = Config(dataflow=dataflow)
+    config.data.train, config.data.stream = stored(tmp_path, rows, ".jsonl"), stream
+    load_data(config, CharTokenizer("abcq\n"), "trajectories")
+    lines = [line for line in warned() if "process_scores" in line]
+    assert len(lines) == bool(text)
+    if text:
+        assert re.search(text, lines[0]) and (stream or count in lines[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_margin_that_the_loss_reads_and_rows_lack_is_an_error_or_counted(
     tmp_path, warned, stream
 ):
@@ -417,6 +441,25 @@ def test_a_margin_that_the_loss_reads_and_rows_lack_is_an_error_or_counted(
     if not stream:
         with pytest.raises(InputError, match="data.test: .*no row has a margin"):
             load(scored, scored, test=({}, {}))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_labels_of_0_and_1_say_which_answers_are_bad_and_classes_do_not(
+    tmp_path, warned, is_stream
+):
+    def load(*labels):
+        rows = [{"prompt": "q", "completion": "a", "label": label} for label in labels]
+        if not is_stream:
+            return load_rows(stored(tmp_path, rows, ".jsonl"), "train", "examples")
+        stream = load_stored_rows(stored(tmp_path, rows, ".jsonl"), "examples")
+        return [stream[index] for index in range(len(labels))]
+
+    load(*[2, 0, 1, 0] * 16)
+    assert warned() == []
+    load(*[1, 0] * 32)
+    (line,) = warned()
+    assert "columns that say of some answers that they are bad" in line and "'label'" in line
+    assert is_stream or "32 of 64 rows" in line
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,12 @@ def test_lines_end_at_newlines_and_at_the_final_token():
     ]
 
 
+def test_lines_end_at_another_separator_also_in_several_tokens():
+    assert ids("a", ";", "\n", "b;", " c", separator=";") == [1, 1, 2, 2, 3]
+    assert ids("a", "\n", "\n", "b", "\n", "c", separator="\n\n") == [1, 1, 1, 2, 2, 2]
+    assert ids("a. ", "b", ".", " c", separator=". ") == [1, 2, 2, 2]
+
+
 def test_the_line_a_response_was_cut_off_in():
     texts = ("a", "\n", "b", "c")
     assert ids(*texts, truncated=True) == [1, 1, 0, 0]

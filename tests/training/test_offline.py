@@ -79,6 +79,16 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     assert unexplained(*rows) == set()
 
 
+def test_dro_learns_the_reward_of_a_row_with_process_scores(tmp_path):
+    rows = tmp_path / "scored.jsonl"
+    row = {"prompt": "1", "steps": ["2", "3"], "process_scores": [-0.75, 0.25], "reward": 1.0}
+    rows.write_text(f"{json.dumps(row)}\n" * 16)
+    fields = dict(data__train=str(rows), data__test="", offline__step_separator="")
+    train_on_one(config_of(tmp_path, "dro(tau=0.5)", steps=1, **fields))
+    (line,) = metrics_of(tmp_path / "run")
+    assert [v for k, v in line.items() if k.endswith("dro_reward")] == [1.0, 1.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_dqo_improves_where_every_prompt_has_one_response(seed, tmp_path):
@@ -424,6 +434,7 @@ REFUSED = [
     ({"algorithm__preference_loss": "kto()"}, "kto"),
     ({"algorithm__preference_loss": "dop()"}, "did you mean dpo"),
     ({"offline__packing": True}, "packs demonstrations"),
+    ({"data__turns": "each"}, "makes an example of each turn"),
     ({"offline__examples_per_step": 15, "mesh__fsdp": 2}, "must divide by mesh.data"),
     ({"batch__tokens_per_microbatch": 50}, "must hold one example: 2 x offline.max_tokens=48"),
     ({"teacher_model": "x"}, "has no teacher"),

@@ -23,7 +23,6 @@ from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.saved_labels import label_saved
 from rljax.errors import InputError
-from rljax.evaluation import process_models
 from rljax.evaluation.process_models import (
     SavedScorer,
     evaluate_scorer,
@@ -35,8 +34,9 @@ from rljax.evaluation.process_models import (
 from rljax.rewards.pool.pool import Score
 from rljax.roles import RewardModel
 from rljax.rollout import ProcessScorer, Reward
-from rljax.setup import RoleInputs, initial_params
+from rljax.setup import RoleInputs, initial_params, step_separator_of
 from rljax.setup import build as build_setup
+from rljax.setup.rewards import _process_lines
 from rljax.setup.role_table import scalar_start
 from rljax.training.run import Run
 from rljax.validation import validate
@@ -399,12 +399,30 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
         assert not np.any(run.roles["critic"].state.params["head"])
 
 
-def test_the_separator_is_that_of_the_run_beside(tmp_path):
+def test_the_separator_is_that_of_the_folder_or_of_the_run_beside(tmp_path):
     (tmp_path / "reward_model").mkdir()
+    model_config = tmp_path / "reward_model" / "config.json"
+    model_config.write_text("{}")
     for text, separator in (
         ("{}", "\n"),
         ('{"offline": {"step_separator": " ki "}}', " ki "),
         ('{"model_type": "llama", "offline": {"step_separator": ">"}}', "\n"),
     ):
         (tmp_path / "config.json").write_text(text)
-        assert process_models._separator_of(tmp_path / "reward_model") == separator
+        assert step_separator_of(tmp_path / "reward_model") == separator
+    model_config.write_text('{"step_separator": ";"}')
+    assert step_separator_of(tmp_path / "reward_model") == ";"
+
+
+def test_lines_end_where_the_steps_of_the_process_model_did(tmp_path):
+    config, texts = Config(), [["a", ";", " b", "\n", "c", "; "]]
+    config.reward.process_model = str(tmp_path)
+    for separator, steps in (("\n", [1, 1, 1, 1, 2, 2]), (";", [1, 1, 2, 2, 2, 2])):
+        (tmp_path / "config.json").write_text(json.dumps({"step_separator": separator}))
+        lines = _process_lines(config)
+        assert lines(texts, np.ones((1, 6)), [False])[0].tolist() == steps
+    (tmp_path / "config.json").write_text('{"step_separator": ""}')
+    with pytest.raises(InputError, match="no text tells where a step ends"):
+        _process_lines(config)
+    config.reward.process_lines = "line_ids(separator='\\n')"  # the user's own word
+    assert _process_lines(config).options["separator"] == "\n"

@@ -22,6 +22,7 @@ from rljax.data.kinds import PAIRED
 from rljax.data.offline.rows import KINDS
 from rljax.data.online.prompts import (
     OVERLONG,
+    TURNS,
     Example,
     TooLong,
     at_least_bos,
@@ -41,11 +42,13 @@ from rljax.data.text.chat import (
     encode_log,
     encode_prompt_messages,
     encode_turns,
+    learned_turns,
 )
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
 TIES = ("drop", "both_orders")
+TURNS_OF_A_COMPLETION = ("auto", "last")  # it is judged as a whole: no example for each turn
 # What cuts rows that are too long under this value of overlong: completions without room for a
 # prompt, which "left" cuts, are cut by "right" alone.
 _CUTS = {
@@ -128,11 +131,12 @@ def encode_rows(
     completions are dropped. A tie is dropped, or stands in both orders, which is label smoothing of
     1/2 at twice the weight of one pair. `separator` stands between steps. `images` reads the images
     of the rows. `turns` chooses the turns of a conversation that make an example
-    (rljax.data.online.prompts.encode_demonstration). Raises InputError for an unknown option, for a
-    row that cannot be encoded (with its number), for rows too long with overlong="error", and if no
-    row is left.
+    (rljax.data.online.prompts.encode_demonstration); of a completion of other kinds, which is one
+    example, "last" learns the last turn alone, and "each" is an error. Raises InputError for an
+    unknown option, for a row that cannot be encoded (with its number), for rows too long with
+    overlong="error", and if no row is left.
     """
-    _check_options(kind, overlong, ties, max_tokens)
+    _check_options(kind, overlong, ties, turns, max_tokens)
     counts = dict(total=len(records), kept=0) | _no_counts(kind)
     items, refused, settings = [], [], (max_tokens, overlong, images, turns)
     for record in records:
@@ -184,8 +188,9 @@ def _no_counts(kind: str) -> dict[str, int]:
     return counts | (dict(dropped_identical=0, dropped_tie=0) if kind in PAIRED else {})
 
 
-def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:
+def _check_options(kind: str, overlong: str, ties: str, turns: str, max_tokens: int) -> None:
     checks = (("kind", kind, KINDS), ("overlong", overlong, OVERLONG), ("ties", ties, TIES))
+    checks += (("turns", turns, TURNS if kind == "examples" else TURNS_OF_A_COMPLETION),)
     for name, value, allowed in checks:
         if value not in allowed:
             raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {allowed}")
@@ -208,7 +213,7 @@ def _encode(
     if kind == "examples":
         encoded = _examples(encode_demonstration(record, tokenizer, counts, turns))
     else:
-        encoded = [_encode_columns(record, tokenizer, kind, separator)]
+        encoded = [_encode_columns(record, tokenizer, kind, separator, turns)]
     tokens = max((len(prompt) + _longest(columns) for prompt, columns in encoded), default=0)
     if overlong == "error" and tokens > max_tokens:
         raise TooLong(record, tokens, rule=f"max_tokens is {max_tokens}")
@@ -291,20 +296,20 @@ def _examples(encoded) -> list[tuple[list[int], dict[str, dict]]]:
     return examples
 
 
-def _encode_columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
+def _encode_columns(record, tokenizer, kind, separator, turns) -> tuple[list[int], dict[str, dict]]:
     """Returns the prompt's ids, and the columns of each completion: ids, mask, and the values that
     the data give."""
     if kind == "stepwise":
         prompt = _encode_prompt(record, tokenizer)
         return prompt, {"all": _encode_steps(record, prompt, tokenizer, separator)}
     if kind == "trajectories":
-        prompt, columns = _encode_trajectory(record, tokenizer, separator)
+        prompt, columns = _encode_trajectory(record, tokenizer, separator, turns)
         return prompt, {"completion": columns}
     names = [name for name in ("reference", "chosen", "rejected", "completion") if name in record]
     columns = {}
     for name in names:
-        turns = _encode_answer(record, record[name], tokenizer)
-        prompt, columns[name] = turns.prompt, {"ids": turns.ids, "mask": turns.mask}
+        encoded = _encode_answer(record, record[name], tokenizer, turns)
+        prompt, columns[name] = encoded.prompt, {"ids": encoded.ids, "mask": encoded.mask}
     return prompt, columns
 
 
@@ -367,27 +372,34 @@ def _items_of_columns(record, kind, prompt, columns, cut_side) -> list:
 
 
 def _encode_answer(
-    record: dict, completion: str | list[dict], tokenizer: Tokenizer, *, ended: bool = True
+    record: dict,
+    completion: str | list[dict],
+    tokenizer: Tokenizer,
+    turns: str,
+    *,
+    ended: bool = True,
 ) -> Turns:
-    """Encodes the record's prompt and a completion to it; without `ended` no end token follows
-    it."""
+    """Encodes the record's prompt and a completion to it, of which `turns` "last" learns the last
+    turn alone; without `ended` no end token follows it."""
     if isinstance(record["prompt"], str):
         return _encode_text(record, completion, tokenizer, ended)
     messages = [*record["prompt"], *completion]
     first, options = len(record["prompt"]), options_of(record)
     if not ended and len(completion) == 1 and not completion[0].keys() - {"role", "content"}:
         return _encode_cut_turn(record, completion[0]["content"], tokenizer)
+    learned = [k for k in learned_turns(messages) if k >= first]
+    learned = learned[-1:] if turns == "last" else learned
     try:
-        turns = encode_turns(tokenizer, messages, first, **options)
+        encoded = encode_turns(tokenizer, messages, first, learned, **options)
     except RewrittenTurn:  # several turns, as a rollout would have them
-        turns = encode_log(tokenizer, messages, first, **options)
-    ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
+        encoded = encode_log(tokenizer, messages, first, learned, **options)
+    ids, mask, offsets = list(encoded.ids), list(encoded.mask), list(encoded.offsets)
     # Tokens of the template after the end token belong to no turn, and nothing follows them here.
     while mask and not mask[-1]:
         ids.pop(), mask.pop(), offsets.pop()
     while ids and not ended and ids[-1] in tokenizer.eos_ids:
         ids.pop(), mask.pop(), offsets.pop()
-    return turns._replace(ids=ids, mask=mask, offsets=offsets)
+    return encoded._replace(ids=ids, mask=mask, offsets=offsets)
 
 
 def _encode_cut_turn(record: dict, text: str, tokenizer: Tokenizer) -> Turns:
@@ -448,7 +460,7 @@ def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separat
     return columns
 
 
-def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str):
+def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str, turns: str):
     """Returns prompt ids, and the completion's columns: ids, mask, process_scores, logprobs."""
     completion = record.get("completion")
     if completion is None:
@@ -456,17 +468,17 @@ def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str):
     text = completion
     if isinstance(completion, str) and not isinstance(record["prompt"], str):
         completion = [{"role": "assistant", "content": completion}]
-    turns = _encode_answer(record, completion, tokenizer, ended=not record["truncated"])
-    columns = {"ids": turns.ids, "mask": turns.mask}
+    encoded = _encode_answer(record, completion, tokenizer, turns, ended=not record["truncated"])
+    columns = {"ids": encoded.ids, "mask": encoded.mask}
     if "process_scores" in record:
-        scores = [0.0] * len(turns.ids)
-        ends = _step_ends(turns, record["steps"], text, separator)
+        scores = [0.0] * len(encoded.ids)
+        ends = _step_ends(encoded, record["steps"], text, separator)
         for position, score in zip(ends, record["process_scores"], strict=True):
             scores[position] += score  # one token may end two steps
         columns["process_scores"] = scores
     if "logprobs" in record:
-        columns["logprobs"] = _at_mask(record["logprobs"], turns.mask)
-    return turns.prompt, columns
+        columns["logprobs"] = _at_mask(record["logprobs"], encoded.mask)
+    return encoded.prompt, columns
 
 
 def _step_ends(turns: Turns, steps: list[str], text: str, separator: str) -> list[int]:
@@ -493,7 +505,8 @@ def _at_mask(values: list[float], mask: list[int]) -> list[float]:
     if len(values) != sum(mask):
         raise InputError(
             f"'logprobs' has {len(values)} values for {sum(mask)} tokens",
-            rule="one of each token of the completion, its end token included unless 'truncated'",
+            rule="one of each learned token of the completion (data.turns='last' learns its last"
+            " turn alone), its end token included unless 'truncated'",
             fix="record the log-probabilities with this tokenizer, or drop the column",
         )
     remaining = iter(values)

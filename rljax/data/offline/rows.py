@@ -22,6 +22,7 @@ from rljax.data.rows.columns import (
     flag_of,
     is_missing,
     number_of,
+    plain_number,
     prompt_of,
     read_columns,
     rendering_of,
@@ -36,7 +37,7 @@ from rljax.data.rows.conversation import (
 )
 from rljax.data.rows.read import Rows, read_rows, read_stored
 from rljax.data.rows.split import one_side
-from rljax.data.rows.unread import unread_parts
+from rljax.data.rows.unread import REWARDS, unread_parts
 from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
@@ -65,7 +66,7 @@ def load_rows(
         score_rejected (or columns of PAIR_SCORES), or 0; tie is that column, or equal scores.
     safety: prompt, safer, more_harmful and, of each, whether it is safe: safer_is_safe and
         more_harmful_is_safe. Records have the first as chosen, the second as rejected.
-    unpaired: prompt, completion, label (whether the completion is desirable).
+    unpaired: prompt, completion, label (whether the completion is desirable; or a score of 0 or 1).
     A completion that is judged, in pairs, safety and unpaired, may be an empty text, or a message
         with one: the response that ends at once, the end token alone. A reference completion, which
         is imitated, may not.
@@ -454,7 +455,7 @@ def _step_label(value: object, location: str) -> float:
 def _warn_of_labels(source: str, labels: Sequence) -> None:
     """Warns of rows whose labels are never below 0, and not all 1: in other libraries 0 is a wrong
     step, or labels are the share of right answers that follow."""
-    rows = [row for row in labels if isinstance(row, (list, tuple))]
+    rows = [[*map(plain_number, row)] for row in labels if isinstance(row, (list, tuple))]
     numbers = [x for row in rows for x in row if isinstance(x, (int, float))]
     booleans = {x for x in numbers if isinstance(x, bool)}
     if not numbers or False in booleans or min(numbers) < 0 or min(numbers) == 1:
@@ -515,7 +516,7 @@ _KINDS = {
         _labelled,
         _PROMPT,
         Column("completion response", _judged_completion, "give each row a 'completion'"),
-        Column("label", flag_of, "give each row a 'label', true or false"),
+        Column("label score", flag_of, "give each row a 'label', true or false"),
     ),
     "stepwise": (
         _stepwise,
@@ -528,7 +529,7 @@ _KINDS = {
         _trajectory,
         _PROMPT,
         Column("completion response steps", fix="give each row a 'completion', or 'steps'"),
-        Column("reward score", number_of, "give each row a 'reward'"),
+        Column(" ".join(REWARDS), number_of, "give each row a 'reward'"),
         Column("truncated", flag_of),
         Column("process_scores", each(number_of, "step")),
         Column("logprobs", _logprobs),

@@ -46,6 +46,7 @@ from rljax.data.online.stream import CountedStream, Stream
 from rljax.data.rows.columns import PAIR_SCORES, rows_of
 from rljax.data.rows.sources import load_endless_prompts, load_prompts
 from rljax.data.rows.split import held_out_fraction
+from rljax.data.rows.unread import REWARDS
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.files import parse_json
@@ -384,14 +385,19 @@ def _held_out(
 
 
 def _unlearned_columns(config: Config, kind: str) -> dict[str, tuple[str, ...]]:
-    """Returns the columns of pairs that neither the dataflow nor the loss of a run reads, by what
-    they hold ("margin", "reference", "logprobs"); {} for functions of the user's own, which may
-    read the batch as they like."""
+    """Returns the columns that neither the dataflow nor the loss of a run reads, by what they hold
+    ("margin", "reference", "logprobs" of pairs, "process_scores" and "outcome" of trajectories); {}
+    for functions of the user's own, which may read the batch as they like."""
     if kind == "unpaired":
         return {"logprobs": ("ref_logps", "reference_logps")}
-    if kind != "pairs":
+    if kind not in ("pairs", "trajectories"):
         return {}
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
+    if kind == "trajectories":
+        if not dataflow.function.__module__.startswith("rljax."):
+            return {}
+        reads_scores = contracts.spec(dataflow).token_rewards
+        return {"outcome": REWARDS} if reads_scores else {"process_scores": ("process_scores",)}
     is_reward_model = "reward_model" in dataflow.parameters
     stage = "reward_loss" if is_reward_model else "preference_loss"
     loss = resolve(value_of(config, f"algorithm.{stage}"), NAMESPACES[stage])

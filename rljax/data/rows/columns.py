@@ -5,6 +5,7 @@ One row at a time, with errors that name it: `location` is the file, the row and
 
 import contextlib
 import dataclasses
+import decimal
 import difflib
 import math
 import re
@@ -275,12 +276,11 @@ def number_of(value: object, location: str) -> float:
 
 def flag_of(value: object, location: str) -> bool:
     """Returns the value, True, False, 1 or 0, as a bool. Raises InputError for anything else."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = plain_number(value)
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
-        raise InputError(
-            f"{location} is not true or false", value=value, fix="write true, false, 1 or 0"
-        )
+        kind = "missing (null or NaN)" if is_missing(value) else "not true or false"
+        fix = "write true, false, 1 or 0, or remove the row"
+        raise InputError(f"{location} is {kind}", value=value, fix=fix)
     return bool(value)
 
 
@@ -666,5 +666,8 @@ def _plain_cell(value: object, name: object, depth: int = 0) -> object:
 
 
 def plain_number(value: object) -> object:
-    """Returns the value with numpy's numbers and arrays as Python's."""
+    """Returns the value with numpy's numbers and arrays as Python's, and a decimal of a table as an
+    int or a float."""
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value.is_finite() and value == int(value) else float(value)
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -173,11 +173,10 @@ def _message(turn: object, location: str) -> dict:
 
 def _alpaca(row: dict, location: str) -> dict:
     """Converts `instruction` and `input` to `prompt`, `output` to `completion`; with `system` or
-    `history` the prompt is a conversation. Dolly names them `context` and `response`; a `score` of
-    0 or 1 beside a response says whether it is desirable. A prompt may have its answer in our
-    columns."""
-    for name, other in (("input", "context"), ("output", "response"), ("label", "score")):
-        if name not in row and other in row and (name != "label" or row[other] in (0, 1)):
+    `history` the prompt is a conversation. Dolly names them `context` and `response`. A prompt may
+    have its answer in our columns."""
+    for name, other in (("input", "context"), ("output", "response")):
+        if name not in row and other in row:
             row = {**{n: v for n, v in row.items() if n != other}, name: row[other]}
     if "instruction" not in row:
         raise InputError(
@@ -215,6 +214,8 @@ def _alpaca(row: dict, location: str) -> dict:
         converted["completion"] = row["output"]
         if "ground_truth" not in row and "reward_model" not in row:
             converted.setdefault("answer", row["output"])
+    elif "output" in row:
+        converted.setdefault("completion", None)
     return converted
 
 

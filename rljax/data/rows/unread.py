@@ -7,8 +7,10 @@ first row, or an error where answers would be learned that continue turns, or sp
 which the model does not see.
 """
 
+import collections
 import functools
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,6 +44,8 @@ _TEMPLATE_MARKS = re.compile("<[^<>]*>")  # of a chat template
 _ROLES = {*"system user human assistant gpt bot model instruction inst response q a".split()}
 _READ_ELSEWHERE = ("images", "extra_info", "reward_model")  # are read, or by the reward alone
 _SHORT = 16  # characters of a text that may stand in a prompt by chance
+REWARDS = ("reward", "score")  # the columns of a trajectory's reward
+_ENOUGH_LABELS = 32  # of rows that are read as they are drawn, to tell that they are no classes
 _SHOWN = 60  # characters of a text in a warning
 _WARNINGS = {
     "question": (
@@ -67,6 +71,14 @@ _WARNINGS = {
         "hold log-probs of a reference model, which this run computes itself",
         "remove the columns; offline.reference_logprobs=FOLDER computes them once",
     ),
+    "process_scores": (
+        "hold scores of steps, and this run learns from the reward of the whole completion alone",
+        "dataflow='dqo()' learns from scores of steps; or remove the column",
+    ),
+    "outcome": (
+        "hold a reward that is not the sum of 'process_scores', which are learned in its place",
+        "remove 'process_scores' to learn from the reward; or write their sum as the reward",
+    ),
     "bad": (
         "say of some answers that they are bad, and these are learned as demonstrations",
         "dataflow='kto' learns from prompt, completion and label; or remove those rows, or the"
@@ -90,6 +102,8 @@ class Unread:
         self.unlearned: Mapping[str, Sequence[str]] = {}
         self._noted: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
         self._logged: set[tuple[str, str]] = set()
+        # Column of a label of demonstrations -> how often each number stands in it.
+        self._label_numbers: dict[str, collections.Counter] = {}
 
     def check(
         self,
@@ -127,13 +141,11 @@ class Unread:
             # A value may be a list, or an array of NumPy, with a number for each token.
             values = {name: row.get(name) for name in names if row.get(name) is not None}
             columns = {n: "" for n, v in values.items() if np.ndim(v) or v != 0}
+            if topic == "outcome":
+                columns = _replaced_outcome(row)
             self._note(topic, columns, location, index)
         if demonstrated:
-            labels = {name: row.get(name) for name in ("label", "kto_tag", "reward")}
-            bad = {name: "" for name, value in labels.items() if value is False}
-            if isinstance(labels["reward"], int | float) and labels["reward"] < 0:
-                bad["reward"] = ""
-            self._note("bad", bad, location, index)
+            self._note("bad", self._bad_labels(row), location, index)
         kinds = {
             n: kind
             for n, v in row.items()
@@ -153,6 +165,26 @@ class Unread:
             mark = next((m[0] for text in _texts(prompt) if (m := _IMAGE_MARK.search(text))), "")
             self._note("mark", {read or "messages": mark} if mark else {}, location, index)
 
+    def _bad_labels(self, row: Mapping) -> dict[str, str]:
+        """Returns the columns of a row that say that its answer is bad. Numbers of a label that are
+        not all 0 and 1 are classes, which say nothing of it (`_is_class`)."""
+        bad = {}
+        for name in ("label", "kto_tag", "reward"):
+            value = row.get(name)
+            if value is False or name == "reward" and isinstance(value, (int, float)) and value < 0:
+                bad[name] = ""
+            elif isinstance(value, (int, float)) and name != "reward" and value is not True:
+                self._label_numbers.setdefault(name, collections.Counter())[value] += 1
+                if value == 0 and not (self.at_once and self._is_class(name)):
+                    bad[name] = ""
+        return bad
+
+    def _is_class(self, name: str) -> bool:
+        numbers = self._label_numbers.get(name)
+        if numbers is None:  # true and false
+            return False
+        return numbers.keys() != {0, 1} or self.at_once and numbers.total() < _ENOUGH_LABELS
+
     def _note(self, topic: str, columns: dict[str, str], location: str, index: int) -> None:
         if not self.at_once:
             if columns:
@@ -168,6 +200,12 @@ class Unread:
         kind."""
         for topic, rows in self._noted.items():
             noted = [rows[r["index"]] for r in records if r["index"] in rows]
+            if topic == "bad":
+                noted = [
+                    (location, columns)
+                    for location, columns in noted
+                    if not all(map(self._is_class, columns))
+                ]
             if noted:
                 names = list(dict.fromkeys(name for _, columns in noted for name in columns))
                 count = f"{len(noted):,} of {len(records):,} rows: "
@@ -187,6 +225,15 @@ class Unread:
             first,
             fix,
         )
+
+
+def _replaced_outcome(row: Mapping) -> dict[str, str]:
+    """Returns the column of the reward of a row with process scores whose sum is another one."""
+    name = next((name for name in REWARDS if row.get(name) is not None), "")
+    if row.get("process_scores") is None or not name:
+        return {}
+    is_sum = math.isclose(sum(row["process_scores"]), row[name], rel_tol=1e-3, abs_tol=1e-3)
+    return {} if is_sum else {name: ""}
 
 
 def unread_parts(

@@ -231,6 +231,7 @@ def encode_log(
     tokenizer,
     messages: Sequence[Mapping],
     first: int,
+    learned: Sequence[int] | None = None,
     *,
     tools: Sequence[Mapping] | None = None,
     documents: Sequence[Mapping] | None = None,
@@ -243,7 +244,7 @@ def encode_log(
     _require_assistant_last(messages)
     prompt = encode_prompt_messages(tokenizer, messages[:first], **options)
     ids, mask, offsets, text = [], [], [], ""
-    learned = learned_turns(messages)
+    learned = learned_turns(messages) if learned is None else learned
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     for k, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         turn = _turn(tokenizer, messages, k, options, None)

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -208,12 +208,14 @@ def save_params(
     pad_id=None,
     shard_bytes: int = 5_000_000_000,
     dtype: str = "",
+    settings: Mapping[str, object] | None = None,
 ):
     """Writes config.json, generation_config.json and safetensors files that transformers reads.
 
     More than `shard_bytes` become several files and an index. `dtype`: float32 | bfloat16 | float16
-    | "" = as the parameters are. All files get their names at the end, config.json last: a folder
-    that a killed save leaves is the old one, or has no config.json. Raises InputError for another
+    | "" = as the parameters are. `settings`: further keys of config.json. All files get their
+    names at the end, config.json last: a folder that a killed save leaves is the old one, or has no
+    config.json. Raises InputError for another
     `dtype` and for shard_bytes below 1.
     """
     if dtype not in ("", *DTYPES):
@@ -226,6 +228,7 @@ def save_params(
     dtype = jnp.dtype(config.weight_dtype)
     shards = _shards(model, dtype, shard_bytes)
     texts = _texts(config, model.head, shards, bos_id=bos_id, eos_ids=eos_ids, pad_id=pad_id)
+    texts["config.json"] |= settings or {}
     gathered, fault = _gathered(model, params, dtype), None
     try:
         if hosts.first():
