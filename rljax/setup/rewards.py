@@ -24,7 +24,6 @@ from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, ModelScorer, ProcessScorer, Reward
 from rljax.setup.setup import Setup
 from rljax.setup.weights import scalar_model, step_separator_of
-from rljax.shaping.steps import line_ids
 
 LOG = logging.getLogger("rljax")
 
@@ -180,11 +179,12 @@ def _warn_of_separator(folder: str, separator: str) -> None:
 
 
 def _process_lines(config: Config) -> Component:
-    """Returns reward.process_lines, which finds the lines that are scored. Those of `line_ids` end
-    where the steps of the model's training did. Raises InputError if no text ended them."""
+    """Returns reward.process_lines, which finds the lines that are scored. One with the option
+    `separator`, as `line_ids` is, gets the text that ended the steps of the model's training.
+    Raises InputError if none did."""
     folder = config.reward.process_model
     lines = resolve(config.reward.process_lines, NAMESPACES["process_reward"])
-    if lines.function is not line_ids or "separator" in lines.options:
+    if "separator" not in lines.parameters or "separator" in lines.options:
         return lines
     separator = step_separator_of(folder)
     if not separator:

@@ -123,7 +123,7 @@ def echo(salt, turns, guilty_at=-1, what="hang", once=""):
     """Says a hash of all it has heard; at a turn it misbehaves."""
     heard = salt
     for turn in range(turns):
-        reply = yield Turn(heard[-40:], reward=0.5, state=(turn, len(heard)))
+        reply = yield Turn(heard[-40:], reward=0.5 * (turn > 0), state=(turn, len(heard)))
         heard = f"{heard}|{reply}"
         if turn == guilty_at and not (once and os.path.exists(once)):
             if once:

@@ -14,6 +14,7 @@ from rljax.components import resolve
 from rljax.contracts import contract, spec
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import load_tokenizer
+from rljax.errors import InputError
 from rljax.evaluation.policy import final_answer
 from rljax.reasoning import (
     Response,
@@ -269,7 +270,7 @@ def test_a_contract_that_cannot_be_kept_is_refused():
         contract(reads="answer")(lambda text: 1.0)
     with pytest.raises(TypeError, match="is a text: 'answer', 'response'"):
         contract(reads=("answer",))
-    with pytest.raises(TypeError, match="tuple of names"):
+    with pytest.raises(InputError, match="tuple of names"):
         spec(contract(reads="answers")(lambda response: 1.0))
 
 

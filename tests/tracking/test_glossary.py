@@ -18,6 +18,7 @@ from tiny_run import tiny_config, train_on_one
 from rljax import setup as build
 from rljax.contracts import contract, spec
 from rljax.correction.health import LIMITED, health_warnings
+from rljax.errors import InputError
 from rljax.metric import Metric, find_metric
 from rljax.report.curves import GROUPS
 from rljax.report.page import FAULTS, write_report
@@ -328,7 +329,7 @@ def test_metrics_of_a_contract_are_those_for_the_options_of_the_config(tmp_path)
 
 def test_a_contract_declares_metrics_and_nothing_else():
     for wrong in ({"my_ratio": "a ratio"}, ["my_ratio"]):
-        with pytest.raises(TypeError, match="contract\\(metrics"):
+        with pytest.raises(InputError, match="contract\\(metrics"):
             spec(contract(metrics=wrong)(lambda policy, batch: None))
     known = {"my_ratio": Metric("a ratio", limits=(1, math.inf), advice="none")}
     assert spec(contract(metrics=known)(lambda policy, batch: None)).metrics == known

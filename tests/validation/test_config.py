@@ -281,6 +281,7 @@ def test_what_a_declaration_names_is_there():
     assert {spec.holds for spec in FIELDS.values()} <= {"", "field", *NAMESPACES}
     readers = {spec.read_by for spec in FIELDS.values()}
     of_runs = {"samples", "rows", "a critic", "a policy", "sampling", "prompts"}
+    of_runs |= {"answers", "steps"}
     assert readers == {"", *of_runs}  # of validation/unread.py
     patterns = {name: re.compile(spec.safe) for name, spec in FIELDS.items() if spec.safe}
     assert {"data.template_variables", "lora.targets", "trackers"} <= patterns.keys()

@@ -303,7 +303,7 @@ def loss_body(rng, folder) -> Mistake:
     file = written(
         folder, f"loss_{rng.randrange(10**9)}.py", f"def f(policy, batch):\n    {body}\n"
     )
-    loss = _Checked(resolve(f"{file}:f", HOMES["loss"]), "policy_loss")
+    loss = _Checked(resolve(f"{file}:f", HOMES["loss"]), "policy_loss", ())
     floats = jax.ShapeDtypeStruct((4, 6), jnp.float32)
     ids = jax.ShapeDtypeStruct((4, 6), jnp.int32)
     batch = Batch(ids, ids, ids, floats, old_logprobs=floats, advantages=floats)
