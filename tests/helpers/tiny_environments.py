@@ -116,8 +116,8 @@ def first_letter_and_turns(response, turns, conversation) -> float:
 
 def pays_and_fails(letter):
     """A reward for each turn, and then no end."""
-    for _ in range(3):
-        yield Turn(f"{letter}>", reward=1.0)
+    for turn in range(3):
+        yield Turn(f"{letter}>", reward=float(turn > 0))
     raise ValueError("no such world")
 
 
