@@ -50,6 +50,18 @@ BREAKS = {
         "advantages = teacher_gap(corrected)",
         [TEACHERS, "-k", "sampled_token"],
     ),
+    "the teacher is asked again without its hint": (
+        "rljax/dataflows/steps.py",
+        "if batch.teacher_logprobs is None:",
+        "if True:",
+        [HINTED, "-k", "teachers_view"],
+    ),
+    "a teacher stays where the dataflow is no program": (
+        "rljax/roles/placed.py",
+        "new_roles = {**trained, **returned}",
+        "new_roles = {**returned}",
+        [HINTED, "-k", "no_program"],
+    ),
     "every sample has the hint of the first one": (
         HINTS,
         "hint(record, samples, number)",

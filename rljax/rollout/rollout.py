@@ -38,16 +38,18 @@ def of_inner(name: str, *further: str) -> Callable[[dict], object]:
     return declared
 
 
-def check_inner(inner: str, handed_on: tuple[str, ...]) -> None:
-    """Raises InputError for a rollout that asks for roles which the one around it does not hand
-    on."""
+HANDED_ON = ("actor", "reward", "sample", "draw", "tokenizer")  # by a rollout to its `inner` one
+
+
+def check_inner(inner: str) -> None:
+    """Raises InputError for an inner rollout that asks for more than HANDED_ON."""
     parameters = resolve(inner, NAMESPACES["collect"]).signature.parameters.values()
     needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-    if lacking := sorted(needed - {*handed_on}):
+    if lacking := sorted(needed - {*HANDED_ON}):
         raise InputError(
             "the rollout inside another",
             value=inner,
-            rule=f"it asks for {', '.join(lacking)}, and is handed {', '.join(handed_on)}",
+            rule=f"it asks for {', '.join(lacking)}, and is handed {', '.join(HANDED_ON)}",
             fix="inner='once()', or another that asks for no more",
         )
 

@@ -45,6 +45,20 @@ def fails_for_some(prompt, response):
 '''
 
 
+FLOW = """
+from rljax.contracts import contract
+from rljax.dataflows import on_policy_distil
+
+
+@contract(data="samples")
+def flow(batch, key, cfg, *, actor, teacher):
+    roles, metrics = on_policy_distil.page(
+        batch, key, cfg, actor=actor, teacher=teacher, match="sampled"
+    )
+    return {"actor": roles["actor"]}, metrics
+"""
+
+
 @pytest.fixture(autouse=True)
 def own_functions(tmp_path, monkeypatch):
     (tmp_path / "own_hints.py").write_text(OWN)
@@ -229,6 +243,36 @@ def test_with_adapters_the_base_is_shared_and_stays(tmp_path):
         old, _ = teacher.model.split(start)
         changes = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), own, old)
         assert max(jax.tree.leaves(changes)) > 0
+
+
+def test_what_is_learned_is_the_teachers_view_with_the_hint(tmp_path):
+    """The gap of a step is that of the log-probs that the rollout filled: without a hint the policy
+    and its own copy would agree."""
+    config = hinted_config(tmp_path, algorithm__collect=with_hints("of_some()"), steps=1)
+    batch, _, _, _ = first_batch(config)
+    train_on_one(with_overrides(config, {"run_dir": str(tmp_path / "trained")}, "the test"))
+    (row,) = metrics_rows(tmp_path / "trained")
+    assert abs(row["teacher/gap"]) > 1e-3 and row["grad_norm"] > 0
+    assert 0 < row["teacher/none_fraction"] < 1
+    assert batch.teacher_logprobs.any()
+
+
+def test_a_dataflow_that_is_no_program_renews_the_teacher_too(tmp_path):
+    """It returns the policy alone."""
+    (tmp_path / "own_flow.py").write_text(FLOW)
+    fields = dict(
+        dataflow="own_flow.flow", algorithm__teacher_rate=1.0, algorithm__teacher_coef=0.0
+    )
+    config = hinted_config(tmp_path, **fields)
+    with Run(build(config, devices=jax.devices()[:1]), Path(config.run_dir)) as run:
+        run.begin(run.phase, run.setup.model.init(jax.random.key(1)))
+        run.step()
+        pairs = zip(
+            jax.tree.leaves(run.roles["teacher"].params),
+            jax.tree.leaves(run.roles["actor"].state.params),
+            strict=True,
+        )
+        assert all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs)
 
 
 def test_another_model_may_be_the_one_that_is_shown_the_hint(tmp_path):

@@ -35,8 +35,6 @@ METRICS = {
     ),
 }
 
-_HANDED_ON = ("actor", "reward", "sample", "draw", "tokenizer")
-
 
 @contract(
     safe=True,
@@ -45,7 +43,7 @@ _HANDED_ON = ("actor", "reward", "sample", "draw", "tokenizer")
     drops_dead=of_inner("drops_dead"),
     rounds=of_inner("rounds"),
     single_rows=of_inner("single_rows"),
-    check=lambda config, options: check_inner(options.get("inner", "once()"), _HANDED_ON),
+    check=lambda config, options: check_inner(options.get("inner", "once()")),
 )
 def with_demonstration(
     prompts,
@@ -79,7 +77,7 @@ def with_demonstration(
             fix="--config.batch.samples_per_prompt=2, or more",
         )
     score = require_sampler(sample, by="with_demonstration()").score
-    roles = dict(zip(_HANDED_ON, (actor, reward, sample, draw, tokenizer), strict=True))
+    roles = dict(actor=actor, reward=reward, sample=sample, draw=draw, tokenizer=tokenizer)
     result = run_rollout(resolve(inner, NAMESPACES["collect"]), prompts, key, cfg, **roles)
     if result.batch.episode is not None or result.batch.rows != n * len(result.prompts.records):
         raise InputError(

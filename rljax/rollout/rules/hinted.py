@@ -39,7 +39,6 @@ METRICS = {
 HintText = component_in(NAMESPACES["hint"])
 _PLACES = re.compile(r"\{(prompt|hint)\}")
 _TEMPLATE = "{prompt}\n\n{hint}"
-_HANDED_ON = ("actor", "reward", "sample", "draw", "tokenizer")
 
 
 def _check_options(
@@ -47,7 +46,7 @@ def _check_options(
 ) -> None:
     """Raises InputError for a template without {hint}, for a hint that reads scores where no reward
     is computed, and for an inner rollout that asks for other roles."""
-    check_inner(inner, _HANDED_ON)
+    check_inner(inner)
     if template.count("{hint}") != 1 or template.count("{prompt}") > 1:
         raise InputError(
             "with_hint(template)",
@@ -105,7 +104,7 @@ def with_hint(
 
     Raises InputError for a hint that is no text, and for a prompt without the message.
     """
-    roles = dict(zip(_HANDED_ON, (actor, reward, sample, draw, tokenizer), strict=True))
+    roles = dict(actor=actor, reward=reward, sample=sample, draw=draw, tokenizer=tokenizer)
     result = run_rollout(resolve(inner, NAMESPACES["collect"]), prompts, key, cfg, **roles)
     most_tokens = teacher.model.config.max_tokens - cfg.sampling.max_response_tokens
     most_tokens = min(most_tokens, max_prompt_tokens or most_tokens)
@@ -169,10 +168,13 @@ def _hints(
     texts: list[str | None] = [None] * len(rows)
     for prompt, indices in of_prompt.items():
         record = result.prompts.records[prompt]
-        read = functools.partial(response_of, tokenizer)
-        told = record.prompt_text, record.messages
+        prompt_fields = record.prompt_text, record.messages
         samples = [
-            HintSample(rows[i].score, functools.partial(read, rows[i].ids, *told)) for i in indices
+            HintSample(
+                rows[i].score,
+                functools.partial(response_of, tokenizer, rows[i].ids, *prompt_fields),
+            )
+            for i in indices
         ]
         for number, i in enumerate(indices):
             texts[i] = _text(hint, hint(record, samples, number), record)
