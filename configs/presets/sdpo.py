@@ -23,7 +23,7 @@ def get_config(variant: str = "") -> Config:
     """`:tiny` is the same algorithm on an embedded task."""
     config = Config(dataflow="on_policy_distil(match='sampled', scored=True)", steps=500)
     config.algorithm.collect = (
-        "with_hint(hint='best_sample()', template='{prompt}\\n\\nA correct solution:\\n\\n{hint}"
+        "with_hint(hint='right_sample()', template='{prompt}\\n\\nA correct solution:\\n\\n{hint}"
         "\\n\\nCorrectly solve the original question.')"
     )
     config.data.max_prompt_tokens = 1024
@@ -35,7 +35,7 @@ def get_config(variant: str = "") -> Config:
     config.evaluate.every_steps = 25
     if variant == "tiny":
         tiny(config)
-        config.algorithm.collect = "with_hint(hint='best_sample()', template='{prompt}{hint}>')"
+        config.algorithm.collect = "with_hint(hint='right_sample()', template='{prompt}{hint}>')"
         config.data.train, config.data.max_prompt_tokens = "hinted_letter()", 6
         config.sft.steps, config.steps = 20, 160  # worked examples teach to follow hints
         config.batch.samples_per_prompt, config.batch.sequences_per_optimizer_step = 16, 256

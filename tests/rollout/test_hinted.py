@@ -181,10 +181,10 @@ def samples(*scored) -> list[HintSample]:
 def test_another_sample_that_is_right_is_the_hint():
     """Right ones take turns, nobody is shown their own, and the reasoning may be left out."""
     group = samples(("a", 0.0), ("<think>hm</think>b", 1.0), ("c", None), ("d", 1.0))
-    best = resolve("best_sample()", NAMESPACES["hint"])
+    best = resolve("right_sample()", NAMESPACES["hint"])
     shown = [best(record("p"), group, number) for number in range(4)]
     assert shown == ["<think>hm</think>b", "d", "d", "<think>hm</think>b"]
-    alone = resolve("best_sample(answer_alone=True, at=0.5)", NAMESPACES["hint"])
+    alone = resolve("right_sample(answer_alone=True, at=0.5)", NAMESPACES["hint"])
     assert alone(record("p"), group, 0) == "b"
     assert best(record("p"), samples(("a", 0.0), ("b", 1.0)), 1) is None
 
@@ -333,7 +333,7 @@ REFUSED = {
         "asks for critic",
     ),
     "a hint of scores without any": (
-        dict(algorithm__collect="with_hint(hint='best_sample()')"),
+        dict(algorithm__collect="with_hint(hint='right_sample()')"),
         "scored=True",
     ),
 }

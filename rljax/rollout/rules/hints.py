@@ -53,7 +53,7 @@ def same_text(prompt: PromptRecord, samples: Samples, number: int, *, text: Plai
 
 
 @contract(safe=True, reads=("scores",))
-def best_sample(
+def right_sample(
     prompt: PromptRecord,
     samples: Samples,
     number: int,
